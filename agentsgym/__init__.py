@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from agentsgym.recipes.run import TrainingRun
     from agentsgym.recipes.train import train
     from agentsgym.record_audit import audit
-    from agentsgym.recorded.rows import trajectories_from_messages
+    from agentsgym.recorded.messages import trajectories_from_messages
     from agentsgym.rollouts.process_pool import EnvProcessPool
     from agentsgym.rollouts.thread_pool import EnvThreadPool
     from agentsgym.store.reader import RolloutStore

@@ -104,7 +104,14 @@ def _text(content: Any, where: str) -> str:
     if content is None:
         return ""
     if _is_list(content):
-        return "".join(_part(one, f"{where}[{index}]") for index, one in enumerate(content))
+        texts: list[str] = []
+        for index, part in enumerate(cast("Sequence[Any]", content)):
+            text = _get(part, "text") if isinstance(part, Mapping) else part
+            if not isinstance(text, str):
+                given = shown(cast("object", part))
+                raise ConfigError(f"{where}[{index}] must be a text part, {{'type': 'text', 'text': …}}, got {given}")
+            texts.append(_text(text, f"{where}[{index}]"))
+        return "".join(texts)
     if not isinstance(content, str):
         raise ConfigError(f"{where} must be a string, a list of text parts or null, got {shown(content)}")
     try:
@@ -112,15 +119,6 @@ def _text(content: Any, where: str) -> str:
     except UnicodeEncodeError as error:
         raise ConfigError(f"{where} must be valid Unicode, got {shown(content)}") from error
     return content
-
-
-def _part(part: Any, where: str) -> str:
-    text = _get(part, "text") if isinstance(part, Mapping) else part
-    if not isinstance(text, str):
-        raise ConfigError(
-            f"{where} must be a text part, {{'type': 'text', 'text': …}}, got {shown(cast('object', part))}"
-        )
-    return _text(text, where)
 
 
 def _get(value: Any, name: str) -> Any:

@@ -23,7 +23,7 @@ class Place(NamedTuple):
 def replay(
     transcript: Transcript, messages: Sequence[Message], answers: Mapping[int, Action], chat_format: ChatFormat | None
 ) -> list[Place]:
-    """Record a conversation as an environment records that of an agent which answers in text.
+    """Record a conversation like an environment whose agent answers in text.
 
     Anything after the last answer is left out.
 
@@ -41,25 +41,23 @@ def replay(
         TemplateError: The chat template rejects the messages.
     """
     places: list[Place] = []
-    said = 0
+    next_index = 0
     for turn, (index, action) in enumerate(answers.items()):
-        if index == said:
+        if index == next_index:
             before = (
                 f"behind the answer messages[{index - 1}]: make one answer of both" if index else "at the beginning"
             )
             raise ConfigError(f"messages[{index}] is an answer without a message before it, {before}")
-        transcript.observe(messages[said:index])
+        transcript.observe(messages[next_index:index])
         begin = transcript.segment_start
         start, stop = transcript.act(action)
-        if chat_format is not None and _has_unknown(transcript.record()[start:stop], chat_format):
-            raise ConfigError(f"the tokenizer cannot encode a part of {shown(action.text, 60)} (turn {turn})")
+        if chat_format is not None:
+            ids = transcript.record()[start:stop]
+            if ids and ids[-1] in chat_format.stop_token_ids:  # in some tokenizers, also the unknown-word token
+                ids = ids[:-1]
+            unknown = getattr(chat_format.tokenizer, "unk_token_id", None)
+            if unknown is not None and unknown in ids:
+                raise ConfigError(f"the tokenizer cannot encode a part of {shown(action.text, 60)} (turn {turn})")
         places.append(Place(start, stop, begin))
-        said = index + 1
+        next_index = index + 1
     return places
-
-
-def _has_unknown(answer: Sequence[int], chat_format: ChatFormat) -> bool:
-    """Whether an answer contains the unknown-word token, which in some tokenizers is also the one that ends a turn."""
-    unknown = getattr(chat_format.tokenizer, "unk_token_id", None)
-    is_ended = bool(answer) and answer[-1] in chat_format.stop_token_ids
-    return unknown is not None and unknown in (answer[:-1] if is_ended else answer)

@@ -9,6 +9,7 @@ conversation, begins a new segment::
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,8 +29,7 @@ from agentsgym.recorded.metadata import (
     plain_rewards,
     turn_rewards,
 )
-from agentsgym.recorded.rows import read_json
-from agentsgym.texts import shown
+from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Message, Trajectory, Turn
 
 SCHEMA_VERSION: Final = 1
@@ -87,14 +87,20 @@ def trajectory_from_training_trace(
     given = _turns_of(trace)
     size = math.inf if tokenizer is None else len(tokenizer)
     calls = [_checked(turn, f"turns[{index}]", size) for index, turn in enumerate(given)]
-    _check_nodes(given)
+    nodes: dict[str, int] = {}
+    for index, turn in enumerate(given):
+        if (first := nodes.setdefault(turn["node_id"], index)) != index:
+            raise ConfigError(
+                f"turns[{index}] must have a unique node_id, got that of turns[{first}], {shown(turn['node_id'])}: "
+                f"a call shared by several branches must occur once in a trace"
+            )
     if not any(call.trained for call in calls):
         raise ConfigError("the loss masks of a training trace must be 1 for at least one token")
     last = max(index for index, call in enumerate(calls) if call.trained)
     is_list = isinstance(plain_rewards(rewards), Sequence)
-    paid = turn_rewards(rewards, len(calls) if is_list else last + 1, "turn of the trace")
+    per_turn = turn_rewards(rewards, len(calls) if is_list else last + 1, "turn of the trace")
     record = _Record(tokenizer)
-    for index, (call, reward) in enumerate(zip(calls, paid, strict=False)):
+    for index, (call, reward) in enumerate(zip(calls, per_turn, strict=False)):
         if call.trained:
             record.add(call, reward, f"turns[{index}]")
         elif reward:
@@ -104,7 +110,7 @@ def trajectory_from_training_trace(
 
 
 class _Record:
-    """The growing record."""
+    """The record of the calls added so far."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.token_ids: list[int] = []
@@ -126,7 +132,7 @@ class _Record:
         self.token_ids += [*new, *call.completion]
         known = [one if index in call.trained else 0.0 for index, one in enumerate(call.logprobs)]
         self.logprobs += [*[0.0] * len(new), *known]
-        prompt_messages = self._say(call, new, where, is_continued=is_continued)
+        prompt_messages = self._add_messages(call, new, where, is_continued=is_continued)
         self.turns.append(
             Turn(
                 start=begin + call.trained.start,
@@ -138,20 +144,23 @@ class _Record:
             )
         )
 
-    def _say(self, call: _Call, new: list[int], where: str, *, is_continued: bool) -> list[Message] | None:
+    def _add_messages(self, call: _Call, new: list[int], where: str, *, is_continued: bool) -> list[Message] | None:
         """Append the new messages; returns the call's prompt messages if they differ from the record so far."""
-        said: list[Message] = self.messages
+        recorded: list[Message] = self.messages
         before = call.shown
         if before is None:
-            asked: Message = {"role": "user", "content": self._decoded(new, where)}
-            before = [*said, asked] if is_continued else [asked]
+            prompt: Message = {"role": "user", "content": self._decoded(new, where)}
+            before = [*recorded, prompt] if is_continued else [prompt]
         answer: Message = call.answer or {"role": "assistant", "content": self._decoded(call.completion, where)}
         if len(before) > 1 and before[-1]["role"] == "assistant":  # the answer continues a prefilled one
             answer = {**answer, "content": before[-1]["content"] + answer["content"]}
             before = before[:-1]
-        is_all = [*map(_core, before[: len(said)])] == [*map(_core, said)]
-        self.messages = [*said, *(before[len(said) :] if is_all else _newest(before)), answer]
-        return None if is_all else before
+        is_extended = [*map(_core, before[: len(recorded)])] == [*map(_core, recorded)]
+        known = len(recorded)
+        if not is_extended:  # only the messages after the last answer are new
+            known = max((index + 1 for index, one in enumerate(before) if one["role"] == "assistant"), default=0)
+        self.messages = [*recorded, *before[known:], answer]
+        return None if is_extended else before
 
     def _decoded(self, ids: list[int], where: str) -> str:
         if self._tokenizer is None:
@@ -159,12 +168,6 @@ class _Record:
                 f"{where} has no messages in request and response: pass tokenizer=… to decode them from the tokens"
             )
         return self._tokenizer.decode(ids, skip_special_tokens=True)
-
-
-def _newest(messages: list[Message]) -> list[Message]:
-    """The messages after the last answer."""
-    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    return messages[answers[-1] + 1 :] if answers else messages
 
 
 def _core(message: Message) -> tuple[Any, ...]:
@@ -175,7 +178,14 @@ def _core(message: Message) -> tuple[Any, ...]:
 
 def _turns_of(trace: Any) -> list[Mapping[str, Any]]:
     """The turns of a trace, dicts with the fields of the schema alone."""
-    value = read_json(Path(trace)) if isinstance(trace, str | Path) else trace
+    value = trace
+    if isinstance(trace, str | Path):
+        path = Path(trace)
+        try:
+            value = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else sentence_of(error)  # with the path once
+            raise ConfigError(f"{shown(str(path), 300)} cannot be read as JSON: {reason}") from error
     value = value.model_dump() if callable(getattr(value, "model_dump", None)) else value
     if not isinstance(value, Mapping):
         raise ConfigError(f"a training trace must be a dict with 'schema_version' and 'turns', got {shown(value)}")
@@ -201,17 +211,6 @@ def _check_fields(fields: Mapping[str, Any], known: Sequence[str], needed: Seque
             raise ConfigError(f"{where} must have {name!r}, got only {', '.join(map(repr, fields)) or 'nothing'}")
 
 
-def _check_nodes(turns: Sequence[Mapping[str, Any]]) -> None:
-    seen: dict[str, int] = {}
-    for index, turn in enumerate(turns):
-        first = seen.setdefault(turn["node_id"], index)
-        if first != index:
-            raise ConfigError(
-                f"turns[{index}] must have a unique node_id, got that of turns[{first}], {shown(turn['node_id'])}: "
-                f"a call shared by several branches must occur once in a trace"
-            )
-
-
 def _checked(turn: Any, where: str, vocabulary_size: float) -> _Call:
     if not isinstance(turn, Mapping):
         raise ConfigError(f"{where} must be a dict, got {shown(turn)}")
@@ -227,17 +226,30 @@ def _checked(turn: Any, where: str, vocabulary_size: float) -> _Call:
             raise ConfigError(f"{where}[{name!r}] must be a dict, got {shown(fields[name])}")
     _check_tokens(fields, where, vocabulary_size)
     prompt, completion, logprobs, mask = ([*fields[name]] for name in _LISTS)
-    return _Call(prompt, completion, logprobs, _run_of(mask[len(prompt) :], where), *_messages_of(fields, where))
+    marked = [index for index, one in enumerate(mask[len(prompt) :]) if one]
+    if any(after != before + 1 for before, after in pairwise(marked)):
+        raise ConfigError(
+            f"{where}['loss_mask'] must mark one contiguous run of tokens, got gaps: {shown(mask[len(prompt) :])}"
+        )
+    trained = range(marked[0], marked[-1] + 1) if marked else range(0)
+    return _Call(prompt, completion, logprobs, trained, *_messages_of(fields, where))
 
 
 def _check_tokens(fields: Mapping[str, Any], where: str, vocabulary_size: float) -> None:
+    checks: dict[str, tuple[Check, str]] = {
+        "prompt_token_ids": (_is_id(vocabulary_size), f"ints in [0, {vocabulary_size})"),
+        "completion_token_ids": (_is_id(vocabulary_size), f"ints in [0, {vocabulary_size})"),
+        "per_token_logps": (
+            lambda one: type(one) in {int, float} and -sys.float_info.max <= one <= 0,
+            "finite log-probabilities, at most 0",
+        ),
+        "loss_mask": (lambda one: type(one) is int and one in {0, 1}, "0 or 1"),
+    }
+    for name, (is_valid, expected) in checks.items():
+        for index, one in enumerate(fields[name]):
+            if not is_valid(one):
+                raise ConfigError(f"{where}[{name!r}] must be {expected}, got {shown(one)} at {index}")
     prompt, completion, logprobs, mask = (cast("Sequence[Any]", fields[name]) for name in _LISTS)
-    _check_items(prompt, f"{where}['prompt_token_ids']", _is_id(vocabulary_size), f"ints in [0, {vocabulary_size})")
-    _check_items(
-        completion, f"{where}['completion_token_ids']", _is_id(vocabulary_size), f"ints in [0, {vocabulary_size})"
-    )
-    _check_items(logprobs, f"{where}['per_token_logps']", _is_logprob, "finite log-probabilities, at most 0")
-    _check_items(mask, f"{where}['loss_mask']", _is_bit, "0 or 1")
     if not prompt:
         raise ConfigError(f"{where}['prompt_token_ids'] must not be empty")
     if len(logprobs) != len(completion):
@@ -256,28 +268,6 @@ def _check_tokens(fields: Mapping[str, Any], where: str, vocabulary_size: float)
 
 def _is_id(vocabulary_size: float) -> Check:
     return lambda value: type(value) is int and 0 <= value < vocabulary_size
-
-
-def _is_bit(value: Any) -> bool:
-    return type(value) is int and value in {0, 1}
-
-
-def _is_logprob(one: Any) -> bool:
-    return type(one) in {int, float} and -sys.float_info.max <= one <= 0
-
-
-def _check_items(values: Sequence[Any], name: str, valid: Check, expected: str) -> None:
-    wrong = next((index for index, one in enumerate(values) if not valid(one)), None)
-    if wrong is not None:
-        raise ConfigError(f"{name} must be {expected}, got {shown(values[wrong])} at {wrong}")
-
-
-def _run_of(mask: Sequence[int], where: str) -> range:
-    """The completion tokens that the mask marks."""
-    marked = [index for index, one in enumerate(mask) if one]
-    if any(after != before + 1 for before, after in pairwise(marked)):
-        raise ConfigError(f"{where}['loss_mask'] must mark one contiguous run of tokens, got gaps: {shown(mask)}")
-    return range(marked[0], marked[-1] + 1) if marked else range(0)
 
 
 def _messages_of(fields: Mapping[str, Any], where: str) -> tuple[list[Message] | None, Message | None]:

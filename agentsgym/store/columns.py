@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -32,14 +32,14 @@ from agentsgym.store.schema import (
 from agentsgym.store.values import is_utf8, messages_to_json, to_json
 from agentsgym.types import StopReason, Trajectory, Turn
 
-_EXACT: Final = 2**53  # every whole number up to it is a float64
+_EXACT: Final = 2**53  # every integer up to it is a float64
 _INT64: Final = range(-(2**63), 2**63)
-_REFUSED: Final = (TypeError, ValueError, OverflowError, struct.error)  # for what a number type cannot hold
+_REFUSED: Final = (TypeError, ValueError, OverflowError, struct.error)  # raised for values outside a number type
 _TURN_FIELDS: Final = (*TURN_INTS, *TURN_FLAGS, "reward", "potential", *TURN_JSONS)
 
 
 def table_of(records: Sequence[StoredRollout]) -> pa.Table:
-    """Make a table with one row a rollout."""
+    """Make a table with one row per rollout."""
     columns = _Columns()
     for record in records:
         columns.add(record)
@@ -47,49 +47,39 @@ def table_of(records: Sequence[StoredRollout]) -> pa.Table:
 
 
 class _Lists:
-    """A column of lists of numbers, as one buffer of all of them and where each ends; None is a list that is not there.
-
-    Attributes:
-        values: The numbers, one after the other.
-    """
+    """A column of lists of numbers: one buffer with all of them, and the end of each list; None is a missing list."""
 
     def __init__(self, type_code: str, value_type: pa.DataType) -> None:
-        self.values = bytearray()
+        self._values = bytearray()
         self._code, self._size, self._type = type_code, struct.calcsize(type_code), value_type
         self._ends, self._missing = array("i", [0]), bytearray()
 
     def add(self, given: Sequence[Any] | None) -> bool:
         """Add a row; returns whether it is held exactly, equal numbers counting as exact."""
-        taken = self._take(given) if given is not None else True
+        is_exact = True
+        if given is not None:
+            try:
+                packed = struct.pack(f"{len(given)}{self._code}", *given)  # several times faster than array or numpy
+            except _REFUSED:
+                is_exact = False
+            else:
+                self._values += packed
+                if self._code == "d" and packed:  # floats may differ from large ints
+                    largest = np.abs(np.frombuffer(packed, dtype=np.float64)).max()  # NaN if one is
+                    is_exact = bool(largest < _EXACT) or all(type(one) is not int or float(one) == one for one in given)
         self._missing.append(given is None)
-        self._ends.append(len(self.values) // self._size)
-        return taken
-
-    def _take(self, given: Sequence[Any]) -> bool:
-        try:
-            packed = struct.pack(f"{len(given)}{self._code}", *given)  # several times as fast as by array or numpy
-        except _REFUSED:
-            return False
-        self.values += packed
-        return self._code != "d" or _are_equal(packed, given)
+        self._ends.append(len(self._values) // self._size)
+        return is_exact
 
     def array(self) -> pa.Array:
         """The column."""
-        size = len(self.values) // self._size
-        values = pa.Array.from_buffers(self._type, size, [None, pa.py_buffer(self.values)])
+        size = len(self._values) // self._size
+        values = pa.Array.from_buffers(self._type, size, [None, pa.py_buffer(self._values)])
         return pa.ListArray.from_arrays(
             pa.Array.from_buffers(pa.int32(), len(self._ends), [None, pa.py_buffer(self._ends)]),
             values,
             mask=pa.array(np.frombuffer(self._missing, dtype=np.bool_)) if any(self._missing) else None,
         )
-
-
-def _are_equal(packed: bytes, given: Sequence[Any]) -> bool:
-    """Whether these floats equal the given numbers, which large ints may not."""
-    if not packed:
-        return True
-    is_small = bool(np.abs(np.frombuffer(packed, dtype=np.float64)).max() < _EXACT)  # False also where one is NaN
-    return is_small or all(type(one) is not int or float(one) == one for one in given)
 
 
 class _Columns:
@@ -112,12 +102,12 @@ class _Columns:
     def add(self, record: StoredRollout) -> None:
         """Add one rollout."""
         lost, corrections = [*record.inexact], dict[str, Any]()
-        self._add_own(record, lost, corrections)
-        self._add_scalars(record.trajectory, lost, corrections)
+        self._add_metadata(record, lost, corrections)
+        self._add_outcome(record.trajectory, lost, corrections)
         self._add_tokens(record, lost, corrections)
         self._add_turns(record.trajectory, lost, corrections)
         self._values["corrections"].append(to_json(corrections, lost) if corrections else None)
-        self._values["inexact"].append([*dict.fromkeys(lost)] or None)  # what was read from a store is known already
+        self._values["inexact"].append([*dict.fromkeys(lost)] or None)  # a rollout from a store has its losses already
 
     def table(self) -> pa.Table:
         """The table of all rollouts added."""
@@ -131,41 +121,47 @@ class _Columns:
         arrays["turns"] = pa.ListArray.from_arrays(pa.array(self._turn_ends, pa.int32()), turns)
         return pa.table([arrays[name] for name in SCHEMA.names], schema=SCHEMA)
 
-    def _add_own(self, record: StoredRollout, lost: list[str], corrections: dict[str, Any]) -> None:
-        values = self._values
-        for name in OWN_INTS:
-            values[name].append(getattr(record, name))
+    def _add_metadata(self, record: StoredRollout, lost: list[str], corrections: dict[str, Any]) -> None:
+        for name in (*OWN_INTS, "created_at"):
+            self._values[name].append(getattr(record, name))
         for name in OWN_TEXTS:
-            values[name].append(_text(record, name, corrections))
-        values["env_config"].append(self._shared_json(record.env_config))
-        values["tools"].append(self._shared_json(record.tools))
-        values["extra"].append(to_json(record.extra, lost))
-        values["created_at"].append(record.created_at)
+            self._values[name].append(_text(record, name, corrections))
+        for name in ("env_config", "tools"):
+            # Most rollouts of a part share these objects: each is written once. Functions in them count as no loss.
+            value = getattr(record, name)
+            known = self._shared.get(id(value))
+            if known is None and value is not None:
+                plain = [*value] if isinstance(value, tuple) else value
+                known = self._shared[id(value)] = (value, to_json(plain))  # the value is held, so its id stays unique
+            self._values[name].append(None if known is None else known[1])
+        self._values["extra"].append(to_json(record.extra, lost))
 
-    def _shared_json(self, value: Mapping[str, Any] | Sequence[Any] | None) -> str | None:
-        """Write once what most rollouts of a part share, as the configuration; functions in it are no loss to them."""
-        if value is None:
-            return None
-        known = self._shared.get(id(value))
-        if known is None:
-            plain = [*value] if isinstance(value, tuple) else value
-            known = self._shared[id(value)] = (value, to_json(plain))  # held, so that its id stays its own
-        return known[1]
-
-    def _add_scalars(self, trajectory: Trajectory, lost: list[str], corrections: dict[str, Any]) -> None:
+    def _add_outcome(self, trajectory: Trajectory, lost: list[str], corrections: dict[str, Any]) -> None:
         values, seed = self._values, trajectory.seed
         for name in INTS:
-            values[name].append(_int(trajectory, name, corrections))
+            value = getattr(trajectory, name)
+            is_held = type(value) is int and value in _INT64
+            values[name].append(value if is_held else None)
+            if not is_held:
+                corrections[name] = value
         for name in ("session_id", "error"):
             values[name].append(_text(trajectory, name, corrections))
         values["seed"].append(seed if type(seed) is int and seed in _INT64 else None)
-        values["final_reward"].append(_float(trajectory, corrections))
+        values["final_reward"].append(_nearest(trajectory.final_reward))
+        if not _is_float(trajectory.final_reward):
+            corrections["final_reward"] = trajectory.final_reward
         values["stop_reason"].append(StopReason(trajectory.stop_reason).value)
-        values["success"].append(_success(trajectory))
+        try:
+            success = trajectory.success
+        except Exception:  # noqa: BLE001  # foreign: what an environment put into its info
+            success = None
+        values["success"].append(success)
         values["num_turns"].append(len(trajectory.turns))
         values["num_tokens"].append(len(trajectory.token_ids))
         for name in JSONS:
-            values[name].append(_json(trajectory, name, lost))
+            write, losses = messages_to_json if name == "messages" else to_json, list[str]()
+            values[name].append(write(getattr(trajectory, name), losses))
+            lost += [f"{name}: {loss}" for loss in losses]
 
     def _add_tokens(self, record: StoredRollout, lost: list[str], corrections: dict[str, Any]) -> None:
         for name, column in self._lists.items():
@@ -188,11 +184,11 @@ class _Columns:
     def _add_turns(self, trajectory: Trajectory, lost: list[str], corrections: dict[str, Any]) -> None:
         turns = trajectory.turns
         is_held = all(map(_is_usual, turns))
-        seen = turns if is_held else [_nearest_turn(turn) for turn in turns]
+        columns = turns if is_held else [_nearest_turn(turn) for turn in turns]
         for name in (*TURN_INTS, *TURN_FLAGS, "reward", "potential"):
-            self._turns[name] += [getattr(turn, name) for turn in seen]
+            self._turns[name] += [getattr(turn, name) for turn in columns]
         for name in TURN_JSONS:
-            given = [getattr(turn, name) for turn in seen]
+            given = [getattr(turn, name) for turn in columns]
             self._turns[name] += [None if one is None else to_json(one, lost) for one in given]
         self._turn_ends.append(len(self._turns["start"]))
         versions = [turn.policy_version for turn in turns]
@@ -217,7 +213,7 @@ def _is_usual(turn: Turn) -> bool:
 
 
 def _nearest_turn(turn: Turn) -> Turn:
-    """The approximation of a turn that the columns cannot hold, for other tools."""
+    """Approximate a turn that the columns cannot hold, for other tools."""
     numbers = {name: int(getattr(turn, name)) for name in TURN_INTS}
     return replace(
         turn,
@@ -231,22 +227,6 @@ def _nearest_turn(turn: Turn) -> Turn:
 def _is_float(value: Any) -> bool:
     """Whether a float64 represents the number exactly."""
     return type(value) is float or (type(value) is int and -_EXACT < value < _EXACT)
-
-
-def _int(trajectory: Trajectory, name: str, corrections: dict[str, Any]) -> int | None:
-    value = getattr(trajectory, name)
-    if type(value) is int and value in _INT64:
-        return value
-    corrections[name] = value
-    return None
-
-
-def _float(trajectory: Trajectory, corrections: dict[str, Any]) -> float | None:
-    value = trajectory.final_reward
-    if _is_float(value):
-        return value
-    corrections["final_reward"] = value
-    return _nearest(value)
 
 
 def _nearest(value: Any) -> float | None:
@@ -263,22 +243,3 @@ def _text(owner: Any, name: str, corrections: dict[str, Any]) -> str | None:
         return value
     corrections[name] = value
     return str(value).encode("utf-8", "backslashreplace").decode()
-
-
-def _success(trajectory: Trajectory) -> bool | None:
-    try:
-        return trajectory.success
-    except Exception:  # noqa: BLE001  # foreign: what an environment put into its info
-        return None
-
-
-def _json(trajectory: Trajectory, name: str, lost: list[str]) -> str:
-    value = getattr(trajectory, name)
-    losses: list[str] = []
-    if name == "messages":
-        given = cast("Sequence[Any]", value)
-        text = messages_to_json(given if type(given) in {list, tuple} else [*given], losses)
-    else:
-        text = to_json(value, losses)
-    lost += [f"{name}: {loss}" for loss in losses]
-    return text

@@ -12,11 +12,11 @@ import os
 import re
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,8 +39,8 @@ _NUM_READERS: Final = 8
 _OWN_NAME: Final = re.compile(rf"part-v{VERSION}-\d{{8}}T\d{{6}}\.\d{{9}}-\w+-\d+-([1-9]\d*)\{SUFFIX}")
 _MAGIC: Final = b"PAR1"  # begins and ends a parquet file
 _TAIL: Final = struct.Struct("<I4s")  # the end of a parquet file: the size of its footer, and the magic
-_MOST_NAMED: Final = 5  # files in a warning
-_GO_ON: Final = "move it out of the folder to read the others"
+_MOST_NAMED: Final = 5  # files, named in a warning
+_REMEDY: Final = "move it out of the folder to read the others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,6 @@ class Part:
 
     path: Path
     row_groups: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """The contents of a folder.
-
-    Attributes:
-        parts: The readable parts, in the order in which they were started.
-        skipped: The reason why each of the other parquet files is unreadable.
-    """
-
-    parts: Sequence[Part]
-    skipped: Mapping[Path, str]
 
 
 def part_name(writer: str, number: int, num_rollouts: int) -> str:
@@ -95,7 +82,7 @@ def encode(table: pa.Table) -> pa.Buffer:
     return sink.getvalue()
 
 
-def write_part(folder: Path, name: str, data: pa.Buffer) -> Path:
+def write_part(folder: Path, name: str, data: pa.Buffer) -> None:
     """Write a file atomically.
 
     Raises:
@@ -106,7 +93,9 @@ def write_part(folder: Path, name: str, data: pa.Buffer) -> Path:
     unfinished = folder / f"{name}{SUFFIX}{UNFINISHED}"
     with unfinished.open("xb") as file:  # exclusive creation claims the name
         try:
-            _lock(file)
+            if fcntl is not None:
+                with contextlib.suppress(OSError):  # a file system without locks
+                    fcntl.flock(file, fcntl.LOCK_EX)  # ends with this process, which shows whether it is alive
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -115,12 +104,19 @@ def write_part(folder: Path, name: str, data: pa.Buffer) -> Path:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             raise
-    _sync_folder(folder)
-    return path
+    with contextlib.suppress(OSError):  # sync the new name, on systems where folders can be synced
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def scan(folder: Path) -> Scan:
+def scan(folder: Path) -> tuple[list[Part], dict[Path, str]]:
     """Find the parts in a folder: by their names, and by their footers for foreign names.
+
+    Returns:
+        The readable parts, in the order in which they were started, and why each other parquet file is unreadable.
 
     Raises:
         StoreError: The folder does not exist, or a part's number of rollouts differs from its name.
@@ -140,7 +136,7 @@ def scan(folder: Path) -> Scan:
             "%s: %d of %d parquet files cannot be read and are skipped: %s",
             *(folder, len(skipped), len(files), _named(f"{file.name} ({why})" for file, why in skipped.items())),
         )
-    return Scan(parts, skipped)
+    return parts, skipped
 
 
 def warn_of_unfinished(folder: Path) -> None:
@@ -181,12 +177,12 @@ def _open(file: Path) -> Part | str:
     try:
         metadata = pq.read_metadata(file)
     except (OSError, pa.ArrowException, ValueError) as error:
-        return f"no whole parquet file: {sentence_of(error, 200)}"
+        return f"not a complete parquet file: {sentence_of(error, 200)}"
     version = (metadata.metadata or {}).get(VERSION_KEY)
     if version is None:
-        return "parquet, but not of a rollout store"
+        return "a parquet file, but not part of a rollout store"
     if version != str(VERSION).encode():
-        return f"of version {version.decode(errors='replace')} of the format, this library reads {VERSION}: update it"
+        return f"format version {version.decode(errors='replace')}, but this library reads {VERSION}: update it"
     named = _OWN_NAME.fullmatch(file.name)
     if named is not None and int(named[1]) != metadata.num_rows:
         _refuse_size(file, metadata.num_rows, int(named[1]))
@@ -200,7 +196,7 @@ def _row_groups(metadata: pq.FileMetaData) -> tuple[int, ...]:
 def _refuse_size(file: Path, held: int, expected: int) -> NoReturn:
     raise StoreError(
         f"{file} contains {held} rollouts, but should contain {expected} according to its name: rename it back, "
-        f"or {_GO_ON}"
+        f"or {_REMEDY}"
     )
 
 
@@ -216,22 +212,17 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
             if held != part.row_groups:
                 _refuse_size(part.path, sum(held), sum(part.row_groups))
             table = file.read_row_group(index, columns=None if columns is None else [*columns])
-            return _with_later_columns(table).select(SCHEMA.names if columns is None else columns)
+            for name in LATER:
+                if name not in table.column_names:
+                    field = SCHEMA.field(name)
+                    table = table.append_column(field, pa.nulls(len(table), field.type))
+            return table.select(SCHEMA.names if columns is None else columns)
     except StoreError:  # also an OSError
         raise
     except KeyError as error:
-        raise StoreError(f"{part.path} does not have the columns of its footer: {error}; {_GO_ON}") from error
+        raise StoreError(f"{part.path} lacks a column that a part must have: {error}; {_REMEDY}") from error
     except (OSError, pa.ArrowException, ValueError, IndexError) as error:
-        raise StoreError(f"{part.path} can no longer be read: {sentence_of(error, 300).rstrip()}; {_GO_ON}") from error
-
-
-def _with_later_columns(table: pa.Table) -> pa.Table:
-    """Add the columns that are newer than the file, with null values."""
-    for name in LATER:
-        if name not in table.column_names:
-            field = SCHEMA.field(name)
-            table = table.append_column(field, pa.nulls(len(table), field.type))
-    return table
+        raise StoreError(f"{part.path} can no longer be read: {sentence_of(error, 300).rstrip()}; {_REMEDY}") from error
 
 
 def _rename(unfinished: Path, path: Path) -> None:
@@ -246,13 +237,6 @@ def _named(names: Iterator[str]) -> str:
     return ", ".join(every[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _lock(file: IO[Any]) -> None:
-    """Mark this process as alive: the lock ends with it."""
-    if fcntl is not None:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-
-
 def _is_locked(path: Path) -> bool:
     if fcntl is None:
         return False
@@ -264,13 +248,3 @@ def _is_locked(path: Path) -> bool:
     except OSError as error:
         return isinstance(error, BlockingIOError)
     return False
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync the new name to the disk, on systems where folders can be synced."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, cast, overload
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from agentsgym._lazy import deferred
 from agentsgym.errors import ConfigError, StoreError, did_you_mean
 from agentsgym.store.jsonl import line_of, record_of_line
-from agentsgym.store.parts import Part, Scan, read_row_group, scan, warn_of_unfinished
+from agentsgym.store.parts import Part, read_row_group, scan, warn_of_unfinished
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.rows import record_of, trajectory_of
 from agentsgym.store.schema import JSONS, SCALARS, SCHEMA, Expression, Table
@@ -34,7 +34,7 @@ _html_of = deferred("agentsgym.reports.html", "rollouts_html")
 
 
 class RolloutStore(Sequence["Trajectory"]):
-    """The rollouts of a folder, as of the time of opening, in the order in which their parts were written.
+    """The rollouts of a folder, as of when it was opened, in the order in which their parts were written.
 
     Opening reads the names of its files. ``store[i]`` reads the 128 rollouts around it, the most recent of which are
     cached, so that iterating over a store reads everything once. Slices and filters are stores too, and equally lazy.
@@ -54,20 +54,20 @@ class RolloutStore(Sequence["Trajectory"]):
             StoreError: The folder does not exist.
         """
         self.path = Path(path)
-        found = scan(self.path)
+        parts, skipped = scan(self.path)
         warn_of_unfinished(self.path)
-        self.skipped: Mapping[Path, str] = found.skipped
-        self._files = _Files(found)
+        self.skipped: Mapping[Path, str] = skipped
+        self._files = _Files(parts)
         self._rows: NDArray[np.int64] | range = range(self._files.num_rows)
 
     @property
     def rows(self) -> Sequence[int]:
-        """The index of each of its rollouts among all of the folder."""
+        """The index of each of its rollouts among all rollouts of the folder."""
         return self._rows if isinstance(self._rows, range) else self._rows.tolist()
 
     @property
     def whole(self) -> RolloutStore:
-        """The store of all rollouts of the folder, as of the time of opening, of which this is a part."""
+        """The store of all rollouts of the folder, as of the time of opening."""
         return self._view(range(self._files.num_rows))
 
     @staticmethod
@@ -102,7 +102,7 @@ class RolloutStore(Sequence["Trajectory"]):
     @overload
     def __getitem__(self, index: slice) -> RolloutStore: ...
     def __getitem__(self, index: int | slice) -> Trajectory | RolloutStore:
-        """Read one rollout; a slice gives a store of those alone."""
+        """Read one rollout; a slice returns a store of these rollouts."""
         if isinstance(index, slice):
             return self._view(self._rows[index])
         return trajectory_of(*self._files.locate(self._row(index)))
@@ -143,7 +143,8 @@ class RolloutStore(Sequence["Trajectory"]):
             values = cast("list[Any]", table.column(name).to_pylist())
             if name in _JSON_COLUMNS:
                 values = [None if value is None else from_json(value) for value in values]
-            kept &= _passing(values, wanted)
+            passes = [bool(wanted(value) if callable(wanted) else value == wanted) for value in values]
+            kept &= np.array(passes, dtype=np.bool_)
         if expression is not None:
             try:
                 passed = table.append_column(_INDEX, pa.array(np.arange(len(self)))).filter(expression)
@@ -232,23 +233,17 @@ class RolloutStore(Sequence["Trajectory"]):
 class _Files:
     """The files of an open store, read one row group at a time."""
 
-    def __init__(self, found: Scan) -> None:
-        self._groups: list[tuple[Part, int]] = [
-            (part, index) for part in found.parts for index in range(len(part.row_groups))
-        ]
-        sizes = [size for part in found.parts for size in part.row_groups]
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._groups = [(part, index) for part in parts for index in range(len(part.row_groups))]
+        sizes = [size for part in parts for size in part.row_groups]
+        self.num_rows = sum(sizes)
         self._stops = np.cumsum(np.asarray(sizes, dtype=np.int64))
         self._last: tuple[int, Table] | None = None
-
-    @property
-    def num_rows(self) -> int:
-        """The number of rollouts in all files."""
-        return int(self._stops[-1]) if len(self._stops) else 0
 
     def locate(self, row: int) -> tuple[Table, int]:
         """The row group that contains a row, and its index there."""
         group = int(np.searchsorted(self._stops, row, side="right"))
-        last = self._last  # once: another thread may put another there
+        last = self._last  # read once: another thread may replace it
         if last is None or last[0] != group:
             last = self._last = (group, read_row_group(*self._groups[group]))
         return last[1], row - self._start(group)
@@ -270,9 +265,3 @@ class _Files:
 
     def _start(self, group: int) -> int:
         return int(self._stops[group - 1]) if group else 0
-
-
-def _passing(values: Sequence[Any], wanted: Any) -> NDArray[np.bool_]:
-    """A mask of the values that equal the wanted one, or satisfy the predicate."""
-    passes: Callable[[Any], Any] = wanted if callable(wanted) else lambda value: value == wanted
-    return np.fromiter((bool(passes(value)) for value in values), dtype=np.bool_, count=len(values))

@@ -70,8 +70,18 @@ class StoredRollout:
         for name in OWN_TEXTS:
             require(name, getattr(self, name), or_none(is_str), "a string or None")
         for name in OWN_INTS:
-            require(name, getattr(self, name), or_none(_is_int64), "an int below 2**63 or None")
-        require("created_at", self.created_at, _is_moment, "a datetime with its time zone")
+            require(
+                name,
+                getattr(self, name),
+                or_none(lambda value: is_int(-(2**63))(value) and value < 2**63),
+                "an int below 2**63 or None",
+            )
+        require(
+            "created_at",
+            self.created_at,
+            lambda value: isinstance(value, datetime) and value.tzinfo is not None,
+            "a datetime with its time zone",
+        )
         for name in ("env_config", "extra"):
             require(name, getattr(self, name), or_none(lambda value: isinstance(value, Mapping)), "a dict")
         require(
@@ -92,14 +102,6 @@ class StoredRollout:
         """
         own = {one.name: as_json(getattr(self, one.name)) for one in fields(self) if one.name != "trajectory"}
         return {**self.trajectory.as_dict(), **own, "created_at": self.created_at.isoformat()}
-
-
-def _is_int64(value: Any) -> bool:
-    return is_int(-(2**63))(value) and value < 2**63
-
-
-def _is_moment(value: Any) -> bool:
-    return isinstance(value, datetime) and value.tzinfo is not None
 
 
 COLUMNS: Final = tuple(one.name for one in fields(StoredRollout) if one.name not in {"trajectory", "inexact"})

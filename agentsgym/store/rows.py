@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from agentsgym.errors import StoreError
@@ -37,39 +37,23 @@ def trajectory_of(table: Table, row: int) -> Trajectory:
 
 def _trajectory(table: Table, row: int, corrections: Mapping[str, Any]) -> Trajectory:
     try:
-        return _built(table, row, corrections)
+        values: dict[str, Any] = {name: _value(table, name, row) for name in _COPIED}
+        values |= {name: from_json(_value(table, name, row)) for name in JSONS}
+        values |= {name: _numbers(table, name, row) for name in ("token_ids", *FLOATS)}
+        values["stop_reason"] = StopReason(_value(table, "stop_reason", row))
+        values |= {name: value for name, value in corrections.items() if name in values}
+        corrected = corrections.get("turns")
+        fields = _value(table, "turns", row) if corrected is None else corrected
+        if corrected is None:
+            for turn in fields:
+                turn |= {name: from_json(turn[name]) for name in TURN_JSONS if turn[name] is not None}
+        versions = _value(table, "turn_policy_versions", row) or [None] * len(fields)
+        turns = [Turn(**turn, policy_version=version) for turn, version in zip(fields, versions, strict=True)]
+        values["turns"] = tuple(turns) if isinstance(corrected, tuple) else turns
+        return Trajectory(**values)
     except (ValueError, TypeError) as error:
         session = shown(_value(table, "session_id", row))
         raise StoreError(f"the rollout of session {session} is not a valid trajectory: {sentence_of(error)}") from error
-
-
-def _built(table: Table, row: int, corrections: Mapping[str, Any]) -> Trajectory:
-    values: dict[str, Any] = {name: _value(table, name, row) for name in _COPIED}
-    values |= {name: from_json(_value(table, name, row)) for name in JSONS}
-    values |= {name: _numbers(table, name, row) for name in ("token_ids", *FLOATS)}
-    values["stop_reason"] = StopReason(_value(table, "stop_reason", row))
-    versions = _value(table, "turn_policy_versions", row)
-    values["turns"] = None if "turns" in corrections else _turns(_value(table, "turns", row), versions)
-    values |= {name: value for name, value in corrections.items() if name in values}
-    if "turns" in corrections:
-        turns = [Turn(**turn, policy_version=version) for turn, version in _with(versions, corrections["turns"])]
-        values["turns"] = tuple(turns) if isinstance(corrections["turns"], tuple) else turns
-    return Trajectory(**values)
-
-
-def _with(
-    versions: Sequence[int | None] | None, rows: Sequence[dict[str, Any]]
-) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Each turn beside its policy version."""
-    return zip(rows, versions or [None] * len(rows), strict=True)
-
-
-def _turns(rows: Sequence[dict[str, Any]], versions: Sequence[int | None] | None) -> list[Turn]:
-    turns: list[Turn] = []
-    for row, version in _with(versions, rows):
-        keys: dict[str, Any] = {name: None if row[name] is None else from_json(row[name]) for name in TURN_JSONS}
-        turns.append(Turn(**{**row, **keys}, policy_version=version))
-    return turns
 
 
 def _value(table: Table, name: str, row: int) -> Any:

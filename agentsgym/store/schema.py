@@ -1,4 +1,4 @@
-"""The columns of a rollout store: their types, their encodings on disk, and the version of all this."""
+"""The columns of a rollout store: their types, their encodings on disk, and the version of the format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    Table: TypeAlias = Any  # pyarrow has no types: what it is called is not to spread that
+    Table: TypeAlias = Any  # pyarrow is untyped: these aliases keep that from spreading
     Expression: TypeAlias = Any
 else:
     Table = pa.Table
@@ -18,19 +18,19 @@ VERSION: Final = 1
 VERSION_KEY: Final = b"agentsgym.rollouts"
 
 INTS: Final = ("task_index", "rollout_index", "num_retries", "num_close_errors")
-"""Fields of a trajectory that are columns of whole numbers."""
+"""Fields of a trajectory that are columns of integers."""
 OWN_INTS: Final = ("step", "generation", "group", "policy_version")
-"""Those of a stored rollout beside its trajectory."""
+"""The same for a stored rollout's metadata."""
 OWN_TEXTS: Final = ("run", "source", "agent", "env_class_path", "tokenizer")
-"""Likewise, of text."""
+"""Metadata that are columns of text."""
 JSONS: Final = ("info", "task_data", "final_rewards", "messages")
 """Fields of a trajectory that are columns of JSON text."""
 FLOATS: Final = ("logprobs", "per_token_rewards")
-"""Fields of a trajectory with one number a token."""
+"""Fields of a trajectory with one number per token."""
 OWN_FLOATS: Final = ("advantages", "trainer_logprobs", "entropies")
-"""Those of a stored rollout beside its trajectory."""
+"""The same for a stored rollout's metadata."""
 LATER: Final = ("tokenizer", "entropies", "tools", "turn_policy_versions")
-"""Columns that parts of earlier releases lack: they are read as null."""
+"""Columns that parts of earlier releases lack, and that are then read as null."""
 TURN_INTS: Final = ("start", "stop", "episode", "message_index", "prompt_start")
 TURN_FLAGS: Final = ("invalid", "exact")
 TURN_JSONS: Final = ("state_key", "role", "role_rewards", "prompt_messages")
@@ -72,9 +72,9 @@ SCHEMA: Final = pa.schema(
     metadata={VERSION_KEY: str(VERSION).encode()},
 )
 SCALARS: Final = tuple(one.name for one in SCHEMA if not pa.types.is_nested(one.type))
-"""The columns with one value a rollout: what filters read by default."""
+"""The columns with one value per rollout, which filters read by default."""
 
-# A float64 that was a float32 has half of its bytes 0: split by byte, these cost nothing.
+# Half of the bytes of a float64 that was a float32 are 0: split by byte, they cost nothing.
 SPLIT: Final = tuple(f"{name}.list.element" for name in (*FLOATS, *OWN_FLOATS))
 DICTIONARY: Final = tuple(
     one.name for one in SCHEMA if pa.types.is_string(one.type) and one.name not in {"messages", "session_id"}

@@ -54,7 +54,18 @@ def keep_tokenizer(folder: Path, tokenizer: Any) -> str | None:
     path = tokenizer_path(folder, name)
     try:
         if not path.exists():
-            _write(path, data)
+            path.parent.mkdir(exist_ok=True)
+            unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.unfinished")
+            try:
+                with unfinished.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                unfinished.replace(path)  # concurrent writers have the same bytes
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    unfinished.unlink()
+                raise
     except OSError as error:
         logger.warning("%s: the tokenizer cannot be stored (%s); its tokens will be shown as ids", folder, error)
         return None
@@ -85,18 +96,3 @@ def tokenizer_of(folder: Path, name: str) -> Tokenizer | None:
         raise StoreError(f"the tokenizer of a rollout must be named by 16 hexadecimal digits, got {shown(name)}")
     path = tokenizer_path(folder, name)
     return read_tokenizer(path) if path.exists() else None
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.unfinished")
-    try:
-        with unfinished.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)  # concurrent writers have the same bytes
-    except BaseException:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -22,10 +22,10 @@ from agentsgym.errors import StoreError
 from agentsgym.texts import shown
 
 _MAX_DEPTH: Final = 100
-_TEXT_LIMIT: Final = 2000  # characters of a value that only its repr is kept of
+_TEXT_LIMIT: Final = 2000  # characters of the repr of a value that is not stored otherwise
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _KEPT_KINDS: Final = "biuf"  # of numpy's data types: bool, int, unsigned, float
-_TEXT_KINDS: Final = "US"  # kept as Python's own texts, bytes, and lists of them
+_TEXT_KINDS: Final = "US"  # stored as Python's strings, bytes, and lists of them
 _INT_RANGE = range(-(2**63), 2**63)
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -33,11 +33,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Unkept:
-    """What is read in the place of a value that could not be stored.
+    """The value read in place of one that could not be stored.
 
     Attributes:
-        type_name: Its type, with the module.
-        text: Its ``repr``, cut where that is long; of a function or a class its name.
+        type_name: The type, with the module.
+        text: The ``repr``, truncated if long; for a function or a class, the name.
     """
 
     type_name: str
@@ -58,7 +58,7 @@ def to_json(value: Any, lost: list[str] | None = None) -> str:
     """
     if type(value) is dict and not value:
         return "{}"
-    return _dumped(_Writer([] if lost is None else lost).write(value))
+    return _ENCODER.encode(_Writer([] if lost is None else lost).write(value))
 
 
 def from_json(text: str) -> Any:
@@ -75,11 +75,15 @@ def from_json(text: str) -> Any:
 
 def messages_to_json(messages: Sequence[Mapping[str, Any]], lost: list[str]) -> str:
     """Serialize a conversation like :func:`to_json`, faster if it is all text, as most conversations are."""
-    if type(messages) is list and all(map(_is_text, messages)):
-        text = _dumped(messages)
+    plain: Any = messages if type(messages) in {list, tuple} else [*messages]
+    if type(plain) is list and all(
+        type(one) is dict and len(one) == 2 and type(one.get("role")) is str and type(one.get("content")) is str
+        for one in cast("list[dict[str, Any]]", plain)
+    ):
+        text = _ENCODER.encode(plain)
         if is_utf8(text):
             return text
-    return to_json(messages, lost)
+    return to_json(plain, lost)
 
 
 def is_utf8(text: str) -> bool:
@@ -87,29 +91,17 @@ def is_utf8(text: str) -> bool:
     return text.isascii() or _SURROGATE.search(text) is None
 
 
-def _is_text(message: Any) -> bool:
-    """Whether a message is a role and a text, and nothing else."""
-    return (
-        type(message) is dict
-        and len(cast("dict[Any, Any]", message)) == 2
-        and type(message.get("role")) is str
-        and type(message.get("content")) is str
-    )
-
-
-def _dumped(value: Any) -> str:
-    return _ENCODER.encode(value)
-
-
 class _Writer:
-    """Turns a value into what JSON has a form for."""
+    """Converts a value to one that JSON represents."""
 
     def __init__(self, lost: list[str]) -> None:
         self._lost = lost
-        self._open: set[int] = set()  # containers that are being written: one that holds itself has no end
+        self._open: set[int] = set()  # the containers being written, since one may contain itself
 
     def write(self, value: Any) -> Any:
         kind = cast("type[Any]", type(value))
+        if value is None or kind is bool:
+            return value
         scalar = _SCALARS.get(kind)
         if scalar is not None:
             return scalar(value)
@@ -117,41 +109,40 @@ class _Writer:
             return self._unkept(value)
         self._open.add(id(value))
         try:
-            if kind is list:
-                return [self.write(item) for item in value]
-            if kind is dict:
-                return self._dict(value)
-            return self._other(value, kind)
-        except Exception:  # noqa: BLE001  # foreign code: a type of one's own may raise anything
+            return self._container(value, kind)
+        except Exception:  # noqa: BLE001  # foreign code: a user's type may raise anything
             return self._unkept(value)
         finally:
             self._open.discard(id(value))
 
-    def _dict(self, value: dict[Any, Any]) -> dict[str, Any]:
-        if all(type(key) is str and key[:1] != "$" and is_utf8(key) for key in value):
-            return {key: self.write(item) for key, item in value.items()}
-        return {"$dict": [[self.write(key), self.write(item)] for key, item in value.items()]}
-
-    def _other(self, value: Any, kind: type[Any]) -> Any:
+    def _container(self, value: Any, kind: type[Any]) -> Any:
+        if kind is list:
+            return [self.write(item) for item in value]
+        if kind is dict:
+            if all(type(key) is str and key[:1] != "$" and is_utf8(key) for key in value):
+                return {key: self.write(item) for key, item in value.items()}
+            return {"$dict": [[self.write(key), self.write(item)] for key, item in value.items()]}
         if kind is tuple:
             return {"$tuple": [self.write(item) for item in value]}
         if kind in {set, frozenset}:
-            return {f"${kind.__name__}": sorted((self.write(item) for item in value), key=_dumped)}
-        if isinstance(value, np.generic | np.ndarray) and cast("Any", value).dtype.kind not in _TEXT_KINDS:
-            return self._numpy(cast("Any", value))
+            return {f"${kind.__name__}": sorted((self.write(item) for item in value), key=_ENCODER.encode)}
+        return self._other(value, kind)
+
+    def _other(self, value: Any, kind: type[Any]) -> Any:
+        """Convert a value of numpy, or of a subclass of a built-in type."""
+        if isinstance(value, np.generic | np.ndarray) and (array := cast("Any", value)).dtype.kind not in _TEXT_KINDS:
+            if array.dtype.kind not in _KEPT_KINDS or array.dtype.itemsize > 8:
+                return self._unkept(value)
+            data = base64.b64encode(array.tobytes()).decode()
+            if isinstance(value, np.generic):
+                return {"$numpy": [array.dtype.str, data, self.write(array.item())]}
+            return {"$array": [array.dtype.str, [*array.shape], data]}
         for base, as_plain in _PLAIN.items():
             if isinstance(value, base):
                 plain = as_plain(value)
                 self._lost.append(f"given as {kind.__qualname__}, kept as {type(plain).__name__}")
                 return {"$as": [_name(kind), self.write(plain)]}
         return self._unkept(value)
-
-    def _numpy(self, value: Any) -> Any:
-        if value.dtype.kind not in _KEPT_KINDS or value.dtype.itemsize > 8:
-            return self._unkept(value)
-        if isinstance(value, np.generic):
-            return {"$numpy": [value.dtype.str, base64.b64encode(value.tobytes()).decode(), self.write(value.item())]}
-        return {"$array": [value.dtype.str, [*value.shape], base64.b64encode(value.tobytes()).decode()]}
 
     def _unkept(self, value: Any) -> dict[str, Any]:
         is_read = isinstance(value, Unkept)  # from a store, where it was lost before
@@ -164,12 +155,13 @@ class _Writer:
         return {"$unkept": [_name(cast("type[Any]", type(value))), _as_utf8(text)]}
 
 
-def _text(value: str) -> Any:
-    return value if is_utf8(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
+def _as_utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _int(value: int) -> Any:
-    return value if value in _INT_RANGE else {"$int": hex(value)}
+def _name(value: Any) -> str:
+    module = getattr(value, "__module__", None)  # a method of a built-in class has none
+    return _as_utf8(f"{module}.{value.__qualname__}" if isinstance(module, str) else value.__qualname__)
 
 
 def _float(value: float) -> Any:
@@ -180,24 +172,9 @@ def _float(value: float) -> Any:
     return {"$float": repr(value) if is_usual else bits.hex()}
 
 
-def _as_itself(value: Any) -> Any:
-    return value
-
-
-def _as_utf8(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _name(value: Any) -> str:
-    module = getattr(value, "__module__", None)  # a method of a built-in class has none
-    return _as_utf8(f"{module}.{value.__qualname__}" if isinstance(module, str) else value.__qualname__)
-
-
 _SCALARS: Final[dict[type[Any], Callable[[Any], Any]]] = {
-    type(None): _as_itself,
-    bool: _as_itself,
-    str: _text,
-    int: _int,
+    str: lambda text: text if is_utf8(text) else {"$str": text.encode("utf-8", "surrogatepass").hex()},
+    int: lambda value: value if value in _INT_RANGE else {"$int": hex(value)},
     float: _float,
     bytes: lambda value: {"$bytes": base64.b64encode(value).decode()},
 }
@@ -220,10 +197,6 @@ def _read(value: dict[str, Any]) -> Any:
     return _READERS[tag](given) if tag[:1] == "$" else value
 
 
-def _read_float(text: str) -> float:
-    return float(text) if text in {"nan", "inf", "-inf"} else struct.unpack(">d", bytes.fromhex(text))[0]
-
-
 def _numpy_of(data_type: str, data: str) -> Any:
     kind = np.dtype(data_type)
     if kind.kind not in _KEPT_KINDS:
@@ -231,19 +204,17 @@ def _numpy_of(data_type: str, data: str) -> Any:
     return np.frombuffer(base64.b64decode(data), dtype=kind)
 
 
-def _read_dict(pairs: Iterable[Any]) -> dict[Any, Any]:
-    return {key: item for key, item in pairs}  # noqa: C416  # each pair is a list of two
-
-
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "$str": lambda text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
     "$int": lambda text: int(text, 16),
-    "$float": _read_float,
+    "$float": lambda text: (
+        float(text) if text in {"nan", "inf", "-inf"} else struct.unpack(">d", bytes.fromhex(text))[0]
+    ),
     "$bytes": base64.b64decode,
     "$tuple": tuple,
     "$set": set,
     "$frozenset": frozenset,
-    "$dict": _read_dict,
+    "$dict": lambda pairs: {key: item for key, item in pairs},  # noqa: C416  # each pair is a list of two
     "$numpy": lambda given: _numpy_of(given[0], given[1])[0],
     "$array": lambda given: _numpy_of(given[0], given[2]).reshape(given[1]).copy(),
     "$as": lambda given: given[1],

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from agentsgym.errors import ConfigError, StoreError
 from agentsgym.fields import is_int, is_positive_number, require
@@ -30,16 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 10.0  # between attempts to write to a full disk
-_AT_END: Final = 0  # the lowest priority: what others do at the end of the process may still add rollouts
-_MOST_NAMES: Final = 100  # that another writer has, by chance or because two have the same random draws
-_MOST_UNWRITTEN: Final = 1 << 30  # bytes of parts that wait for such a disk
-
-
-class _Encoded(NamedTuple):
-    """A part that is ready to be written."""
-
-    num_rollouts: int
-    data: pa.Buffer
+_LAST: Final = 0  # the lowest priority: other exit handlers may still add rollouts
+_MOST_NAMES: Final = 100  # to try: another writer may have the same names, by chance or by equal random draws
+_MOST_UNWRITTEN: Final = 1 << 30  # bytes of parts in memory while a disk is full
 
 
 class RolloutWriter:
@@ -82,17 +75,17 @@ class RolloutWriter:
         self._id = secrets.token_hex(6)
         self._changed = threading.Condition()
         self._waiting: list[StoredRollout] = []
-        self._parts: deque[_Encoded] = deque()
+        self._parts: deque[tuple[int, pa.Buffer]] = deque()  # number of rollouts, file
         self._thread: threading.Thread | None = None
         self._at_end: Finalize | None = None
-        self._due: float | None = None  # when what waits is to be written
+        self._due: float | None = None  # when the waiting rollouts are to be written
         self._is_flush_requested = self._is_closed = self._has_complained = self._has_reported = False
         self._num_begun = self._num_attempted = self._num_parts = 0
         self._error: Exception | None = None  # of the last attempt
         self._bug: Exception | None = None
 
     def _begin_if_forked(self) -> None:
-        """After a fork, leave the parent's unwritten rollouts, and its lock, which may be held, to the parent."""
+        """Begin anew after a fork: the unwritten rollouts, and the lock, which may be held, are the parent's."""
         if os.getpid() != self._process:
             self._begin()
 
@@ -101,7 +94,7 @@ class RolloutWriter:
         """The rollouts that are not on disk yet."""
         self._begin_if_forked()
         with self._changed:
-            return len(self._waiting) + sum(part.num_rollouts for part in self._parts)
+            return len(self._waiting) + sum(number for number, _ in self._parts)
 
     def add(self, trajectory: Trajectory, **columns: Any) -> None:
         """Add a finished rollout, to be written soon.
@@ -159,7 +152,12 @@ class RolloutWriter:
                 return
             while self._num_attempted < wanted:
                 self._changed.wait()
-            self._check()
+            if self._bug is not None:
+                bug, self._bug = self._bug, None
+                raise bug
+            if self._error is not None:
+                number = sum(number for number, _ in self._parts)
+                raise StoreError(f"{number} rollouts cannot be written to {self.path}: {self._error}") from self._error
 
     def close(self, *, strict: bool = True) -> None:
         """Write the rest and end the thread; a second call retries failed writes.
@@ -186,7 +184,7 @@ class RolloutWriter:
                 logger.error("%s", error)  # noqa: TRY400  # no traceback needed
         else:
             self._has_reported = False
-            self._forget_the_end()
+            self._cancel_exit()
 
     def __enter__(self) -> Self:
         return self
@@ -196,16 +194,8 @@ class RolloutWriter:
     ) -> None:
         self.close(strict=error is None)
 
-    def _check(self) -> None:
-        if self._bug is not None:
-            bug, self._bug = self._bug, None
-            raise bug
-        if self._error is not None:
-            number = sum(part.num_rollouts for part in self._parts)
-            raise StoreError(f"{number} rollouts cannot be written to {self.path}: {self._error}") from self._error
-
-    def _forget_the_end(self) -> None:
-        """Have nothing to do when the process ends."""
+    def _cancel_exit(self) -> None:
+        """Do nothing when the process ends."""
         if self._at_end is not None:
             self._at_end.cancel()
             self._at_end = None
@@ -218,9 +208,9 @@ class RolloutWriter:
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            self._forget_the_end()
-            # Not atexit, which the children of multiprocessing do not come to.
-            self._at_end = Finalize(None, self._at_exit, exitpriority=_AT_END)
+            self._cancel_exit()
+            # Not atexit, which does not run in children of multiprocessing.
+            self._at_end = Finalize(None, self._at_exit, exitpriority=_LAST)
             self._thread = threading.Thread(target=self._run, name=f"rollouts to {self.path.name}", daemon=True)
             self._thread.start()
 
@@ -228,7 +218,11 @@ class RolloutWriter:
         """Write due parts until the writer is closed."""
         while True:
             with self._changed:
-                while not self._is_due():
+                while not (
+                    self._is_flush_requested
+                    or len(self._waiting) >= self._flush_every
+                    or (self._due is not None and time.monotonic() >= self._due)
+                ):
                     if self._is_closed:
                         self._thread = None
                         return
@@ -246,16 +240,12 @@ class RolloutWriter:
                 self._num_attempted += 1
                 self._changed.notify_all()
 
-    def _is_due(self) -> bool:
-        is_late = self._due is not None and time.monotonic() >= self._due
-        return self._is_flush_requested or is_late or len(self._waiting) >= self._flush_every
-
-    def _encoded(self, batch: Sequence[StoredRollout]) -> list[_Encoded]:
+    def _encoded(self, batch: Sequence[StoredRollout]) -> list[tuple[int, pa.Buffer]]:
         """Encode rollouts as a part; if one of them cannot be stored, the others as separate parts."""
         if not batch:
             return []
         try:
-            return [_Encoded(len(batch), encode(table_of(batch)))]
+            return [(len(batch), encode(table_of(batch)))]
         except Exception as error:
             if len(batch) > 1:
                 return [part for record in batch for part in self._encoded([record])]
@@ -266,12 +256,23 @@ class RolloutWriter:
     def _write(self) -> Exception | None:
         """Write the pending parts, oldest first; returns the error, if any."""
         while self._parts:
-            part = self._parts[0]
             try:
-                self._place(part)
+                self._write_part(*self._parts[0])
             except OSError as error:
-                self._complain(error)
-                self._give_up_oldest()
+                if not self._has_complained:
+                    self._has_complained = True
+                    logger.error(  # noqa: TRY400  # no traceback needed
+                        "%s: rollouts cannot be written (%s); they stay in memory, and every flush retries",
+                        self.path,
+                        error,
+                    )
+                with self._changed:
+                    while len(self._parts) > 1 and sum(data.size for _, data in self._parts) > _MOST_UNWRITTEN:
+                        logger.error(  # noqa: TRY400
+                            "%s: %d rollouts are lost, since too many were waiting for the disk",
+                            self.path,
+                            self._parts.popleft()[0],
+                        )
                 return error
             with self._changed:
                 self._parts.popleft()
@@ -280,29 +281,12 @@ class RolloutWriter:
             self._has_complained = False
         return None
 
-    def _place(self, part: _Encoded) -> None:
+    def _write_part(self, num_rollouts: int, data: pa.Buffer) -> None:
         """Write a part under an unused name."""
         self.path.mkdir(parents=True, exist_ok=True)
         for _ in range(_MOST_NAMES):
             self._num_parts += 1
             with contextlib.suppress(FileExistsError):
-                write_part(self.path, part_name(self._id, self._num_parts, part.num_rollouts), part.data)
+                write_part(self.path, part_name(self._id, self._num_parts, num_rollouts), data)
                 return
         raise OSError(f"{_MOST_NAMES} names of part files are already taken")
-
-    def _complain(self, error: OSError) -> None:
-        if not self._has_complained:
-            self._has_complained = True
-            logger.error(
-                "%s: rollouts cannot be written (%s); they stay in memory, and every flush retries",
-                self.path,
-                error,
-            )
-
-    def _give_up_oldest(self) -> None:
-        with self._changed:
-            while len(self._parts) > 1 and sum(part.data.size for part in self._parts) > _MOST_UNWRITTEN:
-                lost = self._parts.popleft()
-                logger.error(
-                    "%s: %d rollouts are lost, since too many were waiting for the disk", self.path, lost.num_rollouts
-                )

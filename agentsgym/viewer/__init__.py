@@ -1,9 +1,9 @@
-"""Look at stored rollouts on a page: every token with its credit, task groups side by side, and what-if.
+"""View stored rollouts on a page: every token with its credit, task groups side by side, and what-if.
 
 ::
 
-    RolloutStore ─▶ Answers ─▶ serve       the page asks for what it shows
-                          └──▶ write_page  one file that holds all of it
+    RolloutStore ─▶ Answers ─▶ serve       the page requests what it shows
+                          └──▶ write_page  one file that contains all of it
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Answer what the page asks of a store; the same answers are served and written into a page."""
+"""Answer the page's requests about a store; the same answers are served, and written into a page."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
@@ -11,16 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from agentsgym.envs.datasets.naming import name_of_env
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, require
+from agentsgym.store.rows import record_of
 from agentsgym.store.values import from_json
-from agentsgym.viewer.blocks import Blocks
-from agentsgym.viewer.groups import group_of, label_of
 from agentsgym.viewer.index import Index
 from agentsgym.viewer.plain import entries
-from agentsgym.viewer.rollouts import rollout_of
+from agentsgym.viewer.rollouts import group_of, rollout_of
 from agentsgym.viewer.token_texts import TokenTexts
 from agentsgym.viewer.turns import turns_of
 from agentsgym.viewer.what_if import (
-    KeptBatches,
     Request,
     WhatIf,
     choices,
@@ -32,19 +32,23 @@ from agentsgym.viewer.what_if import (
 
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
+    from agentsgym.store.records import StoredRollout
 
 Mode = Literal["served", "written"]
 
-_SEARCH_S: Final = 10.0  # a search that takes longer says that it is not complete
+_SEARCH_S: Final = 10.0  # a longer search stops, and is reported as incomplete
 _PER_SEARCH: Final = 1024
+_BLOCK: Final = 128  # rollouts read together, as in the row group of a part
+_MOST_BYTES: Final = 256 << 20  # of cached blocks
+_MOST_BATCHES: Final = 64
 
 
 class Answers:
-    """What the page may ask; any thread may ask.
+    """The answers to the page's requests; thread-safe.
 
     Attributes:
         index: The listed rollouts.
-        store: The rollouts of the store, as many as there are.
+        store: The rollouts, also those beyond the limit.
     """
 
     def __init__(self, store: RolloutStore, *, limit: int, mode: Mode, tokenizer: Path | None = None) -> None:
@@ -52,96 +56,95 @@ class Answers:
 
         Args:
             store: The rollouts: a store, or a part of one.
-            limit: List the newest of so many.
-            mode: Whether the page will ask, or hold everything.
-            tokenizer: A ``tokenizer.json``, or its folder, for all rollouts; None for those that the store keeps.
+            limit: The number of rollouts listed, the newest ones.
+            mode: Whether the page requests its data, or contains all of it.
+            tokenizer: A ``tokenizer.json``, or its folder, for all rollouts; None for the tokenizers in the store.
 
         Raises:
             ConfigError: ``limit`` is not positive.
-            StoreError: A file is gone, or there is no tokenizer at that place.
+            StoreError: A file is missing or damaged, or ``tokenizer`` is not a tokenizer.
         """
         require("limit", limit, is_int(1), "a positive int")
         self.store = store
         self._mode: Mode = mode
         self._texts = TokenTexts(store.path, tokenizer)
         self.index = Index(store, limit)
-        self._blocks = Blocks(store)
-        self._batches = KeptBatches()
+        self._whole = store.whole
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[int, Any] = OrderedDict()
+        self._batches: OrderedDict[tuple[int, ...], WhatIf] = OrderedDict()
 
     @property
     def title(self) -> str:
-        """What the store is called."""
+        """The name of the store."""
         return self.store.path.resolve().name or str(self.store.path)
 
     def list(self) -> dict[str, Any]:
-        """The rollouts, one value a column each, and what can be chosen for :meth:`what_if`."""
+        """Return the list of rollouts by column, and the choices for :meth:`what_if`."""
+        shown, total, notes = len(self.index.rows), self.index.total, list[str]()
+        if shown < total:
+            notes.append(f"the newest {shown:,} of {total:,} rollouts; --limit shows more")
+        if (everything := len(self._whole)) > total:
+            notes.append(f"selected from the {everything:,} rollouts of the store")
+        if skipped := len(self.store.skipped):
+            notes.append(f"{skipped} files of the store cannot be read and are skipped")
         return {
             "title": self.title,
-            "path": str(self.store.path) if self._mode == "served" else None,  # a written page is sent around
-            "total": self.index.total,
-            "shown": len(self.index.rows),
+            "path": str(self.store.path) if self._mode == "served" else None,  # written pages are passed around
+            "total": total,
+            "shown": shown,
             "mode": self._mode,
-            "note": self.note,
+            "note": "; ".join(notes) or None,
             "columns": self.index.columns,
             "words": self.index.words,
             "what_if": choices(),
         }
 
-    @property
-    def note(self) -> str | None:
-        """What of the store is not in the list; None if all is."""
-        notes: list[str] = []
-        shown = len(self.index.rows)
-        if shown < self.index.total:
-            notes.append(f"the newest {shown:,} of {self.index.total:,} rollouts; --limit shows more")
-        if (everything := len(self.store.whole)) > self.index.total:
-            notes.append(f"selected from the {everything:,} rollouts of the store")
-        if skipped := len(self.store.skipped):
-            notes.append(f"{skipped} files of the store cannot be read and are skipped")
-        return "; ".join(notes) or None
-
     def rollout(self, row: int) -> dict[str, Any]:
-        """One rollout: conversation, turns, tokens.
+        """Return one rollout: conversation, turns, tokens.
 
         Raises:
             ConfigError: The list has no such rollout.
-            StoreError: Its file is gone, or damaged.
+            StoreError: Its file is missing or damaged.
         """
         if row not in self.index:
             raise ConfigError(f"the list has no rollout in row {row}")
-        return rollout_of(row, self._blocks.record(row), self._texts.texts)
+        return rollout_of(row, self._record(row), self._texts.texts)
 
     def group(self, key: int) -> dict[str, Any]:
-        """The rollouts of one task group, side by side.
+        """Return the rollouts of one task group, side by side.
 
         Raises:
             ConfigError: The list has no such group.
-            StoreError: A file is gone, or damaged.
+            StoreError: A file is missing or damaged.
         """
         rows = self._rows_of(key)
-        records = self._blocks.records(rows)
+        records = [self._record(row) for row in rows]
         first = records[0]
-        label = label_of(first, name_of_env(first.env_class_path, first.env_config or {}))
+        environment = name_of_env(first.env_class_path, first.env_config or {}) or "unknown environment"
+        generation = "" if first.generation is None else f"generation {first.generation}, "
+        task = f"task {first.trajectory.task_index}" if first.group is None else f"task group {first.group}"
         settings = settings_of(first)
-        told = None if settings is None else settings_as_dict(settings, turn_credit_of(first))
-        return group_of(key, label, rows, records) | {"settings": told}
+        return group_of(key, f"{environment}: {generation}{task}", rows, records) | {
+            "settings": None if settings is None else settings_as_dict(settings, turn_credit_of(first))
+        }
 
     def turns(self) -> dict[str, Any]:
-        """Reward, advantage, surprisal and entropy of every turn of every rollout.
+        """Return reward, advantage, surprisal and entropy of every turn of every rollout.
 
         Raises:
-            StoreError: A file is gone, or damaged.
+            StoreError: A file is missing or damaged.
         """
         return turns_of(self.store[max(0, self.index.total - len(self.index.rows)) :])
 
     def search(self, text: str) -> dict[str, Any]:
-        """Find the rollouts in whose messages a text stands, in any case.
+        """Find the rollouts with a text in their messages, ignoring case.
 
         Raises:
-            StoreError: A file is gone, or damaged.
+            StoreError: A file is missing or damaged.
         """
         wanted = text.lower()
-        raw = json.dumps(text, ensure_ascii=False)[1:-1].lower()  # as it stands in the column
+        raw = json.dumps(text, ensure_ascii=False)[1:-1].lower()  # as in the column
         rows: list[int] = []
         deadline = time.monotonic() + _SEARCH_S
         end = self.index.total
@@ -151,71 +154,86 @@ class Answers:
                 return {"rows": rows, "complete": False}
             part = self.store[max(begin, end - _PER_SEARCH) : end]
             found = part.table(["messages"]).column("messages").to_pylist()
-            rows += [row for row, one in zip(part.rows, found, strict=True) if _says(one, raw, wanted)]
+            for row, messages in zip(part.rows, found, strict=True):
+                lowered = (messages or "").lower()
+                # The messages are parsed only where they may contain the text.
+                is_candidate = raw in lowered or '"$str"' in lowered
+                if is_candidate and any(wanted in one.lower() for one in _texts_of(from_json(messages))):
+                    rows.append(row)
             end -= len(part)
         return {"rows": sorted(rows), "complete": True}
 
     def what_if(self, key: int, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """What another estimator, discount, scale or turn credit gives the rollouts of a task group.
+        """Return the advantages of a task group under another estimator, discount, scale or turn credit.
 
         Args:
             key: The group.
-            parameters: As :func:`~agentsgym.viewer.what_if.request_of` reads them.
+            parameters: As for :func:`~agentsgym.viewer.what_if.request_of`.
 
         Raises:
-            ConfigError: The list has no such group, a parameter is not valid, or the estimator cannot be used on
-                these rollouts.
-            StoreError: A file is gone, or damaged.
+            ConfigError: The list has no such group, a parameter is invalid, or the estimator cannot be used on these
+                rollouts.
+            StoreError: A file is missing or damaged.
         """
         return self.what_if_of(key, request_of(parameters, self.batch(key).settings))
 
     def what_if_of(self, key: int, request: Request) -> dict[str, Any]:
-        """As :meth:`what_if`, by settings that are read already."""
+        """Return the same as :meth:`what_if`, for a parsed request."""
         rows, batch = self._rows_of(key), self.batch(key)
         places = {row: index for index, row in enumerate(self.index.batch(key).rows)}
-        given = batch.advantages(request)
-        own = [given[places[row]] for row in rows]
+        advantages = batch.advantages(request)
+        first = batch.records[places[rows[0]]]
         return {
-            "settings": request.as_dict(turn_credit_of(batch.records[places[rows[0]]])),
+            "settings": settings_as_dict(request.settings, request.turn_credit or turn_credit_of(first)),
             "rows": rows,
-            "advantages": [entries(turns) for turns in own],
+            "advantages": [entries(advantages[places[row]]) for row in rows],
             "compared": len(batch.records),
             "note": batch.note,
         }
 
     def batch(self, key: int) -> WhatIf:
-        """The rollouts that a group's advantages are computed with.
+        """Return the rollouts that a group's advantages are computed with, cached.
 
         Raises:
             ConfigError: The list has no such group.
-            StoreError: A file is gone, or damaged.
+            StoreError: A file is missing or damaged.
         """
         self._rows_of(key)
         found = self.index.batch(key)
-
-        def make() -> WhatIf:
-            return WhatIf(self._blocks.records(found.rows), found.groups, is_training=found.is_training)
-
-        return self._batches.get((*found.rows,), make)
+        rows = (*found.rows,)
+        with self._lock:
+            batch = self._batches.get(rows)
+        if batch is None:
+            records = [self._record(row) for row in rows]
+            batch = WhatIf(records, found.groups, is_training=found.is_training)
+        with self._lock:
+            self._batches[rows] = batch
+            self._batches.move_to_end(rows)
+            while len(self._batches) > _MOST_BATCHES:
+                self._batches.popitem(last=False)
+        return batch
 
     def _rows_of(self, key: int) -> list[int]:
         if key not in self.index.groups:
             raise ConfigError(f"the list has no task group {key}")
         return self.index.groups[key]
 
-
-def _says(messages: str | None, raw: str, wanted: str) -> bool:
-    """Whether a text stands in the content of some message; looked at closely only where it may."""
-    if messages is None:
-        return False
-    lowered = messages.lower()
-    if raw not in lowered and '"$str"' not in lowered:
-        return False
-    return any(wanted in text.lower() for text in _texts_of(from_json(messages)))
+    def _record(self, row: int) -> StoredRollout:
+        """Read one rollout of the folder, with its neighbors; the last blocks are cached."""
+        index = row // _BLOCK
+        with self._lock:
+            block = self._blocks.get(index)
+            if block is None:
+                block = self._whole[index * _BLOCK : (index + 1) * _BLOCK].table().combine_chunks()
+                self._blocks[index] = block
+                while len(self._blocks) > 1 and sum(one.nbytes for one in self._blocks.values()) > _MOST_BYTES:
+                    self._blocks.popitem(last=False)
+            self._blocks.move_to_end(index)
+        return record_of(block, row % _BLOCK)
 
 
 def _texts_of(value: Any) -> list[str]:
-    """Everything that is said in a conversation: all texts in it but the roles."""
+    """All texts in a conversation but roles, types and ids."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The list of rollouts: its columns, and which rollouts are of one task group, one task, one generation batch."""
+"""The list of rollouts: its columns, and which rollouts share a task group, a task or a generation batch."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _COPIED: Final = (
     "final_reward",
 )
 _OUTCOMES: Final = ("won", "lost", "played", "failed")
-_NEAR: Final = 4096  # rollouts around the list that may be of a group in it
+_NEAR: Final = 4096  # rollouts before and after the list that may belong to a group in it
 _MOST_CONTEXT: Final = 200_000
 _LONGEST_TASK: Final = 200  # characters in the list
 _MOST_METRICS: Final = 16  # columns
 
 
 class Keys(NamedTuple):
-    """What a rollout has in common with others.
+    """What related rollouts share.
 
     Attributes:
-        group: With those of its task group.
-        task: With those of the same task of the same environment.
-        batch: With those whose advantages were computed together with its own; None outside training.
+        group: Shared within a task group.
+        task: Shared by the rollouts of one task of one environment.
+        batch: Shared by the rollouts whose advantages were computed together; None outside training.
     """
 
     group: Hashable
@@ -48,7 +48,7 @@ class Batch(NamedTuple):
     """Rollouts whose advantages are computed together: a generation batch of training, or any other task group.
 
     Attributes:
-        rows: Their places in the folder, also of those that the list leaves out.
+        rows: Their indices in the folder, including those beyond the list.
         groups: The task group of each.
         is_training: Whether they were trained on.
     """
@@ -62,11 +62,11 @@ class Index:
     """The newest rollouts of a store.
 
     Attributes:
-        total: Rollouts of the store.
-        rows: The places of the listed rollouts in the folder, oldest first.
-        columns: One value a rollout by column; those of ``words`` as indices into them.
+        total: The number of rollouts in the store.
+        rows: The indices of the listed rollouts in the folder, oldest first.
+        columns: One value per rollout by column; for columns in ``words``, indices into them.
         words: The texts of these columns.
-        groups: By the key of each task group its rollouts, as places in the folder.
+        groups: The rollouts of each task group by its key, as indices in the folder.
     """
 
     def __init__(self, store: RolloutStore, limit: int) -> None:
@@ -74,10 +74,10 @@ class Index:
 
         Args:
             store: The rollouts.
-            limit: List the newest of so many.
+            limit: The number of rollouts listed, the newest ones.
 
         Raises:
-            StoreError: A file is gone, or damaged.
+            StoreError: A file is missing or damaged.
         """
         view = store[max(0, len(store) - limit) :]
         self._store = store
@@ -89,8 +89,15 @@ class Index:
         self.words: dict[str, list[str]] = {}
         self.columns: dict[str, list[Any]] = {"row": [*self.rows]}
         self._add_columns(values)
-        self._add_metrics([_metrics(text) for text in values["info"]])
-        self._add_keys(values)
+        groups: dict[Hashable, int] = {}
+        tasks: dict[Hashable, int] = {}
+        keys = [*_keys(values)]
+        self.columns["group"] = [groups.setdefault(one.group, len(groups)) for one in keys]
+        self.columns["task"] = [tasks.setdefault(one.task, len(tasks)) for one in keys]
+        self._keys = dict(zip(self.rows, keys, strict=True))
+        self.groups: dict[int, list[int]] = defaultdict(list)
+        for row, group in zip(self.rows, self.columns["group"], strict=True):
+            self.groups[group].append(row)
 
     def _add_columns(self, values: dict[str, list[Any]]) -> None:
         configs = zip(values["env_class_path"], values["env_config"], strict=True)
@@ -98,18 +105,17 @@ class Index:
         for name in ("source", "agent", "run", "stop_reason"):
             self._add_words(name, values[name])
         self._add_words("task_data", [_task_line(text) for text in values["task_data"]])
-        ends = zip(values["stop_reason"], values["success"], strict=True)
         self.words["outcome"] = [*_OUTCOMES]
-        self.columns["outcome"] = [_OUTCOMES.index(_outcome(reason, success)) for reason, success in ends]
+        self.columns["outcome"] = [
+            _OUTCOMES.index("failed" if reason == "failed" else {None: "played", True: "won", False: "lost"}[success])
+            for reason, success in zip(values["stop_reason"], values["success"], strict=True)
+        ]
         for name in _COPIED:
             self.columns[name] = [number(value) for value in values[name]]
         self.columns["group_index"] = [number(value) for value in values["group"]]
         self.columns["created_at"] = [value and round(value.timestamp(), 3) for value in values["created_at"]]
-
-    def _add_metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
-        """Add a column ``info/NAME`` for each number that environments report."""
-        names = dict.fromkeys(name for one in metrics for name in one)
-        for name in [*names][:_MOST_METRICS]:
+        metrics = [_metrics(text) for text in values["info"]]
+        for name in [*dict.fromkeys(name for one in metrics for name in one)][:_MOST_METRICS]:
             self.columns[f"info/{name}"] = [number(one.get(name)) for one in metrics]
 
     def _add_words(self, name: str, values: Sequence[str | None]) -> None:
@@ -117,29 +123,14 @@ class Index:
         self.columns[name] = [None if one is None else places.setdefault(one, len(places)) for one in values]
         self.words[name] = [*places]
 
-    def _add_keys(self, values: dict[str, list[Any]]) -> None:
-        groups: dict[Hashable, int] = {}
-        tasks: dict[Hashable, int] = {}
-        keys = [*_keys(values)]
-        self.columns["group"] = [groups.setdefault(one.group, len(groups)) for one in keys]
-        self.columns["task"] = [tasks.setdefault(one.task, len(tasks)) for one in keys]
-        self._keys = dict(zip(self.rows, keys, strict=True))
-        self._group_of = dict(zip(self.rows, self.columns["group"], strict=True))
-        self.groups: dict[int, list[int]] = defaultdict(list)
-        for row, group in zip(self.rows, self.columns["group"], strict=True):
-            self.groups[group].append(row)
-
     def __contains__(self, row: int) -> bool:
         return row in self._keys
 
     def batch(self, group: int) -> Batch:
-        """Find the rollouts that a task group's advantages are computed with.
-
-        Args:
-            group: The key of the group.
+        """Find the rollouts that a task group's advantages are computed with, by its key.
 
         Raises:
-            StoreError: A file is gone, or damaged.
+            StoreError: A file is missing or damaged.
         """
         own = self._keys[self.groups[group][0]]
         with self._lock:
@@ -149,7 +140,7 @@ class Index:
 
     @functools.cached_property
     def _around(self) -> tuple[Mapping[int, Keys], Mapping[Hashable, list[int]]]:
-        """The keys of the rollouts near the list, and these by what their advantages were computed together with."""
+        """The keys of the rollouts in and near the list, and these rollouts by batch."""
         keys = self._keys
         low, high = (max(0, min(self.rows) - _NEAR), max(self.rows) + _NEAR) if self.rows else (0, 0)
         near = self._store.whole[low:high]
@@ -168,7 +159,7 @@ def _read(store: RolloutStore, names: Sequence[str]) -> dict[str, list[Any]]:
 
 @functools.lru_cache(256)
 def environment_label(class_path: str | None, config: str | None) -> str | None:
-    """Call an environment as the command line does, with its game; one of a user's own by its class.
+    """Name an environment as the command line does, with its game; a user's environment by its class.
 
     >>> environment_label("my_games.chess.Chess", None)
     'Chess'
@@ -182,7 +173,7 @@ def environment_label(class_path: str | None, config: str | None) -> str | None:
 
 @functools.lru_cache(4096)
 def _task_line(task_data: str | None) -> str | None:
-    """A task in one line, with its answer if it has one; the seed has its own column."""
+    """A task in one line; the seed has its own column."""
     try:
         task = from_json(task_data or "{}")
     except StoreError:
@@ -193,7 +184,7 @@ def _task_line(task_data: str | None) -> str | None:
 
 @functools.lru_cache(4096)
 def _metrics(info: str | None) -> Mapping[str, float]:
-    """The numbers in ``info``, as :attr:`Trajectory.metrics` has them."""
+    """The numbers in ``info``, as in :attr:`Trajectory.metrics`."""
     try:
         given = from_json(info or "{}")
     except StoreError:
@@ -201,12 +192,6 @@ def _metrics(info: str | None) -> Mapping[str, float]:
     return Trajectory(
         token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE, info=given
     ).metrics
-
-
-def _outcome(stop_reason: str | None, success: bool | None) -> str:
-    if stop_reason == "failed":
-        return "failed"
-    return "played" if success is None else "won" if success else "lost"
 
 
 def _keys(values: dict[str, list[Any]]) -> Iterator[Keys]:

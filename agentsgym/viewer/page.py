@@ -1,14 +1,13 @@
-"""Put the page together: style, data and script in one document that loads nothing from anywhere.
+"""Assemble the page: style, data and script in one document that loads nothing from elsewhere.
 
-Everything that environments and models wrote is data in it. A content security policy lets exactly our own style and
-our own script run, by their hashes, and forbids the script to make HTML of texts.
+Texts of environments and models are data in it. A content security policy allows only our own style and script, by
+their hashes, and forbids the script to parse texts as HTML.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -22,33 +21,33 @@ STATIC: Final = Path(__file__).parent / "static"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assets:
-    """What of the page is the same for every store.
-
-    Attributes:
-        style: Its style sheet.
-        script: Its script.
-    """
+    """The style sheet and the script of the page, which are the same for every store."""
 
     style: str
     script: str
 
     @classmethod
     def read(cls, folder: Path = STATIC) -> Self:
-        """Read the style sheets and the scripts, each put together in the order of their names."""
+        """Read the style sheets and the scripts, each concatenated in the order of their names."""
         style, scripts = (
             "\n".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob(pattern)))
             for pattern in ("*.css", "*.js")
         )
-        return cls(style=f"{_theme()}\n{style}", script=f'(() => {{\n"use strict";\n{scripts}\n}})();\n')
+        light, dark = ("".join(f"--{name}:{value};" for name, value in CSS[one].items()) for one in ("light", "dark"))
+        theme = (  # that of the system, unless the page's own switch overrides it
+            f":root{{{light}}}@media(prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
+            f":root[data-theme=dark]{{{dark}}}"
+        )
+        return cls(style=f"{theme}\n{style}", script=f'(() => {{\n"use strict";\n{scripts}\n}})();\n')
 
     def policy(self, mode: Mode) -> str:
         """The content security policy."""
-        asked = "'self'" if mode == "served" else "'none'"
+        connected = "'self'" if mode == "served" else "'none'"
         return "; ".join([
             "default-src 'none'",
             f"script-src {_hash(self.script)}",
             f"style-src {_hash(self.style)}",
-            f"connect-src {asked}",
+            f"connect-src {connected}",
             "img-src data:",
             "base-uri 'none'",
             "form-action 'none'",
@@ -57,7 +56,7 @@ class Assets:
 
 
 def begin(assets: Assets, title: str, mode: Mode) -> str:
-    """The document up to where its data stands."""
+    """The document before its data."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(assets.policy(mode))}">\n'
@@ -67,32 +66,19 @@ def begin(assets: Assets, title: str, mode: Mode) -> str:
         f"<title>{escape(title.encode(errors='replace').decode())} · agentsgym</title>\n"
         f"<style>{assets.style}</style>\n</head>\n"
         f'<body data-mode="{mode}">\n<main id="app"></main>\n'
-        "<noscript>This page draws itself by its own script, which your browser does not run.</noscript>\n"
+        "<noscript>This page is drawn by its own script: enable JavaScript to see it.</noscript>\n"
     )
 
 
 def data_element(name: str, text: str, kind: str = "text/plain") -> str:
-    """One piece of data: text without ``<``, so that nothing in it ends the element."""
+    """An element with data: text without ``<``, so that nothing in it ends the element."""
     return f'<script type="{kind}" id="{name}">{text}</script>\n'
 
 
 def end(assets: Assets) -> str:
-    """The document from where its data ends."""
+    """The document after its data."""
     return f"<script>{assets.script}</script>\n</body>\n</html>\n"
 
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _theme() -> str:
-    """The colors: as the reader's system asks, unless the page's own switch says otherwise."""
-    light, dark = (_variables(CSS[name]) for name in ("light", "dark"))
-    return (
-        f":root{{{light}}}@media(prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
-        f":root[data-theme=dark]{{{dark}}}"
-    )
-
-
-def _variables(theme: Mapping[str, str]) -> str:
-    return "".join(f"--{name}:{value};" for name, value in theme.items())

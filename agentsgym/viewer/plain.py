@@ -1,4 +1,4 @@
-"""Write values as the JSON that the page reads: NaN is null, infinities are texts, and nothing is but ASCII."""
+"""Write values as the JSON that the page reads: NaN is null, infinities are texts, and all is ASCII."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final, cast
 
 from agentsgym.texts import as_json, shown
 
-_EXACT: Final = 2**53  # JavaScript holds every whole number up to it
+_EXACT: Final = 2**53  # JavaScript represents every integer up to it
 
 
 def number(value: Any) -> float | str | None:
-    """A number as JSON has it: NaN, which is what is not known, as None, an infinity as ``"inf"`` or ``"-inf"``.
+    """A number for JSON: NaN, which means unknown, is None, and an infinity is ``"inf"`` or ``"-inf"``.
 
     >>> number(float("nan")), number(float("-inf")), number(0.5), number(2**60)
     (None, '-inf', 0.5, '1152921504606846976')
@@ -28,17 +28,17 @@ def number(value: Any) -> float | str | None:
 
 
 def numbers(values: Iterable[Any] | None) -> list[Any] | None:
-    """Numbers as JSON has them; None where there are none."""
+    """Numbers for JSON; None stays None."""
     return None if values is None else [number(value) for value in values]
 
 
 def entries(turns: Sequence[Any]) -> list[Any]:
-    """Numbers, or lists of numbers, as JSON has them."""
+    """Numbers, or lists of numbers, for JSON."""
     return [numbers(cast("Sequence[Any]", entry)) if isinstance(entry, Sequence) else number(entry) for entry in turns]
 
 
 def mean_of(values: Sequence[float]) -> float | None:
-    """The mean of what is known: exactly the common value where all are alike, None where there is none."""
+    """The mean of the values that are not NaN, exact if all are equal; None if there are none."""
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return None
@@ -46,14 +46,14 @@ def mean_of(values: Sequence[float]) -> float | None:
 
 
 def text_of(value: Any) -> str:
-    """Any value as text: a text as it is, None as nothing, everything else as JSON."""
+    """Any value as text: a text unchanged, None as the empty text, everything else as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(as_json(value), ensure_ascii=False, indent=1)
 
 
 def cut(text: str, most: int) -> tuple[str, int]:
-    """The beginning of a text, and how many characters of it are left out.
+    """The beginning of a text, and the number of characters left out.
 
     >>> cut("abcdef", 4), cut("abc", 4)
     (('abcd', 2), ('abc', 0))
@@ -62,9 +62,9 @@ def cut(text: str, most: int) -> tuple[str, int]:
 
 
 def dumped(value: Any) -> str:
-    r"""Write an answer: ASCII, so that halves of surrogate pairs have a form, and nothing in it ends an element.
+    r"""Write an answer as ASCII, which can represent lone surrogates; nothing in it ends an element.
 
-    >>> dumped({"said": "</script>\ud800"})
-    '{"said":"\\u003c/script>\\ud800"}'
+    >>> dumped({"text": "</script>\ud800"})
+    '{"text":"\\u003c/script>\\ud800"}'
     """
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,13 +1,14 @@
-"""Serve the page on this machine alone.
+"""Serve the page on this machine only.
 
-The server reads one store and answers GET alone; an address is never a path of a file. It listens on 127.0.0.1 and
-refuses requests in any other name, so that a page of somebody else's cannot reach it through a name of its own (DNS
-rebinding); nor does it answer data to other sites.
+The server reads one store and answers only GET; an address is never the path of a file. It listens on 127.0.0.1 and
+refuses requests under any other name, so that a foreign page cannot reach it through a name of its own (DNS rebinding);
+nor does it send data to other sites.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import socketserver
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -29,7 +30,7 @@ HOST: Final = "127.0.0.1"
 SERVED_LIMIT: Final = 50_000
 _NAMES: Final = (HOST, "localhost")
 _MOST_ADDRESS: Final = 16_384  # characters
-_IDLE_S: Final = 60.0  # until a connection that asks nothing is closed
+_IDLE_S: Final = 60.0  # until a connection without requests is closed
 
 Parameters = Mapping[str, str]
 
@@ -42,18 +43,18 @@ def serve(
     tokenizer: str | Path | None = None,
     on_ready: Callable[[str], None] = print,
 ) -> None:
-    """Serve a page that shows rollouts, on this machine alone, until Ctrl-C.
+    """Serve a page that shows rollouts, on this machine only, until Ctrl-C.
 
     Args:
-        store: The rollouts: a store, or a part of one, as ``store.filter`` gives it.
-        port: Of 127.0.0.1; 0 for one that is free.
-        limit: The newest of so many rollouts are listed.
-        tokenizer: A ``tokenizer.json``, or its folder, for stores that keep none.
-        on_ready: Called with the address once it can be opened; by default it is printed.
+        store: The rollouts: a store, or a part of one, such as ``store.filter(…)``.
+        port: Port on 127.0.0.1; 0 picks a free one.
+        limit: The number of rollouts listed, the newest ones.
+        tokenizer: A ``tokenizer.json``, or its folder, for rollouts stored without a tokenizer.
+        on_ready: Called with the address once it can be opened; prints it by default.
 
     Raises:
-        ConfigError: The port is taken or not allowed, or ``limit`` is not positive.
-        StoreError: A part of the store is gone or damaged, or there is no tokenizer at that place.
+        ConfigError: The port is in use or not allowed, or ``limit`` is not positive.
+        StoreError: A file of the store is missing or damaged, or ``tokenizer`` is not a tokenizer.
     """
     answers = Answers(store, limit=limit, mode="served", tokenizer=None if tokenizer is None else Path(tokenizer))
     with ViewerServer(answers, port) as server:
@@ -65,28 +66,31 @@ def serve(
 
 
 class ViewerServer(ThreadingHTTPServer):
-    """Answers the page, each request in a thread.
+    """Serves the page, each request in a thread.
 
     Attributes:
-        answers: What is answered.
-        assets: The page.
-        url: Where it is.
+        answers: The answers to requests for data.
+        assets: Style and script of the page.
+        url: The address of the page.
     """
 
     daemon_threads = True
     request_queue_size = 128
 
     def __init__(self, answers: Answers, port: int = 0) -> None:
-        """Take a port.
+        """Listen on a port; 0 picks a free one.
 
         Raises:
-            ConfigError: It is taken, or not allowed.
+            ConfigError: The port is in use, or not allowed.
         """
         self.answers, self.assets = answers, Assets.read()
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
-            raise ConfigError(_why_no_port(port, error)) from error
+            why = f"cannot be used: {error.strerror or error}"
+            if error.errno == errno.EADDRINUSE:
+                why = "is in use: give another --port, or leave --port out for a free one"
+            raise ConfigError(f"port {port} {why}") from error
         except OverflowError as error:
             raise ConfigError(f"a port must be a number from 0 to 65535, got {port}") from error
         self.url = f"http://{HOST}:{self.server_port}/"
@@ -95,36 +99,22 @@ class ViewerServer(ThreadingHTTPServer):
             self.hosts |= {*_NAMES}
 
     def server_bind(self) -> None:
-        """Bind without asking a name server what this machine is called."""
+        """Bind without a lookup of this machine's name."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = HOST, int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that has gone; a bug of ours is printed as usual."""
+        """Ignore a closed connection; print any other error as usual."""
         import sys  # noqa: PLC0415
 
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
-def _why_no_port(port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use: give another --port, or leave --port out for a free one"
-    return f"port {port} cannot be used: {error.strerror or error}"
-
-
-class _AskError(Exception):
-    """A request that is not answered: with which status, and why."""
-
-    def __init__(self, status: HTTPStatus, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
-
-
 class _Handler(BaseHTTPRequestHandler):
     """Answers one connection."""
 
-    server: ViewerServer  # pyright: ignore[reportIncompatibleVariableOverride]  # it makes these alone
+    server: ViewerServer  # pyright: ignore[reportIncompatibleVariableOverride]  # its only server
     protocol_version = "HTTP/1.1"
     server_version = "agentsgym"
     sys_version = ""
@@ -134,60 +124,49 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer the page or a piece of its data."""
         try:
             self._answer()
-        except _AskError as error:
-            self._refuse(error.status, str(error))
         except ConfigError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, sentence_of(error))
         except StoreError as error:
             self._refuse(HTTPStatus.GONE, sentence_of(error))
 
     def _answer(self) -> None:
-        self._check()
+        server = self.server
+        if self.headers.get_all("Host", []) not in [[host] for host in server.hosts]:
+            why = f"this is {server.url}, and requests under any other name are refused"
+            self._refuse(HTTPStatus.FORBIDDEN, why)
+            return
+        if len(self.path) > _MOST_ADDRESS:
+            self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
+            return
         try:
             address = urlsplit(self.path)
         except ValueError as error:
             raise ConfigError(f"the address cannot be read: {sentence_of(error, 200)}") from error
-        if address.path == "/":
-            self._page()
-            return
         answer = _ANSWERS.get(address.path)
-        if answer is None:
-            raise _AskError(HTTPStatus.NOT_FOUND, f"there is nothing at {address.path[:200]}")
-        if self.headers.get("Sec-Fetch-Site", "same-origin") not in {"same-origin", "none"}:
-            raise _AskError(HTTPStatus.FORBIDDEN, "only the viewer's own page may request data")
-        self._json(HTTPStatus.OK, answer(self.server.answers, _parameters(address.query)))
-
-    def _refuse_method(self) -> None:
-        self.close_connection = True  # what else was sent is not read
-        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered")
+        if address.path == "/":
+            document = begin(server.assets, server.answers.title, "served") + end(server.assets)
+            policy = f"{server.assets.policy('served')}; frame-ancestors 'none'"
+            self._send(HTTPStatus.OK, document.encode(), "text/html; charset=utf-8", policy)
+        elif answer is None:
+            self._refuse(HTTPStatus.NOT_FOUND, f"there is nothing at {address.path[:200]}")
+        elif self.headers.get("Sec-Fetch-Site", "same-origin") not in {"same-origin", "none"}:
+            self._refuse(HTTPStatus.FORBIDDEN, "only the viewer's own page may request data")
+        else:
+            self._json(HTTPStatus.OK, answer(server.answers, _parameters(address.query)))
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse every other method: http.server looks for a function of its name."""
+        """Refuse every other method, whose handler http.server looks up by name."""
         if name.startswith("do_"):
-            return self._refuse_method
+            return functools.partial(self.send_error, HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered")
         raise AttributeError(name)
 
     def log_message(self, format: str, *args: Any) -> None:  # http.server's name
         """Log nothing."""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer what is no HTTP as everything else is answered."""
-        self.close_connection = True
+        """Refuse a request of another method or without valid HTTP, in the same form as any other."""
+        self.close_connection = True  # the rest of the request is not read
         self._refuse(HTTPStatus(code), message or HTTPStatus(code).phrase)
-
-    def _check(self) -> None:
-        if self.headers.get_all("Host", []) not in [[host] for host in self.server.hosts]:
-            raise _AskError(
-                HTTPStatus.FORBIDDEN, f"this is {self.server.url}, and requests under any other name are refused"
-            )
-        if len(self.path) > _MOST_ADDRESS:
-            raise _AskError(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
-
-    def _page(self) -> None:
-        assets = self.server.assets
-        document = begin(assets, self.server.answers.title, "served") + end(assets)
-        policy = f"{assets.policy('served')}; frame-ancestors 'none'"
-        self._send(HTTPStatus.OK, document.encode(), "text/html; charset=utf-8", policy)
 
     def _refuse(self, status: HTTPStatus, sentence: str) -> None:
         self._json(status, {"error": sentence})

@@ -1,7 +1,8 @@
-"""Write each token of a rollout as the text that it adds."""
+"""Decode each token of a rollout to the text that it adds."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,22 +15,22 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _BROKEN: Final = "\ufffd"
-_MOST_PIECES: Final = 8  # of one character: what needs more is none
+_MOST_PIECES: Final = 8  # of one character: a longer sequence is none
 _MOST_KEPT: Final = 200_000
 
 
 class TokenTexts:
-    """Knows the tokenizers of a store; any thread may ask."""
+    """The texts of tokens, by the tokenizers of a store; thread-safe."""
 
     def __init__(self, folder: Path, path: Path | None = None) -> None:
         """Read nothing yet, unless a tokenizer is given.
 
         Args:
             folder: The store.
-            path: A ``tokenizer.json``, or the folder of one, to use for all rollouts; None for what each one names.
+            path: A ``tokenizer.json``, or its folder, for all rollouts; None for the tokenizer that each one names.
 
         Raises:
-            StoreError: There is no tokenizer at ``path``.
+            StoreError: ``path`` is not a tokenizer.
         """
         self._folder = folder
         self._lock = threading.Lock()
@@ -39,58 +40,52 @@ class TokenTexts:
             self._given = TokenWriter(read_tokenizer(path / "tokenizer.json" if path.is_dir() else path))
 
     def texts(self, name: str | None, ids: Sequence[int]) -> list[str] | None:
-        """Write the tokens of a rollout; None where nobody knows its tokenizer.
+        """Decode the tokens of a rollout, (T,), one text per token as in :meth:`TokenWriter.texts`.
 
         Args:
-            name: What the rollout calls its tokenizer.
+            name: The name of the rollout's tokenizer.
             ids: Its tokens, (T,).
 
         Returns:
-            (T,), one text a token: see :meth:`TokenWriter.texts`.
+            The texts; None if the tokenizer is unknown, or damaged.
         """
         with self._lock:
-            writer = self._given or self._writer(name)
+            writer = self._given
+            if writer is None:
+                if name not in self._found:
+                    tokenizer = None
+                    with contextlib.suppress(StoreError):  # damaged: the ids are shown
+                        tokenizer = None if name is None else tokenizer_of(self._folder, name)
+                    self._found[name] = None if tokenizer is None else TokenWriter(tokenizer)
+                writer = self._found[name]
             return None if writer is None else writer.texts(ids)
-
-    def _writer(self, name: str | None) -> TokenWriter | None:
-        if name not in self._found:
-            try:
-                tokenizer = None if name is None else tokenizer_of(self._folder, name)
-            except StoreError:  # damaged: the ids are shown
-                tokenizer = None
-            self._found[name] = None if tokenizer is None else TokenWriter(tokenizer)
-        return self._found[name]
 
 
 class TokenWriter:
-    """Writes tokens by one tokenizer, and remembers what it wrote."""
+    """Decodes tokens by one tokenizer, with a cache."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer: Any = tokenizer
         self._known: dict[tuple[int, ...], str] = {}
 
     def texts(self, ids: Sequence[int]) -> list[str]:
-        """Write each token as what it adds to the text of those before it, (T,).
+        """Decode each token to the text that it adds after those before it, (T,).
 
-        A character that several tokens spell stands at the last of them; at the others the text is empty. What never
-        becomes a character is the replacement character.
+        A character encoded by several tokens is the text of the last of them; the texts of the others are empty. Tokens
+        that never form a character are the replacement character.
         """
         found: list[str] = []
-        begin = 0  # of the pieces that wait for their character
+        begin = 0  # of the tokens that do not form a character yet
         for end in range(1, len(ids) + 1):
-            text = self._added(ids[max(0, begin - 1) : begin], ids[begin:end])
+            before, new = (*ids[max(0, begin - 1) : begin],), (*ids[begin:end],)
+            prefix, both = self._decoded(before), self._decoded((*before, *new))
+            text = both[len(prefix) :] if both.startswith(prefix) else self._decoded(new)
             if text.endswith(_BROKEN) and end - begin < _MOST_PIECES and end < len(ids):
                 found.append("")
             else:
                 found.append(text)
                 begin = end
         return found
-
-    def _added(self, before: Sequence[int], new: Sequence[int]) -> str:
-        """The text of some tokens behind another one."""
-        both = self._decoded((*before, *new))
-        prefix = self._decoded((*before,))
-        return both[len(prefix) :] if both.startswith(prefix) else self._decoded((*new,))
 
     def _decoded(self, ids: tuple[int, ...]) -> str:
         text = self._known.get(ids)

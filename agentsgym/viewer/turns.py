@@ -1,10 +1,10 @@
-"""Sum up every turn of many rollouts in a number, for the curves."""
+"""Summarize every turn of many rollouts in numbers, for the curves."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -23,10 +23,10 @@ _MEANS: Final = {"advantages": "advantages", "surprisals": "logprobs", "entropie
 
 
 def turns_of(store: RolloutStore) -> dict[str, Any]:
-    """Give the reward, and the means over its tokens, of each turn of each rollout, (N, K).
+    """Return the reward, and the means over its tokens, of each turn of each rollout, (N, K).
 
     Raises:
-        StoreError: A file is gone, or damaged.
+        StoreError: A file is missing or damaged.
     """
     found: dict[str, list[Any]] = {
         name: [] for name in ("row", "rewards", "advantages", "surprisals", "entropies", "invalid")
@@ -37,24 +37,23 @@ def turns_of(store: RolloutStore) -> dict[str, Any]:
         table: Any = part.table(["turns", "corrections", *_MEANS.values()]).combine_chunks()
         columns = _columns(table)
         for index, corrected in enumerate(table.column("corrections").to_pylist()):
-            if corrected is not None:  # what the columns hold is not all of it
-                record = record_of(part[index : index + 1].table(), 0)
-                for name, values in columns.items():
-                    values[index] = _OF_RECORD[name](record)
+            if corrected is not None:  # the columns do not hold all of it
+                for name, values in _values_of(record_of(part[index : index + 1].table(), 0)).items():
+                    columns[name][index] = values
         for name, values in columns.items():
             found[name] += values
     return found
 
 
 def _columns(table: Any) -> dict[str, list[Any]]:
-    turns = _list_of(table, "turns")
+    turns = _Lists(table.column("turns"))
     starts, stops = (turns.flat.field(name).to_numpy() for name in ("start", "stop"))
     rewards = [number(value) for value in turns.flat.field("reward").to_pylist()]
     invalid = [int(value) for value in turns.flat.field("invalid").to_pylist()]
     found: dict[str, list[Any]] = {"rewards": turns.nested(rewards), "invalid": turns.nested(invalid)}
     for name, column in _MEANS.items():
-        values = _list_of(table, column)
-        owner = np.repeat(np.arange(len(turns)), np.diff(turns.offsets))
+        values = _Lists(table.column(column))
+        owner = np.repeat(np.arange(len(turns.is_known)), np.diff(turns.offsets))
         first = values.offsets[:-1][owner]
         is_known = values.is_known[owner]
         sign = -1.0 if name == "surprisals" else 1.0
@@ -66,32 +65,25 @@ def _columns(table: Any) -> dict[str, list[Any]]:
 
 
 class _Lists:
-    """A column of lists: its values one after another, and where each list begins."""
+    """A column of lists: its concatenated values, and the beginning of each list."""
 
-    def __init__(self, column: Any) -> None:
+    def __init__(self, chunks: Any) -> None:
+        column = chunks.combine_chunks()
         self.flat = column.flatten()
         lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         self.offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         self.is_known: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
 
-    def __len__(self) -> int:
-        return len(self.is_known)
-
     def nested(self, values: Sequence[Any]) -> list[list[Any]]:
-        """Cut values, one for each of the column's, into lists as the column has them."""
+        """Split values, one for each value of the column, into lists like the column's."""
         ends = self.offsets.tolist()
         return [[*values[begin:end]] for begin, end in itertools.pairwise(ends)]
-
-
-def _list_of(table: Any, name: str) -> _Lists:
-    column = table.column(name).combine_chunks()
-    return _Lists(column)
 
 
 def _means(
     values: NDArray[np.float64], starts: NDArray[np.int64], stops: NDArray[np.int64], is_known: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """The mean of the known values in each span; NaN where there is none."""
+    """The mean of the known values in each span; NaN if there are none."""
     found = np.full(len(starts), math.nan)
     some = is_known & (stops > starts)
     if not some.any():
@@ -104,23 +96,18 @@ def _means(
     return found
 
 
-def _mean_of(name: str, sign: float) -> Callable[[StoredRollout], list[Any] | None]:
-    def mean(record: StoredRollout) -> list[Any] | None:
-        owner = record.trajectory if name == "logprobs" else record
-        values = cast("Sequence[float] | None", getattr(owner, name))
-        if values is None or not len(values):
-            return None
-        spans = [values[turn.start : turn.stop] for turn in record.trajectory.turns]
-        means = [mean_of(span) for span in spans]
-        return [None if one is None else number(sign * one) for one in means]
-
-    return mean
-
-
-_OF_RECORD: Final[dict[str, Callable[[StoredRollout], Any]]] = {
-    "rewards": lambda record: [number(turn.reward) for turn in record.trajectory.turns],
-    "invalid": lambda record: [int(turn.invalid) for turn in record.trajectory.turns],
-    "advantages": _mean_of("advantages", 1.0),
-    "surprisals": _mean_of("logprobs", -1.0),
-    "entropies": _mean_of("entropies", 1.0),
-}
+def _values_of(record: StoredRollout) -> dict[str, list[Any] | None]:
+    """The values of one rollout, computed from its trajectory."""
+    turns = record.trajectory.turns
+    found: dict[str, list[Any] | None] = {
+        "rewards": [number(turn.reward) for turn in turns],
+        "invalid": [int(turn.invalid) for turn in turns],
+    }
+    for name, column in _MEANS.items():
+        values = cast("Sequence[float] | None", getattr(record.trajectory if name == "surprisals" else record, column))
+        found[name] = None
+        if values is not None and len(values):
+            sign = -1.0 if name == "surprisals" else 1.0
+            means = [mean_of(values[turn.start : turn.stop]) for turn in turns]
+            found[name] = [None if one is None else number(sign * one) for one in means]
+    return found

@@ -1,4 +1,4 @@
-"""Write a page that holds everything it shows, in one file that can be sent around."""
+"""Write a page that contains everything it shows, in one file that can be passed around."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import contextlib
 import os
 import secrets
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.credit.rewards import TURN_CREDITS
 from agentsgym.credit.settings import CreditSettings
@@ -30,28 +30,28 @@ _PER_CHUNK: Final = 32  # rollouts; a task group stays together
 def write_page(
     store: RolloutStore, path: str | Path, *, limit: int = WRITTEN_LIMIT, tokenizer: str | Path | None = None
 ) -> Path:
-    """Write rollouts with their tokens, groups and what-ifs as one page; a file there is replaced, whole or not at all.
+    """Write rollouts with their tokens, groups and what-ifs as one page; an existing file is replaced atomically.
 
     Args:
-        store: The rollouts: a store, or a part of one, as ``store.filter`` gives it.
+        store: The rollouts: a store, or a part of one, such as ``store.filter(…)``.
         path: The file.
-        limit: The newest of so many rollouts.
-        tokenizer: A ``tokenizer.json``, or its folder, for stores that keep none.
+        limit: The number of rollouts, the newest ones.
+        tokenizer: A ``tokenizer.json``, or its folder, for rollouts stored without a tokenizer.
 
     Returns:
         The file.
 
     Raises:
         ConfigError: ``limit`` is not positive.
-        StoreError: A part of the store is gone or damaged, or there is no tokenizer at that place.
-        OSError: The file cannot be written; what was there is as it was.
+        StoreError: A file of the store is missing or damaged, or ``tokenizer`` is not a tokenizer.
+        OSError: The file cannot be written; an existing one is unchanged.
     """
     answers = Answers(store, limit=limit, mode="written", tokenizer=None if tokenizer is None else Path(tokenizer))
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
     try:
         with unfinished.open("x", encoding="utf-8", newline="\n") as file:
-            _write(file, answers)
+            file.writelines(_document(answers))
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
@@ -62,85 +62,73 @@ def write_page(
     return path
 
 
-def _write(file: IO[str], answers: Answers) -> None:
-    assets = Assets.read()
-    chunks = _chunks(answers)
-    file.write(begin(assets, answers.title, "written"))
-    listed = answers.list()
-    chunk_of = {
-        row: index for index, groups in enumerate(chunks) for key in groups for row in answers.index.groups[key]
-    }
-    listed["columns"] = listed["columns"] | {"chunk": [chunk_of[row] for row in answers.index.rows]}
-    file.write(data_element("list", dumped(listed), "application/json"))
-    for index, groups in enumerate(chunks):
-        file.write(data_element(f"chunk-{index}", _packed(_chunk(answers, groups))))
-    file.write(data_element("chunk-turns", _packed(answers.turns())))
-    file.write(end(assets))
-
-
-def _chunks(answers: Answers) -> list[list[int]]:
-    """Task groups that stand in one chunk, in the order of the list."""
+def _document(answers: Answers) -> Iterator[str]:
+    """Yield the parts of the page, its data in chunks of whole task groups."""
+    index = answers.index
     chunks: list[list[int]] = []
+    chunk_of: dict[int, int] = {}
     size = _PER_CHUNK
-    for key, rows in answers.index.groups.items():
+    for key, rows in index.groups.items():
         if size + len(rows) > _PER_CHUNK:
             chunks.append([])
             size = 0
         chunks[-1].append(key)
         size += len(rows)
-    return chunks
-
-
-def _chunk(answers: Answers, groups: Sequence[int]) -> dict[str, Any]:
-    rows = sorted(row for key in groups for row in answers.index.groups[key])
-    return {
-        "rollouts": {str(row): answers.rollout(row) for row in rows},
-        "groups": {str(key): answers.group(key) | {"what_ifs": _what_ifs(answers, key)} for key in groups},
-    }
+        chunk_of |= dict.fromkeys(rows, len(chunks) - 1)
+    assets = Assets.read()
+    yield begin(assets, answers.title, "written")
+    listed = answers.list()
+    listed["columns"] = listed["columns"] | {"chunk": [chunk_of[row] for row in index.rows]}
+    yield data_element("list", dumped(listed), "application/json")
+    for number, keys in enumerate(chunks):
+        rollouts = {str(row): answers.rollout(row) for row in sorted(row for key in keys for row in index.groups[key])}
+        groups = {str(key): answers.group(key) | {"what_ifs": _what_ifs(answers, key)} for key in keys}
+        yield data_element(f"chunk-{number}", _packed({"rollouts": rollouts, "groups": groups}))
+    yield data_element("chunk-turns", _packed(answers.turns()))
+    yield end(assets)
 
 
 def _what_ifs(answers: Answers, key: int) -> list[dict[str, Any]]:
-    """Those of the chosen set that can be computed."""
+    """Those of the chosen set that can be computed for a task group."""
     found: list[dict[str, Any]] = []
     for request in chosen(answers.batch(key).settings):
-        with contextlib.suppress(ConfigError):  # of these rollouts the estimator misses something
+        with contextlib.suppress(ConfigError):  # the estimator cannot be used on these rollouts
             one = answers.what_if_of(key, request)
             found.append({name: one[name] for name in ("settings", "advantages", "rows", "compared", "note")})
     return found
 
 
-def chosen(run: CreditSettings | None) -> Iterator[Request]:
-    """The what-ifs that a written page holds.
+def chosen(run: CreditSettings | None) -> list[Request]:
+    """The what-ifs that a written page contains.
 
-    The run's own settings first, where they are known; every estimator with its own defaults, scaled by group and not
-    at all; the choices of its options; and the run's estimator with the other turn credits.
+    First the run's own settings, if known, with every turn credit; then every estimator with its defaults, scaled by
+    group and not at all; and the choices of its options.
 
     Args:
-        run: The settings of the run; None where they are not known.
+        run: The settings of the run; None if unknown.
     """
-    base = replace(run, value_head=None) if run is not None else CreditSettings()
+    base = CreditSettings() if run is None else replace(run, value_head=None)
     names = available()
-    seen: list[Request] = []
-    if run is not None and run.advantage_estimator in names:
-        seen += _allowed(base)
-        seen += [replace(one, turn_credit=credit) for one in seen[:1] for credit in TURN_CREDITS]
+    is_known = run is not None and run.advantage_estimator in names
+    found: list[Request] = []
+    if is_known:
+        found += _allowed(base)
+        found += [replace(one, turn_credit=credit) for one in found[:1] for credit in TURN_CREDITS]
     for name in names:
         plain = replace(base, advantage_estimator=name, options={}, potential_weight=0.0)
-        options = options_of(name).items()
-        others = [
-            {option: value} for option, one in options for value in one["choices"] or () if value != one["default"]
-        ]
         for scale in ("group", "none"):
-            seen += _allowed(replace(plain, scale_rewards=scale))
-        for other in others:
-            seen += _allowed(replace(plain, options=other))
-    if not (run is not None and run.advantage_estimator in names):
-        seen += [Request(settings=CreditSettings(), turn_credit=credit) for credit in TURN_CREDITS]
-    return iter([one for index, one in enumerate(seen) if one not in seen[:index]])
+            found += _allowed(replace(plain, scale_rewards=scale))
+        for option, one in options_of(name).items():
+            for value in one["choices"] or ():
+                if value != one["default"]:
+                    found += _allowed(replace(plain, options={option: value}))
+    if not is_known:
+        found += [Request(settings=CreditSettings(), turn_credit=credit) for credit in TURN_CREDITS]
+    return [one for index, one in enumerate(found) if one not in found[:index]]
 
 
 def _allowed(settings: CreditSettings) -> list[Request]:
-    """A request of the settings; none where a run's own option is none of those that can be asked for."""
+    """A request of the settings; none if it is not allowed, as with some options of runs."""
     try:
         return [Request(settings=settings)]
     except ConfigError:
@@ -148,5 +136,5 @@ def _allowed(settings: CreditSettings) -> list[Request]:
 
 
 def _packed(value: Any) -> str:
-    """JSON as a zlib stream as base64: what ``DecompressionStream("deflate")`` inflates."""
+    """JSON, compressed for ``DecompressionStream("deflate")`` and encoded in base64."""
     return base64.b64encode(zlib.compress(dumped(value).encode("ascii"), 6)).decode("ascii")

@@ -126,10 +126,13 @@ def test_files_that_cannot_be_read_are_named_and_the_others_stay_readable(
     assert {file.name for file in store.skipped} == {
         f"{name}.parquet" for name in ("cut", "empty", "noise", "foreign", "newer")
     }
-    assert store.skipped[tmp_path / "foreign.parquet"] == "parquet, but not of a rollout store"
-    assert "of version 99 of the format, this library reads 1" in store.skipped[tmp_path / "newer.parquet"]
+    assert store.skipped[tmp_path / "foreign.parquet"] == "a parquet file, but not part of a rollout store"
+    assert "format version 99, but this library reads 1" in store.skipped[tmp_path / "newer.parquet"]
     [warning] = caplog.records
-    assert "5 of 6 parquet files cannot be read and are skipped: cut.parquet (no whole parquet file" in warning.message
+    assert (
+        "5 of 6 parquet files cannot be read and are skipped: cut.parquet (not a complete parquet file"
+        in warning.message
+    )
 
 
 def test_a_part_that_is_damaged_or_gone_after_opening_is_an_error_that_names_it(tmp_path: Path) -> None:

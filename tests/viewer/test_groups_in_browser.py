@@ -48,7 +48,7 @@ def test_a_group_stands_side_by_side_and_shows_where_it_parts(either: Opened) ->
     for member, one in enumerate(group["members"]):
         for turn, played in enumerate(one["turns"]):
             cell = table.locator("tbody tr").nth(turn).locator("td").nth(member)
-            assert float(cell.locator(".paid .value").get_attribute("title") or "") == played["reward"]
+            assert float(cell.locator(".turn-reward .value").get_attribute("title") or "") == played["reward"]
             assert cell.locator(".action").inner_text().startswith(played["text"].split("\n")[0])
             if turn:
                 own, _ = record_of(one["row"])
@@ -58,8 +58,8 @@ def test_a_group_stands_side_by_side_and_shows_where_it_parts(either: Opened) ->
     for turn in range(rows):
         playing = [one["turns"][turn : turn + 1] for one in group["members"]]
         count = sum(bool(own) and apart == turn for own, apart in zip(playing, group["diverges"], strict=True))
-        said = table.locator("tbody tr").nth(turn).get_by_text(re.compile("part"))
-        expect(said).to_have_text([f"≠ {count} of {GROUP} part{'s' * (count == 1)}"] if count else [])
+        said = table.locator("tbody tr").nth(turn).get_by_text(re.compile("diverge"))
+        expect(said).to_have_text([f"≠ {count} of {GROUP} diverge{'s' * (count == 1)}"] if count else [])
     expect(table.locator("td.alike")).to_have_count(GROUP * group["common_turns"])
     page.get_by_role("link", name="Show only this group in the list").click()
     expect(page.locator(".count b")).to_have_text(str(GROUP))

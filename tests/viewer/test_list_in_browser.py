@@ -122,7 +122,7 @@ def test_texts_are_searched_in_any_case(either: Opened) -> None:
     page.keyboard.type("REDacted")
     settled(page, "text=REDacted")
     expect(page.locator(".empty")).to_be_visible()
-    page.get_by_label("Search the texts of rollouts").fill("ONERROR")
+    page.get_by_label("Search the messages of rollouts").fill("ONERROR")
     settled(page, "text=ONERROR")
     expect(page.locator(".count b")).to_have_text("4")
     assert shown_rows(page) == [4 * HOSTILE_GROUP + member for member in reversed(range(4))]
@@ -147,7 +147,7 @@ def test_keys_move_open_and_go_back(served: Opened) -> None:
         page.wait_for_selector(f"section.{view}")
         settled(page)
     page.keyboard.press("n")
-    expect(page.locator("#turn-0")).to_have_class("message said here")
+    expect(page.locator("#turn-0")).to_have_class("message agent here")
     page.keyboard.press("v")
     page.wait_for_selector("section.curves")
     settled(page, "view=curves")
@@ -164,7 +164,7 @@ def test_keys_move_open_and_go_back(served: Opened) -> None:
 
 def test_letters_typed_into_a_field_are_no_keys(served: Opened) -> None:
     page = served.go()
-    page.get_by_label("Search the texts of rollouts").click()
+    page.get_by_label("Search the messages of rollouts").click()
     page.keyboard.type("clock")
     settled(page, "text=clock")
     assert page.locator("section.list").is_visible()

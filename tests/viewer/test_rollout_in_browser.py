@@ -110,7 +110,7 @@ def test_colors_follow_the_chosen_quantity_and_the_legend_has_their_scale(served
 
 def test_a_rollout_that_training_left_out_says_so(served: Opened) -> None:
     page = served.go(view="tokens", row=5)
-    expect(page.locator(".notice")).to_contain_text("Training left this rollout out")
+    expect(page.locator(".notice")).to_contain_text("This rollout was excluded from training")
 
 
 def test_tokens_of_an_evaluation_are_not_said_to_be_trained_on(browser: Browser, tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_tokens_of_an_evaluation_are_not_said_to_be_trained_on(browser: Browser,
         writer.add(record_of(0)[0])
     with opened(browser, RolloutStore(tmp_path / "kept"), "served", tmp_path) as shown:
         page = shown.go(view="tokens", row=0, by="mask")
-        expect(page.locator(".legend")).to_contain_text("the agent's: training would count it")
-        page.locator(".stream .token.said").first.hover()
+        expect(page.locator(".legend")).to_contain_text("agent tokens that training would use")
+        page.locator(".stream .token.agent").first.hover()
         expect(page.locator(".hint [data-name='trained on']")).to_have_text("no, but it would be")
 
 
@@ -226,7 +226,7 @@ def test_a_rollout_without_tokens_keeps_its_conversation(browser: Browser, tmp_p
     for mode in ("served", "written"):
         with opened(browser, RolloutStore(tmp_path / "bare"), mode, tmp_path) as shown:
             page = shown.go(view="tokens", row=0)
-            expect(page.locator(".content .empty")).to_contain_text("recorded without tokens")
+            expect(page.locator(".content .empty")).to_contain_text("recorded without a tokenizer")
             page = shown.go(view="conversation", row=0)
             expect(page.locator("#turn-0")).to_contain_text("∞")
             for view in ("group", "what-if", "pair", "curves"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,10 +27,9 @@ from agentsgym.store.rows import record_of
 from agentsgym.tiny import tiny_policy
 from agentsgym.types import StopReason, Trajectory, Turn
 from agentsgym.viewer.answers import Answers
-from agentsgym.viewer.groups import first_difference, group_of
 from agentsgym.viewer.index import environment_label
 from agentsgym.viewer.plain import dumped, entries, number
-from agentsgym.viewer.rollouts import rollout_of
+from agentsgym.viewer.rollouts import first_difference, group_of, rollout_of
 from agentsgym.viewer.token_texts import TokenWriter
 from agentsgym.viewer.turns import turns_of
 
@@ -294,6 +294,15 @@ def test_long_thoughts_and_values_are_cut_and_say_by_how_much(tmp_path: Path) ->
     told = answers_of(tmp_path).rollout(0)
     assert told["messages"][1]["left_out"] == 800_000
     assert re.search(r"… 900,0\d\d characters omitted$", told["info"])
+
+
+def test_token_ids_in_an_array_are_shown_like_a_list(tmp_path: Path) -> None:
+    given = replace(rollout(0), token_ids=np.array(rollout(0).token_ids))
+    write(tmp_path, [StoredRollout(trajectory=one) for one in (given, rollout(0))])
+    array, plain = (answers_of(tmp_path).rollout(row) for row in (0, 1))
+    assert array["tokens"] == plain["tokens"]
+    assert ["agent tokens", "3"] in array["facts"]
+    assert ["agent tokens", "3"] in plain["facts"]
 
 
 def test_what_the_list_does_not_have_is_a_sentence(tmp_path: Path) -> None:

@@ -1,16 +1,16 @@
-// Elements, texts and numbers: what every view is made of. Nothing here parses HTML: texts become text nodes.
+// Elements, texts and numbers for all views. Nothing here parses HTML: texts become text nodes.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// What a reader would not see, or what turns letters around: control characters, bidirectional and zero-width marks,
-// line separators, tags, halves of surrogate pairs. Newline and tab stay.
+// Characters that are invisible or change the direction of text: control characters, bidirectional and zero-width
+// marks, line separators, tags, lone surrogates. Newline and tab are kept.
 const UNSEEN = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f" +
     "\\u2028-\\u202e\\u2060-\\u2069\\ufeff\\u{e0000}-\\u{e007f}\\ud800-\\udfff]",
   "gu",
 );
 
-/** Write what would not be seen as a sign for it: ESC as ␛, others as ⟪U+202E⟫. */
+/** Replace invisible characters by signs: ESC by ␛, others by ⟪U+202E⟫. */
 function visible(text) {
   return String(text).replace(UNSEEN, (character) => {
     const code = character.codePointAt(0);
@@ -59,18 +59,18 @@ function drawn(tag, options = {}, ...children) {
   return add(assign(document.createElementNS(SVG, tag), options), ...children);
 }
 
-/** Make a number of what JSON holds: null is not known (NaN), infinities are written as text. */
+/** Read a number from JSON: null is NaN, and infinities are texts. */
 function numberOf(value) {
   if (value === null || value === undefined) return NaN;
   return value === "inf" ? Infinity : value === "-inf" ? -Infinity : Number(value);
 }
 
-/** Write a number as it is stored, to the last digit. */
+/** Format a number as it is stored, with all its digits. */
 function exact(value) {
   return value === null || value === undefined ? "not known" : String(value);
 }
 
-/** Write a number briefly: at most four significant digits, a true minus sign, – where it is not known. */
+/** Format a number: at most four significant digits, a true minus sign, – if it is unknown. */
 function brief(value) {
   const number = numberOf(value);
   if (Number.isNaN(number)) return "–";
@@ -85,7 +85,7 @@ function brief(value) {
   return number < 0 ? `−${text}` : text;
 }
 
-/** Likewise with two places and a sign, so that columns of them line up. */
+/** Format a number with two decimals and a sign, so that columns align. */
 function signed(value) {
   const number = numberOf(value);
   if (Number.isNaN(number) || !Number.isFinite(number)) return brief(value);
@@ -109,7 +109,7 @@ function meanOf(values) {
   return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : NaN;
 }
 
-/** Say how strongly a value is colored: -8 … 8 by its share of the limit, at least 1 step where it is not 0. */
+/** The color step of a value: -8 … 8 by its share of the limit, at least 1 if it is not 0. */
 function strength(value, limit) {
   if (!value || !limit || Number.isNaN(value)) return 0;
   const reach = Number.isFinite(value) ? Math.min(1, Math.abs(value) / limit) : 1;
@@ -134,7 +134,7 @@ function largest(values) {
 
 const OUTCOME_SIGNS = { won: "✓", lost: "✗", played: "•", failed: "!" };
 
-/** An outcome: a sign of its own beside the word, so that it is told by more than color. */
+/** An outcome with a sign beside the word, so that color is not the only difference. */
 function outcomeMark(outcome) {
   return el(
     `span.outcome.${outcome}`,

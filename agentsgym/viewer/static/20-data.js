@@ -1,19 +1,19 @@
-// Where answers come from: the server, or the document itself. Both give the same answers to the same questions.
+// The data: from the server, or from the document itself. Both give the same answers to the same requests.
 
 const SERVED = document.body.dataset.mode === "served";
 
-/** Keeps the answers used last; a question that failed is asked again. */
+/** A cache of the answers used last; failed requests are retried. */
 class Kept {
   constructor(most) {
     this.most = most;
     this.answers = new Map();
   }
 
-  get(key, ask) {
+  get(key, request) {
     let answer = this.answers.get(key);
     if (answer) this.answers.delete(key);
     else {
-      answer = ask();
+      answer = request();
       answer.catch(() => this.answers.delete(key));
     }
     this.answers.set(key, answer);
@@ -30,8 +30,8 @@ const kept = {
   once: new Kept(4),
 };
 
-/** Ask the server. Whatever goes wrong is an Error whose message is a sentence for the reader. */
-async function ask(what, parameters = {}) {
+/** Request data from the server. Any failure is an Error with a readable message. */
+async function requested(what, parameters = {}) {
   const query = new URLSearchParams(parameters).toString();
   let response;
   try {
@@ -69,9 +69,9 @@ function chunk(number) {
   return kept.chunks.get(number, () => inflated(`chunk-${number}`));
 }
 
-const METRIC = "info/"; // begins the name of a column of numbers that environments report
+const METRIC = "info/"; // prefix of the columns of numbers that environments report
 
-/** One list of a whole store: its columns, and how to read them. */
+/** The list of rollouts by column. */
 class List {
   constructor(answer) {
     this.answer = answer;
@@ -85,7 +85,7 @@ class List {
     return Array.isArray(this.columns[name]);
   }
 
-  /** The value of a rollout in a column: words as text, numbers as they are, null where it is not known. */
+  /** The value of a rollout in a column: words as text, numbers unchanged, null if unknown. */
   value(name, place) {
     const value = this.columns[name]?.[place] ?? null;
     const words = this.answer.words?.[name];
@@ -96,7 +96,7 @@ class List {
     return numberOf(this.columns[name]?.[place]);
   }
 
-  /** The rollouts of the same group (or task) as one of them, in the order of the list. */
+  /** The rollouts of the same group (or task) as a given one, in the order of the list. */
   alike(name, place) {
     const key = this.columns[name][place];
     const found = [];
@@ -106,9 +106,9 @@ class List {
 }
 
 const data = {
-  /** The list: a column a quantity, one value a rollout. */
+  /** The list: one value per rollout in each column. */
   async list() {
-    if (SERVED) return new List(await ask("list"));
+    if (SERVED) return new List(await requested("list"));
     const node = document.getElementById("list");
     if (!node) throw new Error("This page has no list of rollouts: the file is truncated.");
     return new List(JSON.parse(node.textContent));
@@ -116,7 +116,7 @@ const data = {
 
   rollout(list, row) {
     return kept.rollouts.get(row, async () => {
-      if (SERVED) return ask("rollout", { row });
+      if (SERVED) return requested("rollout", { row });
       const found = (await chunk(list.value("chunk", list.places.get(row)))).rollouts[row];
       if (!found) throw new Error(`This page does not include rollout ${row}.`);
       return found;
@@ -128,23 +128,23 @@ const data = {
     const place = list.places.get(row);
     const key = list.value("group", place);
     return kept.groups.get(key, async () => {
-      if (SERVED) return ask("group", { key });
+      if (SERVED) return requested("group", { key });
       const found = (await chunk(list.value("chunk", place))).groups[key];
       if (!found) throw new Error("This page does not include the group of this rollout.");
       return found;
     });
   },
 
-  /** What every turn of every rollout was paid and given; asked for once. */
+  /** The rewards and means of every turn of every rollout; requested once. */
   turns() {
     return kept.once.get("turns", async () => {
-      const turns = SERVED ? await ask("turns") : await inflated("chunk-turns");
+      const turns = SERVED ? await requested("turns") : await inflated("chunk-turns");
       turns.places = new Map(turns.row.map((row, place) => [row, place]));
       return turns;
     });
   },
 
-  /** Advantages by other settings: computed by the server, or found among those that were written. */
+  /** Advantages under other settings: computed by the server, or looked up among those in the page. */
   async whatIf(group, settings) {
     if (!SERVED) {
       const found = writtenWhatIfs(group).find((one) => sameSettings(one.settings, settings));
@@ -152,12 +152,12 @@ const data = {
       return found;
     }
     const parameters = { key: group.key, ...settings, options: JSON.stringify(settings.options) };
-    return kept.whatIfs.get(JSON.stringify(parameters), () => ask("what-if", parameters));
+    return kept.whatIfs.get(JSON.stringify(parameters), () => requested("what-if", parameters));
   },
 
-  /** Find rollouts by their text; a written page is searched part by part, and tells how far it is. */
+  /** Find rollouts by their text; a written page is searched part by part, and reports its progress. */
   async search(list, text, onProgress, isCurrent) {
-    if (SERVED) return ask("search", { text });
+    if (SERVED) return requested("search", { text });
     const numbers = [...new Set(list.columns.chunk)];
     const wanted = text.toLowerCase();
     const rows = [];
@@ -179,12 +179,12 @@ function mentions(rollout, wanted) {
   );
 }
 
-/** What a written page has computed beforehand for a group, settings told apart from numbers. */
+/** The what-ifs of a group that a written page contains, with their settings. */
 function writtenWhatIfs(group) {
   return (group.what_ifs ?? []).map((one) => ({ ...one, settings: one.settings ?? one }));
 }
 
-/** Options in one order, so that equal ones are written alike. */
+/** Options in a fixed order, so that equal ones have equal texts. */
 function optionsText(options) {
   return JSON.stringify(Object.entries(options ?? {}).sort(([one], [other]) => (one < other ? -1 : 1)));
 }

@@ -1,4 +1,4 @@
-// The address (what stands behind #) says what is seen: view, rollout, filters. So reload, back and a link keep it.
+// The address (the part after #) determines what is shown: view, rollout, filters. Reload, back and links keep it.
 
 const VIEWS = ["list", "curves", "conversation", "tokens", "group", "what-if", "pair"];
 
@@ -29,7 +29,7 @@ function go(changes, { step = true } = {}) {
   show();
 }
 
-/** Keep a detail in the address while what is seen stays as it is. */
+/** Store a detail in the address without changing what is shown. */
 function keep(changes) {
   history.replaceState(null, "", addressWith(changes));
   settle();
@@ -38,7 +38,7 @@ function keep(changes) {
 // Keys of the address that belong to one view and are dropped when another rollout is opened.
 const OF_A_ROLLOUT = { turn: null, token: null, left: null, right: null };
 
-/** A link within the page: an address of its own, so that it opens in another tab too. */
+/** A link within the page, with its own address, so that it opens in another tab too. */
 function link(kind, changes, options, ...children) {
   const onclick = (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;

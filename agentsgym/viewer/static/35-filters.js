@@ -1,4 +1,4 @@
-// Which rollouts are seen, and in which order.
+// The rollouts that are shown, and their order.
 
 const FACETS = [
   ["outcome", "Outcome"],
@@ -12,7 +12,7 @@ const RANGES = [
   ["final_reward", "Reward"],
   ["step", "Step"],
   ["num_turns", "Turns"],
-  ["num_agent_tokens", "Agent's tokens"],
+  ["num_agent_tokens", "Agent tokens"],
   ["num_tokens", "All tokens"],
 ];
 
@@ -21,10 +21,10 @@ function rangesOf(list) {
   return [...RANGES, ...list.metrics.map((name) => [name, name.slice(METRIC.length)])];
 }
 
-const NEWEST_FIRST = "-row"; // the order, unless the address says another
-const UNKNOWN = "–"; // how a value that is not known is written in the address and among the choices
+const NEWEST_FIRST = "-row"; // the order if the address has none
+const UNKNOWN = "–"; // an unknown value in the address and among the choices
 
-/** What was found for the text in the address; null rows: not searched yet. */
+/** The result of the search for the text in the address; null rows: not searched yet. */
 const found = { text: "", rows: null, complete: true, error: null };
 
 /** Read a range "0.5..2"; either end may be left out. */
@@ -33,7 +33,7 @@ function readRange(text) {
   return [low === "" ? -Infinity : Number(low), high === "" || high === undefined ? Infinity : Number(high)];
 }
 
-/** The tests that the address asks for: [name, function of a place in the list]. */
+/** The filters in the address: [name, function of a place in the list]. */
 function testsOf(list, given) {
   const tests = [];
   for (const [name] of FACETS) {
@@ -52,9 +52,9 @@ function testsOf(list, given) {
   return tests;
 }
 
-/** Sort the list by the address, and say how many rollouts each choice would leave.
+/** Filter and sort the list by the address, and count the rollouts that each choice would leave.
  *
- * A choice is counted among the rollouts that pass every other filter, so that it tells what ticking it gives.
+ * A choice is counted among the rollouts that pass every other filter: so many are shown if it is ticked.
  */
 function filtered(list, given) {
   const tests = testsOf(list, given);
@@ -76,7 +76,7 @@ function filtered(list, given) {
   return { places: sorted(list, places, given.get("sort") ?? NEWEST_FIRST), counts, passing };
 }
 
-/** Sort places by a column; "-reward" is descending. What is not known comes last either way. */
+/** Sort places by a column; "-reward" is descending. Unknown values come last either way. */
 function sorted(list, places, order) {
   const descending = order.startsWith("-");
   const name = descending ? order.slice(1) : order;
@@ -97,7 +97,7 @@ function sorted(list, places, order) {
   return [...places].sort(compare);
 }
 
-/** The metrics that an address filters by. */
+/** The metrics by which the address filters. */
 function metricsIn(given) {
   return [...given.keys()].filter((name) => name.startsWith(METRIC));
 }
@@ -111,14 +111,14 @@ function isFiltered(given) {
   );
 }
 
-/** What removes every filter from the address. */
+/** The changes that remove every filter from the address. */
 function noFilters() {
   const columns = [...FACETS, ...RANGES].map(([name]) => name);
   const names = [...columns, ...metricsIn(readAddress().given), "group", "task", "text"];
   return Object.fromEntries(names.map((name) => [name, null]));
 }
 
-/** Search for the text of the address, once a text; the view is shown again as results come in. */
+/** Search for the text in the address, once per text; the view is updated as results arrive. */
 function searchFor(list, text) {
   if (found.text === text) return;
   Object.assign(found, { text, rows: null, complete: !text, error: null });

@@ -1,8 +1,8 @@
-// The list: as many rows in the document as are seen, however many rollouts there are.
+// The list: only the visible rows are in the document, however many rollouts there are.
 
-const ROW_HEIGHT = 27; // pixels; viewer.css says the same
+const ROW_HEIGHT = 27; // pixels, as in viewer.css
 
-// [column, heading, width, how it is drawn, how soon it is dropped where the window is narrow (0: never)]
+// [column, heading, width, kind, rank by which it is dropped in narrow windows, the highest first (0: never)]
 const COLUMNS = [
   ["row", "#", "52px", "number", 0],
   ["outcome", "outcome", "82px", "outcome", 0],
@@ -28,7 +28,7 @@ const ALWAYS = new Set(["row", "outcome", "final_reward", "num_turns", "strip"])
 class ListView {
   constructor(list) {
     this.list = list;
-    this.turns = null; // rewards by turn, once they are here
+    this.turns = null; // rewards by turn, once they are loaded
     this.drawnRows = new Map();
     this.places = [];
     this.selected = 0;
@@ -50,18 +50,18 @@ class ListView {
       el("div.table", {}, this.summary, this.empty, this.scroller, keys),
     );
     this.body.addEventListener("click", (event) => this.opened(event));
-    // What is pressed is not to be replaced before it is let go: only another width changes the columns.
+    // A pressed element must not be replaced before it is released: only another width changes the columns.
     new ResizeObserver(() => (this.scroller.clientWidth === this.width ? this.draw() : this.fit())).observe(this.scroller);
     this.loadTurns();
   }
 
-  /** Whether a column tells rollouts apart: one value for all is said once, above the list. */
+  /** Whether a column distinguishes rollouts: a value common to all is shown once, above the list. */
   varies(name) {
     const values = this.list.columns[name];
     return Boolean(values) && values.some((value) => value !== values[0]);
   }
 
-  /** Load what every turn was paid, unless that is more than a list needs. */
+  /** Load the rewards of every turn, unless there are too many for a list. */
   loadTurns() {
     const total = this.list.columns.num_turns.reduce((sum, count) => sum + (count ?? 0), 0);
     if (total > 400_000) return;
@@ -77,7 +77,7 @@ class ListView {
         for (const [index, node] of this.drawnRows)
           node.querySelector(".cell.strip")?.replaceChildren(this.strip(this.places[index]) ?? "");
       })
-      .catch(() => {}) // the list does without it; the curves say what is wrong
+      .catch(() => {}) // the list works without them; the curves show the error
       .finally(() => {
         this.isLoading = false;
         settle();
@@ -89,8 +89,8 @@ class ListView {
     const order = places.length !== this.places.length || places.some((place, index) => place !== this.places[index]);
     this.places = places;
     this.filters.show(given, counts, passing);
-    this.filters.say(places);
-    this.say(given);
+    this.filters.summarize(places);
+    this.summarize(given);
     const wanted = this.list.places.get(Number(given.get("row")));
     const index = given.has("row") ? places.indexOf(wanted) : -1;
     this.selected = Math.max(0, index >= 0 ? index : Math.min(this.selected, places.length - 1));
@@ -99,7 +99,7 @@ class ListView {
     if (index >= 0) this.reveal();
   }
 
-  say(given) {
+  summarize(given) {
     const { list } = this;
     const same = this.all.filter(
       ([name]) => !["row", "strip", "created_at"].includes(name) && list.has(name) && !this.varies(name),
@@ -133,7 +133,7 @@ class ListView {
     );
   }
 
-  /** Choose the columns that fit, the most telling ones first. */
+  /** Choose the columns that fit, the most informative ones first. */
   fit() {
     const width = this.scroller.clientWidth;
     if (!width) return;
@@ -171,7 +171,7 @@ class ListView {
     this.draw();
   }
 
-  /** Keep the rows in the document that are seen, and a few beside them. */
+  /** Keep the visible rows in the document, and a few around them. */
   draw() {
     const height = this.scroller.clientHeight || 600;
     const first = Math.max(0, Math.floor(this.scroller.scrollTop / ROW_HEIGHT) - 8);
@@ -211,7 +211,7 @@ class ListView {
     if (name === "row")
       return add(node, link("open", { view: "conversation", row: value, ...OF_A_ROLLOUT }, { tabIndex: -1 }, value));
     if (kind === "moment") return add(node, value === null ? "–" : moment(value).slice(5, 16));
-    const isWhole = kind === "word" || name === "seed"; // a seed that is rounded is none
+    const isWhole = kind === "word" || name === "seed"; // a seed must not be rounded
     const written = name === "final_reward" ? signed(value) : isWhole ? String(value ?? "–") : brief(value);
     return add(assign(node, { title: isWhole ? written : null }), written);
   }
@@ -259,7 +259,7 @@ class ListView {
   }
 }
 
-/** The value below which a share of the known ones lie; 0 if there is none. */
+/** The value below which a share of the finite ones lie; 0 if there are none. */
 function percentile(values, share) {
   const known = values.filter(Number.isFinite).sort((one, other) => one - other);
   return known.length
@@ -267,7 +267,7 @@ function percentile(values, share) {
     : 0;
 }
 
-/** A bar a turn, up for paid and down for fined; a dot where nothing was paid, a cross where the action was invalid. */
+/** One bar per turn, up for positive and down for negative rewards; a dot for none, a mark for an invalid action. */
 function turnStrip(rewards, invalid, limit) {
   const wide = Math.max(2, Math.min(7, Math.floor(240 / Math.max(1, rewards.length))));
   const paths = { up: "", down: "", none: "", wrong: "" };
@@ -289,7 +289,7 @@ function turnStrip(rewards, invalid, limit) {
       width: rewards.length * wide,
       height: 20,
       viewBox: `0 0 ${Math.max(1, rewards.length * wide)} 20`,
-      preserveAspectRatio: "none", // a narrow column presses the turns together, and cuts none off
+      preserveAspectRatio: "none", // a narrow column compresses the turns, and cuts none off
       role: "img",
       "aria-label": label.slice(0, 400),
     },

@@ -1,4 +1,4 @@
-// The panel beside the list: a box a choice with its count, a field at each end of a range, the search.
+// The panel beside the list: a box for each choice with its count, a field for each end of a range, the search.
 
 const MOST_CHOICES = 7; // of a filter before "more" is pressed
 
@@ -8,8 +8,8 @@ class FilterPanel {
     this.unfolded = new Set();
     this.text = el("input", {
       type: "search",
-      placeholder: "Search the texts  ( / )",
-      "aria-label": "Search the texts of rollouts",
+      placeholder: "Search messages  ( / )",
+      "aria-label": "Search the messages of rollouts",
       oninput: () => {
         clearTimeout(this.timer);
         this.timer = setTimeout(() => this.searched(), 250);
@@ -53,21 +53,21 @@ class FilterPanel {
     for (const range of this.ranges) range.show(given, passing.get(range.name));
   }
 
-  say(places) {
+  summarize(places) {
     const shown = places.length;
     const outcomes = places.map((place) => this.list.value("outcome", place));
     const won = outcomes.filter((one) => one === "won").length;
-    const told = won + outcomes.filter((one) => one === "lost").length; // not of those that failed
+    const judged = won + outcomes.filter((one) => one === "lost").length; // without failed rollouts
     const { shown: size, total, note } = this.list.answer;
     const all = size < total ? `${grouped(size)} newest of ${grouped(total)}` : grouped(total);
-    this.summary.textContent = `Filters: ${grouped(shown)} of ${all} rollouts`; // seen in narrow windows alone
+    this.summary.textContent = `Filters: ${grouped(shown)} of ${all} rollouts`; // visible only in narrow windows
     this.count.replaceChildren();
     add(
       this.count,
       el("b", {}, grouped(shown)),
       shown === this.list.size && size === total ? " rollouts" : ` of ${all} rollouts`,
       isFiltered(this.given) ? button("link", () => go(noFilters()), {}, "clear") : null,
-      told ? el("span.note.won", {}, `${((100 * won) / told).toFixed(1)} % won (${grouped(won)} of ${grouped(told)})`) : null,
+      judged ? el("span.note.won", {}, `${((100 * won) / judged).toFixed(1)} % won (${grouped(won)} of ${grouped(judged)})`) : null,
       note ? el("span.note.faint", {}, note) : null,
     );
   }
@@ -115,12 +115,12 @@ class FilterPanel {
     const label =
       name === "outcome"
         ? outcomeMark(value)
-        : el("span.word", { title: value }, value === UNKNOWN ? "not known" : value || "(empty)");
+        : el("span.word", { title: value }, value === UNKNOWN ? "unknown" : value || "(empty)");
     return el("label.choice", {}, box, label, el("span.size", {}, grouped(size)), bar);
   }
 }
 
-/** Two fields and a small histogram of what the other filters leave. */
+/** Two fields and a small histogram of the rollouts that the other filters leave. */
 class RangeFilter {
   constructor(list, name, heading) {
     Object.assign(this, { list, name });
@@ -168,7 +168,7 @@ class RangeFilter {
     this.node.hidden = !given.has(this.name) && !(most > least);
     if (!(most > least)) return;
     const whole = values.every(Number.isInteger) && most - least < 25;
-    const number = whole ? most - least + 1 : 25; // whole numbers get a bar each, so that none is empty by chance
+    const number = whole ? most - least + 1 : 25; // one bar per whole number, so that none is empty by chance
     const wide = (most - least) / (whole ? number - 1 : number);
     const start = whole ? least - 0.5 : least;
     const bins = new Array(number).fill(0);

@@ -1,4 +1,4 @@
-// One rollout: its head, which all of its views share, and its conversation.
+// One rollout: the header shared by all its views, and its conversation.
 
 const TABS = [
   ["conversation", "Conversation", "c"],
@@ -7,9 +7,9 @@ const TABS = [
   ["what-if", "What if", "w"],
   ["pair", "Before / after", "b"],
 ];
-const MOST_CHARACTERS = 20_000; // of a text before "show the rest"; one of a megabyte would stop the page
+const MOST_CHARACTERS = 20_000; // of a text before "show more"; a megabyte would block the page
 
-/** What a turn's tokens come to: its reward, and the means of its advantage, surprisal and entropy. */
+/** The numbers of a turn: its reward, and the means of advantage, surprisal and entropy over its tokens. */
 function turnNumbers(rollout, turn) {
   const { start, stop, reward, invalid } = rollout.turns[turn];
   const mean = (name) => (rollout.tokens?.[name] ? meanOf(rollout.tokens[name].slice(start, stop)) : NaN);
@@ -22,7 +22,7 @@ function turnNumbers(rollout, turn) {
   };
 }
 
-/** The head of a rollout: how it went, the way to its neighbors in the list, its views. */
+/** The header of a rollout: its outcome, its neighbors in the list, its views. */
 function rolloutHead(app, row, view, rollout) {
   const { list, places } = app;
   const place = list.places.get(row);
@@ -62,7 +62,7 @@ function rolloutHead(app, row, view, rollout) {
   );
 }
 
-/** Which rollout it is, in a line. */
+/** The identity of a rollout in one line. */
 function headlineOf(list, place) {
   const value = (name) => list.value(name, place);
   const group = value("group_index"); // in training a task's index is a place in its batch
@@ -76,7 +76,7 @@ function headlineOf(list, place) {
   return parts.filter(Boolean).join(" · ");
 }
 
-/** What is known of a rollout beside its messages: short facts in a line, long ones folded. */
+/** The metadata of a rollout: short facts in a line, long ones folded. */
 function factsOf(rollout) {
   const facts = (rollout.facts ?? []).filter(([, text]) => text !== null && text !== "");
   const folded = [
@@ -96,11 +96,11 @@ function factsOf(rollout) {
   );
 }
 
-/** A text of any length: its beginning, and the rest when it is asked for. */
+/** A text of any length: its beginning, and the rest on request. */
 function longText(text, kind = "pre.text") {
   const whole = String(text ?? "");
   if (whole.length <= MOST_CHARACTERS) return el(kind, {}, withBoards(whole));
-  const inPair = /[\ud800-\udbff]/.test(whole[MOST_CHARACTERS - 1]); // do not part the halves of a character
+  const inPair = /[\ud800-\udbff]/.test(whole[MOST_CHARACTERS - 1]); // do not split a surrogate pair
   const end = MOST_CHARACTERS - (inPair ? 1 : 0);
   const node = el(kind, {}, withBoards(whole.slice(0, end)));
   const rest = grouped(whole.length - end);
@@ -135,7 +135,7 @@ function inOneLine(text) {
   return /^[{[]/.test(whole) && line.length < 160 ? line : whole;
 }
 
-/** One message: who says it, what it came to where it is a turn, thoughts folded, calls of tools. */
+/** One message: its role, its numbers if it is a turn, its reasoning (folded), its tool calls. */
 function messageOf(rollout, message) {
   const turn = message.turn ?? null;
   const calls = (message.calls ?? []).map((call) =>
@@ -143,7 +143,7 @@ function messageOf(rollout, message) {
   );
   const words = message.reasoning ? message.reasoning.trim().split(/\s+/).length : 0;
   return el(
-    `article.message.${turn === null ? "given" : "said"}`,
+    `article.message.${turn === null ? "given" : "agent"}`,
     { id: turn === null ? null : `turn-${turn}` },
     el(
       "div.who",
@@ -158,7 +158,7 @@ function messageOf(rollout, message) {
         ? el(
             "details.thought",
             {},
-            el("summary", {}, `thought, ${counted(words, "word")}`),
+            el("summary", {}, `reasoning, ${counted(words, "word")}`),
             longText(message.reasoning),
           )
         : null,
@@ -171,7 +171,7 @@ function messageOf(rollout, message) {
   );
 }
 
-/** What stands beside a turn: its index, reward, mean advantage; what was odd about it. */
+/** The notes beside a turn: its index, reward, mean advantage, and anything unusual. */
 function turnNotes(rollout, turn, beside = null) {
   const numbers = turnNumbers(rollout, turn);
   const { exact: isExact, role, rewritten, episode } = rollout.turns[turn];
@@ -190,11 +190,11 @@ function turnNotes(rollout, turn, beside = null) {
     isExact === false
       ? el(
           "span.note.faint",
-          { title: "Its text was encoded afterwards: these are not the sampled tokens" },
+          { title: "Tokens encoded from the text afterwards, not the sampled ones" },
           "encoded text",
         )
       : null,
-    rewritten ? el("span.note.faint", {}, `saw a rewritten history of ${counted(rewritten, "message")}`) : null,
+    rewritten ? el("span.note.faint", {}, `prompted with a rewritten history of ${counted(rewritten, "message")}`) : null,
   ];
 }
 
@@ -204,7 +204,7 @@ function toned(value) {
   return el(`span.value${number > 0 ? ".up" : number < 0 ? ".down" : ""}`, { title: exact(value) }, signed(value));
 }
 
-/** How it ended, with the error where there was one. */
+/** The stop reason, with the error if there was one. */
 function ending(rollout) {
   return el(
     "div.ending",
@@ -214,7 +214,7 @@ function ending(rollout) {
   );
 }
 
-/** The turns as a row of bars: what each was paid above, its advantage below; pressing one goes there. */
+/** The turns as a row of bars: the reward above, the advantage below; a click goes to the turn. */
 function turnBar(rollout, onTurn) {
   if (rollout.turns.length < 2) return null;
   const numbers = rollout.turns.map((_, turn) => turnNumbers(rollout, turn));
@@ -254,7 +254,7 @@ function turnBar(rollout, onTurn) {
   );
 }
 
-/** Bring a turn into sight and let it be seen which one it is. */
+/** Scroll to a turn and highlight it. */
 function revealTurn(turn) {
   const node = document.getElementById(`turn-${turn}`);
   if (!node) return;

@@ -1,12 +1,12 @@
-// Every token of a rollout, colored by one quantity at a time. Long ones are drawn part by part, as they are seen.
+// Every token of a rollout, colored by one quantity at a time. Long rollouts are drawn part by part, when visible.
 
 const PART = 1500; // tokens that are drawn at once
 
-// [key, heading, values by token (null: not known), what it says of itself]
+// [key, heading, values by token (null: unknown), description]
 const COLORS = [
-  ["mask", "trained on", null, "Tokens that the agent produced, and on which it is trained."],
-  ["reward", "reward", (tokens) => tokens.rewards, "Reward from the environment, placed on tokens."],
-  ["advantage", "advantage", (tokens) => tokens.advantages, "Stored weight of a token's policy gradient."],
+  ["mask", "trained on", null, "Tokens that the agent produced and is trained on."],
+  ["reward", "reward", (tokens) => tokens.rewards, "Reward from the environment, assigned to tokens."],
+  ["advantage", "advantage", (tokens) => tokens.advantages, "Stored advantage: the weight of the token's policy gradient."],
   [
     "logprob",
     "log-probability",
@@ -19,9 +19,9 @@ const COLORS = [
     "new",
     "what-if advantage",
     (tokens, other) => other?.values,
-    "The advantage by the settings chosen under “What if”.",
+    "Advantage under the settings chosen in “What if”.",
   ],
-  ["difference", "what-if minus stored", differenceOf, "How far the what-if advantage is from the stored one."],
+  ["difference", "what-if minus stored", differenceOf, "What-if advantage minus the stored one."],
 ];
 
 function gapOf(tokens) {
@@ -40,7 +40,7 @@ function differenceOf(tokens, other) {
   );
 }
 
-/** Place a number a turn (or a list of them, one a token) on tokens: 0 where the environment speaks. */
+/** Spread one number per turn (or a list, one per token) over the tokens: 0 on environment tokens. */
 function onTokens(rollout, byTurn) {
   const values = new Array(rollout.tokens.ids.length).fill(0);
   rollout.turns.forEach(({ start, stop }, turn) => {
@@ -99,7 +99,7 @@ class TokenView {
     this.first()?.setAttribute("tabindex", "0");
   }
 
-  /** Cut the tokens where turns begin and end, and where a rewritten history begins. */
+  /** Split the tokens where turns begin and end, and where a rewritten history begins. */
   blocks() {
     const edges = new Set([0, this.tokens.ids.length]);
     this.segments = new Set(this.rollout.turns.map((turn) => turn.prompt_start).filter((start) => start > 0));
@@ -116,7 +116,7 @@ class TokenView {
       const to = Math.min(stop, from + PART);
       const holder = el("span.part");
       Object.assign(holder.dataset, { from, to });
-      holder.style.minHeight = `${20 * Math.ceil((to - from) / 22)}px`; // a guess, until it is drawn
+      holder.style.minHeight = `${20 * Math.ceil((to - from) / 22)}px`; // an estimate, until it is drawn
       holders.push(holder);
     }
     const count = el("span.note.faint", {}, counted(stop - start, "token"));
@@ -125,7 +125,7 @@ class TokenView {
         ? turnNotes(this.rollout, turn, count)
         : [el("span.faint", {}, this.segments.has(start) ? "rewritten history" : "given"), count];
     const node = el(
-      `div.block.${turn >= 0 ? "said" : "given"}`,
+      `div.block.${turn >= 0 ? "agent" : "given"}`,
       { id: turn >= 0 ? `turn-${turn}` : null },
       el("div.who", {}, label),
       el("div.what", {}, holders),
@@ -148,7 +148,7 @@ class TokenView {
     holder.append(...nodes);
   }
 
-  /** A token as text: a line's end is shown and made, an empty text has a sign; without texts its id. */
+  /** A token as text: line ends and tabs are marked, an empty text is ∅; without a tokenizer the id. */
   text(at) {
     const text = this.tokens.texts?.[at];
     if (text === undefined || text === null) return String(this.tokens.ids[at]);
@@ -172,14 +172,14 @@ class TokenView {
     const usual = percentile(known.filter(Boolean), 0.98);
     this.limit = most > 3 * usual && usual ? usual : most; // one outlier must not make all others pale
     this.stream.querySelectorAll(".token").forEach((node) => this.color(node, Number(node.dataset.at)));
-    this.tell(most);
+    this.drawLegend(most);
   }
 
   color(node, at) {
-    const said = this.turnAt[at] >= 0;
+    const isAgent = this.turnAt[at] >= 0;
     const { values } = this.column;
     const value = values?.[at];
-    const kind = !said
+    const kind = !isAgent
       ? ""
       : values
         ? value === null || value === undefined
@@ -188,23 +188,23 @@ class TokenView {
         : this.isTrained(at)
           ? "trained"
           : "";
-    node.className = `token${said ? " said" : ""}${kind ? ` ${kind}` : ""}`;
+    node.className = `token${isAgent ? " agent" : ""}${kind ? ` ${kind}` : ""}`;
   }
 
   isTrained(at) {
     return Boolean(this.tokens.trained?.[at]);
   }
 
-  /** Whether a token counted in a loss: the mask says of a rollout outside training what would count. */
+  /** Whether a token counted in the loss; outside training, whether it would count. */
   trainedText(at) {
     if (!this.isTrained(at)) return "no";
-    if (this.tokens.is_trained === false) return "no, the rollout was left out";
+    if (this.tokens.is_trained === false) return "no, the rollout was excluded";
     return this.isOfTraining() ? "yes" : "no, but it would be";
   }
 
   maskText() {
-    if (this.tokens.is_trained === false) return "the agent's, of a rollout that was left out";
-    return this.isOfTraining() ? "the agent's, trained on" : "the agent's: training would count it";
+    if (this.tokens.is_trained === false) return "agent tokens of an excluded rollout";
+    return this.isOfTraining() ? "agent tokens, trained on" : "agent tokens that training would use";
   }
 
   isOfTraining() {
@@ -235,8 +235,8 @@ class TokenView {
     return group;
   }
 
-  /** The scale: what the strongest colors stand for. */
-  tell(most) {
+  /** The legend, with the values of the strongest colors. */
+  drawLegend(most) {
     const { key, values, note } = this.column;
     const swatch = (kind, words) =>
       el("span.key", {}, el(`span.token.${kind}`, { "aria-hidden": "true" }, "  "), words);
@@ -245,7 +245,7 @@ class TokenView {
       el(
         "span.scale",
         {},
-        [1, 3, 5, 8].map((step) => el(`span.token.said.${sign}${step}`, { "aria-hidden": "true" }, "  ")),
+        [1, 3, 5, 8].map((step) => el(`span.token.agent.${sign}${step}`, { "aria-hidden": "true" }, "  ")),
       );
     const has = (test) => values?.some((value, at) => this.turnAt[at] >= 0 && test(numberOf(value)));
     this.legend.replaceChildren();
@@ -254,16 +254,16 @@ class TokenView {
       swatch("given", "given by the environment"),
       key === "mask"
         ? [
-            swatch("said.trained", this.maskText()),
+            swatch("agent.trained", this.maskText()),
             this.tokens.trained?.every((one, at) => one || this.turnAt[at] < 0)
               ? null
-              : swatch("said", "the agent's, left out"),
+              : swatch("agent", "agent tokens, excluded"),
           ]
         : [
-            swatch("said", `the agent's, ${this.column.heading} 0`),
+            swatch("agent", `agent tokens, ${this.column.heading} 0`),
             has((value) => value > 0) ? el("span.key", {}, scale("p"), `up to +${brief(this.limit)}${beyond}`) : null,
             has((value) => value < 0) ? el("span.key", {}, scale("n"), `down to −${brief(this.limit)}${beyond}`) : null,
-            has(Number.isNaN) ? swatch("said.unknown", "not known") : null,
+            has(Number.isNaN) ? swatch("agent.unknown", "unknown") : null,
           ],
       el("span.note", {}, note),
     );
@@ -272,13 +272,13 @@ class TokenView {
   outNote() {
     const notes = [];
     if (this.tokens.is_trained === false)
-      notes.push("Training left this rollout out: none of its tokens counted in the loss.");
+      notes.push("This rollout was excluded from training: none of its tokens counted in the loss.");
     if (!this.tokens.texts)
       notes.push("The store has no tokenizer for this rollout, so tokens are shown as ids.");
     return notes.length ? el("p.notice", {}, notes.join(" ")) : null;
   }
 
-  /** Say everything that is known of a token, to the last digit. */
+  /** Show all values of a token, with all their digits. */
   point(node) {
     if (!node || !node.dataset.at) return;
     const at = Number(node.dataset.at);
@@ -317,7 +317,7 @@ class TokenView {
   }
 
   first() {
-    const part = this.parts.find(({ node }) => node.classList.contains("said")) ?? this.parts[0];
+    const part = this.parts.find(({ node }) => node.classList.contains("agent")) ?? this.parts[0];
     if (part) this.fill(part.holders[0]);
     return part?.node.querySelector(".token");
   }
@@ -361,7 +361,7 @@ async function tokensView(app, row, given) {
       el(
         "p.empty",
         {},
-        "This rollout was recorded without tokens: it was played without a tokenizer. Its conversation is kept.",
+        "This rollout has no tokens: it was recorded without a tokenizer. Its conversation is available.",
       ),
     );
   }

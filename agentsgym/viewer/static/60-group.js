@@ -1,9 +1,9 @@
-// All rollouts of one task side by side: turns in rows, so that it is seen where they part.
+// All rollouts of a task group side by side, one row per turn, to show where they diverge.
 
-/** How a group went, in a line. */
+/** A summary of a group in one line. */
 function groupSummary(group) {
   const won = group.members.filter((member) => member.outcome === "won").length;
-  const told = group.members.filter((member) => ["won", "lost"].includes(member.outcome)).length;
+  const judged = group.members.filter((member) => ["won", "lost"].includes(member.outcome)).length;
   const rewards = group.members.map((member) => member.final_reward);
   const known = rewards.map(numberOf).filter(Number.isFinite);
   const range = known.length > 1 ? `, from ${brief(Math.min(...known))} to ${brief(Math.max(...known))}` : "";
@@ -12,12 +12,12 @@ function groupSummary(group) {
     {},
     el("b", {}, group.label ?? "one task"),
     ` · ${counted(group.members.length, "rollout")}`,
-    told ? ` · ${won} of ${told} won` : "",
+    judged ? ` · ${won} of ${judged} won` : "",
     ` · mean reward ${brief(meanOf(rewards))}${range}`,
   );
 }
 
-/** The head of a member's column: a link to the rollout, how it ended. */
+/** The header of a member's column: a link to the rollout, and its outcome. */
 function memberHead(app, member, row, view = "conversation") {
   const name = `#${member.row}`;
   return el(
@@ -35,16 +35,16 @@ function memberHead(app, member, row, view = "conversation") {
   );
 }
 
-/** What a member did in a turn. */
+/** A member's action in a turn. */
 function memberCell(group, member, index, turn, unfolded) {
   const one = member.turns[turn];
   if (!one) {
     const ended = member.turns.length === turn;
     return el("td.over", {}, ended ? el("span.faint", {}, `ended: ${member.stop_reason}`) : null);
   }
-  const parts = group.diverges[index] === turn;
+  const diverges = group.diverges[index] === turn;
   const alike = turn < group.common_turns && group.members.length > 1;
-  const cell = el(`td${parts ? ".parts" : ""}${alike ? ".alike" : ""}${one.invalid ? ".invalid" : ""}`);
+  const cell = el(`td${diverges ? ".parts" : ""}${alike ? ".alike" : ""}${one.invalid ? ".invalid" : ""}`);
   const text = el(
     `div.action${unfolded ? "" : ".folded"}`,
     { title: unfolded ? null : "Click to expand" },
@@ -57,20 +57,22 @@ function memberCell(group, member, index, turn, unfolded) {
     el(
       "div.numbers",
       {},
-      parts ? el("span.mark", { title: `parts from #${group.members[0].row} here`, "aria-label": "parts here" }, "≠") : null,
-      el("span.paid", {}, toned(one.reward)),
+      diverges
+        ? el("span.mark", { title: `diverges from #${group.members[0].row} here`, "aria-label": "diverges here" }, "≠")
+        : null,
+      el("span.turn-reward", {}, toned(one.reward)),
       one.advantage === null ? null : el("span.note", {}, el("span.faint", {}, "adv "), toned(one.advantage)),
       one.invalid ? el("span.wrong", {}, "✗ invalid") : null,
     ),
-    turn > 0 || !group.prompt ? el("div.seen", { title: "What it read before" }, one.seen) : null,
+    turn > 0 || !group.prompt ? el("div.seen", { title: "Read before this action" }, one.seen) : null,
     text,
   );
 }
 
-/** How many stop doing what the first member does, said once a turn. */
+/** The number of members that diverge from the first one in a turn. */
 function partsText(group, turn) {
   const count = group.members.filter(({ turns }, index) => group.diverges[index] === turn && turns[turn]).length;
-  const words = `≠ ${count} of ${group.members.length} ${count === 1 ? "parts" : "part"}`;
+  const words = `≠ ${count} of ${group.members.length} ${count === 1 ? "diverges" : "diverge"}`;
   return count ? el("div.faint", {}, words) : null;
 }
 
@@ -79,7 +81,7 @@ async function groupView(app, row) {
   const numTurns = group.members.reduce((most, member) => Math.max(most, member.turns.length), 0);
   const table = el("table.group", {});
   const prompts = new Set(group.members.filter(({ turns }) => turns.length).map(({ turns }) => turns[0].seen));
-  group.prompt = prompts.size === 1 ? [...prompts][0] : null; // said once where all began alike
+  group.prompt = prompts.size === 1 ? [...prompts][0] : null; // shown once if all prompts are equal
   let unfolded = false;
   const limit = largest(group.members.flatMap((member) => member.turns.map((turn) => turn.reward)));
   const body = () =>
@@ -94,13 +96,13 @@ async function groupView(app, row) {
             "th",
             { scope: "row" },
             `turn ${turn}`,
-            turn < group.common_turns && group.members.length > 1 ? el("div.faint", {}, "all alike") : null,
+            turn < group.common_turns && group.members.length > 1 ? el("div.faint", {}, "identical") : null,
             partsText(group, turn),
           ),
           group.members.map((member, index) => {
             const cell = memberCell(group, member, index, turn, unfolded);
             const kind = member.turns[turn] ? shade(member.turns[turn].reward, limit) : "";
-            if (kind) cell.querySelector(".paid").classList.add(kind);
+            if (kind) cell.querySelector(".turn-reward").classList.add(kind);
             return cell;
           }),
         ),
@@ -124,17 +126,17 @@ async function groupView(app, row) {
     "link",
     () => {
       unfolded = !unfolded;
-      unfold.textContent = unfolded ? "Fold long actions" : "Unfold all actions";
+      unfold.textContent = unfolded ? "Collapse long actions" : "Expand all actions";
       table.replaceChild(body(), table.tBodies[0]);
     },
     {},
-    "Unfold all actions",
+    "Expand all actions",
   );
   const common =
     group.members.length < 2
-      ? "A group of one: there is nothing to compare it with."
+      ? "This group has only one rollout: there is nothing to compare."
       : group.common_turns
-        ? `Identical for the first ${counted(group.common_turns, "turn")}.`
+        ? `Identical in the first ${group.common_turns === 1 ? "turn" : counted(group.common_turns, "turn")}.`
         : "They differ from the first turn on.";
   return el(
     "section.group-view",

@@ -1,13 +1,13 @@
-// What another estimator, discount, scale or turn credit would have given the same group.
+// The advantages of a group under another estimator, discount, scale or turn credit.
 
 const SETTING_KEYS = ["estimator", "options", "discount", "scale", "turn_credit"];
 
-/** Read settings out of the address (wi = JSON); null if there are none, or they are no settings. */
+/** Read settings from the address (wi = JSON); null if there are none, or they are invalid. */
 function readSettings(given) {
   try {
     const settings = JSON.parse(given.get("wi"));
     if (!settings || !SETTING_KEYS.every((key) => key in settings)) return null;
-    return Object.fromEntries(SETTING_KEYS.map((key) => [key, settings[key]])); // of a run there may be more
+    return Object.fromEntries(SETTING_KEYS.map((key) => [key, settings[key]])); // a run's settings may have more keys
   } catch {
     return null;
   }
@@ -25,7 +25,7 @@ function settingsText(settings) {
   ].join(" · ");
 }
 
-/** The settings to begin with: those of the run with another estimator, one that many know. */
+/** The initial settings: those of the run with another, well-known estimator. */
 function firstSettings(app, group) {
   const choices = app.list.answer.what_if;
   const other = group.settings?.estimator === "grpo" ? "return_to_go" : "grpo";
@@ -53,7 +53,7 @@ function defaultsOf(estimator) {
   return Object.fromEntries(Object.entries(estimator.options ?? {}).map(([name, option]) => [name, option.default]));
 }
 
-/** The controls; any change is given to `changed` as whole settings. */
+/** The controls; any change calls `changed` with the complete settings. */
 function settingControls(app, group, settings, changed) {
   const choices = app.list.answer.what_if;
   const field = (heading, node) => el("label.field", {}, el("span.faint", {}, heading), node);
@@ -145,18 +145,18 @@ function optionField(name, option, value, use) {
   });
 }
 
-/** A turn's advantage: a number, or the mean of its tokens'. */
+/** A turn's advantage: a number, or the mean over its tokens. */
 function ofTurn(value) {
   return Array.isArray(value) ? meanOf(value) : numberOf(value);
 }
 
-/** Whether two advantages differ by more than rounding: stored ones went through 32 bits. */
+/** Whether two advantages differ by more than rounding: stored ones were float32. */
 function differ(one, other) {
   if (Number.isNaN(one) || Number.isNaN(other)) return false;
   return Math.abs(one - other) > 1e-5 * Math.max(1, Math.abs(one), Math.abs(other));
 }
 
-/** Stored against new, in words. */
+/** The differences between stored and new advantages, in words. */
 function differenceText(group, answer) {
   let [known, changed, turned] = [0, 0, 0];
   group.members.forEach((member, index) =>
@@ -174,15 +174,15 @@ function differenceText(group, answer) {
   return `${changed} of ${counted(known, "turn")} differ${turned ? `, ${turned} of them in sign` : ""}.`;
 }
 
-/** The difference, and which rollouts were compared for it where those are more than the page shows. */
+/** The differences, and the number of rollouts compared if there are more than the page shows. */
 function comparedTexts(group, answer) {
   const shown = group.members.length;
   const words = differenceText(group, answer);
   if (!(answer.compared > shown)) return [words];
-  return [words, `Computed with all ${grouped(answer.compared)} rollouts whose advantages belong together.`];
+  return [words, `Computed with all ${grouped(answer.compared)} rollouts whose advantages were estimated together.`];
 }
 
-/** That rollouts of the batch are missing, and what follows from it. */
+/** A warning that rollouts of the batch are missing. */
 function missingText({ note }) {
   return `Not exact: ${note}, so these numbers may differ from training's.`;
 }
@@ -262,24 +262,24 @@ async function whatIfView(app, row, given) {
   const controls = el("div");
   const result = el("div.wide", { tabIndex: 0, role: "region", "aria-label": "Stored and new advantages by turn" });
   const words = el("p.difference", { role: "status" });
-  let asked = 0;
+  let latest = 0;
   const use = async (settings, isChange = true) => {
-    const number = ++asked;
-    result.setAttribute("aria-busy", "true"); // what stands there belongs to other settings
+    const number = ++latest;
+    result.setAttribute("aria-busy", "true"); // the table still shows other settings
     if (isChange) keep({ wi: JSON.stringify(settings) });
     const focused = [...controls.querySelectorAll("select, input")].indexOf(document.activeElement);
     controls.replaceChildren(settingControls(app, group, settings, use));
     if (focused >= 0) controls.querySelectorAll("select, input")[focused]?.focus();
     try {
       const answer = await data.whatIf(group, settings);
-      if (number !== asked) return;
+      if (number !== latest) return;
       words.replaceChildren(...comparedTexts(group, answer).map((text, index) => el(`span${index ? ".faint" : ""}`, {}, text, " ")));
       if (answer.note) words.append(el("strong.missing", {}, missingText(answer)));
       result.replaceChildren(whatIfTable(app, group, answer, row, settings));
     } catch (error) {
-      if (number === asked) showIn(words, result, error);
+      if (number === latest) showIn(words, result, error);
     }
-    if (number === asked) result.removeAttribute("aria-busy");
+    if (number === latest) result.removeAttribute("aria-busy");
     settle();
   };
   const showIn = (status, place, error) => {

@@ -1,6 +1,6 @@
-// Two rollouts of the same task beside each other, turn by turn: before and after, or any two.
+// Two rollouts of the same task side by side, turn by turn: before and after, or any two.
 
-/** Rollouts of the same task, earliest first: by step where training played them, else by when they were made. */
+/** Rollouts of the same task, earliest first: by step in training, otherwise by creation time. */
 function sameTask(app, row) {
   const { list } = app;
   const age = (place) => [list.number("step", place), list.number("created_at", place), list.columns.row[place]];
@@ -15,14 +15,14 @@ function sameTask(app, row) {
     .map((place) => list.columns.row[place]);
 }
 
-/** The two to begin with: the first and the last that the policy in training played, else the first and the last. */
+/** The initial pair: the first and last rollout of the policy in training, if any, or else of all. */
 function firstPair(list, rows) {
   const trained = rows.filter((row) => list.value("step", list.places.get(row)) !== null);
   const among = trained.length > 1 ? trained : rows;
   return [among[0], among[among.length - 1]];
 }
 
-/** The messages of a rollout by turn: those before an action, and the action; what is left over comes last. */
+/** The messages of a rollout by turn: those before an action, and the action; the remaining ones come last. */
 function byTurns(rollout) {
   const turns = rollout.turns.map(() => []);
   const rest = [];
@@ -64,7 +64,7 @@ function pairSide(app, rows, row, side) {
   return el("div.side-head", {}, choose, link("plain", { view: "conversation", row, ...OF_A_ROLLOUT }, {}, "open"));
 }
 
-/** The ids of a conversation's turns would be there twice: a pair has none. */
+/** A pair has no ids of turns, which would not be unique. */
 function withoutIds(node) {
   node.removeAttribute("id");
   return node;
@@ -121,7 +121,7 @@ async function pairView(app, row, given) {
       "p.faint",
       {},
       `The list has ${counted(rows.length, "rollout")} of this task; `,
-      "by default the earliest and the latest are shown, those of the trained policy if it played any.",
+      "by default the earliest and the latest are shown, of the trained policy if it has any.",
     ),
     el(
       "div.pair-line.heads",

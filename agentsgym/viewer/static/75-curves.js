@@ -1,7 +1,7 @@
 // Means over the rollouts that pass the filters, by optimizer step and by turn, with intervals over tasks.
 
 const CURVES = [
-  ["rewards", "Reward", "given by the environment"],
+  ["rewards", "Reward", "from the environment"],
   ["advantages", "Advantage", "mean over its tokens, as stored"],
   ["surprisals", "Surprisal", "mean −log p of its tokens"],
   ["entropies", "Entropy", "mean over its tokens"],
@@ -49,7 +49,7 @@ function meanWithInterval(turn, known) {
   return { turn, mean, low: mean - error, high: mean + error, count, tasks: size };
 }
 
-/** Means of a quantity of training rollouts by optimizer step, as `meansByTurn` gives them by turn. */
+/** Means of a quantity of training rollouts by optimizer step, in the form of `meansByTurn`. */
 function meansByStep(list, places, valueOf) {
   const steps = new Map();
   for (const place of places) {
@@ -61,7 +61,7 @@ function meansByStep(list, places, valueOf) {
   return [...steps].sort(([one], [other]) => one - other).map(([step, known]) => meanWithInterval(step, known));
 }
 
-/** The lines of a learning curve; none where there are fewer than two steps. */
+/** The lines of a learning curve; none if there are fewer than two steps. */
 function linesByStep(list, places, valueOf, split) {
   const isTrained = (place) => list.value("source", place) === "training";
   return partsOf(list, places, split)
@@ -116,7 +116,7 @@ function plot(heading, lines, axisName) {
   const lastTurn = Math.max(1, ...points.map(({ turn }) => turn));
   const ends = points.flatMap(({ mean, low, high }) => [mean, low, high]).filter(Number.isFinite);
   const [least, most] = ends.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [0, 0]);
-  const span = most - least > 1e-9 ? most - least : 1; // what is left of rounding is no curve
+  const span = most - least > 1e-9 ? most - least : 1; // rounding errors are not a curve
   const pad = span * 0.04;
   const { width, height, left, right, top, bottom } = PLOT;
   const x = (turn) => left + ((width - left - right) * turn) / lastTurn;
@@ -176,31 +176,31 @@ function plot(heading, lines, axisName) {
 
 function curve(heading, note, lines, axisName = "turn") {
   const { picture, cursor, x, turnAt } = plot(heading, lines, axisName);
-  const told = el("p.told", { role: "status" });
+  const readout = el("p.readout", { role: "status" });
   const rest = () => {
     cursor.setAttribute("visibility", "hidden");
-    told.replaceChildren();
+    readout.replaceChildren();
     const { count, turn } = lines[0].points[0];
     add(
-      told,
+      readout,
       el(
         "span.faint",
         {},
         `n = ${grouped(count)}${lines.length > 1 ? ` (${lines[0].label})` : ""} at ${axisName} ${turn}; `,
-        `point at a ${axisName} for its numbers`,
+        `hover over a ${axisName} for its numbers`,
       ),
     );
   };
-  const tell = (event) => {
+  const showAt = (event) => {
     const box = picture.getBoundingClientRect();
     const turn = turnAt((event.clientX - box.left) / box.width);
     const at = lines
       .map((line) => [line.label, line.points.find((point) => point.turn === turn)])
       .filter(([, point]) => point);
     assign(cursor, { x1: x(turn), x2: x(turn), visibility: "visible" });
-    told.replaceChildren();
+    readout.replaceChildren();
     add(
-      told,
+      readout,
       el("b", {}, `${axisName} ${turn}`),
       at.map(([label, { mean, low, high, count }]) =>
         el(
@@ -214,7 +214,7 @@ function curve(heading, note, lines, axisName = "turn") {
       ),
     );
   };
-  picture.addEventListener("pointermove", tell);
+  picture.addEventListener("pointermove", showAt);
   picture.addEventListener("pointerleave", rest);
   rest();
   const numbers = lines.flatMap(({ label, points }) =>
@@ -235,13 +235,13 @@ function curve(heading, note, lines, axisName = "turn") {
       ),
     ),
   );
-  const heads = [lines.length > 1 ? "of" : null, axisName, "mean", "low", "high", "n"].filter(Boolean);
+  const heads = [lines.length > 1 ? "series" : null, axisName, "mean", "low", "high", "n"].filter(Boolean);
   return el(
     "figure.curve",
     {},
     el("figcaption", {}, el("b", {}, heading), el("span.faint", {}, `  ${note}`)),
     picture,
-    told,
+    readout,
     el(
       "details",
       {},
@@ -324,6 +324,6 @@ async function curvesView(app, given) {
           {},
           curves.map((one) => curve(...one)),
         )
-      : el("p.empty", {}, "None of the rollouts that pass the filters has a turn."),
+      : el("p.empty", {}, "No rollout that passes the filters has any turns."),
   );
 }

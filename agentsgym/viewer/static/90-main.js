@@ -1,15 +1,15 @@
-// The page itself: its head, which view is seen, keys, light and dark, and what is said when something fails.
+// The page itself: its header, the current view, keys, the theme, and errors.
 
 const KEYS = [
   ["j  k", "next, previous rollout (in the list: row)"],
   ["Enter", "open the selected rollout"],
   ["Esc", "back to the list; close this"],
-  ["/", "search the texts"],
+  ["/", "search the messages"],
   ["c", "conversation of the rollout"],
   ["t", "its tokens"],
   ["g", "its group, side by side"],
   ["w", "what if: other estimators for its group"],
-  ["b", "before and after: another rollout of its task"],
+  ["b", "before and after: two rollouts of its task"],
   ["n  p", "next, previous turn"],
   ["← → ↑ ↓", "in the tokens: next token, next turn"],
   ["v", "learning curves, and curves by turn"],
@@ -35,7 +35,7 @@ const parts = {
   help: null,
 };
 
-/** Show what the address says. Slow answers that are no longer wanted are dropped. */
+/** Show the view of the address. Slow answers that are no longer wanted are dropped. */
 function show() {
   const { view, row, given } = readAddress();
   searchFor(app.list, given.get("text") ?? "");
@@ -70,7 +70,7 @@ function show() {
   draw(view, known ? row : undefined, given, wanted);
 }
 
-/** Name the address in the document once it is shown and nothing of it is outstanding: what tests wait for. */
+/** Write the address into the document once it is shown completely, for which tests wait. */
 function settle() {
   const root = document.documentElement;
   delete root.dataset.settled;
@@ -79,7 +79,7 @@ function settle() {
     const isLoading = readAddress().view === "list" && app.listView.isLoading;
     if (!isSearching && !isLoading && !document.querySelector("[aria-busy]")) root.dataset.settled = location.hash;
   };
-  requestAnimationFrame(() => requestAnimationFrame(look)); // after what a new layout brings about
+  requestAnimationFrame(() => requestAnimationFrame(look)); // after the effects of a new layout
 }
 
 async function draw(view, row, given, wanted) {
@@ -130,7 +130,7 @@ async function rolloutView(view, row, given) {
   return [rolloutHead(app, row, view), body];
 }
 
-/** An error in a sentence, and what can be done. */
+/** An error in a sentence, with a remedy. */
 function trouble(error, action, words) {
   return el(
     "div.trouble",
@@ -140,7 +140,7 @@ function trouble(error, action, words) {
   );
 }
 
-/** Light, dark, or as the system has it; kept for the next time where the browser lets a page keep something. */
+/** Switch between light, dark and the system's theme; remembered if the browser allows it. */
 function switchTheme(wanted) {
   const root = document.documentElement;
   const order = { undefined: "dark", dark: "light", light: undefined };
@@ -151,7 +151,7 @@ function switchTheme(wanted) {
   try {
     localStorage.setItem("agentsgym-theme", next ?? "");
   } catch {
-    /* a file's page may not keep anything */
+    /* storage may be disabled for files */
   }
 }
 
@@ -279,7 +279,7 @@ async function start() {
   addEventListener("hashchange", show);
   addEventListener("keydown", pressed);
   show();
-  document.documentElement.dataset.ready = "list"; // what the benchmark waits for
+  document.documentElement.dataset.ready = "list"; // for the benchmark
 }
 
 start();
