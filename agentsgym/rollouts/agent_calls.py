@@ -35,13 +35,22 @@ class AgentLike(Protocol):
 
 
 def call_agent(agent: AgentLike, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-    """Call an agent once for all requests; where that raises, find those that cannot be answered by halving."""
+    """Call an agent once for all requests; if that raises, halve them to find those that cannot be answered."""
     if not requests:
         return []
-    answers = _answers(agent, requests)
+    answers: Any
+    try:
+        answers = agent.act(requests)
+        answers = [*cast("Sequence[Any]", answers)] if isinstance(answers, Sequence) else answers
+    except ConfigError:
+        raise  # not the failure of one trial: none can be played
+    except BaseException as error:  # foreign code: the error belongs to the trials that met it
+        if is_interruption(error):
+            raise
+        answers = failure_of(AgentError, f"{type(agent).__name__}.act", error, agent.act)
     if isinstance(answers, AgentError) and len(requests) > 1:
-        # Halving finds the requests that the agent cannot answer, so that only their trials fail. It is done out
-        # here, where what is raised next does not name what was raised before as its context.
+        # Halving finds the requests that the agent cannot answer, so that only their trials fail. It happens outside of
+        # the except block, so that the next error does not have this one as its context.
         half = len(requests) // 2
         return [*call_agent(agent, requests[:half]), *call_agent(agent, requests[half:])]
     if isinstance(answers, AgentError):
@@ -53,23 +62,10 @@ def call_agent(agent: AgentLike, requests: Sequence[TurnRequest]) -> Sequence[Ac
     return cast("list[Action | AgentError]", answers)
 
 
-def _answers(agent: AgentLike, requests: Sequence[TurnRequest]) -> Any:
-    """Call an agent: what it returned, as a list if it is a sequence, or the failure of what it raised."""
-    try:
-        answers: Any = agent.act(requests)
-        return [*cast("Sequence[Any]", answers)] if isinstance(answers, Sequence) else answers
-    except ConfigError:
-        raise  # no trial's failure: none could be played
-    except BaseException as error:  # foreign code: the error belongs to the trials that met it
-        if is_interruption(error):
-            raise
-        return failure_of(AgentError, f"{type(agent).__name__}.act", error, agent.act)
-
-
 def finish_agent(agent: AgentLike) -> None:
-    """Let an agent free what it keeps; if that fails, it is logged, since every trial is over and its result is there.
+    """Call an agent's ``finish``; errors are logged, since every trial already has its result.
 
-    What a policy in training raises is raised: its ranks wait for each other in there.
+    Errors of a policy in training are raised, since its ranks wait for each other in ``finish``.
     """
     try:
         agent.finish()
@@ -90,14 +86,14 @@ class BatchCaller:
         self._agent = agent
 
     def call(self, requests: dict[int, TurnRequest]) -> None:
-        """Call, and wait for the answers; in the trials' order, since an agent may draw for one after the other."""
+        """Call the agent in the trials' order, since it may draw random numbers for one after the other."""
         order = sorted(requests)
         answers = call_agent(self._agent, [requests[index] for index in order])
         for index, given in zip(order, answers, strict=True):
             self._port.answered(index, given)
 
     def oldest(self) -> None:
-        """None: outside of :meth:`call`, no trial waits for an answer."""
+        """Return None: outside of :meth:`call`, no trial waits for an answer."""
 
     def cancel(self, index: int) -> bool:
         """Do nothing: no trial waits."""
@@ -121,7 +117,7 @@ class ConcurrentCaller:
         self._ending: list[asyncio.Task[None]] = []
 
     def call(self, requests: dict[int, TurnRequest]) -> None:
-        """Have the coroutines started; their answers are posted.
+        """Start the coroutines; their answers are posted.
 
         Raises:
             RuntimeError: It is called on the loop that is to run them.

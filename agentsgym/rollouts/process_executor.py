@@ -6,7 +6,6 @@ import hashlib
 import pickle
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError, EnvError, EpisodeError
 from agentsgym.interruptions import is_interruption
@@ -20,6 +19,7 @@ from agentsgym.rollouts.workers.wire import (
     DeserializationFailure,
     Reply,
     RequestDelta,
+    StartTrial,
     WorkBatch,
     WorkItem,
     dump_trial,
@@ -73,10 +73,18 @@ class ProcessExecutor:
     def advance(self, inputs: dict[int, Input]) -> None:
         """Hand each input to the process where its trial lives."""
         for index, given in inputs.items():
-            if index in self._trials:
-                self._resume(self._trials[index], given)
-            else:
+            remote = self._trials.get(index)
+            if remote is None:
                 self._add(index)
+            elif remote.end is not None:
+                self._forget(remote)
+                self._port.stepped(index, remote.end)
+            else:
+                if isinstance(given, Action):
+                    remote.agent_state = given.agent_state
+                remote.in_flight, remote.is_stepping = to_wire(given, remote.trial.session_id), True
+                if remote.worker is not None and not remote.is_replaying:
+                    remote.worker.outbox.append((index, remote.in_flight))
         inputs.clear()
         self._place_trials()
 
@@ -239,16 +247,18 @@ class ProcessExecutor:
         """Decide which of the process's trials may have caused its death."""
         alone = residents[0] if len(residents) == 1 else None
         if worker.is_closing:
-            pass  # a trial of the run before held it up
+            pass  # a trial of the previous run delayed it
         elif suspect is None:
             for remote in residents:
                 remote.company = max(1, remote.company // 2)
         elif suspect.error is not None:
             pass  # its process was killed for the time that it took, or it is known already
         elif alone is not None and len(worker.hosted) == 1 and alone.is_proven(worker):
-            self._fail(alone, alone.died(worker.how_it_ended()))
+            where = f"session {alone.trial.session_id}, turn {len(alone.inputs)}"
+            self._fail(alone, EnvError(f"{where}: its environment's process died ({worker.how_it_ended()})"))
         else:
-            suspect.suspect(residents)
+            suspect.is_suspect = True  # it is tried alone next
+            suspect.bystanders += [one for one in residents if one is not suspect]
 
     def _measure(self) -> None:
         """Watch the memory of the processes; runs in its own thread."""
@@ -271,7 +281,19 @@ class ProcessExecutor:
 
     def _add(self, index: int) -> None:
         trial = self._port.trials[index]
-        name, _ = self._env(trial.env)
+        known = self._envs.get(id(trial.env))
+        if known is None:
+            try:
+                dumped = pickle.dumps(trial.env, pickle.HIGHEST_PROTOCOL)
+            except BaseException as error:  # foreign code: an environment's attributes
+                if is_interruption(error):
+                    raise
+                raise ConfigError(
+                    f"an EnvProcessPool sends environments to its processes, but {type(trial.env).__name__} cannot be "
+                    f"pickled: {sentence_of(error)}"
+                ) from error
+            known = self._envs[id(trial.env)] = (hashlib.sha256(dumped).hexdigest(), dumped)
+        name, _ = known
         try:
             dumped = dump_trial(trial, name)
         except BaseException as error:  # foreign values in the task
@@ -291,7 +313,23 @@ class ProcessExecutor:
         if self._placement.waiting or self._is_any_draining:
             self._assign_workers()
         for worker in self._workers.handles:
-            self._flush(worker)
+            if worker.is_busy or worker.is_killed or not worker.outbox:
+                continue
+            items, worker.outbox = worker.outbox, []
+            needed = {self._trials[item[0]].env_name for item in items}
+            dropped = worker.droppable_envs - needed
+            worker.known_envs -= dropped
+            envs = {name: dumped for name, dumped in self._envs.values() if name in needed - worker.known_envs}
+            worker.known_envs |= needed
+            worker.droppable_envs, worker.is_busy, worker.is_loading = set(), True, bool(envs)
+            batch = WorkBatch(envs, dropped, items)
+            try:
+                message = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
+            except BaseException as error:  # foreign values: what an agent put into its action
+                if is_interruption(error):
+                    raise
+                message = pickle.dumps(batch._replace(items=[*map(self._sendable, items)]), pickle.HIGHEST_PROTOCOL)
+            worker.send(message)
 
     def _assign_workers(self) -> None:
         for worker in [*self._workers.handles]:
@@ -304,27 +342,16 @@ class ProcessExecutor:
             remote.worker = place
             place.residents.add(remote.index)
             place.host(remote.trial.session_id)
-            if not (remote.has_requested or place.has_env(remote.env_name)):
-                self._port.stop_clock(remote.index)
-            else:
+            if remote.has_requested or (remote.env_name in place.known_envs and not place.is_loading):
                 self._port.start_clock(remote.index)
-            place.outbox.append(remote.start())
+            else:
+                self._port.stop_clock(remote.index)
+            place.outbox.append(StartTrial(remote.index, remote.dumped, [*remote.inputs]))
             if remote.is_stepping:
                 self._port.resume(remote.index)
         for remote in self._placement.waiting:
             self._port.postpone(remote.index)
         self._is_any_draining = any(worker.is_draining for worker in self._workers.handles)
-
-    def _resume(self, remote: RemoteTrial, given: Input) -> None:
-        if remote.end is not None:
-            self._forget(remote)
-            self._port.stepped(remote.index, remote.end)
-            return
-        if isinstance(given, Action):
-            remote.agent_state = given.agent_state
-        remote.in_flight, remote.is_stepping = to_wire(given, remote.trial.session_id), True
-        if remote.worker is not None and not remote.is_replaying:
-            remote.worker.outbox.append((remote.index, remote.in_flight))
 
     def _fail(self, remote: RemoteTrial, error: EpisodeError) -> None:
         remote.error = error
@@ -335,27 +362,6 @@ class ProcessExecutor:
         del self._trials[remote.index]
         if remote in self._placement.waiting:
             self._placement.waiting.remove(remote)
-
-    # Messages
-
-    def _flush(self, worker: WorkerHandle) -> None:
-        if worker.is_busy or worker.is_killed or not worker.outbox:
-            return
-        items, worker.outbox = worker.outbox, []
-        needed = {self._trials[item[0]].env_name for item in items}
-        dropped = worker.droppable_envs - needed
-        worker.known_envs -= dropped
-        envs = {name: dumped for name, dumped in self._envs.values() if name in needed - worker.known_envs}
-        worker.known_envs |= needed
-        batch = WorkBatch(envs, dropped, items)
-        worker.droppable_envs, worker.is_busy, worker.is_loading = set(), True, bool(envs)
-        try:
-            message = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
-        except BaseException as error:  # foreign values: what an agent put into its action
-            if is_interruption(error):
-                raise
-            message = pickle.dumps(batch._replace(items=[*map(self._sendable, items)]), pickle.HIGHEST_PROTOCOL)
-        worker.send(message)
 
     def _sendable(self, item: WorkItem) -> WorkItem:
         try:
@@ -370,18 +376,3 @@ class ProcessExecutor:
             remote.in_flight = AgentError(sentence)
             return item[0], remote.in_flight
         return item
-
-    def _env(self, env: Any) -> tuple[str, bytes]:
-        known = self._envs.get(id(env))
-        if known is None:
-            try:
-                dumped = pickle.dumps(env, pickle.HIGHEST_PROTOCOL)
-            except BaseException as error:  # foreign code: an environment's attributes
-                if is_interruption(error):
-                    raise
-                raise ConfigError(
-                    f"an EnvProcessPool sends environments to its processes, but {type(env).__name__} cannot be "
-                    f"pickled: {sentence_of(error)}"
-                ) from error
-            known = self._envs[id(env)] = (hashlib.sha256(dumped).hexdigest(), dumped)
-        return known

@@ -50,7 +50,7 @@ class InlineExecutor:
         self._generators: dict[int, TrialGenerator[Any]] = {}
 
     def advance(self, inputs: dict[int, Input]) -> None:
-        """Take inputs for a short while, so that a fast trial's request does not wait for all the others' steps."""
+        """Advance trials for a short time, so that a fast trial's request does not wait for all other steps."""
         start = now = time.monotonic()
         limit = self._port.limits.turn_s
         while inputs and now - start < BATCHING_WINDOW_S:
@@ -68,7 +68,7 @@ class InlineExecutor:
             self._port.stepped(index, outcome)
 
     def running(self) -> list[tuple[int, float]]:
-        """None, seen from outside of :meth:`advance`."""
+        """Return an empty list: outside of :meth:`advance`, no step runs."""
         return []
 
     def abandon(self, index: int, error: EpisodeError) -> None:
@@ -145,7 +145,7 @@ class Scheduler(Generic[Result]):
                 else:
                     self._wait()
                 if time.monotonic() >= self._check_at:
-                    self._handle_posted()  # what came in time is not late because nobody has looked
+                    self._handle_posted()  # an outcome that came in time is not late because it was not handled yet
                     self._enforce_limits(executor, caller)
                     self._check_at = self._next_check(executor, caller)
         return [self._results[index] for index in sorted(self._results)]
@@ -197,13 +197,10 @@ class Scheduler(Generic[Result]):
 
     def timeout_error(self, index: int) -> EnvError:
         """Make the error of a trial whose environment took too long."""
-        return EnvError(f"{self._where(index)} its environment took longer than {self._turn_limit()}")
+        return EnvError(f"{self._where(index)} its environment took longer than turn_timeout_s = {self.limits.turn_s}")
 
     def _where(self, index: int) -> str:
         return f"session {self.trials[index].session_id}, turn {max(0, self._turns[index])}:"
-
-    def _turn_limit(self) -> str:
-        return f"turn_timeout_s = {self.limits.turn_s}"
 
     def _admit(self) -> None:
         while self._waiting and self._num_live < self._max_live:
@@ -239,7 +236,7 @@ class Scheduler(Generic[Result]):
             function(*arguments)
 
     def _next_check(self, executor: Executor, caller: AgentCaller) -> float:
-        """When a limit may be passed for the first time from now on: what begins later has all its time before it."""
+        """The earliest time at which a limit may be exceeded; what begins later has all its time left."""
         now = time.monotonic()
         ends: list[float] = []
         if self.limits.turn_s is not None:
@@ -251,13 +248,13 @@ class Scheduler(Generic[Result]):
         return min(ends)
 
     def _enforce_limits(self, executor: Executor, caller: AgentCaller) -> None:
-        """End what took too long."""
+        """Fail the trials and calls that took too long."""
         now, turn, trial = time.monotonic(), self.limits.turn_s, self.limits.trial_s
         if turn is not None:
             while (waiting := caller.oldest()) is not None and now - waiting[1] >= turn:
                 where = self._where(waiting[0])
                 caller.cancel(waiting[0])
-                self._inputs[waiting[0]] = AgentError(f"{where} the agent took longer than {self._turn_limit()}")
+                self._inputs[waiting[0]] = AgentError(f"{where} the agent took longer than turn_timeout_s = {turn}")
             for index, since in executor.running():
                 if now - since >= turn:
                     error = self.timeout_error(index)
@@ -272,7 +269,7 @@ class Scheduler(Generic[Result]):
             self._end(index, executor, caller)
 
     def _end(self, index: int, executor: Executor, caller: AgentCaller) -> None:
-        """Let a trial that ran out of time fail, wherever it is."""
+        """Fail a trial that ran out of time, wherever it is."""
         sentence = f"{self._where(index)} the trial took longer than episode_timeout_s = {self.limits.trial_s}"
         if index in self._inputs and self._turns[index] < 0 and self._inputs[index] is None:
             del self._inputs[index]  # nothing was played

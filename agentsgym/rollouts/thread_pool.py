@@ -169,21 +169,14 @@ def _end_threads(jobs: SimpleQueue[_Job | None], threads: set[threading.Thread])
 def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
     """Run one step after the other, until there are no more or this thread was replaced."""
     while (job := jobs.get()) is not None:
-        if not _run_job(job):
-            return
-        del job  # an idle thread keeps no pool alive
-
-
-def _run_job(job: _Job) -> bool:
-    """Run one step; returns whether its thread is still the pool's."""
-    if not job.begin():
-        return True
-    outcome = advance(job.generator, job.given)
-    if not job.end():
-        job.generator.close()
-        return False
-    job.executor.done(job.index, outcome)
-    return True
+        outcome = None
+        if job.begin():
+            outcome = advance(job.generator, job.given)
+            if not job.end():
+                job.generator.close()
+                return
+            job.executor.done(job.index, outcome)
+        del job, outcome  # an idle thread keeps no pool alive
 
 
 class _ThreadExecutor:

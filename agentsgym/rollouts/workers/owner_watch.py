@@ -32,23 +32,19 @@ def end_with_owner(connection: socket.socket, owner: int) -> None:
         connection: The worker's end.
         owner: The owner's process id.
     """
-    _release_fork_server()
+    # Close this process's copy of the pipe that keeps the fork server alive, so that only the owner keeps it.
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    pipe = getattr(server, "_forkserver_alive_fd", None)
+    if server is not None and isinstance(pipe, int):
+        server._forkserver_alive_fd = None  # nothing here starts processes by it: a worker is a daemon
+        with suppress(OSError):
+            os.close(pipe)
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if hasattr(select, "poll"):  # not on Windows
         watch = _Watch(connection.fileno(), owner)
         threading.Thread(target=watch.run, name="agentsgym-owner-watch", daemon=True).start()
-
-
-def _release_fork_server() -> None:
-    """Close this process's copy of the pipe that keeps the fork server alive, so that only the owner keeps it."""
-    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-    descriptor = getattr(server, "_forkserver_alive_fd", None)
-    if server is not None and isinstance(descriptor, int):
-        server._forkserver_alive_fd = None  # nothing here starts processes by it: a worker is a daemon
-        with suppress(OSError):
-            os.close(descriptor)
 
 
 class _Watch:
@@ -70,18 +66,15 @@ class _Watch:
                 os._exit(LOST_CONNECTION)  # something closed the file descriptors of this process
             if self._is_owner_gone():
                 break
-            self._wait()
+            poll = select.poll()
+            poll.register(self._descriptor, getattr(select, "POLLRDHUP", 0))  # hang-ups and errors are always reported
+            if self._process is not None:
+                poll.register(self._process, select.POLLIN)
+            poll.poll(1000 * _POLL_S)
         if KILL_SIGNAL is not None:
             os.kill(os.getpid(), KILL_SIGNAL)
         time.sleep(_CLOSING_S)
         os._exit(1)
-
-    def _wait(self) -> None:
-        poll = select.poll()
-        poll.register(self._descriptor, getattr(select, "POLLRDHUP", 0))  # hang-ups and errors come unasked
-        if self._process is not None:
-            poll.register(self._process, select.POLLIN)
-        poll.poll(1000 * _POLL_S)
 
     def _is_owner_gone(self) -> bool:
         poll = select.poll()
