@@ -128,7 +128,8 @@ def step_group_sizes(rollouts: Sequence[ScoredRollout]) -> list[int]:
     sizes: Counter[Hashable] = Counter()
     for one in rollouts:
         if one.included:
-            sizes.update([same_state(one, k) for k in range(len(one.state_keys))])
+            for k in range(len(one.state_keys)):
+                sizes[same_state(one, k)] += 1
     del sizes[None]
     return [*sizes.values()]
 

@@ -37,7 +37,7 @@ class TokenAdvantages:
         included: Whether each is trained on, (B,).
         advantages: One number for each token of each, (T,).
         value_targets: The value head's target before each token, (T,), NaN for none; None without a value head.
-        rollouts: Those of all ranks, as the estimator saw them: each role as a rollout of its own.
+        rollouts: The rollouts of all ranks as the estimator saw them: each role as a rollout of its own.
         num_tokens: Agent tokens that are trained on, over all ranks.
         metrics: Metrics of filters and advantages; empty in evaluation, where no group is trained on.
     """
@@ -61,11 +61,11 @@ class TurnAdvantages:
 
     Attributes:
         entries: One entry for each turn of each rollout, (N, K).
-        weights: The weights of turns by which the settings multiply them: one (N, K) for each setting that is used.
+        weights: Weights that are multiplied into the entries: one (N, K) for each setting that is used.
         included: Whether each rollout is trained on, (N,).
         split: The rollouts split by role.
         seen: The rollouts of one role each, as the estimator saw them.
-        trained: The same; those that are in baselines but not in the loss are marked as dropped.
+        trained: The same, but those in baselines that are not in the loss are marked as dropped.
         metrics: Metrics of filters and advantages; empty in evaluation.
     """
 
@@ -84,7 +84,7 @@ class AdvantageAssigner:
     Every method takes the rollouts of all ranks and returns the same on each of them. (Not collective.)
 
     Attributes:
-        estimator: The one that the settings name, with what it keeps between batches in its ``state``.
+        estimator: The estimator that the settings name, with the state that it keeps between batches.
     """
 
     def __init__(self, args: AdvantageSettings) -> None:
@@ -104,9 +104,9 @@ class AdvantageAssigner:
         """Filter the rollouts, call the estimator, and place its advantages on the tokens of this rank's rollouts.
 
         Args:
-            rollouts: Those of all ranks, (N,).
-            mine: Which of them are this rank's, (B,).
-            trajectories: This rank's, (B,).
+            rollouts: The rollouts of all ranks, (N,).
+            mine: Indices of this rank's rollouts, (B,).
+            trajectories: This rank's trajectories, (B,).
             num_tokens: Agent tokens of each rollout that can be trained on, (N,).
             is_training: False skips the filters and leaves the estimator's state as it is.
         """
@@ -137,7 +137,7 @@ class AdvantageAssigner:
         """Filter the rollouts and estimate the advantage of each turn.
 
         Args:
-            rollouts: Those of all ranks, (N,).
+            rollouts: The rollouts of all ranks, (N,).
             is_training: False skips the filters and leaves the estimator's state as it is.
         """
         args = self._args
@@ -232,7 +232,7 @@ def _is_list(entry: Any) -> bool:
 
 
 def _plain_turns(own: Any, rollout: ScoredRollout) -> list[Any] | None:
-    """One entry a turn: a finite number, or a list of such, whatever their types were; None if it is something else."""
+    """Convert entries to one finite float, or a list of floats, for each turn; None if that is not possible."""
     if not _is_list(own) or len(own) != len(rollout.turn_rewards):
         return None
     turns: list[Any] = []
