@@ -74,7 +74,7 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
             hint = did_you_mean(str(name_or_callable), ESTIMATORS)
             raise ConfigError(f"advantage_estimator is neither known nor callable: {name_or_callable!r}{hint}")
         name_or_callable = ESTIMATORS[name_or_callable]
-    function = cast("Callable[..., Any]", name_or_callable)
+    function: Callable[..., Any] = name_or_callable
     inner = cast("partial[Any]", name_or_callable)
     if (
         isinstance(name_or_callable, partial) and not inner.args and "declaration" not in vars(inner)
