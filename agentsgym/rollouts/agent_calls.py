@@ -15,7 +15,8 @@ from agentsgym.agents.event_loop import agents_loop, is_on_agents_loop
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
-from agentsgym.rollouts.interfaces import GRACE_S, Raised, SchedulerPort
+from agentsgym.rollouts.interfaces import GRACE_S, Raised
+from agentsgym.rollouts.scheduler import Scheduler
 from agentsgym.texts import shown
 from agentsgym.types import Action, TurnRequest
 
@@ -81,8 +82,8 @@ class BatchCaller:
 
     is_batched = True
 
-    def __init__(self, port: SchedulerPort, agent: AgentLike) -> None:
-        self._port = port
+    def __init__(self, scheduler: Scheduler[Any], agent: AgentLike) -> None:
+        self._scheduler = scheduler
         self._agent = agent
 
     def call(self, requests: dict[int, TurnRequest]) -> None:
@@ -90,7 +91,7 @@ class BatchCaller:
         order = sorted(requests)
         answers = call_agent(self._agent, [requests[index] for index in order])
         for index, given in zip(order, answers, strict=True):
-            self._port.answered(index, given)
+            self._scheduler.answered(index, given)
 
     def oldest(self) -> None:
         """Return None: outside of :meth:`call`, no trial waits for an answer."""
@@ -108,8 +109,8 @@ class ConcurrentCaller:
 
     is_batched = False
 
-    def __init__(self, port: SchedulerPort, agent: Any) -> None:
-        self._port = port
+    def __init__(self, scheduler: Scheduler[Any], agent: Any) -> None:
+        self._scheduler = scheduler
         self._agent = agent
         self._open: dict[int, tuple[TurnRequest, float]] = {}  # in the order of time
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -159,7 +160,7 @@ class ConcurrentCaller:
         del self._open[index]
         if isinstance(answer, Raised):
             raise answer.error
-        self._port.answered(index, answer)
+        self._scheduler.answered(index, answer)
 
     # On the loop
 
@@ -179,7 +180,7 @@ class ConcurrentCaller:
             raise
         except BaseException as error:  # noqa: BLE001  # raised again on the scheduler's thread
             given = Raised(error)
-        self._port.post(self._arrived, index, request, given)
+        self._scheduler.post(self._arrived, index, request, given)
 
     def _cancel(self, index: int) -> None:
         task = self._tasks.pop(index, None)

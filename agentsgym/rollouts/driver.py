@@ -8,8 +8,8 @@ from typing import Any, Generic
 from agentsgym.errors import ConfigError, EpisodeError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
 from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCaller, call_agent, finish_agent
-from agentsgym.rollouts.interfaces import Executor, PlayableTrial, Pool, Result, TimeLimits, TrialGenerator
-from agentsgym.rollouts.scheduler import InlineExecutor, Scheduler
+from agentsgym.rollouts.interfaces import Executor, PlayableTrial, Result, TimeLimits, TrialGenerator
+from agentsgym.rollouts.scheduler import InlineExecutor, Pool, Scheduler
 from agentsgym.types import TurnRequest
 
 

@@ -6,11 +6,13 @@ import hashlib
 import pickle
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError, EnvError, EpisodeError
 from agentsgym.interruptions import is_interruption
-from agentsgym.rollouts.interfaces import Finished, Input, Raised, SchedulerPort
+from agentsgym.rollouts.interfaces import Finished, Input, Raised
 from agentsgym.rollouts.remote_trial import RemoteTrial
+from agentsgym.rollouts.scheduler import Scheduler
 from agentsgym.rollouts.worker_set import Placement, WorkerLimits, WorkerSet
 from agentsgym.rollouts.workers.handle import WorkerHandle, resident_mb
 from agentsgym.rollouts.workers.wire import (
@@ -42,21 +44,21 @@ class ProcessExecutor:
     """One run's part of a pool."""
 
     def __init__(
-        self, workers: WorkerSet, limits: WorkerLimits, port: SchedulerPort, on_close: Callable[[], None]
+        self, workers: WorkerSet, limits: WorkerLimits, scheduler: Scheduler[Any], on_close: Callable[[], None]
     ) -> None:
         """Begin a run.
 
         Args:
             workers: The pool's processes.
             limits: Limits of the processes.
-            port: The scheduler.
+            scheduler: The scheduler.
             on_close: Called when the run is over.
         """
         self._workers = workers
         self._limits = limits
-        self._port = port
+        self._scheduler = scheduler
         self._on_close = on_close
-        num_trials = port.num_trials
+        num_trials = scheduler.num_trials
         self._max_sessions = min(limits.max_sessions or num_trials, max(1, num_trials))
         self.max_live: int | None = self._max_sessions * workers.size
         self._trials: dict[int, RemoteTrial] = {}
@@ -78,7 +80,7 @@ class ProcessExecutor:
                 self._add(index)
             elif remote.end is not None:
                 self._forget(remote)
-                self._port.stepped(index, remote.end)
+                self._scheduler.stepped(index, remote.end)
             else:
                 if isinstance(given, Action):
                     remote.agent_state = given.agent_state
@@ -123,7 +125,7 @@ class ProcessExecutor:
 
     def on_message(self, worker: WorkerHandle, message: bytes | None) -> None:
         """Post a message; called on the process's reader thread."""
-        self._port.post(self._received, worker, message)
+        self._scheduler.post(self._received, worker, message)
 
     def _received(self, worker: WorkerHandle, message: bytes | None) -> None:
         """Handle a message of a process; None is its end."""
@@ -133,7 +135,7 @@ class ProcessExecutor:
             self._died(worker)
         elif message == LOADED:
             for index in worker.residents:
-                self._port.start_clock(index)
+                self._scheduler.start_clock(index)
         elif message != CLOSED and not worker.is_killed:  # else its trials are played again, from where they were
             self._read(worker, message)
         self._place_trials()
@@ -172,7 +174,7 @@ class ProcessExecutor:
             self._settle(remote, outcome)
 
     def _handle_request(self, remote: RemoteTrial, worker: WorkerHandle, delta: RequestDelta) -> None:
-        request, is_different = remote.shows(delta)
+        request, is_different = remote.next_request(delta)
         if not (remote.is_replaying and remote.has_requested):
             self._note_progress(remote)
             if not remote.is_replaying and remote.in_flight is not None:
@@ -188,14 +190,14 @@ class ProcessExecutor:
                 return
         remote.is_replaying = remote.is_stepping = False
         remote.has_requested, remote.in_flight = True, None
-        self._port.stepped(remote.index, request)
+        self._scheduler.stepped(remote.index, request)
 
     def _settle(self, remote: RemoteTrial, outcome: Finished | Raised) -> None:
         self._note_progress(remote)
         remote.leave()
         if remote.is_stepping or isinstance(outcome, Raised):
             self._forget(remote)
-            self._port.stepped(remote.index, outcome)
+            self._scheduler.stepped(remote.index, outcome)
         else:
             remote.end = outcome
 
@@ -267,7 +269,7 @@ class ProcessExecutor:
             for worker in [*self._workers.handles]:
                 held = resident_mb(worker.process.pid)
                 if held is not None and held > limit and worker.is_ready and not worker.is_killed:
-                    self._port.post(self._kill_for_memory, worker, held)
+                    self._scheduler.post(self._kill_for_memory, worker, held)
 
     def _kill_for_memory(self, worker: WorkerHandle, held: float) -> None:
         limit = self._limits.max_memory_mb or 0.0
@@ -280,7 +282,7 @@ class ProcessExecutor:
     # Trials
 
     def _add(self, index: int) -> None:
-        trial = self._port.trials[index]
+        trial = self._scheduler.trials[index]
         known = self._envs.get(id(trial.env))
         if known is None:
             try:
@@ -303,7 +305,7 @@ class ProcessExecutor:
                 f"session {trial.session_id}: its task cannot be sent to its process: {type(error).__name__}: "
                 f"{sentence_of(error)}; {_TASKS}"
             )
-            self._port.stepped(index, Finished(trial.abandon(EnvError(sentence))))
+            self._scheduler.stepped(index, Finished(trial.abandon(EnvError(sentence))))
             return
         remote = self._trials[index] = RemoteTrial(index, trial, dumped, name, self._max_sessions)
         self._placement.waiting.append(remote)
@@ -343,19 +345,19 @@ class ProcessExecutor:
             place.residents.add(remote.index)
             place.host(remote.trial.session_id)
             if remote.has_requested or (remote.env_name in place.known_envs and not place.is_loading):
-                self._port.start_clock(remote.index)
+                self._scheduler.start_clock(remote.index)
             else:
-                self._port.stop_clock(remote.index)
+                self._scheduler.stop_clock(remote.index)
             place.outbox.append(StartTrial(remote.index, remote.dumped, [*remote.inputs]))
             if remote.is_stepping:
-                self._port.resume(remote.index)
+                self._scheduler.resume(remote.index)
         for remote in self._placement.waiting:
-            self._port.postpone(remote.index)
+            self._scheduler.postpone(remote.index)
         self._is_any_draining = any(worker.is_draining for worker in self._workers.handles)
 
     def _fail(self, remote: RemoteTrial, error: EpisodeError) -> None:
         remote.error = error
-        self._port.fail_at_next_request(remote.index, error)
+        self._scheduler.fail_at_next_request(remote.index, error)
 
     def _forget(self, remote: RemoteTrial) -> None:
         remote.leave()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
-from agentsgym.rollouts.interfaces import Executor, SchedulerPort, check_num_workers
+from agentsgym.rollouts.interfaces import Executor, check_num_workers
 from agentsgym.rollouts.process_executor import ProcessExecutor
+from agentsgym.rollouts.scheduler import Scheduler
 from agentsgym.rollouts.worker_set import WorkerLimits, WorkerSet
 from agentsgym.rollouts.workers.handle import WorkerHandle
 
@@ -106,7 +107,7 @@ class EnvProcessPool:
             raise ConfigError("an EnvProcessPool cannot be closed while a rollout uses it")
         self._workers.close()
 
-    def begin_run(self, port: SchedulerPort) -> Executor:
+    def begin_run(self, scheduler: Scheduler[Any]) -> Executor:
         """Make the executor of one run.
 
         Raises:
@@ -115,7 +116,7 @@ class EnvProcessPool:
         if not self._in_use.acquire(blocking=False):
             raise ConfigError("an EnvProcessPool plays one rollout at a time, but this one is in use: create another")
         try:
-            executor = ProcessExecutor(self._workers, self.limits, port, self._in_use.release)
+            executor = ProcessExecutor(self._workers, self.limits, scheduler, self._in_use.release)
             self._workers.start(executor.on_message)
         except BaseException:
             self._in_use.release()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentsgym.errors import EnvError, EpisodeError
 from agentsgym.interruptions import is_interruption
 from agentsgym.rollouts.interfaces import Finished, PlayableTrial, Raised
 from agentsgym.rollouts.workers.handle import WorkerHandle
-from agentsgym.rollouts.workers.wire import RequestDelta, RequestMirror, TrialEnd, WireInput
+from agentsgym.rollouts.workers.wire import RequestDelta, TrialEnd, WireInput
 from agentsgym.texts import sentence_of
-from agentsgym.types import TurnRequest
+from agentsgym.types import Message, TurnRequest
 
 _PROOFS_OF_A_KILL = 2  # deaths by signals that also come from outside, as when memory is short, that count as proof
 
@@ -25,7 +26,6 @@ class RemoteTrial:
         dumped: It, pickled with a name in place of its environment.
         env_name: The name of that environment.
         worker: Its process; None while it waits for one.
-        mirror: Its last request.
         agent_state: State to return to the agent.
         inputs: Inputs that it has processed.
         in_flight: Its current input; None at its start.
@@ -46,7 +46,6 @@ class RemoteTrial:
         self.trial = trial
         self.env_name = env_name
         self.worker: WorkerHandle | None = None
-        self.mirror = RequestMirror(trial.session_id)
         self.agent_state: Any = None
         self.inputs: list[WireInput] = []
         self.in_flight: WireInput | None = None
@@ -58,6 +57,9 @@ class RemoteTrial:
         self.is_suspect = False
         self.bystanders: list[RemoteTrial] = []
         self.dumped = dumped
+        self._messages: list[Message] = []  # these and the next three: of its last request
+        self._token_ids: list[int] = []
+        self._tools: Sequence[Mapping[str, Any]] = ()
         self._max_new_tokens: int | None = None
         self._num_deaths_alone = 0  # at this turn
 
@@ -67,13 +69,29 @@ class RemoteTrial:
             self.worker.residents.discard(self.index)
             self.worker = None
 
-    def shows(self, delta: RequestDelta) -> tuple[TurnRequest, bool]:
-        """Apply the difference that a process sent; returns the request, and whether it differs from the last one."""
-        mirror = self.mirror
-        before = (mirror.messages, mirror.token_ids, self._max_new_tokens)
-        request = mirror.request(delta, self.agent_state)
+    def next_request(self, delta: RequestDelta) -> tuple[TurnRequest, bool]:
+        """Apply the difference that a process sent; returns the request, and whether a replay's differs from the last.
+
+        Lists that are extended stay the same objects.
+        """
+        before = (self._messages, self._token_ids, self._max_new_tokens)
+        if delta.num_messages == 0:
+            self._messages = []
+        if delta.num_tokens == 0:
+            self._token_ids = []
+        self._messages += delta.messages
+        self._token_ids += delta.token_ids
         self._max_new_tokens = delta.max_new_tokens
-        return request, self.is_replaying and before != (mirror.messages, mirror.token_ids, self._max_new_tokens)
+        self._tools = self._tools if delta.tools is None else delta.tools
+        request = TurnRequest(
+            session_id=self.trial.session_id,
+            messages=self._messages,
+            token_ids=self._token_ids,
+            agent_state=self.agent_state if delta.has_state else None,
+            max_new_tokens=delta.max_new_tokens,
+            tools=self._tools,
+        )
+        return request, self.is_replaying and before != (self._messages, self._token_ids, self._max_new_tokens)
 
     def outcome(self, end: TrialEnd) -> Finished | Raised:
         """Read its end."""

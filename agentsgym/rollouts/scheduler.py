@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from queue import Empty, SimpleQueue
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 from agentsgym.errors import AgentError, EnvError, EpisodeError
 from agentsgym.rollouts.interfaces import (
@@ -29,7 +29,6 @@ from agentsgym.rollouts.interfaces import (
     PlayableTrial,
     Raised,
     Result,
-    SchedulerPort,
     TimeLimits,
     TrialGenerator,
     TrialOutcome,
@@ -45,27 +44,27 @@ class InlineExecutor:
 
     max_live: int | None = None
 
-    def __init__(self, port: SchedulerPort) -> None:
-        self._port = port
+    def __init__(self, scheduler: Scheduler[Any]) -> None:
+        self._scheduler = scheduler
         self._generators: dict[int, TrialGenerator[Any]] = {}
 
     def advance(self, inputs: dict[int, Input]) -> None:
         """Advance trials for a short time, so that a fast trial's request does not wait for all other steps."""
         start = now = time.monotonic()
-        limit = self._port.limits.turn_s
+        limit = self._scheduler.limits.turn_s
         while inputs and now - start < BATCHING_WINDOW_S:
             index = next(iter(inputs))
             generator = self._generators.get(index)
             if generator is None:
-                generator = self._generators[index] = self._port.trials[index].play()
+                generator = self._generators[index] = self._scheduler.trials[index].play()
             outcome = advance(generator, inputs.pop(index))
             began, now = now, time.monotonic()
             if limit is not None and now - began > limit and not isinstance(outcome, Raised):
                 generator.close()
-                outcome = Finished(self._port.trials[index].abandon(self._port.timeout_error(index)))
+                outcome = Finished(self._scheduler.trials[index].abandon(self._scheduler.timeout_error(index)))
             if not isinstance(outcome, TurnRequest):
                 del self._generators[index]
-            self._port.stepped(index, outcome)
+            self._scheduler.stepped(index, outcome)
 
     def running(self) -> list[tuple[int, float]]:
         """Return an empty list: outside of :meth:`advance`, no step runs."""
@@ -78,6 +77,18 @@ class InlineExecutor:
         """Close the generators of the live trials."""
         for generator in self._generators.values():
             generator.close()
+
+
+class Pool(Protocol):
+    """Workers that advance trials; kept over any number of runs."""
+
+    def begin_run(self, scheduler: Scheduler[Any]) -> Executor:
+        """Make the executor of one run."""
+        ...
+
+    def close(self) -> None:
+        """End the workers; a run that follows starts others."""
+        ...
 
 
 class Scheduler(Generic[Result]):

@@ -16,8 +16,8 @@ from typing import Any
 from agentsgym.errors import AgentsGymError
 from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCaller, finish_agent
 from agentsgym.rollouts.driver import executor_of
-from agentsgym.rollouts.interfaces import PlayableTrial, Pool, Result, TimeLimits
-from agentsgym.rollouts.scheduler import Scheduler
+from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits
+from agentsgym.rollouts.scheduler import Pool, Scheduler
 
 logger = logging.getLogger(__name__)
 

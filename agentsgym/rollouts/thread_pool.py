@@ -18,12 +18,12 @@ from agentsgym.rollouts.interfaces import (
     Finished,
     Input,
     Raised,
-    SchedulerPort,
     TrialGenerator,
     TrialOutcome,
     advance,
     check_num_workers,
 )
+from agentsgym.rollouts.scheduler import Scheduler
 
 
 class EnvThreadPool:
@@ -77,7 +77,7 @@ class EnvThreadPool:
             thread.join()
         self._threads.clear()
 
-    def begin_run(self, port: SchedulerPort) -> Executor:
+    def begin_run(self, scheduler: Scheduler[Any]) -> Executor:
         """Make the executor of one run.
 
         Raises:
@@ -85,7 +85,7 @@ class EnvThreadPool:
         """
         if threading.current_thread() in self._threads:
             raise ConfigError("a step in an EnvThreadPool cannot wait for others in the same pool: use another pool")
-        executor = _ThreadExecutor(self, port, self._runs.discard)
+        executor = _ThreadExecutor(self, scheduler, self._runs.discard)
         self._runs.add(executor)
         return executor
 
@@ -184,22 +184,24 @@ class _ThreadExecutor:
 
     max_live: int | None = None
 
-    def __init__(self, pool: EnvThreadPool, port: SchedulerPort, on_close: Callable[[_ThreadExecutor], None]) -> None:
+    def __init__(
+        self, pool: EnvThreadPool, scheduler: Scheduler[Any], on_close: Callable[[_ThreadExecutor], None]
+    ) -> None:
         self._pool = pool
         self._on_close = on_close
-        self._port = port
+        self._scheduler = scheduler
         self._generators: dict[int, TrialGenerator[Any]] = {}
         self._jobs: dict[int, _Job] = {}
 
     def done(self, index: int, outcome: TrialOutcome) -> None:
         """Report a step; called on the pool's threads."""
-        self._port.post(self._stepped, index, outcome)
+        self._scheduler.post(self._stepped, index, outcome)
 
     def advance(self, inputs: dict[int, Input]) -> None:
         """Submit all inputs."""
         for index, given in inputs.items():
             if index not in self._generators:
-                self._generators[index] = self._port.trials[index].play()
+                self._generators[index] = self._scheduler.trials[index].play()
             self._jobs[index] = job = _Job(self, index, self._generators[index], given)
             self._pool.submit(job)
         inputs.clear()
@@ -216,7 +218,7 @@ class _ThreadExecutor:
             job.generator.close()
         if not has_begun or self._pool.give_up(job):
             del self._jobs[index], self._generators[index]
-            self._port.stepped(index, Finished(self._port.trials[index].abandon(error)))
+            self._scheduler.stepped(index, Finished(self._scheduler.trials[index].abandon(error)))
 
     def close(self) -> None:
         """Close every generator: at once where no step runs, else when it returns."""
@@ -233,4 +235,4 @@ class _ThreadExecutor:
         if self._jobs.pop(index, None) is not None:
             if isinstance(outcome, Finished | Raised):
                 del self._generators[index]
-            self._port.stepped(index, outcome)
+            self._scheduler.stepped(index, outcome)
