@@ -164,7 +164,13 @@ def _contents(trajectory: Any, expected: _Expected) -> _Findings:
             yield "spans", k, f"its span must lie in [{edge}, {size}), got [{turn.start}, {turn.stop})"
     if are_spans_valid:  # else values cannot be matched to tokens
         yield from _prompts(trajectory)
-        yield from _mask(trajectory)
+        given = list(getattr(trajectory, "agent_token_mask", ()))
+        spoken = {index for turn in trajectory.turns for index in range(turn.start, turn.stop)}
+        right = [int(index in spoken) for index in range(size)]
+        if len(given) != size:
+            yield _wrong_length("agent_token_mask", given, trajectory)
+        elif wrong := [index for index, mask in enumerate(given) if mask != right[index]]:
+            yield "mask", None, f"agent_token_mask must be 1 in the turns' spans alone, got {_at(wrong, given)}"
         yield from _logprobs(trajectory)
         yield from _rewards(trajectory, expected)
 
@@ -181,16 +187,6 @@ def _prompts(trajectory: Any) -> _Findings:
         else:
             segment = begin
         edge = turn.stop
-
-
-def _mask(trajectory: Any) -> _Findings:
-    given = list(getattr(trajectory, "agent_token_mask", ()))
-    spoken = {index for turn in trajectory.turns for index in range(turn.start, turn.stop)}
-    right = [int(index in spoken) for index in range(len(trajectory.token_ids))]
-    if len(given) != len(right):
-        yield _wrong_length("agent_token_mask", given, trajectory)
-    elif wrong := [index for index, mask in enumerate(given) if mask != right[index]]:
-        yield "mask", None, f"agent_token_mask must be 1 in the turns' spans alone, got {_at(wrong, given)}"
 
 
 def _messages(trajectory: Any) -> _Findings:

@@ -213,7 +213,21 @@ class ProcessExecutor:
         culprit = next((one for one in residents if one.index == worker.stepped), None)
         suspect = culprit or (residents[0] if len(residents) == 1 else None)
         self._workers.replace(worker, self.on_message)
-        self._check_deaths(worker)
+        self._num_failed_starts = 0 if worker.is_ready else self._num_failed_starts + 1
+        self._num_deaths_without_progress += 1
+        if not worker.is_ready and not worker.killed_by_signal:
+            raise ConfigError(
+                f"an EnvProcessPool's process ended ({worker.how_it_ended()}) before it was ready; see its "
+                'output: a script must start its pool under `if __name__ == "__main__":`'
+            )
+        num_failed, num_deaths = self._num_failed_starts, self._num_deaths_without_progress
+        num_allowed = _MAX_DEATHS_WITHOUT_PROGRESS * (len(self._trials) + self._workers.size)
+        if num_failed > _MAX_FAILED_STARTS * self._workers.size or num_deaths > num_allowed:
+            raise AgentsGymError(  # processes die and no session makes progress, so that no session is at fault
+                f"the last {max(num_failed, num_deaths)} processes of an EnvProcessPool ended one after another "
+                f"({worker.how_it_ended()}) without progress in any session: check that there is enough memory for "
+                f"num_workers = {self._workers.size} of them, and that nothing else kills them"
+            )
         if worker.is_ready:
             self._judge(worker, residents, suspect)
         for remote in residents:
@@ -226,24 +240,6 @@ class ProcessExecutor:
             else:
                 remote.is_replaying = True
                 self._placement.waiting.append(remote)
-
-    def _check_deaths(self, worker: WorkerHandle) -> None:
-        """End a run in which processes die and no session makes progress: no session is at fault."""
-        self._num_failed_starts = 0 if worker.is_ready else self._num_failed_starts + 1
-        self._num_deaths_without_progress += 1
-        if not worker.is_ready and not worker.killed_by_signal:
-            raise ConfigError(
-                f"an EnvProcessPool's process ended ({worker.how_it_ended()}) before it was ready; see its "
-                'output: a script must start its pool under `if __name__ == "__main__":`'
-            )
-        num_failed, num_deaths = self._num_failed_starts, self._num_deaths_without_progress
-        num_allowed = _MAX_DEATHS_WITHOUT_PROGRESS * (len(self._trials) + self._workers.size)
-        if num_failed > _MAX_FAILED_STARTS * self._workers.size or num_deaths > num_allowed:
-            raise AgentsGymError(
-                f"the last {max(num_failed, num_deaths)} processes of an EnvProcessPool ended one after another "
-                f"({worker.how_it_ended()}) without progress in any session: check that there is enough memory for "
-                f"num_workers = {self._workers.size} of them, and that nothing else kills them"
-            )
 
     def _judge(self, worker: WorkerHandle, residents: list[RemoteTrial], suspect: RemoteTrial | None) -> None:
         """Decide which of the process's trials may have caused its death."""

@@ -232,7 +232,18 @@ class ChatFormat:
                 for message in messages
                 for token_id in encode[message["role"] == "assistant"](message["content"])
             ]
-        conversation, hidden = self._hide(self.for_template(messages))
+        conversation = self.for_template(messages)
+        try:
+            texts = [strings_in(message) for message in conversation]
+        except RecursionError as error:
+            raise TemplateError("the arguments of a call are nested too deeply to be printed") from error
+        trusted = [
+            message["role"] in self._trusted for message, some in zip(conversation, texts, strict=True) for _ in some
+        ]
+        masked, hidden = self._hide_texts([text for some in texts for text in some], trusted)
+        masks = iter(masked)
+        mask_of = [dict(zip(some, masks, strict=False)) for some in texts]
+        conversation = [with_strings(message, some) for message, some in zip(conversation, mask_of, strict=True)]
         return self._observed.encode_printed(self._template.whole(conversation, add_prompt=add_prompt), hidden)
 
     def printed(self, messages: Sequence[Message]) -> str:
@@ -257,20 +268,6 @@ class ChatFormat:
         if self._tool_format is None or not any("tool_calls" in m or m["role"] == "tool" for m in messages):
             return messages
         return self._tool_format.conversation(messages)
-
-    def _hide(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Any], dict[int, str]]:
-        """Hide what looks like a control token, and other guarded tokens, in every string of messages."""
-        try:
-            texts = [strings_in(message) for message in messages]
-        except RecursionError as error:
-            raise TemplateError("the arguments of a call are nested too deeply to be printed") from error
-        trusted = [
-            message["role"] in self._trusted for message, some in zip(messages, texts, strict=True) for _ in some
-        ]
-        masked, hidden = self._hide_texts([text for some in texts for text in some], trusted)
-        masks = iter(masked)
-        found = [dict(zip(some, masks, strict=False)) for some in texts]
-        return [with_strings(message, some) for message, some in zip(messages, found, strict=True)], hidden
 
     def _hide_texts(self, texts: Sequence[str], trusted: Sequence[bool]) -> tuple[list[str], dict[int, str]]:
         """Hide what looks like a control token, and other guarded tokens in untrusted text."""
@@ -313,20 +310,25 @@ class ChatFormat:
         encode = vocabulary.encode_first
         return Scaffold([], tuple(Piece("", ((n, ""),), None, encode, []) for n in range(len(roles))), None, None, None)
 
-    def observation(self, messages: Sequence[Message], ended_by: int | None) -> tuple[Scaffold, list[str]]:
-        """The scaffold of an observation after a turn of the agent, and the contents to write into it.
+    def observation(
+        self, messages: Sequence[Message], ended_by: int | None, *, is_first: bool = False
+    ) -> tuple[Scaffold, list[str]]:
+        """The scaffold of an observation, and the contents to write into it.
 
         Args:
             messages: The observation; a tool's result names the call that it answers, if that could be read.
             ended_by: Id that ended the agent's turn.
+            is_first: Whether it is the first prompt of a conversation.
 
         Raises:
-            TemplateError: See :meth:`later`; or results of tools cannot be appended as the template prints them.
+            TemplateError: See :meth:`first` and :meth:`later`; or results of tools cannot be appended as the template
+                prints them.
         """
-        if self._tool_format is not None and messages[0]["role"] == "tool":
+        if self._tool_format is not None and not is_first and messages[0]["role"] == "tool":
             return self._tool_format.results(messages, ended_by)
         roles = tuple([message["role"] for message in messages])
-        return self.later(roles, ended_by), [message["content"] for message in messages]
+        scaffold = self.first(roles) if is_first else self.later(roles, ended_by)
+        return scaffold, [message["content"] for message in messages]
 
     def check_results(self) -> None:
         """Check that results of tools can be recorded, one message per call.

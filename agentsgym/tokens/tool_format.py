@@ -93,10 +93,28 @@ class ToolFormat:
         Raises:
             TemplateError: They cannot be appended as the template prints them.
         """
-        way = self._shapes.get(roles)
-        if way is None:
-            way = self._shapes[roles] = self._find_way(roles)
-        return way
+        if roles in self._shapes:
+            return self._shapes[roles]
+        structured, is_plain = self._tools.takes_results, False
+        refusal: TemplateError | None = None
+        try:
+            suffix = self._template.suffix(roles)[0]
+            is_plain = not structured or self._tools.agrees_with(roles, suffix)
+        except TemplateError as error:
+            refusal = error
+        if is_plain:
+            self._shapes[roles] = "plain"
+        elif not structured:
+            if refusal is not None and self._tools.shows(roles):
+                raise refusal
+            self._shapes[roles] = "text"
+        else:
+            try:
+                self._tools.checked_results(roles)
+            except TemplateError as error:
+                raise TemplateError(f"{error}; to fix it: {RERENDER}, or {OTHER_TEMPLATE}") from refusal
+            self._shapes[roles] = "structured"
+        return self._shapes[roles]
 
     def for_template(self, messages: Sequence[Message]) -> list[Message]:
         """Put an observation into the form that the template takes.
@@ -159,25 +177,6 @@ class ToolFormat:
             return self.for_template(messages)
         except TemplateError:
             return self._in_way(messages, "structured" if self._tools.takes_results else "plain")
-
-    def _find_way(self, roles: Roles) -> Way:
-        structured = self._tools.takes_results
-        refusal: TemplateError | None = None
-        try:
-            suffix = self._template.suffix(roles)[0]
-            if not structured or self._tools.agrees_with(roles, suffix):
-                return "plain"
-        except TemplateError as error:
-            refusal = error
-        if not structured:
-            if refusal is not None and self._tools.shows(roles):
-                raise refusal
-            return "text"
-        try:
-            self._tools.checked_results(roles)
-        except TemplateError as error:
-            raise TemplateError(f"{error}; to fix it: {RERENDER}, or {OTHER_TEMPLATE}") from refusal
-        return "structured"
 
     def _scaffold(self, roles: Roles, answered: Answered, ended_by: int | None) -> Scaffold:
         """Print the observation after structured calls, with the names of tools hidden, since the agent wrote them."""

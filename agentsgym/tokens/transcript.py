@@ -104,18 +104,21 @@ class Transcript:
             self.token_ids,
             len(self.token_ids),
         )
-        if self._history == "append":
-            self._append(messages, is_first=not self.messages)
-        elif callable(self._history):
+        prompt_messages = self.prompt_messages
+        rendered: list[Message] | None = None  # the conversation to render again; None to append the new messages
+        if callable(self._history):
             whole = [*self.prompt_messages, *messages]
             shown = self._history([message.copy() for message in whole])
-            if shown == whole:
-                self._append(messages, is_first=not self.messages)
-            elif self._format is not None:
-                self._open(self._format.render(shown))
-            self.prompt_messages = [message.copy() for message in shown]  # which the function may hold and change
-        elif self._format is not None:
-            self._open(self._format.render([*self.messages, *messages]))
+            rendered = None if shown == whole else shown
+            prompt_messages = [message.copy() for message in shown]  # which the function may hold and change
+        elif self._history == "rerender":
+            rendered = [*self.messages, *messages]
+        if self._format is not None and rendered is None:
+            scaffold, contents = self._format.observation(messages, self._ended_by, is_first=not self.messages)
+            scaffold.write(contents, self.token_ids)
+        elif self._format is not None and rendered is not None:
+            self._open(self._format.render(rendered))
+        self.prompt_messages = prompt_messages
         self.messages += messages
         self._mark = mark
 
@@ -124,16 +127,6 @@ class Transcript:
         if not (self._calls or any(message["role"] == "tool" for message in messages)):
             return messages
         return answered_calls(messages, self._calls, self.messages[-1].get("tool_calls", ()) if self._calls else ())
-
-    def _append(self, messages: Sequence[Message], *, is_first: bool) -> None:
-        if self._format is None:
-            return
-        if is_first:
-            scaffold = self._format.first(tuple([message["role"] for message in messages]))
-            contents = [message["content"] for message in messages]
-        else:
-            scaffold, contents = self._format.observation(messages, self._ended_by)
-        scaffold.write(contents, self.token_ids)
 
     def _open(self, prompt: list[int]) -> None:
         """Continue from a prompt that was rendered again: in a new segment, unless it only extends the record."""
