@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, cast
 
@@ -129,7 +130,7 @@ class AdvantageAssigner:
             advantages=advantages,
             value_targets=targets,
             rollouts=found.seen,
-            num_tokens=sum(count for counts, count in zip(found.included, num_tokens, strict=True) if counts),
+            num_tokens=sum(compress(num_tokens, found.included)),
             metrics=found.metrics,
         )
 

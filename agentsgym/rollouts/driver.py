@@ -8,7 +8,7 @@ from typing import Any, Generic
 from agentsgym.errors import ConfigError, EpisodeError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
 from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCaller, call_agent, finish_agent
-from agentsgym.rollouts.interfaces import Executor, PlayableTrial, Result, TimeLimits, TrialGenerator
+from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits, TrialGenerator
 from agentsgym.rollouts.scheduler import InlineExecutor, Pool, Scheduler
 from agentsgym.types import TurnRequest
 
@@ -66,16 +66,10 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
         scheduler = Scheduler(
             playable, limits=limits, max_concurrent=max_concurrent, on_finish=on_finish, interrupt=interrupt
         )
-        return scheduler.run(executor_of(scheduler, pool), caller(scheduler, agent))
+        executor = InlineExecutor(scheduler) if pool is None else pool.begin_run(scheduler)
+        return scheduler.run(executor, caller(scheduler, agent))
     finally:
         finish_agent(agent)
-
-
-def executor_of(scheduler: Scheduler[Result], pool: Pool | None) -> Executor:
-    """The executor that advances a scheduler's trials: a pool's, or one on its own thread."""
-    if pool is not None:
-        return pool.begin_run(scheduler)
-    return InlineExecutor(scheduler)
 
 
 def _lockstep(

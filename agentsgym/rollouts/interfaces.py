@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from agentsgym.errors import EpisodeError
-from agentsgym.fields import is_int, require
 from agentsgym.types import Action, TurnRequest
 
 Result = TypeVar("Result")
@@ -127,8 +126,3 @@ class AgentCaller(Protocol):
     def close(self) -> None:
         """Drop every answer that is still to come."""
         ...
-
-
-def check_num_workers(num_workers: Any) -> None:
-    """Raise :class:`ConfigError` for anything but a positive int."""
-    require("num_workers", num_workers, is_int(1), "a positive int")

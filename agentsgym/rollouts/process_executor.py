@@ -13,7 +13,7 @@ from agentsgym.interruptions import is_interruption
 from agentsgym.rollouts.interfaces import Finished, Input, Raised
 from agentsgym.rollouts.remote_trial import RemoteTrial
 from agentsgym.rollouts.scheduler import Scheduler
-from agentsgym.rollouts.worker_set import Placement, WorkerLimits, WorkerSet
+from agentsgym.rollouts.worker_set import WorkerLimits, WorkerSet, place
 from agentsgym.rollouts.workers.handle import WorkerHandle, resident_mb
 from agentsgym.rollouts.workers.wire import (
     CLOSED,
@@ -62,7 +62,7 @@ class ProcessExecutor:
         self._max_sessions = min(limits.max_sessions or num_trials, max(1, num_trials))
         self.max_live: int | None = self._max_sessions * workers.size
         self._trials: dict[int, RemoteTrial] = {}
-        self._placement = Placement(self._trials)
+        self._waiting: list[RemoteTrial] = []  # for a place
         self._envs: dict[int, tuple[str, bytes]] = {}  # by identity: name and pickle
         self._num_failed_starts = self._num_deaths_without_progress = 0
         self._is_any_draining = False
@@ -239,7 +239,7 @@ class ProcessExecutor:
                 self._settle(remote, Finished(remote.trial.abandon(remote.error)))
             else:
                 remote.is_replaying = True
-                self._placement.waiting.append(remote)
+                self._waiting.append(remote)
 
     def _judge(self, worker: WorkerHandle, residents: list[RemoteTrial], suspect: RemoteTrial | None) -> None:
         """Decide which of the process's trials may have caused its death."""
@@ -304,11 +304,11 @@ class ProcessExecutor:
             self._scheduler.stepped(index, Finished(trial.abandon(EnvError(sentence))))
             return
         remote = self._trials[index] = RemoteTrial(index, trial, dumped, name, self._max_sessions)
-        self._placement.waiting.append(remote)
+        self._waiting.append(remote)
 
     def _place_trials(self) -> None:
         """Give every trial that waits a place, where there is one, and send what is to be sent."""
-        if self._placement.waiting or self._is_any_draining:
+        if self._waiting or self._is_any_draining:
             self._assign_workers()
         for worker in self._workers.handles:
             if worker.is_busy or worker.is_killed or not worker.outbox:
@@ -333,21 +333,20 @@ class ProcessExecutor:
         for worker in [*self._workers.handles]:
             if worker.is_draining and not (worker.residents or worker.is_busy or worker.is_killed):
                 self._workers.replace(worker, self.on_message)
-        for remote, worker in self._placement.place(self._workers.handles):
-            place = worker
-            if remote.is_suspect and worker.hosted:
-                place = self._workers.replace(worker, self.on_message)
-            remote.worker = place
-            place.residents.add(remote.index)
-            place.host(remote.trial.session_id)
-            if remote.has_requested or (remote.env_name in place.known_envs and not place.is_loading):
+        for remote, found in place(self._waiting, self._workers.handles, self._trials):
+            must_be_new = remote.is_suspect and bool(found.hosted)
+            worker = self._workers.replace(found, self.on_message) if must_be_new else found
+            remote.worker = worker
+            worker.residents.add(remote.index)
+            worker.host(remote.trial.session_id)
+            if remote.has_requested or (remote.env_name in worker.known_envs and not worker.is_loading):
                 self._scheduler.start_clock(remote.index)
             else:
                 self._scheduler.stop_clock(remote.index)
-            place.outbox.append(StartTrial(remote.index, remote.dumped, [*remote.inputs]))
+            worker.outbox.append(StartTrial(remote.index, remote.dumped, [*remote.inputs]))
             if remote.is_stepping:
                 self._scheduler.resume(remote.index)
-        for remote in self._placement.waiting:
+        for remote in self._waiting:
             self._scheduler.postpone(remote.index)
         self._is_any_draining = any(worker.is_draining for worker in self._workers.handles)
 
@@ -358,8 +357,8 @@ class ProcessExecutor:
     def _forget(self, remote: RemoteTrial) -> None:
         remote.leave()
         del self._trials[remote.index]
-        if remote in self._placement.waiting:
-            self._placement.waiting.remove(remote)
+        if remote in self._waiting:
+            self._waiting.remove(remote)
 
     def _sendable(self, item: WorkItem) -> WorkItem:
         try:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
-from agentsgym.rollouts.interfaces import Executor, check_num_workers
+from agentsgym.rollouts.interfaces import Executor
 from agentsgym.rollouts.process_executor import ProcessExecutor
 from agentsgym.rollouts.scheduler import Scheduler
 from agentsgym.rollouts.worker_set import WorkerLimits, WorkerSet
@@ -64,7 +64,7 @@ class EnvProcessPool:
         Raises:
             ConfigError: A value is not a positive int, or not a positive number.
         """
-        check_num_workers(num_workers)
+        require("num_workers", num_workers, is_int(1), "a positive int")
         for name, count in (
             ("max_sessions_per_worker", max_sessions_per_worker),
             ("recycle_after_episodes", recycle_after_episodes),

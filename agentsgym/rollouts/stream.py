@@ -15,9 +15,8 @@ from typing import Any
 
 from agentsgym.errors import AgentsGymError
 from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCaller, finish_agent
-from agentsgym.rollouts.driver import executor_of
 from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits
-from agentsgym.rollouts.scheduler import Pool, Scheduler
+from agentsgym.rollouts.scheduler import InlineExecutor, Pool, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +126,8 @@ class TrialStream:
         scheduler = self._scheduler
         try:
             try:
-                scheduler.run(executor_of(scheduler, self._pool), caller(scheduler, self._agent))
+                executor = InlineExecutor(scheduler) if self._pool is None else self._pool.begin_run(scheduler)
+                scheduler.run(executor, caller(scheduler, self._agent))
             finally:
                 finish_agent(self._agent)
         except _Ended:

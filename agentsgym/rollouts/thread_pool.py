@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from agentsgym.errors import ConfigError, EpisodeError
+from agentsgym.fields import is_int, require
 from agentsgym.rollouts.interfaces import (
     GRACE_S,
     Executor,
@@ -21,7 +22,6 @@ from agentsgym.rollouts.interfaces import (
     TrialGenerator,
     TrialOutcome,
     advance,
-    check_num_workers,
 )
 from agentsgym.rollouts.scheduler import Scheduler
 
@@ -48,7 +48,7 @@ class EnvThreadPool:
         Raises:
             ConfigError: ``num_workers`` is not a positive int.
         """
-        check_num_workers(num_workers)
+        require("num_workers", num_workers, is_int(1), "a positive int")
         self.num_workers = num_workers
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()

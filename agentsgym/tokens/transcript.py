@@ -117,7 +117,12 @@ class Transcript:
             scaffold, contents = self._format.observation(messages, self._ended_by, is_first=not self.messages)
             scaffold.write(contents, self.token_ids)
         elif self._format is not None and rendered is not None:
-            self._open(self._format.render(rendered))
+            prompt, current = self._format.render(rendered), self.token_ids
+            if prompt[: len(current)] == current:  # it only extends the record
+                current += prompt[len(current) :]
+            else:
+                self._earlier += current
+                self.token_ids = prompt
         self.prompt_messages = prompt_messages
         self.messages += messages
         self._mark = mark
@@ -127,15 +132,6 @@ class Transcript:
         if not (self._calls or any(message["role"] == "tool" for message in messages)):
             return messages
         return answered_calls(messages, self._calls, self.messages[-1].get("tool_calls", ()) if self._calls else ())
-
-    def _open(self, prompt: list[int]) -> None:
-        """Continue from a prompt that was rendered again: in a new segment, unless it only extends the record."""
-        current = self.token_ids
-        if prompt[: len(current)] == current:
-            current += prompt[len(current) :]
-        else:
-            self._earlier += current
-            self.token_ids = prompt
 
     def retract(self) -> None:
         """Take back the last observation, messages and tokens.
