@@ -10,7 +10,7 @@ space before it, so that decoding joins tokens and nothing else. It has a chat t
 
 Where a text holds a call of a tool, as :func:`call_text` writes it, the template prints tools and calls too. A call has
 the form of Hermes and Qwen, ``<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>``, and is eight
-tokens: what stands around a name, a key and a value is one token each.
+tokens: the text around a name, a key and a value is one token each.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ PAD, UNKNOWN, END, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|assistant
 # article belongs to its word: a policy that chose it first would write "a airplane" once both are rewarded equally.
 _PIECE = r" ?(?:an? )?\w+(?:['\u2019\-]\w+)*[^\w\s]*| ?[^\w\s]+|\s"
 
-# With tools the keys of a call's arguments are pieces too, so that a value is the same token wherever it stands.
+# With tools the keys of a call's arguments are pieces too, so that a value is the same token everywhere.
 _KEY = r"""(?:"?, )?"\w+": "?"""
 _PIECE_OR_KEY = rf"""{_KEY}| ?(?:an? )?\w+(?:['\u2019\-]\w+)*(?:(?!"?, "\w+": )[^\w\s])*| ?[^\w\s]+|\s"""
 

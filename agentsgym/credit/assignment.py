@@ -109,7 +109,7 @@ class AdvantageAssigner:
             mine: Indices of this rank's rollouts, (B,).
             trajectories: This rank's trajectories, (B,).
             num_tokens: Agent tokens of each rollout that can be trained on, (N,).
-            is_training: False skips the filters and leaves the estimator's state as it is.
+            is_training: False skips the filters and leaves the estimator's state unchanged.
         """
         found = self.estimate(rollouts, is_training=is_training)
         advantages: list[list[float]] = []
@@ -139,7 +139,7 @@ class AdvantageAssigner:
 
         Args:
             rollouts: The rollouts of all ranks, (N,).
-            is_training: False skips the filters and leaves the estimator's state as it is.
+            is_training: False skips the filters and leaves the estimator's state unchanged.
         """
         args = self._args
         takes_token_rewards = reads_token_rewards(self.estimator.traits)
@@ -173,7 +173,7 @@ class AdvantageAssigner:
         )
 
     def turn_advantages(self, rollouts: Sequence[ScoredRollout], *, is_training: bool) -> TurnEntries:
-        """Call the estimator; in evaluation its state stays as it is.
+        """Call the estimator; in evaluation its state stays unchanged.
 
         Raises:
             ConfigError: It does not return one list for each rollout, with one finite number for each turn or for each

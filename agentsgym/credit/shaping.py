@@ -32,7 +32,7 @@ def shaped(rollouts: Sequence[ScoredRollout], *, discount: float, weight: float)
         The rollouts with other turn rewards.
 
     Raises:
-        ConfigError: The environment gives no potential for a turn, or ``weight`` is not a finite number.
+        ConfigError: The environment has no potential for a turn, or ``weight`` is not a finite number.
 
     >>> rollout = ScoredRollout(
     ...     turn_rewards=[0.0, 1.0], final_reward=1.0, group=0, state_keys=[None] * 2, potentials=[-1.0, -0.25]

@@ -8,8 +8,8 @@ from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple, cast
 
-from agentsgym.credit.payments import total_error
 from agentsgym.credit.rewards import TOKEN_CREDITS, check_credit, credited_rewards
+from agentsgym.credit.role_rewards import total_error
 from agentsgym.errors import ConfigError
 from agentsgym.record_audit.report import AuditReport, Check, Problem
 from agentsgym.texts import shown
@@ -46,7 +46,7 @@ def audit(
         vocabulary_size: Every id must be below it; None for no limit.
         turn_credit: Which turns are rewarded, as in ``env_config``; None for an environment that places its rewards
             itself (``_calculate_rewards``): amounts are not compared then.
-        token_credit: Where in the turn, likewise.
+        token_credit: Where in the turn rewards are placed, as in ``env_config``; None as above.
         final_reward_is_sum: Whether final rewards must be the sums of the turn rewards; False for an environment
             with its own ``_final_reward``.
 

@@ -1,4 +1,4 @@
-"""Call an agent: once for a batch of requests, or concurrently, each request by itself."""
+"""Call an agent: once for a batch of requests, or once for each request, concurrently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AgentLike(Protocol):
     """The driver's view of an agent; one that also has ``async def aact(request)`` is called through that."""
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Answer the requests in order; an error stands for a session that cannot be answered."""
+        """Answer the requests in order, with an error for a session that cannot be answered."""
         ...
 
     def finish(self) -> None:
@@ -105,7 +105,7 @@ class BatchCaller:
 
 
 class ConcurrentCaller:
-    """Calls the agent for each trial by itself, all concurrently on the agents' event loop."""
+    """Calls the agent separately for each trial, all concurrently on the agents' event loop."""
 
     is_batched = False
 

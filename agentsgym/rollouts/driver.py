@@ -32,19 +32,19 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
     how the agent is called or where the environments run.
 
     A time limit ends a trial with an error; the others continue. What runs in a pool is given up; what runs on
-    this thread cannot be interrupted, so that there the limit is noticed when the environment's call returns. The call
-    of an agent that answers in batches counts toward the limit of a trial, not toward that of a turn.
+    this thread cannot be interrupted, so there the limit is checked when the environment's call returns. Calls of an
+    agent that answers in batches count toward the limit of a trial, not toward that of a turn.
 
     Args:
-        trials: The trials to play; also generators, not started yet, without a pool and a time limit.
-        agent: Answers the requests.
-        max_concurrent: The most trials that are live at once; None for all of them.
-        on_finish: Called with each result as soon as it is there, on the calling thread.
+        trials: The trials to play; without a pool and a time limit also generators that are not started yet.
+        agent: The agent that answers the requests.
+        max_concurrent: Maximum number of live trials; None for all of them.
+        on_finish: Called with each result as soon as it is available, on the calling thread.
         pool: Where the environments run: an ``EnvThreadPool``, an ``EnvProcessPool``, or None for the calling thread.
         turn_timeout_s: Wall time of one call of an environment between two answers, and of one answer of an agent
             that answers with coroutines; None for no limit.
         episode_timeout_s: Wall time of a whole trial, its waits for a free thread or process included; None for none.
-        interrupt: Called between turns, and in waits a few times a second; what it raises ends all and is raised here.
+        interrupt: Called between turns, and a few times a second while waiting; what it raises ends the run.
 
     Raises:
         ConfigError: A setting is not valid, the environment cannot be sent to the pool's processes, or the agent

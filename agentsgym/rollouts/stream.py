@@ -70,7 +70,7 @@ class OpenScheduler(Scheduler[Result]):
 
 
 class TrialStream:
-    """Plays trials in a thread, first come first served, at most this many at once.
+    """Plays trials in a thread, first come first served, at most ``max_concurrent`` at once.
 
     What is played does not depend on the thread. An error that is not a trial's own ends the stream and is raised by
     :meth:`check`.
@@ -89,12 +89,12 @@ class TrialStream:
         """Start the thread, with nothing to play.
 
         Args:
-            agent: Answers; its ``finish`` is called when the stream is closed.
+            agent: The agent; its ``finish`` is called when the stream is closed.
             on_finish: Called with each result, on the stream's thread.
-            max_concurrent: The most trials that are live at once.
+            max_concurrent: Maximum number of live trials.
             pool: Where the environments run; None for the stream's thread. Nothing else may use it until :meth:`close`.
             turn_timeout_s: See :func:`~agentsgym.rollouts.driver.drive`.
-            episode_timeout_s: Likewise.
+            episode_timeout_s: See :func:`~agentsgym.rollouts.driver.drive`.
         """
         limits = TimeLimits(turn_s=turn_timeout_s, trial_s=episode_timeout_s)
         self._scheduler: OpenScheduler[Any] = OpenScheduler(
@@ -132,7 +132,7 @@ class TrialStream:
                 finish_agent(self._agent)
         except _Ended:
             pass
-        except BaseException as error:  # noqa: BLE001  # raised where somebody looks
+        except BaseException as error:  # noqa: BLE001  # raised by check()
             self._error = error
 
 

@@ -35,15 +35,14 @@ class EnvThreadPool:
     dropped and its session's state is forgotten.
 
     The threads are started when they are first needed and end with :meth:`close`, the ``with`` block, or the pool
-    itself where nobody has it any more; used again after that, the pool starts new ones. A pool that a rollout uses
-    cannot be closed.
+    itself; a closed pool that is used again starts new ones. A pool that a rollout uses cannot be closed.
     """
 
     def __init__(self, num_workers: int) -> None:
         """Set the bound.
 
         Args:
-            num_workers: The most steps that run at once.
+            num_workers: Maximum number of steps that run at once.
 
         Raises:
             ConfigError: ``num_workers`` is not a positive int.

@@ -93,7 +93,7 @@ class WorkerSet:
                 self.replace(worker, on_message)
 
     def replace(self, worker: WorkerHandle, on_message: OnMessage) -> WorkerHandle:
-        """Put a new process in the place of one that is dead, or idle and to end by itself."""
+        """Replace a process that is dead, or idle and to be ended, by a new one."""
         worker.on_message = None
         worker.request_shutdown()
         place = self.handles.index(worker)
@@ -101,7 +101,7 @@ class WorkerSet:
         return self.handles[place]
 
     def request_shutdown(self) -> None:
-        """Ask all to end, without waiting for them."""
+        """Request the end of all, without waiting for it."""
         for worker in self.handles:
             worker.on_message = None
             worker.request_shutdown()

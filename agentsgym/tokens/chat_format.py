@@ -58,7 +58,7 @@ class _Vocabularies:
                 if name in self.own.controls or name in printed:
                     raise ConfigError(
                         "unguarded_tokens must be tokens that carry no role, turn, call or thought, got "
-                        f"{shown(name)}, which is marked special or stands in the chat template"
+                        f"{shown(name)}, which is marked special or is printed by the chat template"
                     )
             names = {name for name in added if is_mark(name)} - spared
             self._guarded[spared] = Vocabulary(self.tokenizer, names) if names - {*self.own.controls} else self.own
@@ -69,7 +69,7 @@ class ChatFormat:
     """The format in which one tokenizer writes a conversation; get it with :meth:`of`.
 
     Attributes:
-        tokenizer: A copy of the tokenizer, to be left as it is.
+        tokenizer: A copy of the tokenizer, which must not be changed.
         tools: JSON schemas that the template shows the agent.
         template_options: Further variables of the template.
         end_of_turn_id: The control token that closes an agent turn; None if the template closes turns by plain text

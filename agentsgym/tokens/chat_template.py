@@ -79,7 +79,7 @@ class Template:
         """Read a tokenizer's template.
 
         Args:
-            tokenizer: It is left as it is.
+            tokenizer: The tokenizer, which is not changed.
             tools: JSON schemas that each render shows.
             options: Further variables of the template in each render.
         """
@@ -87,7 +87,7 @@ class Template:
         self._given: dict[str, Any] = {**(options or {}), **({"tools": [*tools]} if tools else {})}
         templates: dict[str, str] | str = tokenizer.chat_template
         source = "\n".join(templates.values()) if isinstance(templates, dict) else templates
-        self.frozen: dict[str, Any] = {}  # renders with a clock that stands still
+        self.frozen: dict[str, Any] = {}  # options of renders with a frozen clock
         if "strftime_now" in source:
             clock = f"{{% macro strftime_now(format) %}}{ANOTHER_TIME}{{% endmacro %}}"
             self.frozen["chat_template"] = clock + tokenizer.get_chat_template(tools=self._given.get("tools"))

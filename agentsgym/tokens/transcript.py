@@ -37,7 +37,7 @@ class _Mark(NamedTuple):
 
 
 class Transcript:
-    """One live conversation: messages and, with a tokenizer, the tokens that stand for them.
+    """One live conversation: messages and, with a tokenizer, their tokens.
 
     Observations and actions take turns, and a last observation may close them: ``observe``, ``act``, …, ``close``.
 

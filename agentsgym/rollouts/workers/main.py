@@ -118,7 +118,7 @@ class _WorkerLoop:
             self.close()
 
     def kill(self, *_: Any) -> None:
-        """Interrupt what runs; a signal's handler."""
+        """Interrupt the running code; a signal handler."""
         if self.is_ending:
             return
         self.is_killed = True
@@ -233,7 +233,7 @@ def _dump_outcome(outcome: Finished | Raised) -> bytes | str:
 
 
 def _dump_reply(reply: Reply) -> bytes:
-    """Pickle a reply by itself, while it is known whose it is: its pickling may break or hang this process."""
+    """Pickle a single reply while its trial is known, since pickling it may break or hang this process."""
     try:
         return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
     except BaseException as error:  # as above, an environment's messages

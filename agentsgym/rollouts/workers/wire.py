@@ -108,8 +108,8 @@ class TrialEnd(NamedTuple):
 
     Attributes:
         trial_index: Its index in the run.
-        outcome: Its result or what it raised, pickled by itself, so that a value that cannot be read costs this trial
-            alone; or why neither can be sent.
+        outcome: Its result or what it raised, pickled separately, so that a value that cannot be read fails only
+            this trial; or the reason why neither can be sent.
     """
 
     trial_index: int

@@ -73,7 +73,7 @@ def read_or_failed(read: Callable[[], list[ToolCall]], name: str = "") -> list[T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedForm:
-    """Calls that stand between markers in the text of an answer.
+    """Calls between markers in the text of an answer.
 
     Attributes:
         opens: Opening marker of a block.
