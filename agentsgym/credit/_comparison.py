@@ -131,17 +131,7 @@ def center_on(
     The spread is taken about 0 in a group as in the batch: where all values are equal and far from the baseline, the
     spread about their own mean would be near 0, and the result enormous.
 
-    Args:
-        rollouts: The batch.
-        samples: Its samples, (N,).
-        baseline_of: Function that returns the baseline of a group.
-        scale: What the differences are divided by.
-
-    Returns:
-        As :func:`center`.
-
-    Raises:
-        ConfigError: ``scale`` is unknown.
+    ``baseline_of`` returns the baseline of a group; the rest is as in :func:`center`.
     """
     check_choice("scale_rewards", scale, get_args(Scale))
     differences = [sample.value - baseline_of(sample.group) for sample in samples]

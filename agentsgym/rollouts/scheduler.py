@@ -92,7 +92,7 @@ class Pool(Protocol):
 
 
 class Scheduler(Generic[Result]):
-    """Takes every trial to its end, in any order, one turn after the other.
+    """Plays every trial to its end, in any order, one turn after the other.
 
     Attributes:
         trials: The trials to play.
@@ -162,7 +162,7 @@ class Scheduler(Generic[Result]):
         return [self._results[index] for index in sorted(self._results)]
 
     def post(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Have a function called on the scheduler's thread; the only method that other threads may call."""
+        """Call a function on the scheduler's thread; the only method that other threads may call."""
         self._inbox.put((function, arguments))
 
     def stepped(self, index: int, outcome: TrialOutcome) -> None:
@@ -184,21 +184,21 @@ class Scheduler(Generic[Result]):
         self._inputs[index] = answer
 
     def fail_at_next_request(self, index: int, error: EpisodeError) -> None:
-        """Have an error thrown into a trial at its next request, for which nobody else waits."""
+        """Throw an error into a trial at its next request; the scheduler does not wait for it."""
         self._pending_errors[index] = error
         self._stepping.discard(index)
 
     def postpone(self, index: int) -> None:
-        """Have nobody wait for a trial's next outcome, so that an agent that answers in batches answers the others."""
+        """Stop waiting for a trial's next outcome, so that an agent that answers in batches answers the others."""
         self._stepping.discard(index)
 
     def resume(self, index: int) -> None:
-        """Wait for it again, unless it is to fail."""
+        """Wait for a trial's next outcome again, unless it is to fail."""
         if index not in self._pending_errors:
             self._stepping.add(index)
 
     def stop_clock(self, index: int) -> None:
-        """Count no time of a trial that cannot begin yet."""
+        """Stop counting a trial's time, since it cannot begin yet."""
         self._began.pop(index, None)
 
     def start_clock(self, index: int) -> None:

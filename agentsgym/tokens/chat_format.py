@@ -337,7 +337,7 @@ class ChatFormat:
             TemplateError: They cannot be appended as the template prints them.
         """
         if self._tool_format is not None:
-            self._tool_format.way(("tool",))
+            self._tool_format.result_form(("tool",))
 
     def closing(self, messages: Sequence[Message], ended_by: int | None) -> list[int] | None:
         """The ids of an observation without an answer: those of :meth:`observation` without the generation prompt.

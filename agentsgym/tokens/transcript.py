@@ -203,14 +203,24 @@ class Transcript:
         """
         if self._mark is None:
             raise RuntimeError("act() was called without an observation to answer: call observe() first")
-        answer, start = self._message(action), len(self._earlier) + len(self.token_ids)
+        answer: Message = self._message(action)
+        start = len(self._earlier) + len(self.token_ids)
         self.was_cut = False
         chat_format = self._format
         if chat_format is not None and action.token_ids is not None:
             self.token_ids += action.token_ids
             self._ended_by = chat_format.ended_by(action.token_ids, action.finish_reason)
         elif chat_format is not None:
-            answer = self._write(chat_format, answer, limit)
+            open_ids, closed = chat_format.answer(answer)
+            is_closed = limit is None or len(closed) <= limit
+            written = closed if is_closed else open_ids[:limit]
+            self.was_cut = not is_closed and len(written) < len(open_ids)
+            if self.was_cut:
+                answer = {"role": "assistant", "content": chat_format.cut_text(written)}
+            self._ended_by = None
+            if is_closed and closed != open_ids:
+                self._ended_by = ENDED_BY_TEXT if chat_format.end_of_turn_id is None else closed[-1]
+            self.token_ids += written
         self._mark = None
         self._calls = () if self.was_cut else action.tool_calls
         self._num_calls += len(self._calls)
@@ -234,21 +244,4 @@ class Transcript:
             answer["content"] = chat_format.decode(action.token_ids)
         elif calls:
             answer = with_text_calls({**answer, "tool_calls": calls})
-        return answer
-
-    def _write(self, chat_format: ChatFormat, answer: Message, limit: int | None) -> Message:
-        """Append the tokens of an answer given as text; returns the answer, cut to the limit."""
-        open_ids, closed = chat_format.answer(answer)
-        if limit is not None and len(closed) > limit:
-            self._ended_by = None
-            self.token_ids += open_ids[:limit]
-            if len(open_ids) <= limit:
-                return answer
-            self.was_cut = True
-            return {"role": "assistant", "content": chat_format.cut_text(open_ids[:limit])}
-        if closed == open_ids:
-            self._ended_by = None
-        else:
-            self._ended_by = ENDED_BY_TEXT if chat_format.end_of_turn_id is None else closed[-1]
-        self.token_ids += closed
         return answer

@@ -193,11 +193,11 @@ class _WorkerLoop:
 
 
 def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> None:
-    """Run a worker process: what a pool starts it with.
+    """Run a worker process.
 
     Args:
-        connection: To the pool.
-        key: The key of the channel over it.
+        connection: Connection to the pool.
+        key: Key of the channel over it.
         progress: See :class:`_WorkerLoop`.
         owner: Process id of the pool's owner.
     """
