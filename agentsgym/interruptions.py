@@ -18,7 +18,7 @@ from typing import Any, cast
 
 
 class Interruption(BaseException):
-    """Ends what runs, whatever code it is raised in; it fails no episode."""
+    """Ends the run from any code in which it is raised; no episode counts as failed."""
 
 
 class Terminated(Interruption):

@@ -31,7 +31,7 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
     thrown into its own trial, which decides how to handle it; the others continue. What is played does not depend on
     how the agent is called or where the environments run.
 
-    A time limit ends a trial with an error; the others continue. What runs in a pool is given up; what runs on
+    A time limit ends a trial with an error; the others continue. Steps in a pool are abandoned; steps on
     this thread cannot be interrupted, so there the limit is checked when the environment's call returns. Calls of an
     agent that answers in batches count toward the limit of a trial, not toward that of a turn.
 

@@ -1,4 +1,4 @@
-"""Interfaces between the parts of a run: trials, their inputs and outcomes, executors and agent callers."""
+"""Types between the parts of a run: trials, their inputs and outcomes, executors and agent callers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentsgym.types import Action, TurnRequest
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 TrialGenerator = Generator[TurnRequest, Action, Result]
-Input = Action | EpisodeError | None  # what a trial is given: an answer, an error to end it, None to start it
+Input = Action | EpisodeError | None  # of a trial: an answer, an error to end it, None to start it
 
 BATCHING_WINDOW_S = 0.001  # how long a finished step may wait for others, so that they are handed on together
 GRACE_S = 5.0  # how long what still runs may take to end when a run is aborted

@@ -307,7 +307,7 @@ class ProcessExecutor:
         self._waiting.append(remote)
 
     def _place_trials(self) -> None:
-        """Give every trial that waits a place, where there is one, and send what is to be sent."""
+        """Place waiting trials where there is room, and send the work of each process."""
         if self._waiting or self._is_any_draining:
             self._assign_workers()
         for worker in self._workers.handles:

@@ -20,7 +20,7 @@ from agentsgym.rollouts.scheduler import InlineExecutor, Pool, Scheduler
 
 logger = logging.getLogger(__name__)
 
-_END_S = 60.0  # for what runs when a stream is closed: an answer of an agent that answers in batches
+_END_S = 60.0  # for a running answer of a batched agent when a stream is closed
 
 
 class _Ended(BaseException):

@@ -1,4 +1,4 @@
-"""Find what a chat template prints around messages, by running it on small conversations of sentinels."""
+"""Find the text that a chat template prints around messages, by running it on small conversations of sentinels."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class TrialEnd(NamedTuple):
 
 
 class DeserializationFailure(NamedTuple):
-    """Why the worker could not unpickle what it was sent.
+    """The reason why the worker could not unpickle a message.
 
     Attributes:
         reason: The exception.
