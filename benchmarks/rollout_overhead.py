@@ -27,8 +27,8 @@ from transformers import PreTrainedTokenizerFast
 
 from agentsgym import Action, Agent, MultistepEnv, Trajectory, TurnRequest
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.rollouts.interfaces import Pool
 from agentsgym.rollouts.process_pool import EnvProcessPool
+from agentsgym.rollouts.scheduler import Pool
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 
 VOCABULARY_SIZE = 32_000

@@ -32,7 +32,7 @@ from agentsgym.envs.user_checks import (
 from agentsgym.errors import ConfigError, check_options
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import Field, is_int, require
-from agentsgym.rollouts.interfaces import Pool
+from agentsgym.rollouts.scheduler import Pool
 from agentsgym.seeding import derive_seed, episode_generator
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.tokens.unknown_words import warn_of_unknown_words

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from agentsgym.credit.payments import attributed
+from agentsgym.credit.role_rewards import attributed
 from agentsgym.envs.boundary import (
     Step,
     action_error,

@@ -22,7 +22,7 @@ from agentsgym.types import StopReason
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.interop.player import Played
-    from agentsgym.rollouts.interfaces import Pool
+    from agentsgym.rollouts.scheduler import Pool
 
 logger = logging.getLogger(__name__)
 

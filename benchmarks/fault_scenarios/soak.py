@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from agentsgym import Action, Agent, AsyncAgent, EnvThreadPool, MultistepEnv, Trajectory, TurnRequest
 from agentsgym.envs.play import play
 from agentsgym.failures import FailureLog
-from agentsgym.rollouts.interfaces import Pool
+from agentsgym.rollouts.scheduler import Pool
 from agentsgym.tiny import tiny_tokenizer
 from fault_scenarios.outcome import Outcome
 
