@@ -35,7 +35,7 @@ from typing import Any
 from agentsgym.envs.TextArena.catalogue import CATALOGUE_FILE, GameEntry, Status
 from agentsgym.envs.TextArena.games import GameMaker, PlayedGame
 from agentsgym.envs.TextArena.isolation import GameContext, textarena
-from agentsgym.envs.TextArena.patches import GAMEMASTER_GAMES, JURY_GAMES, MENDED_GAMES, MENDED_STATES
+from agentsgym.envs.TextArena.patches import GAMEMASTER_GAMES, JURY_GAMES, PATCHED_GAMES, PATCHED_STATES
 from agentsgym.envs.TextArena.players import LegalPlayer
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of
@@ -193,7 +193,7 @@ def _played(game: str, maker: GameMaker, entry: GameEntry) -> GameEntry:
     is_equal = beside.texts == play.texts and random.getstate() == before
     return dataclasses.replace(
         entry,
-        reason="a fault of it is mended" if world_of(game) in (*MENDED_STATES, *MENDED_GAMES) else "",
+        reason="a fault of it is mended" if world_of(game) in (*PATCHED_STATES, *PATCHED_GAMES) else "",
         min_python=LEAST_PYTHON if world_of(game) in LATER_PYTHON else "",
         reproducible=is_equal,
         seeds_matter=varies or _starts_vary(maker, entry.min_players),

@@ -164,16 +164,16 @@ class LegalAgent(Agent):
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
         """Return a legal move for each session."""
-        return [self._move(request) for request in requests]
-
-    def _move(self, request: TurnRequest) -> Action:
-        player: LegalPlayer | None = request.agent_state
-        if player is None:
-            stream = random.Random(derive_seed("legal agent", self._seed, self._num_conversations))
-            self._num_conversations += 1
-            player = LegalPlayer(stream)
-        game: PlayedGame = self._env.active_states[request.session_id]["game"]
-        return Action(text=player.answer(request.messages[-1]["content"], game), agent_state=player)
+        actions: list[Action] = []
+        for request in requests:
+            player: LegalPlayer | None = request.agent_state
+            if player is None:
+                stream = random.Random(derive_seed("legal agent", self._seed, self._num_conversations))
+                self._num_conversations += 1
+                player = LegalPlayer(stream)
+            game: PlayedGame = self._env.active_states[request.session_id]["game"]
+            actions.append(Action(text=player.answer(request.messages[-1]["content"], game), agent_state=player))
+        return actions
 
 
 def register_player(name: str, factory: Callable[..., Any]) -> None:
@@ -230,14 +230,11 @@ def named_agent(name: str, key: str) -> Agent | SeededAgent:
         ConfigError: The name is not registered.
     """
     factory = _factory(name, key)
-    return SeededAgent(name, key) if _takes_seed(factory) else as_agent(factory())
-
-
-def _takes_seed(factory: Callable[..., Any]) -> bool:
     try:
-        return "seed" in inspect.signature(factory).parameters
+        takes_seed = "seed" in inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a function implemented in C
-        return False
+        takes_seed = False
+    return SeededAgent(name, key) if takes_seed else as_agent(factory())
 
 
 def _factory(name: str, key: str) -> Callable[..., Any]:
