@@ -193,7 +193,7 @@ def _played(game: str, maker: GameMaker, entry: GameEntry) -> GameEntry:
     is_equal = beside.texts == play.texts and random.getstate() == before
     return dataclasses.replace(
         entry,
-        reason="a fault of it is mended" if world_of(game) in (*PATCHED_STATES, *PATCHED_GAMES) else "",
+        reason="a fault is patched" if world_of(game) in (*PATCHED_STATES, *PATCHED_GAMES) else "",
         min_python=LEAST_PYTHON if world_of(game) in LATER_PYTHON else "",
         reproducible=is_equal,
         seeds_matter=varies or _starts_vary(maker, entry.min_players),

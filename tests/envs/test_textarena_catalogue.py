@@ -106,7 +106,9 @@ def test_games_call_their_state_as_it_wants_to_be_called() -> None:
     wrong = []
     for world, source in readable_worlds().items():
         names = set(re.findall(r"\b(\w+PlayerState)\(", source))
-        states = [patched_state(name) if world in PATCHED_STATES else getattr(textarena, name) for name in sorted(names)]
+        states = [
+            patched_state(name) if world in PATCHED_STATES else getattr(textarena, name) for name in sorted(names)
+        ]
         for name, call in calls_of_state(ast.parse(source)):
             if states and not any(fits(state, name, call) for state in states):
                 wrong.append(f"{world}, line {call.lineno}: {name}")

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from agentsgym.envs.TextArena.catalogue import catalogue
 from agentsgym.envs.TextArena.isolation import GameContext, import_game_module, textarena
-from agentsgym.envs.TextArena.move_rules import known_moves
+from agentsgym.envs.TextArena.moves import known_moves
 from agentsgym.envs.TextArena.observations import GAME_ID, text_of, with_sender
 from agentsgym.envs.TextArena.outcomes import is_won, worth
 from agentsgym.envs.TextArena.patches import GAMEMASTER_GAMES, JURY_GAMES, Jury, bind_patches, patched_class
@@ -337,7 +337,7 @@ class PlayedGame:
         return basic_words() if any(hasattr(self._game, name) for name in _WORD_LISTS) else ()
 
     def known_moves(self, rng: random.Random) -> list[str]:
-        """Moves by the game's own rules, if they are implemented in :mod:`~.move_rules`; empty otherwise."""
+        """Moves by the game's own rules, if they are implemented in :mod:`~.moves`; empty otherwise."""
         return known_moves(self._game, rng)
 
     def progress(self) -> float:

@@ -6,9 +6,10 @@ import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from agentsgym.agents.base import Agent, as_agent
+from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.conversation import Conversation
 from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.envs.TextArena.games import PlayedGame
@@ -25,14 +26,6 @@ MAX_CHARACTERS = 20_000
 _MOST_TRIALS = 300
 _MOST_WORDS = 500
 _registered: dict[str, Callable[..., Any]] = {}
-
-
-class Player(Protocol):
-    """Plays one seat of one session."""
-
-    def answer(self, observation: str, game: PlayedGame) -> str:
-        """Return the next move for an observation that contains only what is new."""
-        ...
 
 
 class LegalPlayer:
@@ -137,14 +130,8 @@ class AgentPlayer:
         return self
 
 
-class PlaysGames(Protocol):
-    """The members of an environment that :class:`LegalAgent` uses.
-
-    Attributes:
-        active_states: The state of each active session, which holds its ``"game"``.
-    """
-
-    active_states: dict[str, dict[str, Any]]
+#: The player of one seat of one session.
+Player = LegalPlayer | AgentPlayer
 
 
 class LegalAgent(Agent):
@@ -157,7 +144,7 @@ class LegalAgent(Agent):
         seed: The seed of the streams.
     """
 
-    def __init__(self, env: PlaysGames, *, seed: int = 0) -> None:
+    def __init__(self, env: MultistepEnv, *, seed: int = 0) -> None:
         self._env = env
         self._seed = seed
         self._num_conversations = 0

@@ -41,13 +41,13 @@ def reference_for(
     """Make the exact reference of one of TextArena's games.
 
     Args:
-        game: An id, as ``env_config["game"]``.
-        game_options: What differs from the game's registered options, as ``env_config["game_options"]``.
-        max_steps_per_episode: As in ``env_config``.
-        seat: The agent's, as ``env_config["seat"]``; a task's own goes first.
+        game: The game, as in ``env_config``.
+        game_options: The options that differ from the registered ones, as in ``env_config``.
+        max_steps_per_episode: The turn limit, as in ``env_config``.
+        seat: The agent's seat, as in ``env_config``; a task's own takes precedence.
 
     Raises:
-        ConfigError: There is no such game or seat, no reference is known for it, or it is too large to be solved.
+        ConfigError: The game or the seat does not exist, or no reference is known for it, or it is too large to solve.
         MissingDependencyError: TextArena is not installed.
     """
     require("max_steps_per_episode", max_steps_per_episode, is_int(1), "a positive int")
@@ -61,20 +61,20 @@ def reference_for(
 
 
 def optimal_player(env: MultistepEnv, seed: int = 0) -> ReferencePlayer:
-    """Make the best player of the game that an environment plays.
+    """Make the optimal player of an environment's game.
 
     Raises:
-        ConfigError: Its exact values are not known.
+        ConfigError: The game's exact values are unknown.
     """
     return _reference_of(env.env_config).optimal_player(seed)
 
 
 def anchors_of(env: MultistepEnv) -> Reference | None:
-    """Find the exact values of the game that an environment plays; None where they are not known."""
+    """Find the exact values of an environment's game; None if they are unknown."""
     try:
         values = _reference_of(env.env_config)
         values.anchors()
-    except ConfigError:  # none are known of this game, or not under these options
+    except ConfigError:  # unknown for this game or these options
         return None
     return values
 
