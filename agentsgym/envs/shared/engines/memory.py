@@ -50,15 +50,15 @@ class _Walk:
     has_engine: bool = False
 
 
-class RememberingProcesses(EngineProcesses):
+class CachedProcesses(EngineProcesses):
     """Engine processes whose responses are cached.
 
     An engine may identify the position after each response under ``"state_key"``: equal keys must imply equal responses
     to all later commands. Without keys, only equal commands from the start lead to equal positions.
 
     Attributes:
-        num_asked: The number of responses by an engine, replayed commands excluded.
-        num_remembered: The number of responses from the cache.
+        num_computed: The number of responses by an engine, replayed commands excluded.
+        num_cached: The number of responses from the cache.
     """
 
     def __init__(self, engine: str, max_mb: float, **settings: Any) -> None:
@@ -73,7 +73,7 @@ class RememberingProcesses(EngineProcesses):
         self._max_bytes = int(max_mb * 1e6)
         self._games: OrderedDict[str, _Game] = OrderedDict()
         self._walks: dict[str, _Walk] = {}
-        self.num_asked = self.num_remembered = 0
+        self.num_computed = self.num_cached = 0
 
     def begin(self, session_id: str, game: dict[str, Any]) -> dict[str, Any]:
         """Start an episode; arguments, result and errors as for the base class."""
@@ -88,7 +88,7 @@ class RememberingProcesses(EngineProcesses):
                 num_bytes -= oldest.num_bytes
             known = self._games.setdefault(key, _Game())
         if known.start is not None:
-            self.num_remembered += 1
+            self.num_cached += 1
             answer, position = known.start
             self._walks[session_id] = _Walk(game, known, position)
             return json.loads(answer)
@@ -103,7 +103,7 @@ class RememberingProcesses(EngineProcesses):
         if walk is None:
             return super().step(session_id, command)  # raises: there is no such session
         if command in walk.position.steps:
-            self.num_remembered += 1
+            self.num_cached += 1
             walk.unsent.append(command)
             answer, walk.position = walk.position.steps[command]
             return json.loads(answer)
@@ -119,7 +119,7 @@ class RememberingProcesses(EngineProcesses):
         except BaseException:
             self._walks.pop(session_id, None)
             raise
-        self.num_asked += 1
+        self.num_computed += 1
         step = walk.position.steps[command] = self._keep(walk.known, given)
         walk.position = step[1]
         return given
