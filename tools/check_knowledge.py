@@ -33,7 +33,7 @@ PROPERTY_COLUMNS = ("property", "question", *PHRASE_KINDS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One fault and where it stands."""
+    """One fault and its place."""
 
     path: Path
     line: int
@@ -44,12 +44,17 @@ class Finding:
 
 
 def check_files(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPERTIES_FILE) -> list[Finding]:
-    """Every fault of the two files; faults of form hide those of meaning until they are mended."""
+    """Return every fault of the two files; faults of form hide those of meaning until they are fixed."""
     found = [*_check_form(objects_path, properties_path)]
     if found:
         return found
     knowledge = read_knowledge(objects_path, properties_path)
-    found = [*_check_rows(objects_path), *_check_balance(knowledge, objects_path)]
+    found = [*_check_rows(objects_path)]
+    for key, counts in balance(knowledge).items():
+        if not (counts["yes"] and counts["no"]):
+            found.append(
+                Finding(path=objects_path, line=1, text=f"{key} must be yes for some object and no for another")
+            )
     return [*found, *_check_names(knowledge, objects_path), *_check_questions(knowledge, properties_path)]
 
 
@@ -107,12 +112,6 @@ def _check_rows(path: Path) -> Iterator[Finding]:
                 text = f"nothing tells {known.name!r} from {other!r} (line {other_line}) by a yes against a no"
                 yield Finding(path=path, line=line, text=text)
         seen.append((line, known.name, dict(known.values)))
-
-
-def _check_balance(knowledge: KnowledgeBase, path: Path) -> Iterator[Finding]:
-    for key, counts in balance(knowledge).items():
-        if not (counts["yes"] and counts["no"]):
-            yield Finding(path=path, line=1, text=f"{key} must be yes for some object and no for another")
 
 
 def _check_names(knowledge: KnowledgeBase, path: Path) -> Iterator[Finding]:

@@ -64,7 +64,7 @@ def test_what_it_says_is_what_playing_shows() -> None:
 
 def test_a_game_that_takes_too_long_is_called_so() -> None:
     entry = measure([SLOW], 1, time_limit_s=2.0)[SLOW]
-    assert (entry["status"], entry["reason"]) == ("broken", "it did not come to an end of 24 moves in 2 s")
+    assert (entry["status"], entry["reason"]) == ("broken", "it did not finish 24 moves in 2 s")
 
 
 def test_games_are_alike_in_processes_that_hash_otherwise() -> None:

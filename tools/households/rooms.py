@@ -1,4 +1,4 @@
-"""The rooms that households are played in: numbered as ALFRED's are, each with the same receptacles in every game."""
+"""The rooms of households: numbered like ALFRED's, each with the same receptacles in every game."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from agentsgym.seeding import derive_seed
 
 Receptacle = tuple[str, int]
-"""What it is and which of its kind, from 1 on, as the game calls it: ``("Drawer", 2)`` is *drawer 2*."""
+"""The kind and the number in it, from 1, as in the game: ``("Drawer", 2)`` is *drawer 2*."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoomKind:
-    """What rooms of a kind may hold.
+    """A kind of room.
 
     Attributes:
         first: One less than the number of the first room.
-        appliances: Receptacles that do something, at most one each, except in the largest rooms there all of them.
-        receptacles: The others, with the most there are in a room.
-        objects: What may lie in it.
+        appliances: The receptacles with a function, at most one each; the largest rooms have all of them.
+        receptacles: The other receptacles, with their maximum numbers in a room.
+        objects: The objects that it may contain.
     """
 
     first: int
@@ -34,13 +34,13 @@ class RoomKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How large the rooms are.
+    """The size of rooms.
 
     Attributes:
-        receptacles: Fewest and most in a room.
-        same: The most of one kind.
-        appliances: Fewest and most in a room.
-        objects: How many lie in it, a lamp included.
+        receptacles: The minimum and maximum number in a room.
+        same: The maximum number of one kind.
+        appliances: The minimum and maximum number in a room.
+        objects: The number of objects, including a lamp.
     """
 
     receptacles: tuple[int, int]
@@ -51,13 +51,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A room: what never changes between the games that are played in it.
+    """A room: the part that is the same in all of its games.
 
     Attributes:
         kind: A key of :data:`KINDS`.
-        number: As ALFRED numbers floor plans.
-        receptacles: What is in it, in alphabetical order.
-        lamp_on: On which of them the desk lamp stands; None without a lamp.
+        number: The number of the floor plan, as in ALFRED.
+        receptacles: Its receptacles, in alphabetical order.
+        lamp_on: The receptacle on which the desk lamp stands; None without a lamp.
     """
 
     kind: str
@@ -154,7 +154,7 @@ KINDS: Mapping[str, RoomKind] = {
     ),
 }
 
-#: The sizes by name: the smallest train on a laptop, the largest are what ALFWorld's own rooms are like.
+#: The sizes by name: the smallest are for training on a laptop, the largest are like ALFWorld's own rooms.
 SIZES: Mapping[str, Size] = {
     "tiny": Size(receptacles=(4, 4), same=1, appliances=(1, 2), objects=4),
     "small": Size(receptacles=(6, 6), same=2, appliances=(2, 3), objects=7),
@@ -169,10 +169,10 @@ _NUM_ROOMS = 30
 
 @functools.cache
 def rooms(size: str, *, unseen: bool) -> tuple[Room, ...]:
-    """List the rooms of a size: 24 of each kind to train in, or 6 of each kind that nobody trains in.
+    """Return the rooms of a size: 24 of each kind for training, or 6 of each kind that are held out.
 
-    Room 7 of a size is the same in every set of games, whatever its seed. Which receptacles, and how many of each, are
-    together in a room tells seen and unseen rooms apart: no unseen room has those of any seen one of its kind.
+    A room is the same in every set of games, whatever its seed. Seen and unseen rooms of a kind never have the same
+    numbers of all receptacles.
     """
     numbers = range(1, _NUM_UNSEEN + 1) if unseen else range(_NUM_UNSEEN + 1, _NUM_ROOMS + 1)
     return tuple(_room(kind, number, size, unseen=unseen) for kind in KINDS for number in numbers)
@@ -181,7 +181,9 @@ def rooms(size: str, *, unseen: bool) -> tuple[Room, ...]:
 def _room(kind: str, number: int, size: str, *, unseen: bool) -> Room:
     generator = random.Random(derive_seed("household room", size, kind, number))
     layouts = (_layout(KINDS[kind], SIZES[size], generator) for _ in itertools.count())
-    layout = next(one for one in layouts if _for_unseen_rooms(kind, one) == unseen)
+    layout = next(
+        one for one in layouts if (derive_seed("layout of an unseen household room", kind, *one) % 4 == 0) == unseen
+    )
     receptacles = tuple((name, n) for name, count in layout for n in range(1, count + 1))
     stands = [one for one in receptacles if one[0] in LAMP_STANDS_ON]
     has_lamp = kind in ("LivingRoom", "Bedroom") and stands
@@ -194,14 +196,10 @@ def _room(kind: str, number: int, size: str, *, unseen: bool) -> Room:
 
 
 def _layout(kind: RoomKind, size: Size, generator: random.Random) -> Sequence[tuple[str, int]]:
-    """Draw how many of each receptacle there are."""
+    """Draw the number of each receptacle."""
     most = min(size.appliances[1], len(kind.appliances))
     appliances = generator.sample(kind.appliances, generator.randint(min(size.appliances[0], most), most))
     others = [name for name, most in kind.receptacles.items() for _ in range(min(most, size.same))]
     total = min(generator.randint(*size.receptacles), len(appliances) + len(others))
     drawn = generator.sample(others, total - len(appliances))
     return sorted(Counter([*appliances, *drawn]).items())
-
-
-def _for_unseen_rooms(kind: str, layout: Sequence[tuple[str, int]]) -> bool:
-    return derive_seed("layout of an unseen household room", kind, *layout) % 4 == 0
