@@ -74,23 +74,14 @@ def base_ids() -> list[str]:
     return sorted(one for one in textarena().envs.registration.ENV_REGISTRY if not one.endswith(("-raw", "-train")))
 
 
-@dataclasses.dataclass(kw_only=True)
-class Play:
-    """The record of one game.
+class Session:
+    """One game, played move by move.
 
     Attributes:
         texts: The observations.
         is_public: Whether every message except prompts and notices of invalid moves went to all players.
-        step_us: Microseconds of processor time per step.
+        seconds: The processor time of all steps.
     """
-
-    texts: list[str]
-    is_public: bool
-    step_us: float
-
-
-class Session:
-    """One game, played move by move."""
 
     def __init__(self, maker: GameMaker, num_players: int, seed: int, player_seed: int = 7) -> None:
         context = GameContext(random.Random(seed), gamemaster=lambda _: "Yes")
@@ -137,12 +128,12 @@ class Session:
         }
         self.is_public &= len(prompts) <= 1 or self._has_open_prompts
 
-    def play(self) -> Play:
-        """Play to the end, or for ``NUM_MOVES`` moves."""
+    def play(self) -> Session:
+        """Play to the end, or for ``NUM_MOVES`` moves, and return the session."""
         for _ in range(NUM_MOVES):
             if not self.move():
                 break
-        return Play(texts=self.texts, is_public=self.is_public, step_us=1e6 * self.seconds / max(1, self.num_steps))
+        return self
 
 
 def players_of(game: str, maker: GameMaker) -> tuple[int, int]:
@@ -179,8 +170,7 @@ def entry_of(game: str) -> GameEntry:
 
 
 def _played(game: str, maker: GameMaker, entry: GameEntry) -> GameEntry:
-    alone = Session(maker, entry.min_players, 7)
-    play = alone.play()
+    play = Session(maker, entry.min_players, 7).play()
     beside, other = Session(maker, entry.min_players, 7), Session(maker, entry.min_players, 8, player_seed=8)
     varies = any(Session(maker, entry.min_players, seed).play().texts != play.texts for seed in (8, 9, 10, 11))
     before = random.getstate()
@@ -200,7 +190,7 @@ def _played(game: str, maker: GameMaker, entry: GameEntry) -> GameEntry:
         reproducible=is_equal,
         seeds_matter=varies,
         hidden=entry.max_players > 1 and (addresses_one or not play.is_public),
-        step_us=round(play.step_us, 1),
+        step_us=round(1e6 * play.seconds / max(1, play.num_steps), 1),
     )
 
 

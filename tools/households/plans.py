@@ -8,20 +8,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agentsgym.envs.ALFWorld.games import TASK_TYPES
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from tools.households.rooms import KINDS, LAMP, SIZES, Receptacle, Room, rooms
 from tools.households.shipped import Rules
 
-#: The task types, in ALFWorld's own order: its numbers are 1 to 6.
-TASK_TYPES = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
 LOOK, TWO = TASK_TYPES[1], TASK_TYPES[5]
 #: The treatment of the object in a task type, and the receptacle for it.
 TREATMENTS = {

@@ -112,7 +112,15 @@ class GymnasiumEnv(MultistepEnv):
         self.actions: ActionTable = action_table(
             config["actions"], game.action_space, self._description.actions if self._description else None
         )
-        self.show: Show = self._choose_show(game)
+        render: Any = config["render"]
+        shows = {**SHOWS}
+        if self._description is not None:
+            shows["auto"] = self._description.show
+        elif render == "auto":
+            render = "ansi" if getattr(game, "render_mode", None) == "ansi" else "observation"
+        if render == "observation":
+            check_small(game.observation_space)
+        self.show: Show = cast("Show", render) if callable(render) else shows[render]
         self.horizon: int = config["max_steps_per_episode"]
         theirs = getattr(getattr(game, "spec", None), "max_episode_steps", None)  # set where it was registered
         if isinstance(theirs, int) and theirs > 0:
@@ -152,18 +160,6 @@ class GymnasiumEnv(MultistepEnv):
         if "ansi" in modes:
             kwargs["render_mode"] = "ansi"
         return kwargs
-
-    def _choose_show(self, game: Any) -> Show:
-        render = self.env_config["render"]
-        if callable(render):
-            return cast("Show", render)
-        if render == "auto" and self._description:
-            return self._description.show
-        if render == "auto":
-            render = "ansi" if getattr(game, "render_mode", None) == "ansi" else "observation"
-        if render == "observation":
-            check_small(game.observation_space)
-        return SHOWS[render]
 
     @property
     def _description(self) -> DescribedGame | None:
@@ -340,8 +336,5 @@ class GymnasiumEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, which share no seed and no random map with :meth:`get_train_dataset`.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, which share no seed or random map with :meth:`get_train_dataset`; arguments as there."""
         return task_dataset(cls, env_config, "eval", options)

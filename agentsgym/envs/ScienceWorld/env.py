@@ -160,8 +160,5 @@ class ScienceWorldEnv(TextWorldBase):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on: the development or test variations.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on: the development or test variations; arguments as for :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)

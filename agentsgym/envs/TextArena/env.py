@@ -109,7 +109,7 @@ class TextArenaEnv(MultistepEnv):
     ) -> None:
         super().__init__(tokenizer, env_config)
         config = self.env_config
-        self.game = _base_id(config["game"])
+        self.game = base_id(config["game"])
         self.entry = catalogue().get(self.game)
         self.num_players = _num_players(self.game, self.entry, config["num_players"])
         self._opponents = _opponents(config["opponent"] if opponent is None else opponent, self.num_players)
@@ -218,8 +218,14 @@ class TextArenaEnv(MultistepEnv):
             _play_opening(game, rng, num_opening, config["errors_in_a_row"])
         players: dict[int, Player] = {}
         for other in range(0 if self.plays_itself else self.num_players):
-            if other != seat:
-                players[other] = self._player(other, session_id, rng)
+            if other == seat:
+                continue
+            opponent = self._opponents.get(other, self._opponents.get(None))
+            stream = _stream("player", rng)
+            if isinstance(opponent, Agent | SeededAgent):
+                players[other] = AgentPlayer(opponent, f"{session_id}/player {other}", stream, self.chat_format)
+            else:
+                players[other] = LegalPlayer(None if opponent == "first" else stream)
         state: dict[str, Any] = {"done": False, "is_stalled": False, "game": game, "seat": seat, "num_invalid": 0}
         state.update(num_turns=0, players=players, views={})
         self._to_agents_turn(state)
@@ -303,13 +309,6 @@ class TextArenaEnv(MultistepEnv):
                 if isinstance(agent, Agent):
                     agent.finish()
 
-    def _player(self, seat: int, session_id: str, rng: random.Random) -> Player:
-        player = self._opponents.get(seat, self._opponents.get(None))
-        stream = _stream("player", rng)
-        if isinstance(player, Agent | SeededAgent):
-            return AgentPlayer(player, f"{session_id}/player {seat}", stream, self.chat_format)
-        return LegalPlayer(None if player == "first" else stream)
-
     # Datasets
 
     @classmethod
@@ -323,17 +322,14 @@ class TextArenaEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, which share no task with :meth:`get_train_dataset` for any seeds.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, which share no task with those of :meth:`get_train_dataset`; arguments as there."""
         return task_dataset(cls, cls._checked(env_config), "eval", options)
 
     @classmethod
     def _checked(cls, env_config: dict[str, Any] | None) -> dict[str, Any] | None:
         """Check the parts of a configuration that do not depend on its players, which need not be in a row."""
         config = validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
-        game = _base_id(config["game"])
+        game = base_id(config["game"])
         _num_players(game, catalogue().get(game), config["num_players"])
         return env_config
 
@@ -351,12 +347,6 @@ def _play_opening(game: PlayedGame, rng: random.Random, num_moves: int, error_al
         move = player.answer(copy.deepcopy(game).observe(), game)  # on a copy, so that nothing is marked as seen
         game.move(move, error_allowance)
     game.publish_actions()
-
-
-def _base_id(game: str | None) -> str:
-    if game is None:
-        raise ConfigError("env_config needs a 'game', as in {'game': 'Wordle-v0'}")
-    return base_id(game)
 
 
 def _num_players(game: str, entry: GameEntry | None, given: int | None) -> int:

@@ -33,13 +33,15 @@ _prototypes: dict[Any, Any] = {}  # games to copy, shared by all environments of
 _lock = threading.RLock()
 
 
-def base_id(game: str) -> str:
+def base_id(game: str | None) -> str:
     """Strip the suffix that selects the form of observations, ``-raw`` or ``-train``, from an id.
 
     Raises:
-        ConfigError: The game does not exist; the message suggests the closest name.
+        ConfigError: The game does not exist, or is None; the message suggests the closest name.
         MissingDependencyError: TextArena is not installed.
     """
+    if game is None:
+        raise ConfigError("env_config needs a 'game', as in {'game': 'Wordle-v0'}")
     known: Mapping[str, Any] = textarena().envs.registration.ENV_REGISTRY
     for suffix in _SUFFIXES:
         shorter = game.removesuffix(suffix)

@@ -110,7 +110,7 @@ def _codes(game: Any, rng: random.Random) -> list[str]:
     return [f"[{' '.join(map(str, draw(numbers, k=game.code_length)))}]"]
 
 
-def _placements_and_walks(game: Any, _: random.Random) -> list[str]:
+def _placements_and_stack_moves(game: Any, _: random.Random) -> list[str]:
     """Every piece on every empty square of Tak, and every stack in every straight line."""
     player, squares = game.state.current_player_id, range(game.board_size)
     left = game.players[player]
@@ -121,11 +121,11 @@ def _placements_and_walks(game: Any, _: random.Random) -> list[str]:
         if not stack:
             moves += [f"[place () {{({row},{column}): [{kind}{player}]}}]" for kind in kinds]
         elif stack[-1].endswith(str(player)):
-            moves += _walks(stack, (row, column), game.board_size)
+            moves += _stack_moves(stack, (row, column), game.board_size)
     return moves
 
 
-def _walks(stack: Sequence[str], source: Square, size: int) -> Iterator[str]:
+def _stack_moves(stack: Sequence[str], source: Square, size: int) -> Iterator[str]:
     """Move the top of a stack along a line, some pieces on each of the squares."""
     for (down, right), carried in itertools.product(_STEPS, range(1, min(len(stack), size) + 1)):
         line = [(source[0] + down * k, source[1] + right * k) for k in range(1, size)]
@@ -228,7 +228,7 @@ _KNOWN: Mapping[str, Callable[[Any, random.Random], list[str]]] = {
     "RushHour": lambda game, _: [f"[{car}{way}]" for car in game.state.game_state["vehicles"] for way in "+-"],
     "Santorini": lambda game, _: re.findall(r"\[\w+\]", game._get_valid_moves(game.state.current_player_id)),
     "Slitherlink": _edges,
-    "Tak": _placements_and_walks,
+    "Tak": _placements_and_stack_moves,
     "TowerOfHanoi": lambda game, _: [
         f"[{start} {end}]" for start, end in itertools.permutations(game.state.game_state["towers"], 2)
     ],

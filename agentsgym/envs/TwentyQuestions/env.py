@@ -11,7 +11,7 @@ from agentsgym.envs.TwentyQuestions import SPEC
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
-from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question
+from agentsgym.envs.TwentyQuestions.parsing import Fault, Question
 from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCHEMES, Outcome, information_fraction
 from agentsgym.envs.TwentyQuestions.tasks import DatasetOptions, task_dataset
 from agentsgym.errors import ConfigError, EnvError, TaskError, did_you_mean
@@ -166,9 +166,16 @@ class TwentyQuestionsEnv(MultistepEnv):
             reward = self._reward(Outcome(penalty=self._invalid_penalty))
             info = {"success": False, "invalid": True, "reason": move.name.lower()}
             return {**state, "observation": move.value}, reward, False, info
-        if isinstance(move, Guess):
-            return self._step_guess(state, move)
-        return self._step_question(state, move, action)
+        if isinstance(move, Question):
+            return self._step_question(state, move, action)
+        info = {"success": move.name == state["solution"], "guess": move.name}
+        if info["success"]:
+            next_state = {**state, "candidates": state["secret_bit"], "observation": YES}
+            return next_state, self._reward(Outcome(right=True)), True, info
+        kept = ~self.candidates.bit.get(move.name, 0)
+        is_final: bool = self.env_config["final_guess"]
+        next_state, outcome = self._learn(state, f"guess {move.name}", kept=kept, penalty=0.0, is_rewarded=not is_final)
+        return {**next_state, "observation": NO}, self._reward(outcome), is_final, info
 
     def _state_key(self, state: dict[str, Any]) -> Hashable:
         """The objects that fit all answers: if they are equal, so is what remains to be found."""
@@ -188,18 +195,6 @@ class TwentyQuestionsEnv(MultistepEnv):
             turns="1 turn" if turns == 1 else f"{turns} turns",
             wrong_guess=_WRONG_GUESS[self.env_config["final_guess"]],
         )
-
-    def _step_guess(self, state: dict[str, Any], guess: Guess) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        if guess.name == state["solution"]:
-            next_state = {**state, "candidates": state["secret_bit"], "observation": YES}
-            return next_state, self._reward(Outcome(right=True)), True, {"success": True, "guess": guess.name}
-        ruled_out = self.candidates.bit.get(guess.name, 0)
-        is_final: bool = self.env_config["final_guess"]
-        next_state, outcome = self._learn(
-            state, f"guess {guess.name}", kept=~ruled_out, penalty=0.0, is_rewarded=not is_final
-        )
-        info = {"success": False, "guess": guess.name}
-        return {**next_state, "observation": NO}, self._reward(outcome), is_final, info
 
     def _step_question(
         self, state: dict[str, Any], question: Question, action: str
@@ -260,10 +255,7 @@ class TwentyQuestionsEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, which share no secret with :meth:`get_train_dataset` unless ``split="all"``.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, which share no secret with :meth:`get_train_dataset` unless ``split="all"``."""
         return task_dataset(cls, env_config, "eval", options)
 
 

@@ -1,7 +1,7 @@
 """Cache engine responses, so that the rollouts of a task group do not repeat identical requests.
 
-An engine gives the same responses to the same game and commands. The responses of a game are therefore a tree of
-commands; if an engine identifies its states, equal positions are merged, and the tree is a graph::
+An engine responds equally to equal games and commands, so that the responses of a game are a tree of commands. If an
+engine identifies its states, equal positions are merged, and the tree is a graph::
 
     game ─▶ start ── "go to desk 1" ─▶ position ── "open drawer 1" ─▶ position
                  └─ "look" ─▶ start
@@ -23,11 +23,8 @@ _STATE = "state_key"
 _BYTES_BESIDE = 400  # the size of a response besides its text: its position, the command, the names
 
 
-@dataclass(eq=False, slots=True)
-class _Position:
-    """A position and its outgoing commands: for each the response, as JSON, and the next position."""
-
-    steps: dict[str, tuple[str, _Position]] = field(default_factory=dict[str, "tuple[str, _Position]"])
+class _Position(dict[str, "tuple[str, _Position]"]):
+    """The known commands at a position: for each the response, as JSON, and the next position."""
 
 
 @dataclass(eq=False, slots=True)
@@ -102,10 +99,10 @@ class CachedProcesses(EngineProcesses):
         walk = self._walks.get(session_id)
         if walk is None:
             return super().step(session_id, command)  # raises: there is no such session
-        if command in walk.position.steps:
+        if command in walk.position:
             self.num_cached += 1
             walk.unsent.append(command)
-            answer, walk.position = walk.position.steps[command]
+            answer, walk.position = walk.position[command]
             return json.loads(answer)
         try:
             if not walk.has_engine:
@@ -120,7 +117,7 @@ class CachedProcesses(EngineProcesses):
             self._walks.pop(session_id, None)
             raise
         self.num_computed += 1
-        step = walk.position.steps[command] = self._keep(walk.known, given)
+        step = walk.position[command] = self._keep(walk.known, given)
         walk.position = step[1]
         return given
 
