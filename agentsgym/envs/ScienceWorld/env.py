@@ -22,13 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SIMPLIFICATIONS = (
-    "easy",
-    "noElectricalAction",
-    "openContainers",
-    "openDoors",
-    "selfWateringFlowerPots",
-    "teleportAction",
-)
+    "easy", "noElectricalAction", "openContainers", "openDoors", "selfWateringFlowerPots", "teleportAction",
+)  # fmt: skip
 _ELECTRICAL = ("power-component", "conductivity")
 _COMMANDS = (
     "open, close, activate, deactivate, connect … to …, disconnect, use … on …, look around, look at, look in, read, "
