@@ -163,7 +163,7 @@ class GameMaker:
                 known = [*inspect.signature(type(built).__init__).parameters][1:]
                 for name in self._options:
                     if name not in known:
-                        raise ConfigError(  # noqa: TRY301  # not foreign code's
+                        raise ConfigError(  # noqa: TRY301  # passed on unchanged below
                             f"env_config['game_options'][{shown(name)}] is unknown{did_you_mean(name, known)}"
                         )
                 is_copied = deep_copy(built) is not built

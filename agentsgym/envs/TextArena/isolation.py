@@ -118,8 +118,9 @@ class RandomStandin(Standin):
 
 class _NumpyRandomStandin(Standin):
     def __getattr__(self, name: str) -> Any:
-        has_state = hasattr(self._real.RandomState, name)
-        return _late_draw(self._real, name, GameContext.numpy) if has_state else getattr(self._real, name)
+        real = getattr(self._real, name)
+        is_draw = hasattr(self._real.RandomState, name)
+        return _late_draw(self._real, name, GameContext.numpy) if is_draw else real
 
 
 class NumpyStandin(Standin):

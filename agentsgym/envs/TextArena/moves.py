@@ -207,18 +207,17 @@ def _edges(game: Any, _: random.Random) -> list[str]:
     return [f"[{kind} {row} {column}]" for kind, row, column in (*across, *upright)]
 
 
-def _sums(game: Any, _: random.Random) -> list[str]:
-    places = itertools.permutations(range(len(game.numbers)), 2)
-    return [f"[{one} {other} {sign}]" for (one, other), sign in itertools.product(places, "+-*/")]
-
-
 _KNOWN: Mapping[str, Callable[[Any, random.Random], list[str]]] = {
     "Alquerque": _alquerque,
     "Bandit": lambda game, _: [f"[{button}]" for button in game.buttons],
     "Battleship": _shots,
     "Breakthrough": _breakthrough,
     "ColonelBlotto": _allocations,
-    "Countdown": _sums,
+    "Countdown": lambda game, _: [
+        f"[{one} {other} {sign}]"
+        for one, other in itertools.permutations(range(len(game.numbers)), 2)
+        for sign in "+-*/"
+    ],
     "Cryptarithm": lambda game, _: [f"[{letter} {digit}]" for letter in sorted(game.letters) for digit in range(10)],
     "LinesOfAction": _lines_of_action,
     "LogicPuzzle": _marks,

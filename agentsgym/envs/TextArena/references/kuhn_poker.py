@@ -135,7 +135,7 @@ class Match:
     """
 
     def __init__(self, num_rounds: int, *, bet: int, seat: int) -> None:
-        self._num_rounds, self._bet, self._seat = num_rounds, bet, seat
+        self._num_rounds, self._seat = num_rounds, seat
         most = num_rounds * (1 + bet)
         #: By round (from 1) and chips: the value of optimal play, and its strategy.
         self._best: dict[tuple[int, int], tuple[Fraction, Strategy]] = {}
@@ -144,20 +144,16 @@ class Match:
             sign = Fraction((chips > 0) - (chips < 0))
             self._best[num_rounds + 1, chips] = (sign, {})
             self._random[num_rounds + 1, chips] = sign
+        results = round_outcomes(UNIFORM, UNIFORM, bet=bet)
         for number in range(num_rounds, 0, -1):
+            is_first = self.is_first(number)
             reach = (number - 1) * (1 + bet)
             for chips in range(-reach, reach + 1):
-                self._solve(number, chips)
-
-    def _solve(self, number: int, chips: int) -> None:
-        is_first = self.is_first(number)
-        self._best[number, chips] = best_reply(
-            UNIFORM, lambda won: self._best[number + 1, chips + won][0], is_first=is_first, bet=self._bet
-        )
-        results = round_outcomes(UNIFORM, UNIFORM, bet=self._bet)
-        side = 1 if is_first else -1
-        expected = (p * self._random[number + 1, chips + side * won] for won, p in results.items())
-        self._random[number, chips] = sum(expected, Fraction(0))
+                later = {won: self._best[number + 1, chips + won][0] for won in range(-1 - bet, 2 + bet)}
+                self._best[number, chips] = best_reply(UNIFORM, later.__getitem__, is_first=is_first, bet=bet)
+                side = 1 if is_first else -1
+                expected = (p * self._random[number + 1, chips + side * won] for won, p in results.items())
+                self._random[number, chips] = sum(expected, Fraction(0))
 
     def is_first(self, number: int) -> bool:
         """Whether the player begins a round."""
