@@ -165,4 +165,4 @@ def _write_cache(cache: Path, found: Mapping[str, list[str]]) -> None:
             json.dump({"format": _FORMAT, "trials": found}, file)
         Path(file.name).replace(cache)
     except OSError as error:
-        logger.warning("the list of ALFWorld's games is not kept in %s: %s", cache, sentence_of(error))
+        logger.warning("the list of ALFWorld's games cannot be cached in %s: %s", cache, sentence_of(error))

@@ -162,21 +162,21 @@ def _depends_on(symbols: Sequence[Any], textgen: Any) -> set[str]:
 
 def _cached_translation(translate: Callable[..., Any]) -> Callable[..., Any]:
     """Translate a game's planning task once, and not again for the planner, which is never run."""
-    kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+    tasks: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
     def translated(domain: str, problem: str, **_: Any) -> Any:
         key = (domain, problem)
-        if key in kept:
-            kept.move_to_end(key)
-            return kept[key]
+        if key in tasks:
+            tasks.move_to_end(key)
+            return tasks[key]
         arguments = sys.argv
         try:
-            kept[key] = translate(domain, problem)
+            tasks[key] = translate(domain, problem)
         finally:
             sys.argv = arguments  # the translator replaces them
-        while len(kept) > _MOST_GAMES:
-            kept.popitem(last=False)
-        return kept[key]
+        while len(tasks) > _MOST_GAMES:
+            tasks.popitem(last=False)
+        return tasks[key]
 
     return translated
 

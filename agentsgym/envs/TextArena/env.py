@@ -141,7 +141,9 @@ class TextArenaEnv(MultistepEnv):
         if wanted or (wanted is None and is_public):
             return True
         if self.env_config["history"] != "append":
-            raise ConfigError("env_config['history'] already keeps the players' conversations apart: leave it out")
+            raise ConfigError(
+                "env_config['history'] cannot be set if the players have separate conversations: leave it out"
+            )
         self.env_config["history"] = last_view
         return False
 

@@ -74,7 +74,7 @@ def known_moves(game: Any, rng: random.Random) -> list[str]:
 
 
 def parts_of(total: int, count: int, rng: random.Random) -> list[int]:
-    """Divide a whole number into parts >= 0, each way equally likely.
+    """Divide a whole number into parts >= 0, with each division equally likely.
 
     >>> sum(parts_of(20, 3, random.Random(0)))
     20

@@ -54,7 +54,7 @@ class CachedProcesses(EngineProcesses):
     to all later commands. Without keys, only equal commands from the start lead to equal positions.
 
     Attributes:
-        num_computed: The number of responses by an engine, replayed commands excluded.
+        num_computed: The number of responses from engines, without replayed commands.
         num_cached: The number of responses from the cache.
     """
 
