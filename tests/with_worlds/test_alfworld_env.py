@@ -172,8 +172,8 @@ def test_what_is_remembered_asks_the_engine_once(households: Path, rows: list[An
     env.rollout([rows[0]["task_data"]], reference_player(env), 5)
     num_commands = len(walkthrough(households, rows[0]))
     processes: Any = env._processes()
-    assert processes.num_asked == num_commands
-    assert processes.num_remembered == 4 * (num_commands + 1)
+    assert processes.num_computed == num_commands
+    assert processes.num_cached == 4 * (num_commands + 1)
 
 
 class Killing(ReferencePlayer):

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from agentsgym.envs.ALFWorld import SPEC
 from agentsgym.envs.ALFWorld.games import TASK_TYPES, data_folder, game_file, stamp_of
 from agentsgym.envs.ALFWorld.tasks import task_dataset
-from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
-from agentsgym.envs.shared.text_worlds.commands import read_command
-from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields
+from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields, read_command
 from agentsgym.errors import TaskError
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, or_none
 from agentsgym.texts import shown
@@ -108,10 +106,6 @@ class ALFWorldEnv(TextWorldBase):
         if kind is not None and kind not in TASK_TYPES:
             raise TaskError(f"task_data['task_type'] must be one of {', '.join(TASK_TYPES)}, got {shown(kind)}")
 
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
-        state = super()._initialize_episode(session_id, task_data)
-        return {**state, "game": task_data["game"], "task_type": task_data.get("task_type")}
-
     def _shown(self, answer: Mapping[str, Any]) -> str:
         show = self.env_config["show_commands"]
         if show == "none":
@@ -125,17 +119,16 @@ class ALFWorldEnv(TextWorldBase):
         next_state = self._run(session_id, state, command)
         answer = next_state["answer"]
         info: dict[str, Any] = {"success": answer["won"], "command": command, "took": answer["understood"]}
-        if state["task_type"] is not None:
-            info["task_type"] = state["task_type"]
+        if state["task"].get("task_type") is not None:
+            info["task_type"] = state["task"]["task_type"]
         before, progress = state["answer"]["progress"], answer["progress"]
         if progress is not None:
             info["progress"] = progress
         reward = float(answer["won"])
         if self.env_config["reward"] == "progress":
             if before is None or progress is None:
-                raise TaskError(
-                    f"reward='progress' needs a goal whose conditions can be counted, unlike that of {state['game']}"
-                )
+                game = state["task"]["game"]
+                raise TaskError(f"reward='progress' needs a goal with conditions that can be counted, unlike {game}")
             reward = progress - before
         if not answer["understood"]:
             reward -= self.env_config["nothing_penalty"]
@@ -144,7 +137,7 @@ class ALFWorldEnv(TextWorldBase):
 
     def _state_key(self, state: State) -> Hashable:
         """The game, and the places and states of all its objects."""
-        return state["game"], state["answer"]["key"]
+        return state["task"]["game"], state["answer"]["key"]
 
     def _system_prompt(self) -> str:
         return _RULES
@@ -156,17 +149,12 @@ class ALFWorldEnv(TextWorldBase):
         Raises:
             ConfigError: The configuration or an option is invalid, or the data are missing.
         """
-        return task_dataset(cls, cls._checked(env_config), "train", options)
+        return task_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
         """Rows to evaluate on, by default ``"eval_out_of_distribution"``; otherwise like :meth:`get_train_dataset`."""
-        return task_dataset(cls, cls._checked(env_config), "eval", options)
-
-    @classmethod
-    def _checked(cls, env_config: Mapping[str, Any] | None) -> dict[str, Any]:
-        validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
-        return dict(env_config or {})
+        return task_dataset(cls, env_config, "eval", options)
 
 
 def command_in(text: str) -> str:

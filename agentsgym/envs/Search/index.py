@@ -16,7 +16,7 @@ from typing import Any
 
 from agentsgym.envs.Search import SPEC
 from agentsgym.envs.Search.corpus import Passage, ProcessCache
-from agentsgym.envs.shared.kept_folders import cache_folder, is_whole, keep, remove_damaged
+from agentsgym.envs.shared.cached_folders import cache_folder, is_whole, keep, remove_damaged
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of
 

@@ -144,7 +144,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_no_error(
     (tmp_path / "a file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
     assert len(find_games(data, "train")) == 4
-    assert "is not kept" in caplog.text
+    assert "cannot be cached" in caplog.text
 
 
 def test_missing_data_name_the_command_that_gets_them(

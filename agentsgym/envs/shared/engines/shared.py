@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-from agentsgym.envs.shared.engines.memory import RememberingProcesses
+from agentsgym.envs.shared.engines.memory import CachedProcesses
 from agentsgym.envs.shared.engines.processes import EngineProcesses
 
 _shared: dict[tuple[Any, ...], EngineProcesses] = {}
@@ -21,16 +21,14 @@ def shared_processes(engine: str, *, remember_mb: float = 0.0, **settings: Any) 
 
     Args:
         engine: The engine, as for :class:`EngineProcesses`.
-        remember_mb: Megabytes of cached responses: see :class:`RememberingProcesses`; 0 for none.
+        remember_mb: Megabytes of cached responses: see :class:`CachedProcesses`; 0 for none.
         **settings: Further arguments of :class:`EngineProcesses`.
     """
     key = (engine, remember_mb, *sorted(settings.items()))
     with _shared_lock:
         if key not in _shared:
             _shared[key] = (
-                RememberingProcesses(engine, remember_mb, **settings)
-                if remember_mb
-                else EngineProcesses(engine, **settings)
+                CachedProcesses(engine, remember_mb, **settings) if remember_mb else EngineProcesses(engine, **settings)
             )
         return _shared[key]
 
