@@ -132,9 +132,8 @@ class StoredEvaluation:
         """
         self.look_up(num_rollouts)
         if self.known and type(self._envs[0]).rollout is not MultistepEnv.rollout:
-            raise ConfigError(
-                f"{type(self._envs[0]).__name__} overrides rollout, so single rollouts cannot be skipped: use resume=False"
-            )
+            name = type(self._envs[0]).__name__
+            raise ConfigError(f"{name} overrides rollout, so single rollouts cannot be skipped: use resume=False")
         return partial(self._play, play, num_rollouts)
 
     def look_up(self, num_rollouts: int) -> None:
