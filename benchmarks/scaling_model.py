@@ -21,93 +21,29 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
 from benchmarks.credit_report import markdown_table
-from benchmarks.scaling_engine import TASKS, Engine, Episode, Learner, Play, Task, continuous, lockstep
+from benchmarks.scaling_engine import (
+    STALENESS,
+    TASKS,
+    Batch,
+    Cluster,
+    Episode,
+    Play,
+    Step,
+    Task,
+    batches_of,
+    generation,
+)
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "scaling.md"
 BEGIN, END = "<!-- scaling-model:begin -->", "<!-- scaling-model:end -->"
 SHARES: Final = (0.375, 0.5, 0.625, 0.75, 0.875)  # of the GPUs, which generate where the others learn
-STALENESS: Final = (1, 2, 4, 8)
 NUM_WARM, NUM_MEASURED = 5, 4  # updates of a run without a barrier
-Batch = Sequence[Episode]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """What there is.
-
-    Attributes:
-        num_gpus: All GPUs.
-        per_gpu: Episodes of a step, for each of them.
-        engine: What sampling takes.
-        learner: What learning takes.
-    """
-
-    num_gpus: int
-    per_gpu: int = 64
-    engine: Engine = field(default_factory=Engine)
-    learner: Learner = field(default_factory=Learner)
-
-    @property
-    def num_episodes(self) -> int:
-        """Episodes of a step."""
-        return self.num_gpus * self.per_gpu
-
-    def learn_s(self, task: Task, batch: Batch, num_gpus: int) -> float:
-        """Seconds of learning from a batch, the update aside."""
-        return self.learner.token_s * sum(map(task.num_tokens, batch)) / num_gpus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What a step comes to.
-
-    Attributes:
-        way: How it is made.
-        step_s: Seconds from an update to the next.
-        generate_s: Those in which episodes are played, where nothing else happens meanwhile; else of a batch.
-        tail: The fraction of them in which the last tenth of the episodes is played; None where there is no batch.
-        num_generating: GPUs that only generate; None where all do both.
-        staleness: Updates between the weights of an episode's first turn and learning from it: mean and largest.
-    """
-
-    way: str
-    step_s: float
-    generate_s: float
-    tail: float | None = None
-    num_generating: int | None = None
-    staleness: tuple[float, int] | None = None
-
-
-def batches_of(task: Task, num_episodes: int, num_batches: int, seed: int) -> list[Batch]:
-    """Draw batches of episodes."""
-    return [
-        [task.episode("scaling", seed, number, index) for index in range(num_episodes)] for number in range(num_batches)
-    ]
-
-
-def generation(way: str, task: Task, batch: Batch, num_engines: int, engine: Engine) -> list[float]:
-    """Play a batch; returns when each episode ended, in order.
-
-    Args:
-        way: ``"lockstep, one server"``, ``"lockstep, by rank"``, ``"continuous, by rank"`` or ``"continuous, shared"``.
-        task: The kind of the episodes.
-        batch: The episodes.
-        num_engines: How many engines there are.
-        engine: What one takes.
-    """
-    share = math.ceil(len(batch) / num_engines)
-    if way.startswith("lockstep"):
-        shares = [list(batch[share * place : share * (place + 1)]) for place in range(num_engines)]
-        return lockstep(task, shares, engine, by_rank=way.endswith("by rank"))
-    places = [index // share if way.endswith("by rank") else None for index in range(len(batch))]
-    return continuous(batch, places, Play(task, num_engines, engine))
 
 
 def together(way: str, task: Task, batches: Sequence[Batch], cluster: Cluster) -> Step:
