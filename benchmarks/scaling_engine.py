@@ -30,8 +30,8 @@ class Engine:
     Attributes:
         step_s: Seconds of a decoding step of no context: all weights are read once, and a half more for all the rest.
         context_s: Seconds that a token of context adds to a step, for each sequence: its keys and values are read.
-        prefill_s: Seconds that a new token of a prompt takes; decoding waits meanwhile. What was said before is in the
-            prefix cache, and costs nothing.
+        prefill_s: Seconds that a new token of a prompt takes; decoding waits meanwhile. Earlier turns are in the
+            prefix cache, and cost nothing.
     """
 
     step_s: float = 1.5 * 2 * WEIGHTS / BANDWIDTH
@@ -112,7 +112,7 @@ class Task:
         return tuple(Turn(max(1, round(pace * self.tokens.draw(rng))), self.env_s.draw(rng)) for _ in range(num_turns))
 
     def new_tokens(self, turn: int) -> int:
-        """Tokens that are new to the engine before a turn: the first prompt, or what the environment said."""
+        """Tokens that are new to the engine before a turn: the first prompt, or the observation."""
         return self.observation if turn else self.prompt
 
     def num_tokens(self, episode: Episode) -> int:
@@ -167,7 +167,7 @@ class Sampling:
         self.now = time
 
     def add(self, index: int, new: float, context: float, tokens: int) -> None:
-        """Begin a sequence of so many tokens now, behind a context of which so many are new."""
+        """Start a sequence of ``tokens`` tokens after a context, of which ``new`` tokens are not cached."""
         mean_context = context + tokens / 2
         self.debt_s += new * self.engine.prefill_s
         self.context += mean_context
@@ -330,7 +330,7 @@ def lockstep(task: Task, shares: list[list[Episode]], engine: Engine, *, by_rank
         task: The kind of the episodes.
         shares: The episodes of each engine.
         engine: What one takes.
-        by_rank: Whether each engine has rounds of its own; else a round is over when that of all engines is.
+        by_rank: Whether each engine has its own rounds; otherwise a round ends when it has ended on all engines.
 
     Returns:
         When each episode ended, in seconds, in order.
