@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _html_of = deferred("agentsgym.reports.html", "evaluation_html")
-_frame_of = deferred("agentsgym.reports.frames", "evaluation_frame")
+_frame_of = deferred("agentsgym.reports.frames", "rollouts_frame")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Evaluation:
         Raises:
             ConfigError: ``by`` is neither.
         """
-        return _frame_of(self, by)
+        return _frame_of(self.trajectories, by)
 
     def pass_at_k(self, k: int) -> float:
         """Estimate the chance that at least one of k rollouts of a task is won: see :func:`pass_at_k`."""
