@@ -76,11 +76,6 @@ def check_place(path: Path | None, *, resume: bool = False) -> None:
         raise UsageError(sentence_of(error)) from error
 
 
-def num_kept(path: Path, agent: str) -> int:
-    """Return the number of an agent's episodes in a store, failed ones included."""
-    return len(RolloutStore(path).filter(agent=agent))
-
-
 def keep(path: Path, trajectory: Trajectory, env: MultistepEnv, agent: str) -> None:
     """Store an episode that was played in the terminal.
 

@@ -137,7 +137,7 @@ def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (["-c", "objects"], "--config must be KEY=VALUE, got 'objects'"),
-        (["-c", "a=1", "-c", "a=2"], "--config gives 'a' twice"),
+        (["-c", "a=1", "-c", "a=2"], "--config sets 'a' twice"),
         (["-c", "objekts=all"], "env_config['objekts'] is unknown; did you mean 'objects'?"),
         (["-c", "max_steps_per_episode=many"], "must be a positive int, got 'many'"),
         (["--config-file", "nowhere.yaml"], "nowhere.yaml cannot be read"),
