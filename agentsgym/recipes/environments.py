@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.envs.dataset_rows import tasks_of_rows
@@ -131,7 +130,12 @@ class Worlds:
 
 def _world(recipe: Recipe, part: EnvironmentPart, index: int, taken: set[str]) -> World:
     """Build an environment of a recipe."""
-    named = _named(part, recipe.folder)
+    if isinstance(part.class_, type):
+        named = NamedEnv(name=part.class_.__name__, env_class=part.class_, env_config=part.env_config)
+    else:
+        name: str = part.class_
+        # an absolute path stays unchanged
+        named = find_env(str(recipe.folder / name) if ".py" in name else name, part.env_config)
     label = part.label or named.name.rpartition("/")[2] or f"environment {index}"
     if label in taken:
         if part.label:
@@ -156,12 +160,3 @@ def _world(recipe: Recipe, part: EnvironmentPart, index: int, taken: set[str]) -
         dataset={**named.dataset_options, **part.dataset},
         index=index,
     )
-
-
-def _named(part: EnvironmentPart, folder: Path) -> NamedEnv:
-    if isinstance(part.class_, type):
-        return NamedEnv(name=part.class_.__name__, env_class=part.class_, env_config=part.env_config)
-    name: str = part.class_
-    if ".py" in name:
-        name = str(folder / name)  # an absolute path stays unchanged
-    return find_env(name, part.env_config)

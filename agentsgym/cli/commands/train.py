@@ -53,12 +53,12 @@ def train(
     # steps are logged where no progress bar can be shown
     logging.getLogger("agentsgym.observers.learning_curve").setLevel(logging.INFO)
     with usage():
-        course = prepare(config, overrides=options.key_values(set_values, "--set"))
+        prepared = prepare(config, overrides=options.key_values(set_values, "--set"))
     with contextlib.redirect_stdout(sys.stderr):  # only results go to standard output
         try:
-            run = course.follow()
+            run = prepared.execute()
         except KeyboardInterrupt:
-            raise FailureError(f"stopped; the files written so far are in {course.run.output}") from None
+            raise FailureError(f"stopped; the files written so far are in {prepared.run.output}") from None
     if not run.is_main:
         return
     if as_json:
