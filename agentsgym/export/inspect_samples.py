@@ -54,6 +54,10 @@ def sample_of(record: StoredRollout, *, identity: int | str, epoch: int) -> Eval
     answers = [one for one in messages if isinstance(one, ChatMessageAssistant)]
     why = "max_tokens" if trajectory.stop_reason is StopReason.MAX_TOKENS else "stop"
     choices = [ChatCompletionChoice(message=one, stop_reason=why) for one in answers[-1:]]
+    limits = {
+        StopReason.MAX_TURNS: EvalSampleLimit(type="turn", limit=trajectory.num_turns),
+        StopReason.MAX_TOKENS: EvalSampleLimit(type="token", limit=len(trajectory.token_ids)),
+    }
     return EvalSample(
         id=identity,
         epoch=epoch,
@@ -66,7 +70,7 @@ def sample_of(record: StoredRollout, *, identity: int | str, epoch: int) -> Eval
         model_usage={} if usage is None else {model: usage},
         completed_at=record.created_at.isoformat(),
         error=_error(trajectory),
-        limit=_limit(trajectory),
+        limit=limits.get(trajectory.stop_reason),
         turn_count=trajectory.num_turns,
     )
 
@@ -193,11 +197,3 @@ def _error(trajectory: Trajectory) -> EvalError | None:
     message = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
     # the ANSI traceback is rendered with its escape sequences
     return EvalError(message=message, traceback=error, traceback_ansi=visible(error))
-
-
-def _limit(trajectory: Trajectory) -> EvalSampleLimit | None:
-    if trajectory.stop_reason is StopReason.MAX_TURNS:
-        return EvalSampleLimit(type="turn", limit=trajectory.num_turns)
-    if trajectory.stop_reason is StopReason.MAX_TOKENS:
-        return EvalSampleLimit(type="token", limit=len(trajectory.token_ids))
-    return None

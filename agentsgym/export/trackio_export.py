@@ -123,6 +123,9 @@ def _write(
                 task = to_json(trajectory.task_data) if trajectory.task_data else trajectory.task_index
                 tasks.append((record.env_class_path, task))
             logged: dict[str, Any] = {f"{kind}/rollouts": list(map(_trace, records))}
+            first = records[0]
+            own = {"environment": first.env_class_path, "env_config": first.env_config, "agent": first.agent}
+            config = {**inert(own), "_Username": None, "_Created": first.created_at.isoformat(), "_Group": None}
             if start + _CHUNK >= len(indices):
                 logged |= _metrics(kind, summaries, tasks)
             database.bulk_log(
@@ -132,7 +135,7 @@ def _write(
                 metrics_list=[logged],
                 steps=[step],
                 timestamps=[records[-1].created_at.isoformat()],
-                config=None if run in configured else _config(records[0]),
+                config=None if run in configured else config,
                 log_ids=[uuid.uuid4().hex],
             )
             configured.add(run)
@@ -163,11 +166,6 @@ def _trace(record: StoredRollout) -> dict[str, Any]:
         },
     )
     return cast("Any", trackio.Trace(messages, metadata))._to_dict(project="", run="")
-
-
-def _config(record: StoredRollout) -> dict[str, Any]:
-    own = {"environment": record.env_class_path, "env_config": record.env_config, "agent": record.agent}
-    return {**inert(own), "_Username": None, "_Created": record.created_at.isoformat(), "_Group": None}
 
 
 @contextlib.contextmanager

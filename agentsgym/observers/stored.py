@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from accelerate import PartialState
 
@@ -76,8 +76,34 @@ class TrainingStore(BatchObserver):
                 self._writer = RolloutStore.writer(self._folder, agent="policy")
                 self._tokenizer = self._writer.keep_tokenizer(self._environments.tokenizer)
             self.run = all_gather_objects([self.run or new_run_name()], error.first)[0]
+        batch, phase, advantages = observed.batch, observed.phase, observed.advantages
         with error.capturing():
-            self._add(observed)
+            writer = self._writer
+            model_logprobs = _by_token(observed, observed.logprobs.model)
+            entropies = _by_token(observed, observed.logprobs.entropies)
+            credit = CreditSettings.of(self._args, self._estimator).as_dict() | {"num_rollouts": len(batch.rollouts)}
+            for i, trajectory in enumerate(batch.trajectories):
+                env = self._environments.of(batch.dataset_rows[i])
+                writer.add(
+                    trajectory,
+                    run=self.run,
+                    source=_SOURCES[phase.kind],
+                    **stored_columns(env, trajectory),
+                    step=phase.step,
+                    generation=phase.index if phase.is_training else None,
+                    policy_version=phase.step,
+                    group=trajectory.task_index,
+                    advantages=list(advantages.advantages[i]),
+                    trainer_logprobs=model_logprobs[i],
+                    entropies=entropies[i],
+                    tokenizer=self._tokenizer,
+                    extra={
+                        "is_trained": advantages.included[i],
+                        "rank": PartialState().process_index,
+                        "credit": credit,
+                    },
+                )
+            writer.flush(wait=False)
         all_gather_objects((), error.first)
 
     def flush(self) -> None:
@@ -90,30 +116,6 @@ class TrainingStore(BatchObserver):
         """Write the remaining rollouts, and end the writer's thread."""
         if self._writer is not None:
             self._writer.close(strict=False)
-
-    def _add(self, observed: ObservedBatch) -> None:
-        writer, batch, phase = cast("RolloutWriter", self._writer), observed.batch, observed.phase
-        advantages, logprobs = observed.advantages, observed.logprobs
-        model_logprobs, entropies = (_by_token(observed, one) for one in (logprobs.model, logprobs.entropies))
-        credit = CreditSettings.of(self._args, self._estimator).as_dict() | {"num_rollouts": len(batch.rollouts)}
-        for i, trajectory in enumerate(batch.trajectories):
-            env = self._environments.of(batch.dataset_rows[i])
-            writer.add(
-                trajectory,
-                run=self.run,
-                source=_SOURCES[phase.kind],
-                **stored_columns(env, trajectory),
-                step=phase.step,
-                generation=phase.index if phase.is_training else None,
-                policy_version=phase.step,
-                group=trajectory.task_index,
-                advantages=list(advantages.advantages[i]),
-                trainer_logprobs=model_logprobs[i],
-                entropies=entropies[i],
-                tokenizer=self._tokenizer,
-                extra={"is_trained": advantages.included[i], "rank": PartialState().process_index, "credit": credit},
-            )
-        writer.flush(wait=False)
 
 
 def _by_token(observed: ObservedBatch, logprobs: torch.Tensor | None) -> list[list[float] | None]:

@@ -11,7 +11,7 @@ from agentsgym.cli import options
 from agentsgym.cli.console import cell, out, print_json, reported, say, usage
 
 if TYPE_CHECKING:
-    from agentsgym.envs.check.report import EnvReport
+    pass
 
 
 @reported
@@ -81,18 +81,14 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
             "findings": [asdict(one) for one in report.findings],
         })  # fmt: skip
     else:
-        _show(environment, report)
+        for finding in report.findings:
+            color = "red" if finding.severity == "error" else "yellow"
+            out().print(cell(f"{finding.severity} [{finding.check}] {finding.place}", f"bold {color}"))
+            say(f"  {finding.text}")
+        num_errors = len(report.errors)
+        num_warnings = len(report.findings) - num_errors
+        counts = "nothing found" if not report.findings else f"{num_errors} errors and {num_warnings} warnings"
+        played = f"{report.num_episodes} episodes, {report.num_turns} turns"
+        out().print(cell(f"{environment}: {counts} in {played}", "red" if num_errors else "green"))
     if failed:
         raise typer.Exit(1)
-
-
-def _show(name: str, report: EnvReport) -> None:
-    for finding in report.findings:
-        color = "red" if finding.severity == "error" else "yellow"
-        out().print(cell(f"{finding.severity} [{finding.check}] {finding.place}", f"bold {color}"))
-        say(f"  {finding.text}")
-    num_errors = len(report.errors)
-    num_warnings = len(report.findings) - num_errors
-    counts = "nothing found" if not report.findings else f"{num_errors} errors and {num_warnings} warnings"
-    played = f"{report.num_episodes} episodes, {report.num_turns} turns"
-    out().print(cell(f"{name}: {counts} in {played}", "red" if num_errors else "green"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,6 @@ from agentsgym.cli import options
 from agentsgym.cli.console import UsageError, cell, new_table, out, print_json, reported, say
 
 if TYPE_CHECKING:
-    from agentsgym.cli.catalogue import Entry
     from agentsgym.cli.naming import NamedEnv
 
 _STATUSES = ("ok", "words", "gamemaster", "broken", "missing")
@@ -77,11 +75,7 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
     ]
     if as_json:
         print_json([asdict(one) for one in chosen])
-    else:
-        _show_list(chosen)
-
-
-def _show_list(chosen: Sequence[Entry]) -> None:
+        return
     table = new_table()
     table.add_column("environment", overflow="fold", ratio=3)
     table.add_column("players", justify="right")
@@ -89,8 +83,8 @@ def _show_list(chosen: Sequence[Entry]) -> None:
     table.add_column("", ratio=4)
     for one in chosen:
         extra = f" pip install 'agentsgym[{one.extra}]'" if one.status == "missing" else ""
-        status = cell(one.status, _COLORS.get(one.status, ""))
-        table.add_row(cell(one.name, "bold"), one.players, status, cell(one.text + extra))
+        status_cell = cell(one.status, _COLORS.get(one.status, ""))
+        table.add_row(cell(one.name, "bold"), one.players, status_cell, cell(one.text + extra))
     if chosen:
         out().print(table)
     out().print(f"{len(chosen)} environment{'' if len(chosen) == 1 else 's'}", style="dim")
@@ -133,6 +127,11 @@ def _details(named: NamedEnv) -> dict[str, Any]:
     games, game = spec.known_games(), named.env_config.get(spec.game_key)
     if game is not None and spec.has_only_listed_games and game not in games:
         raise UsageError(f"unknown game {game!r}{did_you_mean(game, games)}")
+    # the docstring with one line per paragraph or item, without the sections on arguments and errors
+    docstring = inspect.getdoc(named.env_class) or ""
+    sections = r"^(?:Args|Attributes|Raises|Returns|Example|Examples):$"
+    prose = re.split(sections, docstring, maxsplit=1, flags=re.MULTILINE)[0]
+    about = re.sub(r"(?<=\S)\n[ \t]*(?![-*>\s]|\d+\.)", " ", prose)
     known = named.env_class.task_fields
     rows = config_rows(named.env_class)
     for row in rows:
@@ -140,17 +139,8 @@ def _details(named: NamedEnv) -> dict[str, Any]:
     return {
         "name": named.name,
         "env_class_path": class_path(named.env_class),
-        "about": _about(inspect.getdoc(named.env_class) or ""),
+        "about": re.sub(r":\w+:`~?\.?([^`]*)`", r"\1", about).replace("``", "").strip(),
         "game": {} if game is None else games.get(game, {}),
         "env_config": rows,
         "task_data": None if known is None else sorted(known),
     }
-
-
-def _about(docstring: str) -> str:
-    """Return a docstring's prose with one line per paragraph or item, without arguments and errors."""
-    prose = re.split(
-        r"^(?:Args|Attributes|Raises|Returns|Example|Examples):$", docstring, maxsplit=1, flags=re.MULTILINE
-    )[0]
-    lines = re.sub(r"(?<=\S)\n[ \t]*(?![-*>\s]|\d+\.)", " ", prose)
-    return re.sub(r":\w+:`~?\.?([^`]*)`", r"\1", lines).replace("``", "").strip()

@@ -81,23 +81,19 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
         raise UsageError(f"--to {to} requires --output FILE")
     store = open_store(path, where)
     if output is None:
-        _write_trackio(store, str(project), run)
+        with usage():
+            from agentsgym.export.trackio_export import export_to_trackio  # noqa: PLC0415
+
+            runs = export_to_trackio(store, str(project), run)
+        many = f"{len(runs)} runs" if len(runs) > 1 else f"run {runs[0]}"
+        out().print(cell(f"wrote {len(store)} rollouts as {many} to trackio project {project}"), soft_wrap=True)
+        out().print(cell(f"view them with: trackio show --project {shlex.quote(str(project))}"), soft_wrap=True)
     elif to == "inspect":
         _write_inspect(store, output)
     else:
         count = _write_lines(output, _lines(store, to, min_reward))
         what = "rollouts" if to == "jsonl" else "examples"
         out().print(cell(f"wrote {count} {what} of {len(store)} rollouts to {output}"), soft_wrap=True)
-
-
-def _write_trackio(store: RolloutStore, project: str, run: str | None) -> None:
-    with usage():
-        from agentsgym.export.trackio_export import export_to_trackio  # noqa: PLC0415
-
-        runs = export_to_trackio(store, project, run)
-    many = f"{len(runs)} runs" if len(runs) > 1 else f"run {runs[0]}"
-    out().print(cell(f"wrote {len(store)} rollouts as {many} to trackio project {project}"), soft_wrap=True)
-    out().print(cell(f"view them with: trackio show --project {shlex.quote(project)}"), soft_wrap=True)
 
 
 def _write_inspect(store: RolloutStore, path: Path) -> None:

@@ -52,19 +52,14 @@ def view(  # noqa: PLR0913, PLR0917  # options of a command
     network.
     """
     from agentsgym.cli.stores import open_store  # noqa: PLC0415
+    from agentsgym.viewer.written import WRITTEN_LIMIT, write_page  # noqa: PLC0415
 
     if output is not None and port:
         raise UsageError("--port cannot be combined with --out, which writes a file instead of serving a page")
     store = open_store(path, where)
     if output is None:
         _serve(store, port, limit, tokenizer, no_open=no_open, as_json=as_json)
-    else:
-        _write(store, output, limit, tokenizer, as_json=as_json)
-
-
-def _write(store: RolloutStore, output: Path, limit: int | None, tokenizer: Path | None, *, as_json: bool) -> None:
-    from agentsgym.viewer.written import WRITTEN_LIMIT, write_page  # noqa: PLC0415
-
+        return
     if output.exists():
         raise UsageError(f"--out: {output} already exists")
     shown = min(len(store), limit or WRITTEN_LIMIT)
