@@ -43,7 +43,7 @@ def joined_at_colons(words: Sequence[str], index: int) -> tuple[list[str], int, 
 
 @contextlib.contextmanager
 def whole_words(environment: MutableMapping[str, str] = os.environ) -> Generator[None]:
-    """Give the command whole words during completion in bash, and give bash completions that fit its split words.
+    """Join the words for the command during completion in bash, and print completions that fit bash's split words.
 
     Args:
         environment: The environment variables in which bash describes what is completed.

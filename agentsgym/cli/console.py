@@ -88,7 +88,7 @@ def cell(text: str, style: str = "") -> Text:
     return plain(" ".join(text[: 2 * _MAX_CELL].split()), _MAX_CELL, style)
 
 
-def say(text: str, style: str = "") -> None:
+def print_text(text: str, style: str = "") -> None:
     """Print a foreign text: prose is wrapped between words, lines of boards and tables are left unchanged."""
     for line in plain(text).split("\n", allow_blank=True):
         line.style = style
@@ -149,7 +149,7 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
 
 
 @contextmanager
-def usage() -> Generator[None]:
+def usage_errors() -> Generator[None]:
     """Report configuration and task errors raised inside as invalid usage."""
     from agentsgym.errors import ConfigError, TaskError  # noqa: PLC0415
     from agentsgym.texts import sentence_of  # noqa: PLC0415

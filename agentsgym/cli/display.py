@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.agents.human import new_messages
-from agentsgym.cli.console import out, plain, say
+from agentsgym.cli.console import out, plain, print_text
 from agentsgym.errors import AgentError
 from agentsgym.types import Action, ToolCall, TurnRequest
 
@@ -29,7 +29,7 @@ def show_message(role: str, text: str) -> None:
     heading, color = _HEADINGS.get(role, ("", ""))
     if heading:
         out().print(f"[{heading}]", style=f"bold {color}")
-    say(text, "" if role in ("user", "assistant") else color)
+    print_text(text, "" if role in ("user", "assistant") else color)
 
 
 class WatchedAgent(Agent):
@@ -86,4 +86,4 @@ def show_summary(trajectory: Trajectory) -> None:
     for role, reward in trajectory.final_rewards.items():
         out().print(plain(f"role {role}: {reward:zg}", 200))
     if trajectory.error is not None:
-        say(trajectory.error.strip(), "red")
+        print_text(trajectory.error.strip(), "red")

@@ -135,8 +135,10 @@ def key_values(given: list[str] | None, option: str) -> dict[str, Any]:
     return values
 
 
-def mapping_of_file(path: Path, option: str) -> dict[str, Any]:
-    """Read a mapping from a YAML or JSON file."""
+def env_config(given: list[str] | None, path: Path | None) -> dict[str, Any]:
+    """Merge ``--config-file``, a YAML or JSON mapping, and ``--config``; the latter takes precedence."""
+    if path is None:
+        return key_values(given, "--config")
     import yaml  # noqa: PLC0415
 
     from agentsgym.recipes.yaml_text import values_of_yaml  # noqa: PLC0415
@@ -144,14 +146,8 @@ def mapping_of_file(path: Path, option: str) -> dict[str, Any]:
     try:
         value = values_of_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{option}: {path} cannot be read: {error}") from error
+        raise UsageError(f"--config-file: {path} cannot be read: {error}") from error
     fields = cast("dict[Any, Any]", value) if isinstance(value, dict) else None
     if fields is None or not all(isinstance(key, str) for key in fields):
-        raise UsageError(f"{option}: {path} must contain a mapping with string keys")
-    return fields
-
-
-def env_config(given: list[str] | None, path: Path | None) -> dict[str, Any]:
-    """Merge ``--config-file`` and ``--config``; the latter takes precedence."""
-    config = {} if path is None else mapping_of_file(path, "--config-file")
-    return {**config, **key_values(given, "--config")}
+        raise UsageError(f"--config-file: {path} must contain a mapping with string keys")
+    return {**fields, **key_values(given, "--config")}

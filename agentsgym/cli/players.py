@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.agents.key_mask import without_credentials
 from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.cli.console import UsageError, usage
+from agentsgym.cli.console import UsageError, usage_errors
 from agentsgym.cli.naming import NamedEnv
 from agentsgym.envs.players import random_player, reference_player
 from agentsgym.errors import ConfigError, did_you_mean
@@ -66,13 +66,13 @@ class Player:
         label: Name on the command line.
         env: The environment, with the policy's tokenizer if there is one.
         agent: The agent.
-        kept_as: Name of the agent in a store; the label if empty.
+        stored_as: Name of the agent in a store; the label if empty.
     """
 
     label: str
     env: MultistepEnv
     agent: Any
-    kept_as: str = ""
+    stored_as: str = ""
 
 
 def make_player(name: str, named: NamedEnv, options: PlayerOptions) -> Player:
@@ -86,12 +86,12 @@ def make_player(name: str, named: NamedEnv, options: PlayerOptions) -> Player:
         raise UsageError(f"unknown agent {shown(name)}{did_you_mean(kind, _AGENTS)}")
     takes = _AGENTS[kind]
     if bool(rest) != bool(takes):
-        raise UsageError(f"the agent must be {kind}:{takes}" if takes else f"the agent must be {kind}, without a colon")
+        raise UsageError(f"the agent must be {kind}:{takes}" if takes else f"the agent {kind} takes no argument")
     for option, value in _settings(options).items():
         if value is not None and kind not in _TAKEN_BY[option]:
             takers = " and ".join(f"{one}:{_AGENTS[one]}" for one in _TAKEN_BY[option])
             raise UsageError(f"{option} is only valid for {takers}, got the agent {shown(name)}")
-    with usage():
+    with usage_errors():
         if kind == "policy":
             env, agent = _policy(rest, named, options)
         elif kind == "openai":
@@ -101,15 +101,15 @@ def make_player(name: str, named: NamedEnv, options: PlayerOptions) -> Player:
         else:
             env = named.build()
             agent = (random_player if kind == "random" else reference_player)(env, options.draw_seed)
-    return Player(label=name, env=env, agent=agent, kept_as=kept_name(name, options))
+    return Player(label=name, env=env, agent=agent, stored_as=stored_name(name, options))
 
 
-def kept_name(name: str, options: PlayerOptions) -> str:
+def stored_name(name: str, options: PlayerOptions) -> str:
     """Return the name of an agent in a store: as typed, with the options that affect its play, without credentials.
 
-    >>> kept_name("random", PlayerOptions()), kept_name("policy:tiny", PlayerOptions(seed=3, temperature=0.5))
+    >>> stored_name("random", PlayerOptions()), stored_name("policy:tiny", PlayerOptions(seed=3, temperature=0.5))
     ('random', 'policy:tiny --temperature 0.5 --seed 3')
-    >>> kept_name("openai:gpt", PlayerOptions(base_url="https://me:PW@host/v1?api-key=S"))
+    >>> stored_name("openai:gpt", PlayerOptions(base_url="https://me:PW@host/v1?api-key=S"))
     'openai:gpt --base-url https://host/v1'
     """
     kind = name.partition(":")[0]

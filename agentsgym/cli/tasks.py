@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.cli.console import UsageError, usage
+from agentsgym.cli.console import UsageError, usage_errors
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.datasets.own_tasks import tasks_of
 
@@ -65,11 +65,11 @@ def tasks_for(
             raise UsageError("--dataset and --tasks cannot be combined: --dataset sets options of ENV's own tasks")
         tasks = read_tasks(path)[:most]
     else:
-        with usage():
+        with usage_errors():
             tasks = tasks_of(env, split, options, most, seed=seed)
     if not tasks:
         raise UsageError(f"--tasks: {path} contains no task" if path else "the environment's dataset is empty")
-    with usage():
+    with usage_errors():
         for index, task in enumerate(tasks_of_rows(env, tasks, "tasks")):
             env.check_task(task, f"tasks[{index}]")
     return tasks

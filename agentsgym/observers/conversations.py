@@ -80,7 +80,9 @@ class Conversation:
     def text(self) -> str:
         """The conversation as one text, cut to about 20,000 bytes."""
         notes = {index: f", {note}" for index, note in self.notes.items()}
-        parts = [f"[{one['role']}{notes.get(index, '')}] {speech(one)}" for index, one in enumerate(self.messages)]
+        parts = [
+            f"[{one['role']}{notes.get(index, '')}] {message_text(one)}" for index, one in enumerate(self.messages)
+        ]
         if "error" in self.facts:
             parts.append(f"[error] {self.facts['error']}")
         return shortened("\n".join(parts), _MAX_CELL)
@@ -133,7 +135,7 @@ def shown_indices(num_messages: int, limit: int) -> list[int | None]:
     return [*range(limit // 2), None, *range(num_messages - limit // 2, num_messages)]
 
 
-def speech(message: Message) -> str:
+def message_text(message: Message) -> str:
     """Format a message's text, and below it its tool calls."""
     calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls", ())]
     return "\n".join([*([message["content"]] if message["content"] or not calls else ()), *calls])

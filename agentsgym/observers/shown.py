@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from accelerate import PartialState
 
-from agentsgym.observers.conversations import COLUMNS, Conversation, chosen, shown_indices, speech, trace_of
+from agentsgym.observers.conversations import COLUMNS, Conversation, chosen, message_text, shown_indices, trace_of
 from agentsgym.texts import sentence_of, shortened
 from agentsgym.training.observing import BatchObserver, ObservedBatch
 
@@ -92,7 +92,7 @@ def print_conversations(conversations: Sequence[Conversation], title: str, conso
             message, note = one.messages[index], one.notes.get(index)
             heading = f"[{message['role']}{'' if note is None else f', {note}'}]"
             lines.append(Text(heading, style=f"bold {_COLORS.get(message['role'], 'blue')}"))
-            lines.append(Text(shortened(speech(message), _MAX_MESSAGE).expandtabs(8)))
+            lines.append(Text(shortened(message_text(message), _MAX_MESSAGE).expandtabs(8)))
         if "error" in one.facts:
             lines.append(Text(shortened(one.facts["error"], _MAX_MESSAGE, tail=0.9), style="red"))
         color = _OUTCOMES.get(one.facts["outcome"], "cyan")

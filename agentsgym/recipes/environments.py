@@ -34,7 +34,6 @@ class World:
         eval_named: Class and configuration for evaluation.
         eval_env: Environment for evaluation, without a tokenizer.
         dataset: Options of its dataset.
-        index: Index in the recipe.
     """
 
     label: str
@@ -44,7 +43,6 @@ class World:
     eval_named: NamedEnv
     eval_env: MultistepEnv
     dataset: Mapping[str, Any]
-    index: int
 
     def tasks(self, split: str, most: int, *, seed: int) -> list[dict[str, Any]]:
         """Return tasks of the environment, checked and with seeds.
@@ -158,5 +156,4 @@ def _world(recipe: Recipe, part: EnvironmentPart, index: int, taken: set[str]) -
         eval_named=eval_named,
         eval_env=eval_env,
         dataset={**named.dataset_options, **part.dataset},
-        index=index,
     )

@@ -145,7 +145,7 @@ def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
         (["--dataset", "sise=3"], "sise"),
         (["--agent", "rando"], "unknown agent 'rando'; did you mean 'random'?"),
         (["--agent", "scripted"], "the agent must be scripted:FILE"),
-        (["--agent", "random:3"], "the agent must be random, without a colon"),
+        (["--agent", "random:3"], "the agent random takes no argument"),
         (["--agent", "scripted:nowhere.txt"], "the script nowhere.txt cannot be read"),
         (["--agent", "policy:./nowhere"], "the folder './nowhere', from which to load a policy, does not exist"),
         (["--agent", "openai:m"], "key"),

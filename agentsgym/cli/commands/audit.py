@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import print_json, remark, reported, say
+from agentsgym.cli.console import print_json, print_text, remark, reported
 
 
 @reported
@@ -39,6 +39,6 @@ def audit(
         skipped: dict[str, Any] = {file.name: why for file, why in store.skipped.items()}
         print_json(asdict(report) | {"ok": report.ok and not skipped, "problems": problems, "skipped": skipped})
     else:
-        say(str(report))
+        print_text(str(report))
     if not report.ok or store.skipped:
         raise typer.Exit(1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import cell, out, print_json, reported, say, usage
+from agentsgym.cli.console import cell, out, print_json, print_text, reported, usage_errors
 
 if TYPE_CHECKING:
     pass
@@ -51,7 +51,7 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
     from agentsgym.envs.check.run import check_env  # noqa: PLC0415
 
     named = find_env(environment, options.env_config(config, config_file))
-    with usage():
+    with usage_errors():
         player = None if agent is None else make_player(agent, named, PlayerOptions(seed=seed))
         env: Any = named.build(tokenizer_of(tokenizer)) if player is None or tokenizer else player.env
     found = tasks_for(
@@ -84,7 +84,7 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
         for finding in report.findings:
             color = "red" if finding.severity == "error" else "yellow"
             out().print(cell(f"{finding.severity} [{finding.check}] {finding.place}", f"bold {color}"))
-            say(f"  {finding.text}")
+            print_text(f"  {finding.text}")
         num_errors = len(report.errors)
         num_warnings = len(report.findings) - num_errors
         counts = "nothing found" if not report.findings else f"{num_errors} errors and {num_warnings} warnings"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import UsageError, cell, new_table, out, print_json, reported, say
+from agentsgym.cli.console import UsageError, cell, new_table, out, print_json, print_text, reported
 
 if TYPE_CHECKING:
     from agentsgym.cli.naming import NamedEnv
@@ -98,7 +98,7 @@ def _show_one(named: NamedEnv, *, as_json: bool) -> None:
     from agentsgym.texts import shown  # noqa: PLC0415
 
     out().print(cell(detail["name"], "bold"))
-    say(detail["about"])
+    print_text(detail["about"])
     out().print(cell(f"class: {detail['env_class_path']}", "dim"))
     for name, value in detail["game"].items():
         if value not in ("", None):
@@ -112,7 +112,7 @@ def _show_one(named: NamedEnv, *, as_json: bool) -> None:
         table.add_row(cell(row["key"]), cell(shown(row["default"], 60)), cell(row["valid"]))
     out().print(table)
     known = detail["task_data"]
-    say("task_data: any keys" if known is None else f"task_data: {', '.join(['seed', *known])}")
+    print_text("task_data: any keys" if known is None else f"task_data: {', '.join(['seed', *known])}")
 
 
 def _details(named: NamedEnv) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import FailureError, UsageError, cell, out, print_json, remark, reported, usage
+from agentsgym.cli.console import FailureError, UsageError, cell, out, print_json, remark, reported, usage_errors
 from agentsgym.interruptions import raising_on_sigterm
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     from agentsgym.cli.agent_runs import Plan  # noqa: PLC0415
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions  # noqa: PLC0415
-    from agentsgym.cli.stores import check_place  # noqa: PLC0415
+    from agentsgym.cli.stores import check_store_path  # noqa: PLC0415
     from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
 
     if not agent:
-        raise UsageError("eval needs an agent, such as --agent random or --agent policy:PATH")
-    check_place(store, resume=resume)
+        raise UsageError("eval requires an agent, such as --agent random or --agent policy:PATH")
+    check_store_path(store, resume=resume)
     named = find_env(environment, options.env_config(config, config_file))
     settings = PlayerOptions(
         seed=seed,
@@ -95,7 +95,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         max_turn_tokens=max_turn_tokens,
     )
     dataset_options = {**named.dataset_options, **options.key_values(dataset, "--dataset")}
-    with usage():
+    with usage_errors():
         env = named.build()
     found = tasks_for(env, path=tasks, split=split, options=dataset_options, most=num_tasks, seed=seed)
     clusters = _clusters(found, cluster_by)
@@ -151,12 +151,12 @@ def _resumed_options(name: str, settings: PlayerOptions, plan: Plan) -> PlayerOp
     """Set the number of stored episodes when a run is resumed, so that the agent draws new random numbers."""
     from dataclasses import replace  # noqa: PLC0415
 
-    from agentsgym.cli.players import kept_name  # noqa: PLC0415
+    from agentsgym.cli.players import stored_name  # noqa: PLC0415
     from agentsgym.store.reader import RolloutStore  # noqa: PLC0415
 
     if plan.store is None or not plan.resume:
         return settings
-    stored = RolloutStore(plan.store).filter(agent=kept_name(name, settings))
+    stored = RolloutStore(plan.store).filter(agent=stored_name(name, settings))
     return replace(settings, num_before=len(stored))
 
 
@@ -201,6 +201,6 @@ def _clusters(tasks: Sequence[Any], key: str | None) -> dict[int, Any] | None:
     for index, task in enumerate(tasks):
         fields = task.get("task_data", task)
         if key not in fields:
-            raise UsageError(f"--cluster-by: task {index} has no {key!r}{did_you_mean(key, fields)}")
+            raise UsageError(f"--cluster-by: task {index} has no key {key!r}{did_you_mean(key, fields)}")
         clusters[index] = repr(fields[key])
     return clusters

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import FailureError, UsageError, cell, out, reported, usage
+from agentsgym.cli.console import FailureError, UsageError, cell, out, reported, usage_errors
 from agentsgym.errors import AgentsGymError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
         raise UsageError(f"--to {to} requires --output FILE")
     store = open_store(path, where)
     if output is None:
-        with usage():
+        with usage_errors():
             from agentsgym.export.trackio_export import export_to_trackio  # noqa: PLC0415
 
             runs = export_to_trackio(store, str(project), run)
@@ -100,7 +100,7 @@ def _write_inspect(store: RolloutStore, path: Path) -> None:
     from agentsgym.export.inspect_logs import write_inspect_logs  # noqa: PLC0415
 
     try:
-        with usage():
+        with usage_errors():
             written = write_inspect_logs(store, path)
     except OSError as error:
         if isinstance(error, AgentsGymError):  # a StoreError, which names its file

@@ -5,7 +5,6 @@ from __future__ import annotations
 import keyword
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -59,7 +58,7 @@ def names_from(name: str) -> tuple[str, str]:
     class_name = "".join(word[0].upper() + word[1:] for word in words)
     module = "_".join(word.lower() for word in words)
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module == "agentsgym":
-        raise UsageError(f"{module}.py would shadow Python's own module {module!r}: choose another name")
+        raise UsageError(f"{module}.py would shadow Python's module {module!r}: choose another name")
     return class_name, module
 
 
@@ -96,26 +95,6 @@ def files_of(class_name: str, module: str, *, has_tools: bool, has_server: bool)
     return files
 
 
-def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """Write new files.
-
-    Raises:
-        FailureError: A file already exists, or the folder cannot be written; nothing is overwritten.
-    """
-    paths = [folder / name for name in files]
-    there = [str(path) for path in paths if path.exists()]
-    if there:
-        raise FailureError(f"existing files are not overwritten: {', '.join(there)}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, text in zip(paths, files.values(), strict=True):
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
-    except OSError as error:
-        raise FailureError(f"{folder} cannot be written: {error}") from error
-    return paths
-
-
 @reported
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Class name, such as GuessAWord.", show_default=False)],
@@ -133,15 +112,27 @@ def new(
     if mcp and not tools:
         raise UsageError("--mcp requires --tools")
     class_name, module = names_from(name)
-    paths = write_files(folder, files_of(class_name, module, has_tools=tools, has_server=mcp))
-    for path in paths:
+    files = {
+        folder / name: text for name, text in files_of(class_name, module, has_tools=tools, has_server=mcp).items()
+    }
+    existing = [str(path) for path in files if path.exists()]
+    if existing:
+        raise FailureError(f"existing files are not overwritten: {', '.join(existing)}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise FailureError(f"{folder} cannot be written: {error}") from error
+    for path in files:
         out().print(cell(f"wrote {path}"))
-    source = paths[0]
+    source, _, training = list(files)[:3]
     out().print("\nTry it:")
     for command in (
         f"agentsgym check {source}:{class_name}",
         f"agentsgym play {source}:{class_name}",
         f"agentsgym eval {source}:{class_name} --agent random",
-        f"agentsgym train {paths[2]}",
+        f"agentsgym train {training}",
     ):
         out().print(cell(f"  {command}", "bold"), soft_wrap=True)

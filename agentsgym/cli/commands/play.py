@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import FailureError, out, remark, reported, usage
+from agentsgym.cli.console import FailureError, out, remark, reported, usage_errors
 
 if TYPE_CHECKING:
     from agentsgym.cli.naming import NamedEnv
@@ -54,11 +54,11 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     from agentsgym.agents.human import PlayerLeft  # noqa: PLC0415
     from agentsgym.cli.display import show_summary  # noqa: PLC0415
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
-    from agentsgym.cli.players import PlayerOptions, kept_name  # noqa: PLC0415
-    from agentsgym.cli.stores import check_place, keep  # noqa: PLC0415
+    from agentsgym.cli.players import PlayerOptions, stored_name  # noqa: PLC0415
+    from agentsgym.cli.stores import check_store_path, store_episode  # noqa: PLC0415
     from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
 
-    check_place(store)
+    check_store_path(store)
     draw = random.Random(seed)
     named = find_env(environment, options.env_config(config, config_file))
     settings = PlayerOptions(
@@ -82,7 +82,7 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
         return
     show_summary(trajectory)
     if store is not None:
-        keep(store, trajectory, env, "person" if agent is None else kept_name(agent, settings))
+        store_episode(store, trajectory, env, "person" if agent is None else stored_name(agent, settings))
     if trajectory.failed:
         raise FailureError("the episode failed")
 
@@ -99,5 +99,5 @@ def _player(agent: str | None, named: NamedEnv, settings: PlayerOptions) -> tupl
     reconfigure = getattr(sys.stdin, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")  # typed text in another encoding would fail the episode
-    with usage():
+    with usage_errors():
         return named.build(), HumanAgent(show=show_message)

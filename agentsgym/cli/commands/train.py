@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import FailureError, out, plain, print_json, reported, usage
+from agentsgym.cli.console import FailureError, out, plain, print_json, reported, usage_errors
 
 
 @reported
@@ -52,7 +52,7 @@ def train(
     quiet_transformers()
     # steps are logged where no progress bar can be shown
     logging.getLogger("agentsgym.observers.learning_curve").setLevel(logging.INFO)
-    with usage():
+    with usage_errors():
         prepared = prepare(config, overrides=options.key_values(set_values, "--set"))
     with contextlib.redirect_stdout(sys.stderr):  # only results go to standard output
         try:

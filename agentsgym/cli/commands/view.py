@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import FailureError, UsageError, cell, out, print_json, remark, reported, usage
+from agentsgym.cli.console import FailureError, UsageError, cell, out, print_json, remark, reported, usage_errors
 
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
@@ -95,7 +95,7 @@ def _serve(
             with contextlib.suppress(OSError, webbrowser.Error):  # the address is printed
                 webbrowser.open(address)
 
-    with usage():
+    with usage_errors():
         serve(store, port=port, limit=shown, tokenizer=tokenizer, on_ready=ready)
 
 
