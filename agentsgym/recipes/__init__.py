@@ -10,6 +10,6 @@
     train         the training run
     run           TrainingRun: from the first evaluation to the files, for scripts that build their own trainer
     scripts       helpers for training scripts: progress bars, models, transcripts
-    command_line  overrides from a command line
+    command_line  the options of a training script, parsed from a command line
     from_values   settings from plain values
 """
