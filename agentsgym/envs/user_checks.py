@@ -55,13 +55,16 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
         base: The class that names the hooks.
 
     Raises:
-        ConfigError: A hook is a coroutine function, or ``config_fields`` holds something that is no
-            :class:`~agentsgym.fields.Field`, or ``task_fields`` is a single name, or ``spec`` is not an
+        ConfigError: A hook is a coroutine function, ``config_fields`` holds something that is not a
+            :class:`~agentsgym.fields.Field`, ``task_fields`` is a single name, or ``spec`` is not an
             :class:`~agentsgym.envs.spec.EnvSpec`.
     """
     name = env_class.__name__
     for hook in vars(base):
-        if hook.startswith("_") and not hook.startswith("__") and _is_async(inspect.getattr_static(env_class, hook)):
+        method = inspect.getattr_static(env_class, hook)
+        function = getattr(method, "__func__", method)  # of a static method or a class method
+        is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        if is_async and hook.startswith("_") and not hook.startswith("__"):
             raise ConfigError(
                 f"{name}.{hook} is async, but an environment's hooks are not awaited: write a plain def, and use an "
                 "EnvThreadPool for environments that wait for something"
@@ -209,8 +212,3 @@ def _warn_of_key(env_class: type[Any], key: str) -> None:
             env_class.__name__,
             meant,
         )
-
-
-def _is_async(method: Any) -> bool:
-    function = getattr(method, "__func__", method)  # of a static method or a class method
-    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)

@@ -40,31 +40,41 @@ def set_up_reports(callbacks: Iterable[TrainerCallback], tracked: Collection[str
     for callback in callbacks:
         name = names.get(type(callback))
         if name is not None:
-            _wrap(callback, functools.partial(_tracked, _Tracker(name, tracked)))
-        elif isinstance(callback, PrinterCallback | ProgressCallback) or _is_notebook(callback):
-            _wrap(callback, lambda _event, inner, *args, **kwargs: inner(*args, **_of_groups(kwargs, printed)))
+            _wrap(callback, _Tracker(name, tracked).pass_on)
+        elif isinstance(callback, PrinterCallback | ProgressCallback) or "NotebookProgressCallback" in {
+            kind.__name__
+            for kind in type(callback).__mro__  # importing it needs IPython
+        }:
+            _wrap(callback, lambda _event, inner, *args, **kwargs: inner(*args, **_select_groups(kwargs, printed)))
 
 
 class _Tracker:
-    """What is known of one tracker: the groups it gets, whether its failure was logged, whether it works at all."""
+    """Passes events on to one tracker with its groups of metrics, and logs its first failure."""
 
     def __init__(self, name: str, groups: Collection[str]) -> None:
         self.name, self.groups = name, groups
         self.is_lost = False
         self._failed = False
 
-    def failed(self, event: str, args: Any, error: Exception) -> None:
-        """Log the first failure; a tracker that cannot begin is left out, since each further try may take minutes.
+    def pass_on(self, event: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the tracker; one that fails at the beginning is not called again, since each try may take minutes.
 
-        It is taken out of ``report_to`` as well, for TRL calls trackers by their names there too.
+        It is taken out of ``report_to`` as well, because TRL calls trackers by their names there too.
         """
-        if event == "on_train_begin":
-            self.is_lost = True
-            args.report_to = [name for name in args.report_to if name != self.name]
-        if not self._failed:
-            self._failed = True
-            what = "gets nothing of this run" if self.is_lost else "may lack some of what is logged"
-            logger.warning("the tracker %s failed, and %s; training continues: %s", self.name, what, sentence_of(error))
+        if self.is_lost:
+            return None
+        try:
+            return inner(*args, **_select_groups(kwargs, self.groups))
+        except Exception as error:  # noqa: BLE001  # foreign code, which may raise anything
+            if event == "on_train_begin":
+                self.is_lost = True
+                args[0].report_to = [name for name in args[0].report_to if name != self.name]
+            if not self._failed:
+                self._failed = True
+                what = "gets nothing of this run" if self.is_lost else "may lack some of what is logged"
+                why = sentence_of(error)
+                logger.warning("the tracker %s failed, and %s; training continues: %s", self.name, what, why)
+            return None
 
 
 class _QuietTimes(profiling.ProfilingContext):
@@ -93,25 +103,9 @@ def _wrap(callback: TrainerCallback, around: Callable[..., Any]) -> None:
         setattr(callback, event, functools.partial(around, event, getattr(callback, event)))
 
 
-def _tracked(tracker: _Tracker, event: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if tracker.is_lost:
-        return None
-    try:
-        return inner(*args, **_of_groups(kwargs, tracker.groups))
-    except Exception as error:  # noqa: BLE001  # foreign code, which may raise anything
-        tracker.failed(event, args[0], error)
-        return None
-
-
-def _of_groups(kwargs: dict[str, Any], groups: Collection[str]) -> dict[str, Any]:
+def _select_groups(kwargs: dict[str, Any], groups: Collection[str]) -> dict[str, Any]:
     shown = {name: choose_metrics(kwargs[name], groups) for name in ("logs", "metrics") if kwargs.get(name)}
     return {**kwargs, **shown}
-
-
-def _is_notebook(callback: TrainerCallback) -> bool:
-    return any(
-        kind.__name__ == "NotebookProgressCallback" for kind in type(callback).__mro__
-    )  # importing needs IPython
 
 
 def begin_trackio(callbacks: Iterable[TrainerCallback], *args: Any, model: Any) -> None:

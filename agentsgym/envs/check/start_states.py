@@ -1,4 +1,4 @@
-"""Compare the states that an episode starts from in two plays of the same task: what play may not have shown."""
+"""Compare the initial states of two plays of the same task, which may differ although the episodes do not."""
 
 from __future__ import annotations
 
@@ -66,13 +66,11 @@ def _inside(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def first_changed_value(before: Sequence[Start], after: Sequence[Start]) -> str | None:
-    """Say where two plays of the same tasks first started from different states; None if they did not."""
+    """Describe where two plays of the same tasks first started from different states; None if nowhere."""
     for one, other in zip(before, after, strict=False):
         for place, value in one.parts.items():
-            if place in other.parts and not _are_equal(value, other.parts[place]):
-                return f"{place} was {shown(value, 60)} and then {shown(other.parts[place], 60)}"
+            now = other.parts.get(place, value)
+            are_nan = value != value and now != now  # noqa: PLR0124
+            if now != value and not are_nan:
+                return f"{place} was {shown(value, 60)} and then {shown(now, 60)}"
     return None
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    return one == other or (one != one and other != other)  # noqa: PLR0124  # NaN

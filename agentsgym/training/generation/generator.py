@@ -94,7 +94,7 @@ class RolloutGenerator:
         self._pool = args.make_env_pool()
         self._num_pool_users = 0
         self._failures: FailureLog | None = None
-        self.interrupt: Callable[..., None] = _go_on
+        self.interrupt: Callable[..., None] = lambda *_: None
         self.num_batches: Callable[[], int | None] = lambda: None
         self.holding_weights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
@@ -337,7 +337,3 @@ class RolloutGenerator:
                 f"{len(failed)} of {len(rollouts)} rollouts failed, more than max_failed_fraction = "
                 f"{self._args.max_failed_fraction}; the first failure was:\n{failed[0].error}"
             )
-
-
-def _go_on(phase: Phase, error: Exception | None = None) -> None:
-    """Interrupt nothing."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
     from agentsgym.training.metrics.rollouts import RolloutSummary
@@ -67,17 +67,13 @@ def _text_of(key: Hashable) -> str | None:
         case None | float():
             text = f"n{value!r}"
         case tuple() | frozenset():
-            text = _text_of_several(value)
+            texts = [_text_of(one) for one in cast("Iterable[Hashable]", value)]
+            known = [one for one in texts if one is not None]
+            joined = f"({','.join(known)})" if isinstance(value, tuple) else f"{{{','.join(sorted(known))}}}"
+            text = joined if len(known) == len(texts) else None
         case _:
             text = None
     return text
-
-
-def _text_of_several(keys: tuple[Hashable, ...] | frozenset[Hashable]) -> str | None:
-    texts = [text for text in map(_text_of, keys) if text is not None]
-    if len(texts) < len(keys):
-        return None
-    return f"({','.join(texts)})" if isinstance(keys, tuple) else f"{{{','.join(sorted(texts))}}}"
 
 
 def packed_values(values: Sequence[Sequence[float]], *, first_alone: bool = False) -> PackedValues:
