@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, NamedTuple, cast
 
 from agentsgym.errors import EnvError
 from agentsgym.failures import failure_of
@@ -46,31 +46,21 @@ def failure_of_value(name: str, error: BaseException) -> EnvError:
     return failure_of(EnvError, f"what {name} returned", error)
 
 
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, dict):
-        return False
-    fields = cast("dict[str, Any]", message)
-    return isinstance(fields.get("role"), str) and isinstance(fields.get("content"), str)
-
-
-def _has_parts(message: Any) -> bool:
-    return isinstance(message, dict) and isinstance(cast("dict[str, Any]", message).get("content"), list)
-
-
-def _is_plain(message: Any) -> bool:
-    if type(message) is not dict:
-        return False
-    fields = cast("dict[str, Any]", message)
-    return type(fields.get("role")) is str and type(fields.get("content")) is str
-
-
 def _as_conversation(messages: Any) -> list[Message] | None:
     """Return chat messages without subclasses, whose methods are foreign code; None for anything else."""
     # Every turn of every episode comes through here: no copy as long as all is well.
-    if type(messages) is list and messages and all(map(_is_plain, cast("list[Any]", messages))):
+    if (
+        type(messages) is list
+        and messages
+        and all(
+            type(one) is dict and type(one.get("role")) is str and type(one.get("content")) is str
+            for one in cast("list[dict[str, Any]]", messages)
+        )
+    ):
         return cast("list[Message]", messages)
     given = cast("list[Any]", messages) if isinstance(messages, list) else []
-    if not given or not all(map(_is_message, given)):
+    fields = [cast("dict[str, Any]", one) if isinstance(one, dict) else {} for one in given]
+    if not fields or not all(isinstance(one.get(key), str) for one in fields for key in ("role", "content")):
         return None
     valid = cast("list[Message]", given)
     return [{**one, "role": plain_str(one["role"]), "content": plain_str(one["content"])} for one in valid]
@@ -173,11 +163,12 @@ def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
     """
     # Every turn of every episode comes through here: no further function between the two.
     try:
-        if not _is_step(answer):
+        is_answer = isinstance(answer, tuple) and len(cast("tuple[Any, ...]", answer)) == 4
+        if not (is_answer and isinstance(answer[0], dict) and isinstance(answer[3], dict)):
             raise EnvError(  # noqa: TRY301
                 f"_step_episode must return (state, reward, done, info), got {shown(answer)}"
             )
-        next_state, reward, done, info = answer
+        next_state, reward, done, info = cast("tuple[dict[str, Any], Any, Any, dict[str, Any]]", answer)
         step = Step(
             as_number("_step_episode's reward", reward),
             as_flag("_step_episode's done", done),
@@ -198,12 +189,6 @@ def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
     return next_state, step, info
 
 
-def _is_step(answer: Any) -> TypeGuard[tuple[dict[str, Any], Any, Any, dict[str, Any]]]:
-    if not (isinstance(answer, tuple) and len(cast("tuple[Any, ...]", answer)) == 4):
-        return False
-    return isinstance(answer[0], dict) and isinstance(answer[3], dict)
-
-
 def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
     """Read what ``_format_prompt``, or the hook of that name, returned: messages, a str being one of the user.
 
@@ -219,7 +204,9 @@ def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
         raise failure_of_value(name, error) from error
     if messages is None:
         wanted = "a str or a list of at least one message"
-        if isinstance(given, list) and any(map(_has_parts, cast("list[Any]", given))):
+        items = cast("list[Any]", given) if isinstance(given, list) else []
+        fields = [cast("dict[str, Any]", one) for one in items if isinstance(one, dict)]
+        if any(isinstance(one.get("content"), list) for one in fields):
             wanted += " whose content is a str (a list of parts is not taken, only text is recorded)"
         raise EnvError(f"{name} must return {wanted}, got {shown(prompt)}")
     return messages

@@ -111,14 +111,13 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
-    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
-
-
 _KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "string": (lambda value: isinstance(value, str), "a string"),
     "integer": (_is_integer, "an integer"),
-    "number": (_is_number, "a number"),
+    "number": (
+        lambda value: _is_integer(value) or (isinstance(value, float) and math.isfinite(value)),
+        "a number",
+    ),
     "boolean": (lambda value: isinstance(value, bool), "true or false"),
     "null": (lambda value: value is None, "null"),
     "array": (lambda value: isinstance(value, list), "a list"),

@@ -26,7 +26,7 @@ class RolloutSummary:
         scored: The rollout as estimators see it.
         turn_rewards: The environment's reward of each turn, before ``turn_credit``, (K,).
         stop_reason: Why its last episode ended.
-        success: Whether it was won; None if the environment does not say.
+        success: Whether it was won; None if the environment does not report it.
         exact: Whether all agent tokens are as the agent returned them.
         num_invalid: Turns whose action was invalid.
         num_tokens: Its tokens, prompts and observations included.
