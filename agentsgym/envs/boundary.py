@@ -166,7 +166,7 @@ def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
         is_answer = isinstance(answer, tuple) and len(cast("tuple[Any, ...]", answer)) == 4
         if not (is_answer and isinstance(answer[0], dict) and isinstance(answer[3], dict)):
             raise EnvError(  # noqa: TRY301
-                f"_step_episode must return (state, reward, done, info), got {shown(answer)}"
+                f"_step_episode must return (state, reward, done, info), got {shown(cast('object', answer))}"
             )
         next_state, reward, done, info = cast("tuple[dict[str, Any], Any, Any, dict[str, Any]]", answer)
         step = Step(

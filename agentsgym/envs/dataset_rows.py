@@ -35,7 +35,7 @@ class ConfiguredEnv(Protocol):
 
 
 def registered_classes() -> dict[str, type[Any]]:
-    """Give the classes that ``agentsgym.register`` added, by ``env_class_path``; it adds to this very dict."""
+    """Return the classes by the ``env_class_path`` of ``agentsgym.register``, which adds to this dict."""
     return _registered
 
 
@@ -50,7 +50,7 @@ def class_path(env_class: type) -> str:
 
 
 def drop_null_columns(config: DatasetRow, env_class: type[Any]) -> dict[str, Any]:
-    """Leave out each None that a table filled in because another row has the key, where the class cannot take it."""
+    """Drop None values that are invalid for the class: tables fill in None for keys of other rows."""
     fields: dict[str, Field] = {**COMMON_FIELDS, **env_class.config_fields}
     return {
         key: value for key, value in config.items() if value is not None or (key in fields and fields[key].valid(None))
@@ -66,11 +66,11 @@ def plain_part(config: Any) -> dict[str, Any] | None:
 
 
 def tasks_of_rows(env: ConfiguredEnv, rows: Any, name: str = "task_data_list") -> list[dict[str, Any]]:
-    """Take the task of each row, and tasks as they are.
+    """Read the task of each row; tasks are returned unchanged.
 
     Args:
-        env: The environment that is to play them.
-        rows: Foreign data: ``task_data`` dicts, or dataset rows that hold one in their ``task_data`` column.
+        env: The environment that plays them.
+        rows: Foreign data: ``task_data`` dicts, or dataset rows with one in their ``task_data`` column.
         name: Their name in errors.
 
     Raises:
@@ -120,10 +120,10 @@ def _task(env: ConfiguredEnv, row: Any, name: str, checked: set[tuple[str, str]]
 
 
 def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", *, remedy: str = _REMEDY) -> None:
-    """Refuse a row that names another environment than ``env``; one that names none is of any.
+    """Refuse a row that names another environment than ``env``; a row that names none fits any.
 
     Args:
-        env: The environment that is to play it.
+        env: The environment that plays it.
         row: The row.
         name: Its name in errors.
         remedy: End of the error about another configuration.

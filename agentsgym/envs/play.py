@@ -99,7 +99,8 @@ class TrialRounds:
             raise
         trajectories = drive(trials, agent, on_finish=self._note, **options)
         self._results.update(zip(places, trajectories, strict=True))
-        failed = [] if self._is_last else [place for place, one in enumerate(trajectories) if one.failed]
+        may_retry = self.num_played < self._policy.max_retries
+        failed = [place for place, one in enumerate(trajectories) if one.failed and may_retry]
         self.num_played += 1
         self._places = [places[place] for place in failed]
         self.pending = [retry_of(trials[place], self._policy) for place in failed]
@@ -108,13 +109,10 @@ class TrialRounds:
         """Leave what is pending unplayed."""
         self.pending, self._places = [], []
 
-    @property
-    def _is_last(self) -> bool:
-        return self.num_played >= self._policy.max_retries
-
     def _note(self, trajectory: Trajectory) -> None:
         self._log.note(trajectory)
-        if self._on_finish is not None and (self._is_last or not trajectory.failed):
+        is_retried = trajectory.failed and self.num_played < self._policy.max_retries
+        if self._on_finish is not None and not is_retried:
             self._on_finish(trajectory)
 
 

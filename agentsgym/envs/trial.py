@@ -62,7 +62,7 @@ from agentsgym.tokens.transcript import History
 from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
 
 # pyright: reportPrivateUsage=false
-# The hooks are private to users of an environment; a trial is the one who calls them.
+# The hooks are private for users of an environment; trials call them.
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Trial:
         conversation: The record; of the last episode alone, unless episodes share one.
         num_close_errors: How often ``_close_episode`` raised.
         place: Episode and turn that are being played, each None before it begins.
-        failures: Logs what goes wrong when an episode is closed.
+        failures: Logs errors of closing an episode.
     """
 
     env: PlayableEnv
@@ -165,7 +165,7 @@ class Trial:
         )
 
     def __reduce__(self) -> tuple[Callable[..., Trial], tuple[dict[str, Any]]]:
-        """A trial that has not begun, as another process plays it."""
+        """Pickle a trial that has not begun for another process."""
         return _in_this_process, ({one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init},)
 
     def _new_conversation(self) -> Conversation:
@@ -219,7 +219,7 @@ class Trial:
         conversation, state = self.conversation, self.env.active_states[self.session_id]
         transcript = conversation.transcript
         self._observe(state, step)
-        room = conversation.room(self.budget)
+        room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
         if room is not None and room <= 0:
             if conversation.turns:  # a row ends on an agent token; a first prompt that is too long stays visible
                 transcript.retract()
@@ -283,7 +283,7 @@ class Trial:
             conversation.transcript.observe(messages)
         except TemplateError as error:
             if is_first:
-                raise  # environment and template do not go together at all: no episode's fault
+                raise  # environment and template do not fit together: not the fault of an episode
             raise EnvError(f"the observation before turn {step} cannot be recorded: {error}") from error
         if is_first:
             conversation.prompt_length = len(conversation.transcript.token_ids)

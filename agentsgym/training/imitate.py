@@ -51,9 +51,9 @@ def imitate(
 ) -> TrainerState:
     """Train a model in place on the agent tokens of trajectories, with the mean negative log-likelihood as loss.
 
-    Failed trajectories are left out. Rows go through in the order of :func:`bucketed_order`, whatever sampling
-    strategy ``args`` names; to the trainer all passes together are one epoch. Like any ``Trainer``, this seeds the
-    global random generators with ``args.seed``.
+    Failed trajectories are left out. Rows follow the order of :func:`bucketed_order`, regardless of the sampling
+    strategy in ``args``; all passes together are one epoch for the trainer. Like any ``Trainer``, this seeds the global
+    random generators with ``args.seed``.
 
     Args:
         model: A causal language model; only its weights are changed.
@@ -202,7 +202,7 @@ def bucketed_order(lengths: Sequence[int], *, batch_size: int, num_passes: int, 
 
 
 def imitation_config(**settings: Any) -> SFTConfig:
-    """Make TRL's settings without length limit, checkpoints and reporting, and without what is only a cost on a CPU.
+    """Make TRL's settings without length limit, checkpoints and reporting.
 
     Without an accelerator ``bf16`` and ``gradient_checkpointing``, both on by TRL's default, are off.
 

@@ -25,8 +25,8 @@ TRLLoss = Callable[[Any, MicroBatch], torch.Tensor]
 class MicrobatchLoss:
     """The loss of a micro-batch, in parts where it has more rows than the settings allow at once.
 
-    A layout makes several rows of a rollout whose history was rewritten. All parts but the
-    last go backward here, so that memory holds the graph of one part.
+    A layout makes several rows of a rollout whose history was rewritten. The backward pass of all parts but the last
+    runs here, so that memory holds the graph of one part.
     """
 
     def __init__(

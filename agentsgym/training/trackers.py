@@ -1,4 +1,4 @@
-"""Send a run to the trackers of ``report_to`` in such a way that none of them can end it."""
+"""Send a run to the trackers of ``report_to`` so that none of them can end it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def choose_metrics(metrics: Mapping[str, Any], groups: Collection[str]) -> dict[
 
 
 def set_up_reports(callbacks: Iterable[TrainerCallback], tracked: Collection[str], printed: Collection[str]) -> None:
-    """Let the callbacks that show metrics see only their groups, and let no tracker's error reach the run.
+    """Limit callbacks that show metrics to their groups, and keep errors of trackers from the run.
 
     Args:
         callbacks: Those of a trainer; the ones of trackers, progress bars and printing are changed in place.
@@ -34,7 +34,7 @@ def set_up_reports(callbacks: Iterable[TrainerCallback], tracked: Collection[str
         printed: The groups for the terminal and a notebook's table.
     """
     _QuietTimes.failed.clear()
-    module: Any = profiling  # where TRL looks this up whenever it begins to take a time
+    module: Any = profiling  # where TRL looks this up whenever it starts a timing
     module.ProfilingContext = _QuietTimes
     names: dict[type[Any], str] = {kind: name for name, kind in INTEGRATION_TO_CALLBACK.items()}
     for callback in callbacks:
@@ -78,7 +78,7 @@ class _Tracker:
 
 
 class _QuietTimes(profiling.ProfilingContext):
-    """The time that one of TRL's methods takes, which TRL hands to trackers itself: what one raises is logged once."""
+    """Times one of TRL's methods; TRL sends the time to trackers itself, whose errors are logged once."""
 
     failed: ClassVar[set[str]] = set()
 
@@ -109,11 +109,11 @@ def _select_groups(kwargs: dict[str, Any], groups: Collection[str]) -> dict[str,
 
 
 def begin_trackio(callbacks: Iterable[TrainerCallback], *args: Any, model: Any) -> None:
-    """Let trackio begin its run, if it has not: TRL logs the time of each step to it, also in an evaluation by itself.
+    """Begin trackio's run if that has not happened: TRL sends it step times, also in a stand-alone evaluation.
 
     Args:
         callbacks: Those of a trainer.
-        *args: What every event is given: settings, state and control.
+        *args: The arguments of every event: settings, state and control.
         model: The model in training.
     """
     for callback in callbacks:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class GRPOEnvTrainer(RestartableTrainer):
-    """TRL's ``GRPOTrainer`` for environments: plays the rows, and gives each turn's tokens their own advantage.
+    """TRL's ``GRPOTrainer`` for environments: plays the rows, and computes an advantage for each turn.
 
     For scripts that do everything beside training themselves; :class:`~agentsgym.recipes.run.TrainingRun` adds
     evaluation, warm starts and files, and :func:`agentsgym.train` makes a whole run of a configuration.
@@ -92,7 +92,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         optimizers: As in TRL.
         peft_config: As in TRL: adapters to train in place of the weights; with ``args.beta`` above 0 the reference is
             the model without them. A ``PeftModel`` as ``model`` continues with the adapter it has.
-        **refused: None: TRL's other arguments, such as ``reward_funcs``, are refused with the reason.
+        **refused: TRL's other arguments, such as ``reward_funcs``, which are refused with the reason.
 
     Raises:
         ConfigError: A row or a setting cannot be trained with, or a dataset is empty.
@@ -136,7 +136,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             optimizers=optimizers,
             peft_config=peft_config,
         )
-        self.args.vllm_server_base_url = args.vllm_server_base_url  # of several servers TRL was given the first
+        self.args.vllm_server_base_url = args.vllm_server_base_url  # TRL received only the first of several servers
         self._seam = TRLSeam(self)
         self._seam.set_up()
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
@@ -145,7 +145,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._build(tokenizer, agent)
 
     def _build(self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> None:
-        """Build the parts of the pipeline, each from what it uses."""
+        """Build the parts of the pipeline."""
         args, seam = self.args, self._seam
         policy, accelerator = seam.policy(), self.accelerator
         flags = {"has_aux_loss": seam.has_aux_loss, "has_own_scheduler": self.lr_scheduler is not None}
@@ -333,7 +333,7 @@ class GRPOEnvTrainer(RestartableTrainer):
 
     @property
     def estimator(self) -> BoundEstimator:
-        """The estimator of advantages; its ``state`` is what it keeps from one generation batch to the next."""
+        """The estimator of advantages; its ``state`` persists between generation batches."""
         return self._assigner.estimator
 
     def _phase(self) -> Phase:

@@ -29,13 +29,13 @@ def schemas_of(
     """Make the full JSON schema of each tool: ``{"type": "function", "function": {name, description, parameters}}``.
 
     A typed function is described by its name, its docstring (Google style, a line in ``Args:`` for each argument) and
-    its type hints; what it returns is not shown. A schema may be the inner part alone; descriptions may be missing.
-    ``$ref`` is written out, and a choice between a type and null becomes ``nullable``, for some chat templates drop
-    both. A ``$ref`` to a schema inside itself becomes an object of any form.
+    its type hints, without the return type. A schema may be the inner part alone; descriptions may be missing. ``$ref``
+    is resolved, and a choice between a type and null becomes ``nullable``, since some chat templates drop both. A
+    recursive ``$ref`` becomes an object of any form.
 
     Args:
         tools: Typed functions, or schemas; None for none.
-        owner: Whose they are, for errors.
+        owner: Their owner in errors.
 
     Raises:
         ConfigError: No schema can be made of a function, a schema is not valid, or two tools have the same name.
@@ -84,7 +84,7 @@ def _of_function(tool: Callable[..., Any], owner: str) -> dict[str, Any]:
                 )
                 break
         raise ConfigError(f"{place}: {text}") from error
-    schema["function"].pop("return", None)  # it costs prompt tokens, and servers refuse the key
+    schema["function"].pop("return", None)  # it would cost prompt tokens, and servers refuse the key
     return _completed(_with_lengths(schema), f"the schema of {owner}'s tool {name!r}")
 
 
@@ -159,7 +159,7 @@ def _parameters(given: Any, name: str) -> dict[str, Any]:
 
 
 def _inlined(part: Any, definitions: Mapping[str, Any], name: str, open_refs: tuple[str, ...] = ()) -> Any:
-    """Write out every ``$ref``, and null as ``nullable``, in a schema or a part of one."""
+    """Resolve every ``$ref``, and write null as ``nullable``, in a schema or a part of one."""
     if isinstance(part, list):
         return [_inlined(item, definitions, name, open_refs) for item in cast("list[Any]", part)]
     if not isinstance(part, dict):

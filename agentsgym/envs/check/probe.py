@@ -23,7 +23,7 @@ _HOOKS = (
     *("_initialize_episode", "_format_prompt", "_step_episode", "_step_action", "_final_reward", "_state_key"),
     *("_role", "_potential", "_calculate_rewards", "_close_episode", "_system_prompt"),
 )
-_READERS = ("_format_prompt", "_state_key", "_role", "_potential")  # are given a state, and are to leave it as it is
+_READERS = ("_format_prompt", "_state_key", "_role", "_potential")  # receive a state and must not change it
 _TOOL_HOOK = "_call_tool"  # of environments with tools
 _BASE_ATTRIBUTES = {
     "active_states",
@@ -36,7 +36,7 @@ _BASE_ATTRIBUTES = {
     _TOOL_HOOK,
 }
 _MAX_STATE_BYTES = 100_000  # larger states are not compared
-_MAX_DEPTH, _MAX_ITEMS = 2, 20  # limits of what is compared of an attribute
+_MAX_DEPTH, _MAX_ITEMS = 2, 20  # limits of the compared parts of an attribute
 
 
 class HookProbe:
@@ -72,17 +72,17 @@ class HookProbe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the watch off again."""
+        """Stop watching."""
         for name in (*_HOOKS, _TOOL_HOOK):
             vars(self._env).pop(name, None)
 
     def stepping_after_the_end(self) -> Self:
-        """From now on, play the action that ended an episode once more, on a copy of its last state."""
+        """From now on, repeat the action that ended an episode, on a copy of its last state."""
         self._steps_again = True
         return self
 
     def add(self, check: str, hook: str, text: str, *, is_error: bool = True, place: str = "", about: str = "") -> None:
-        """Note a finding, once a hook and what it is about.
+        """Record a finding, once per hook and subject.
 
         Args:
             check: Name of the check.
@@ -216,7 +216,7 @@ def place_of(env_class: type[Any], hook: str) -> str:
 
 
 def global_generators() -> dict[str, Any]:
-    """The states of the global generators that a hook might use, comparable, by what they are called."""
+    """Return the comparable states of the global generators that a hook might use, by package."""
     states: dict[str, Any] = {"random": random.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -238,7 +238,7 @@ def _bytes_of(value: Any) -> bytes | None:
 
 
 class _BoundedBytes:
-    """A file that refuses more than it is to keep, so that a state with a dictionary in it is not written out."""
+    """A file with a size limit, so that large states are not written out."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []

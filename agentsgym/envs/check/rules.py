@@ -87,7 +87,7 @@ def check_prompts(trajectory: Trajectory, add: Add) -> None:
 
 
 def check_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_answers: bool) -> None:
-    """Find first prompts that leave no room, and words that the tokenizer does not know, also those of answers."""
+    """Find first prompts that leave no room, and words in prompts and answers that the tokenizer does not know."""
     tokenizer: Any = env.tokenizer
     if tokenizer is None:
         return
@@ -156,7 +156,7 @@ def _as_text(chat_format: Any, messages: Sequence[Message]) -> Transcript:
 
 
 def check_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
-    """Find rewards of roles that nobody has, and episodes of several roles whose rewards are not given by role."""
+    """Find rewards of unknown roles, and episodes of several roles without rewards by role."""
     for one in trajectories:
         roles = sorted({str(turn.role) for turn in one.turns})
         has_rewards = one.final_reward != 0 or any(one.turn_rewards)
@@ -176,7 +176,7 @@ def check_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
 
 
 def check_failure(trajectory: Trajectory, add: Add) -> None:
-    """Find what ended an episode as failed, and episodes that did not close."""
+    """Find the errors of failed episodes, and episodes that did not close."""
     if trajectory.error is not None:
         place, _, rest = trajectory.error.partition("\n")
         why = rest.partition("\n")[0]
@@ -199,7 +199,7 @@ def _holds(text: str, earlier: str, min_length: int) -> bool:
 
 
 def _in_every(texts: Sequence[str]) -> str:
-    """The text that all prompts of an episode repeat: lines, a beginning or an end; empty if none."""
+    """Return the text that all prompts of an episode repeat: lines, a beginning or an end; empty if none."""
     if len(texts) < 2:
         return ""
     lines = set[str].intersection(*({line.strip() for line in text.splitlines()} for text in texts))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from agentsgym.types import Trajectory
 
-_MIN_SESSIONS = 4  # fewer would rarely get into each other's way
+_MIN_SESSIONS = 4  # fewer would rarely interfere with each other
 _REMEDY = "draw from self.rng(session_id) alone, and keep what an episode needs in its state"
 
 
@@ -113,13 +113,13 @@ class _Checker:
         self._played: list[Trajectory] = []
 
     def report(self) -> EnvReport:
-        """The findings, errors first."""
+        """Return the findings, errors first."""
         findings = sorted(self._probe.findings.values(), key=lambda finding: finding.severity)
         num_turns = sum(one.num_turns for one in self._played)
         return EnvReport(findings=findings, num_episodes=len(self._played), num_turns=num_turns)
 
     def playable(self, tasks: Sequence[Mapping[str, Any]], seed: int) -> list[dict[str, Any]]:
-        """The tasks that can be played, each with a seed; repeated with other seeds where they are few."""
+        """Return the playable tasks, each with a seed; few tasks are repeated with other seeds."""
         kept: list[dict[str, Any]] = []
         for index, task in enumerate(tasks):
             rules.check_task_data(task, f"task {index}", self._add)
@@ -161,7 +161,7 @@ class _Checker:
         with self._probe, _globals(seed):
             alone, scripts = record(env, tasks, self._agent)
         self._played += alone
-        with_answers = not isinstance(self._agent, ExploringAgent)  # whose answers are not those of a policy
+        with_answers = not isinstance(self._agent, ExploringAgent)  # its answers are not like a policy's
         for trajectory in alone:
             rules.check_failure(trajectory, self._add)
             rules.check_prompts(trajectory, self._add)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from agentsgym.agents.base import Agent
 from agentsgym.texts import shown
 
-_MAX_PARTS = 2000  # of a state, those that lie deepest left out
+_MAX_PARTS = 2000  # of a state; the deepest parts are left out
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -18,8 +18,8 @@ class Start(NamedTuple):
     """The initial state of an episode.
 
     Attributes:
-        name: The session's id, which a state may hold and which is another one in each play.
-        parts: The plain values in the state, by where they stand in it.
+        name: The session's id, which a state may contain and which differs between plays.
+        parts: The plain values in the state, by their place in it.
     """
 
     name: str
@@ -27,9 +27,9 @@ class Start(NamedTuple):
 
 
 def start_of(session_id: str, state: Any) -> Start:
-    """Keep what can be compared of a state, as it is now: plain values and generators, in containers and objects.
+    """Copy the comparable parts of a state: plain values and generators, in containers and objects.
 
-    Agents are left out: they belong to many sessions.
+    Agents are left out, since they belong to many sessions.
     """
     parts: dict[str, Any] = {}
     seen = set[int]()  # of objects, which may hold each other

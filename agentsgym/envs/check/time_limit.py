@@ -31,7 +31,7 @@ class OutOfTimeError(Interruption):
 def time_limit(limit_s: float | None) -> Generator[None]:
     """Raise in the code that runs inside once a time limit is exceeded; None for no limit.
 
-    A signal does it, as Ctrl+C does: sleeping, waiting and Python's own loops end, a computation in C does not.
+    It is raised by a signal, like Ctrl+C: sleeping, waiting and Python's own loops end, a computation in C does not.
 
     Raises:
         OutOfTimeError: The limit is exceeded.

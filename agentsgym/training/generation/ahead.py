@@ -1,4 +1,4 @@
-"""Play task groups without pause while the policy is trained, and hand over a batch as soon as one may be formed."""
+"""Play task groups without pause while the policy is trained, and return a batch as soon as it is complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentsgym.training.generation.in_flight import GroupsInFlight
     from agentsgym.types import Trajectory
 
-_POLL_S = 0.25  # between two looks for a signal
+_POLL_S = 0.25  # between two checks for a signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class RolloutsAhead:
     """Plays the task groups of one rank on a thread, without end.
 
     Attributes:
-        waited_s: Seconds that the last batch was waited for.
+        waited_s: Seconds of waiting for the last batch.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class RolloutsAhead:
         """Begin with nothing in play.
 
         Args:
-            in_flight: Decides what begins and what is trained on.
-            groups: What is played, in order.
-            agent: Answers.
+            in_flight: Decides which groups begin and which are trained on.
+            groups: The groups to play, in order.
+            agent: The agent that acts.
             policy: How often a failed rollout is retried.
             num_batches: Generation batches of the whole run; None if it is not known.
-            **options: As :class:`~agentsgym.rollouts.stream.TrialStream` takes them.
+            **options: See :class:`~agentsgym.rollouts.stream.TrialStream`.
         """
         self.waited_s = 0.0
         self._in_flight, self._groups = in_flight, groups

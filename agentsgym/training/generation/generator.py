@@ -73,7 +73,7 @@ class RolloutGenerator:
             agent: The agent that acts, or any object that can be adapted to one.
             args: The settings.
             dataset: The training rows, from which tasks are drawn where task groups are resampled.
-            curriculum: Draws the tasks of each training batch in place of the rows that are given; None for these.
+            curriculum: Draws the tasks of each training batch instead of the given rows; None to use the rows.
 
         Raises:
             ConfigError: Task groups are to be resampled, or there is a curriculum, and the dataset is a stream; or the

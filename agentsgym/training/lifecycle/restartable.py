@@ -1,4 +1,4 @@
-"""A trainer whose runs can be killed at any moment and resumed: what ``GRPOEnvTrainer`` builds on."""
+"""A trainer whose runs can be killed at any moment and resumed: the base of ``GRPOEnvTrainer``."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _open: WeakSet[OpenRun] = WeakSet()
 
 
 class OpenRun:
-    """A trainer's mark that it is open; the group of processes ends with the last one of the process."""
+    """Marks a trainer as open; the process group ends with the last open trainer of the process."""
 
     def __init__(self) -> None:
-        """Open it; the mark is gone with whoever holds it."""
+        """Open it; the mark disappears with its trainer."""
         _open.add(self)
 
     def check(self) -> None:
@@ -72,7 +72,7 @@ class OpenRun:
             return
         _open.discard(self)
         if not after_error:
-            PartialState().wait_for_everyone()  # none leaves while another sends
+            PartialState().wait_for_everyone()  # no rank leaves while another sends
         try:
             release()
         finally:
@@ -82,7 +82,7 @@ class OpenRun:
 
 
 def end_process_group() -> None:
-    """End this process's part in the group, threads included, unless something still holds the group."""
+    """Leave the process group, and end its threads, unless something still refers to it."""
     gc.collect()
     if dist.is_available() and dist.is_initialized():
         PartialState().destroy_process_group()
@@ -143,7 +143,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
 
     @property
     def estimator(self) -> BoundEstimator:
-        """The estimator of advantages; its ``state`` is what it keeps from one generation batch to the next."""
+        """The estimator of advantages; its ``state`` persists between generation batches."""
         raise NotImplementedError
 
     def _begin_run(self) -> None:
@@ -191,7 +191,7 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
             raise ConfigError("with DeepSpeed, evaluate() works only after training has begun: set eval_on_start=True")
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[Any, ...]:
-        """Count passes and steps as transformers does; a run that is finished has no pass before it."""
+        """Count passes and steps as transformers does; a finished run has no passes left."""
         num_passes, *others, max_steps = super().set_initial_training_values(args, dataloader)
         return 0 if self._resumed.step >= max_steps else num_passes, *others, max_steps
 

@@ -1,4 +1,4 @@
-"""Warn once about settings that do not fit the rollouts of a run."""
+"""Warn about settings that do not fit the rollouts of a run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _MANY_FLAT_BATCHES = 10
 
 
 class Diagnostics:
-    """Compares each training batch with the settings, and gives each warning once a run."""
+    """Compares each training batch with the settings, and logs each warning once per run."""
 
     def __init__(self, args: GRPOEnvConfig, estimator: BoundEstimator) -> None:
-        """Start without any warning given.
+        """Start with no warnings given.
 
         Args:
             args: The settings.
-            estimator: The estimator that they name; without traits nothing of it is checked.
+            estimator: The estimator of the settings; it is checked only if its traits are known.
         """
         self._args = args
         self._estimator = estimator
@@ -47,8 +47,8 @@ class Diagnostics:
         """Warn about the rollouts of this batch.
 
         Args:
-            rollouts: Those of all ranks, as the estimator saw them; those that a filter left out are marked as dropped.
-            num_tokens: The agent tokens of each rollout, where the estimator saw the roles of one apart.
+            rollouts: Those of all ranks, as the estimator saw them; filtered ones are marked as dropped.
+            num_tokens: The agent tokens of each rollout, where the estimator saw its roles separately.
             is_flat: Whether all their advantages are zero.
         """
         is_flat = is_flat and not reads_token_rewards(self._estimator.traits)  # those tokens' rewards are not seen here
