@@ -78,10 +78,8 @@ def tasks_of_rows(env: ConfiguredEnv, rows: Any, name: str = "task_data_list") -
         ConfigError: A row is of another class, or of a configuration that ``env`` was not built from.
     """
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
-        text = " ".join(
-            shown(cast("object", rows), 3 * _MAX_SHOWN).replace("\\n", " ").split()
-        )  # a dataset is shown in several lines
-        given = shortened(text, _MAX_SHOWN, tail=0)
+        text = shown(cast("object", rows), 3 * _MAX_SHOWN).replace("\\n", " ")  # a dataset is shown in several lines
+        given = shortened(" ".join(text.split()), _MAX_SHOWN, tail=0)
         raise TaskError(f"{name} must be a list of task_data dicts, got {given}{_remedy_of_mapping(rows)}")
     checked: set[tuple[str, str]] = set()
     tasks = [_task(env, row, f"{name}[{index}]", checked) for index, row in enumerate(cast("Iterable[Any]", rows))]
@@ -161,8 +159,8 @@ def _is_configured(env: ConfiguredEnv, row_config: DatasetRow) -> bool:
     config = drop_null_columns(row_config, type(env))
     if _are_equal(config, env.given_config):
         return True
-    is_valid = all(key in fields and fields[key].valid(value) for key, value in config.items())
-    if is_valid and env.given_config.keys() <= config.keys() and _is_taken_as_given(env, fields):
+    is_predictable = _is_taken_as_given(env, fields) and env.given_config.keys() <= config.keys()
+    if is_predictable and all(key in fields and fields[key].valid(value) for key, value in config.items()):
         return all(_are_equal(env.env_config[key], value) for key, value in config.items())
     build: Any = type(env)
     other: ConfiguredEnv = build(env.tokenizer, config)

@@ -79,9 +79,9 @@ def _expected(value: Any, schema: _Schema) -> str | None:
         return None
     if "enum" in schema or "const" in schema:
         choices: list[Any] = schema.get("enum") or [schema.get("const")]
-        is_choice = any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in choices)
-        listed = ", ".join(shown(one, 40) for one in choices[:20]) + (", …" if len(choices) > 20 else "")
-        return None if is_choice else f"one of {listed}"
+        if any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in choices):
+            return None
+        return f"one of {', '.join(shown(one, 40) for one in choices[:20])}{', …' if len(choices) > 20 else ''}"
     for key in ("anyOf", "oneOf"):
         if key in schema:
             fits = any(next(_of_value(value, option, "", ""), None) is None for option in schema[key])

@@ -170,7 +170,7 @@ class HookProbe:
         if rewards is not None and not isinstance(rewards, Mapping):
             self.add("roles", name, f"info['rewards'] must be a dict of one reward per role, got {shown(rewards)}")
             rewards = None
-        for role, amount in cast("Mapping[Any, Any]", rewards or {}).items():
+        for role, amount in cast("Mapping[Any, Any]", {} if rewards is None else rewards).items():
             self.rewarded_roles.setdefault(role, name)
             if not (_is_number(amount) and math.isfinite(amount)):
                 text = f"info['rewards'][{shown(role)}] is {shown(amount)}: rewards must be finite numbers"

@@ -206,10 +206,13 @@ def _in_every(texts: Sequence[str]) -> str:
     same = "\n".join(line for line in dict.fromkeys(map(str.strip, texts[0].splitlines())) if line in lines)
     begins, ends = _common_start(texts), _common_start([text[::-1] for text in texts])[::-1]
     for part in (same, begins, ends):
-        words = {line: [word.strip(".,;:!?()'\"") for word in line.split()] for line in part.splitlines()}
-        prose = "\n".join(line for line, own in words.items() if sum(map(str.isalpha, own)) >= _MIN_WORDS)
-        if len(prose) >= _MIN_SHARED:
-            return prose
+        prose: list[str] = []
+        for line in part.splitlines():
+            words = [word.strip(".,;:!?()'\"") for word in line.split()]
+            if sum(map(str.isalpha, words)) >= _MIN_WORDS:
+                prose.append(line)
+        if len("\n".join(prose)) >= _MIN_SHARED:
+            return "\n".join(prose)
     return ""
 
 

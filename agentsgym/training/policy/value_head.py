@@ -92,8 +92,7 @@ class ValueModel(nn.Module):
                 "value_head='separate' trains a copy of the policy's weights, but this policy's weights are quantized: "
                 "use value_head='shared', or load the policy unquantized"
             )
-        is_copied = kind == "separate"
-        self.trunk = copy.deepcopy(policy_trunk).requires_grad_(True).train() if is_copied else None
+        self.trunk = copy.deepcopy(policy_trunk).requires_grad_(True).train() if kind == "separate" else None
         self._policy_trunk = (policy_trunk,)  # in a tuple, so that torch does not register it here
         self._context = context
         self._captured: list[torch.Tensor] = []
