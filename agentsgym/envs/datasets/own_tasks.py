@@ -1,4 +1,4 @@
-"""Find an environment's own tasks, whatever its class offers: a dataset of any signature, or nothing but seeds."""
+"""Find an environment's own tasks: a dataset of any signature, or seeds for a class without one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 def tasks_of(
     env: MultistepEnv, split: Literal["train", "eval"] | str, options: Mapping[str, Any], most: int, *, seed: int = 0
 ) -> list[Any]:
-    """Give dataset rows of the environment's own; of a class without a dataset tasks that are nothing but a seed.
+    """Return dataset rows of the environment; for a class without a dataset, tasks that are only a seed.
 
     Args:
         env: The environment.
-        split: Split of its own tasks: ``"train"`` or ``"eval"``.
+        split: ``"train"`` or ``"eval"``.
         options: Options of its dataset.
-        most: Maximum number.
-        seed: Seed of the tasks that consist of a seed alone.
+        most: The maximum number of tasks.
+        seed: Random seed of the tasks that are only a seed.
 
     Raises:
         ConfigError: The dataset cannot be made with these options, or there are options and no dataset.
@@ -38,7 +38,7 @@ def tasks_of(
 
 
 def _rows(env: MultistepEnv, make: Any, options: Mapping[str, Any], most: int) -> Any:
-    """Request as many rows as are needed, where the dataset takes a number."""
+    """Request as many rows as are needed, if the dataset has an option for it."""
     if "size" not in options:
         try:
             return make(**{"size": most, **options})
