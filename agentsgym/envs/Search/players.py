@@ -33,8 +33,8 @@ class Notes(scripted_player.Notes):
         names: The names that were seen.
     """
 
-    entity: str = ""
-    path: tuple[str, ...] = ()
+    entity: str
+    path: tuple[str, ...]
     names: list[str] = field(default_factory=list[str])
 
 
@@ -55,7 +55,9 @@ class _Player(scripted_player.ScriptedPlayer[Notes]):
 
     def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
         # Each episode of a trial counts as a conversation here, so that what was measured can be replayed.
-        return Notes(generator=generator if request.agent_state is None else self._new_stream())
+        entity, path = path_of_question(_new_texts(request.messages)[-1]) or ("unknown", ())
+        stream = generator if request.agent_state is None else self._new_stream()
+        return Notes(generator=stream, entity=entity, path=path)
 
     def _play(self, request: TurnRequest, notes: Notes) -> str | Action:
         query, answer = self._choose(notes, _new_texts(request.messages))
@@ -71,11 +73,6 @@ class _Player(scripted_player.ScriptedPlayer[Notes]):
 
 class ReferencePlayer(_Player):
     """Looks up one entity after the other, and answers once the last fact is found; "unknown" if one is missing."""
-
-    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
-        notes = super()._begin(request, generator)
-        notes.entity, notes.path = path_of_question(_new_texts(request.messages)[-1]) or ("unknown", ())
-        return notes
 
     def _choose(self, notes: Notes, new: Sequence[str]) -> tuple[str | None, str]:
         for passage in (match for text in new for match in _PASSAGE.finditer(text)):

@@ -241,6 +241,11 @@ class ToolEnv(MultistepEnv):
         """
         if self._tool_schemas is None:
             process = self._process
+            if not process.tools:
+                raise ConfigError(
+                    f"{self._name} has no tools: pass tools=[…], name registered tools in env_config['tools'], or "
+                    "override _tools"
+                )
             tools: list[Any] = []
             for source in process.tools:
                 if isinstance(source, McpServer):
@@ -254,7 +259,20 @@ class ToolEnv(MultistepEnv):
                 function = {"name": submit, "description": about, "parameters": parameters}
                 tools.append({"type": "function", "function": function})
             schemas = schemas_of(tools, self._name)
-            self._check_tools([schema["function"]["name"] for schema in schemas])
+            names = [schema["function"]["name"] for schema in schemas]
+            parallel = self.env_config["parallel_tools"]
+            unknown = [] if parallel == "all" else [name for name in parallel if name not in names]
+            if unknown:
+                raise ConfigError(
+                    f"env_config['parallel_tools'] names the unknown tool {shown(unknown[0])}"
+                    f"{did_you_mean(unknown[0], names)}"
+                )
+            bare: list[Any] = [one for one in process.tools if isinstance(one, Mapping)]
+            if bare and not self._makes_calls():
+                name = schemas_of(bare, self._name)[0]["function"]["name"]
+                raise ConfigError(
+                    f"{self._name} has only a schema for the tool {name!r}: override _call_tool to implement it"
+                )
             self._tool_schemas = schemas
         return self._tool_schemas
 
@@ -311,26 +329,6 @@ class ToolEnv(MultistepEnv):
             if process is made:
                 weakref.finalize(self, process.close)
         return process
-
-    def _check_tools(self, names: Sequence[str]) -> None:
-        tools = self._process.tools
-        if not tools:
-            raise ConfigError(
-                f"{self._name} has no tools: pass tools=[…], name registered tools in env_config['tools'], or "
-                "override _tools"
-            )
-        parallel = self.env_config["parallel_tools"]
-        for name in () if parallel == "all" else parallel:
-            if name not in names:
-                raise ConfigError(
-                    f"env_config['parallel_tools'] names the unknown tool {shown(name)}{did_you_mean(name, names)}"
-                )
-        bare: list[Any] = [] if self._makes_calls() else [one for one in tools if isinstance(one, Mapping)]
-        for schema in schemas_of(bare, self._name):
-            raise ConfigError(
-                f"{self._name} has only a schema for the tool {schema['function']['name']!r}: override _call_tool to "
-                "implement it"
-            )
 
     def _play_calls(
         self, session_id: str, state: State, action: Action, schemas: Sequence[Mapping[str, Any]]
