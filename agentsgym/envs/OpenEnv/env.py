@@ -34,7 +34,7 @@ from agentsgym.envs.OpenEnv.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.OpenEnv.wire import RefusedActionError
 from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.envs.Tools.calls import plan_of
-from agentsgym.envs.Tools.env import TOOL_FIELDS
+from agentsgym.envs.Tools.env import CUT_OFF, TOOL_FIELDS
 from agentsgym.envs.Tools.results import ToolResult, cut
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_str, or_none
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_CUT = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
 _SHARED_FIELDS = ("max_result_length", "max_calls_per_turn", "max_calls_per_episode", "invalid_reward")
 _MOST_CHARS = 4000  # of a server's failure in an error before play
 _REFUSED = frozenset({"VALIDATION_ERROR", "EXECUTION_ERROR"})  # the codes that are about one action
@@ -86,11 +85,8 @@ class OpenEnvEnv(MultistepEnv):
     - ``execution_error``: whether an exception of the environment is the episode's failure, ``"failed"``, or an invalid
       action, ``"invalid"``, for environments that raise at illegal moves.
     - ``answer``: whether an answer without a tool call is ``"invalid"`` or the ``"end"`` of the episode.
-    - ``max_result_length``: the maximum number of characters of an observation or result; longer ones are cut, with a
-      note.
-    - ``max_calls_per_turn``: the maximum number of calls per turn; further ones are not made.
-    - ``max_calls_per_episode``: the maximum number of calls per episode; one more ends the episode.
-    - ``invalid_reward``: the reward of an invalid action.
+    - ``max_result_length``, ``max_calls_per_turn``, ``max_calls_per_episode``, ``invalid_reward``: as for
+      :class:`~agentsgym.envs.Tools.env.ToolEnv`, for observations and actions too.
     - ``check_capacity``: whether to verify before play that the server has room for all episodes that will be live.
     - ``check_seed``: whether to verify before play, once per server, that two resets with one seed are equal.
     """
@@ -300,7 +296,7 @@ class OpenEnvEnv(MultistepEnv):
         if action.tool_calls:
             return self._play_calls(session_id, state, action)
         if action.finish_reason == "length":
-            return self._invalid(state, _CUT)
+            return self._invalid(state, CUT_OFF)
         if self.env_config["answer"] == "end":
             return {**state, "pending": ""}, 0.0, True, self._counts(state)
         return self._invalid(state, "Call a tool.")
@@ -323,7 +319,7 @@ class OpenEnvEnv(MultistepEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Return rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
+        """Rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
 
         Raises:
             ConfigError: The configuration or an option is invalid.
@@ -332,10 +328,7 @@ class OpenEnvEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Return rows to evaluate on, which share no seed with :meth:`get_train_dataset`.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, which share no seed with those to train on; see :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)
 
     # How a turn is played

@@ -300,7 +300,7 @@ class SearchEnv(ToolEnv):
             return []
         made = world.World(**self.env_config["world"])
         own = self.env_config["system_prompt"]
-        questions = [made.question(one, path).text for one in made.people for path in world.QUESTIONS]
+        questions = [wording.format(one) for one in made.people for wording in world.QUESTIONS.values()]
         top_k, max_chars = self.env_config["top_k"], self.env_config["max_passage_chars"]
         found = [[Passage(one["title"], one["text"])] * top_k for one in made.passages]  # each at each rank
         found.append([])
@@ -327,8 +327,5 @@ class SearchEnv(ToolEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on, with other people (or, for custom data, other questions) than those to train on.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, with other people (custom data: other questions); see :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)

@@ -80,12 +80,11 @@ def task_dataset(
         tasks = questions.of_part(rows, part, settings)
     elif config["corpus"] == GENERATED:
         world = World(**config["world"])
-        made = [
-            world.question(person, path)
+        tasks = [
+            world.task(person, path)
             for person in part_of(world.people, part, settings, "people")
             for path in paths_of(settings["hops"])
         ]
-        tasks = [{"question": one.text, "answers": [*one.answers], "evidence": [*one.evidence]} for one in made]
     else:
         raise ConfigError(f"the corpus {shown(config['corpus'])} has no questions: pass them as data=…")
     return rows_of(tasks, class_path(env_class), env_config, part, settings)

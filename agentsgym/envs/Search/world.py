@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agentsgym.errors import ConfigError, did_you_mean
@@ -47,23 +46,6 @@ QUESTIONS: Mapping[Path, str] = {
         "flows into",
     ): "Into which sea flows the river of the town where the employer of {} is based?",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A question about a person, and its answer.
-
-    Attributes:
-        text: The wording of the question.
-        answers: The accepted forms of the answer, the plain one first.
-        evidence: The titles of the passages that together hold the answer, in the order in which they lead to it.
-        person: The person it is about.
-    """
-
-    text: str
-    answers: tuple[str, ...]
-    evidence: tuple[str, ...]
-    person: str
 
 
 class World:
@@ -117,19 +99,20 @@ class World:
         generator.shuffle(passages)
         self.passages: Sequence[Mapping[str, str]] = passages
 
-    def question(self, person: str, path: Path) -> Question:
-        """Make a question that follows the relations in ``path``, one after the other, from a person."""
+    def task(self, person: str, path: Path) -> dict[str, Any]:
+        """Make the task of a question that follows the relations in ``path``, one after the other, from a person.
+
+        Returns:
+            ``question``; ``answers``, the accepted forms of the answer, the plain one first; ``evidence``, the titles
+            of the passages that together hold the answer, in the order in which they lead to it.
+        """
         evidence: list[str] = []
         entity = person
         for relation in path:
             evidence.append(entity)
             entity = self.facts[entity][relation]
-        return Question(
-            text=QUESTIONS[path].format(person),
-            answers=(entity, f"river {entity}", f"{entity} river") if path[-1] == "on river" else (entity,),
-            evidence=tuple(evidence),
-            person=person,
-        )
+        answers = [entity, f"river {entity}", f"{entity} river"] if path[-1] == "on river" else [entity]
+        return {"question": QUESTIONS[path].format(person), "answers": answers, "evidence": evidence}
 
 
 def paths_of(hops: Iterable[int]) -> list[Path]:

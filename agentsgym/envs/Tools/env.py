@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_CUT = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
+CUT_OFF = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
 _GO_ON = "That is not the end of the task. Call a tool or answer."
-
 
 TOOL_FIELDS: dict[str, Field] = {
     "tools": Field(
@@ -224,7 +223,7 @@ class ToolEnv(MultistepEnv):
         if action.tool_calls:
             return self._play_calls(session_id, state, action, self.tool_schemas)
         if action.finish_reason == "length":
-            return self._refused(state, _CUT)
+            return self._refused(state, CUT_OFF)
         if submit := self.env_config["submit_tool"]:
             return self._refused(state, f"To answer, call {submit}.")
         return self._play_answer(session_id, state, action.text)
@@ -303,10 +302,7 @@ class ToolEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, with other questions than those to train on.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, with other questions than those to train on; see :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)
 
     # How a turn is processed

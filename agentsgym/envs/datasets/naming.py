@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,17 +207,10 @@ def _module_of_file(path: Path) -> Any:
         del sys.modules[name]
         if is_interruption(error):
             raise
-        line = _line_of(error, path)
+        lines = [
+            line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)
+        ]
+        line = error.lineno if isinstance(error, SyntaxError) else next(reversed(lines), None)
         place = "" if line is None else f", line {line}"
         raise ConfigError(f"{path}{place} raised {type(error).__name__}: {sentence_of(error)}") from error
     return module
-
-
-def _line_of(error: BaseException, path: Path) -> int | None:
-    """Return the last line of the file in an error's traceback; None if there is none."""
-    trace, line = error.__traceback__, None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return error.lineno if isinstance(error, SyntaxError) else line

@@ -30,21 +30,14 @@ def tasks_of(
     """
     make: Any = env.get_train_dataset if split == "train" else env.get_eval_dataset
     try:
-        return list(islice(_rows(env, make, options, most), most))
+        try:
+            rows = make(**{"size": most, **options})
+        except TypeError:  # a user's own class may have no such option
+            rows = make(**options)
     except NotImplementedError:
         if options:
             raise ConfigError(f"{type(env).__name__} has no dataset with options, got {', '.join(options)}") from None
-    return [{"seed": derive_seed("command line", split, seed, index)} for index in range(most)]
-
-
-def _rows(env: MultistepEnv, make: Any, options: Mapping[str, Any], most: int) -> Any:
-    """Request as many rows as are needed, if the dataset has an option for it."""
-    if "size" not in options:
-        try:
-            return make(**{"size": most, **options})
-        except TypeError:
-            pass  # a class of a user's own may have no such option
-    try:
-        return make(**options)
+        rows = ({"seed": derive_seed("command line", split, seed, index)} for index in range(most))
     except TypeError as error:
         raise ConfigError(f"the dataset of {type(env).__name__}: {error}") from error
+    return list(islice(rows, most))

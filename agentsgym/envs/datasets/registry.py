@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def register(env_class: type[MultistepEnv], path: str | None = None) -> type[MultistepEnv]:
-    """Let dataset rows name a class of your own; usable as a decorator.
+    """Register an environment class so that dataset rows can name it; usable as a decorator.
 
     Args:
         env_class: The environment.
