@@ -47,7 +47,7 @@ _PROMPTS = {
     ),
 }
 _SCORES: Mapping[str, Callable[[str, Sequence[str]], float]] = {"exact_match": exact_match, "f1": f1}
-_NOT_TAKEN = ("answer_match", "answer_reward", "wrong_answer_reward")  # "reward" selects how an answer is scored
+_REPLACED_KEYS = ("answer_match", "answer_reward", "wrong_answer_reward")  # "reward" selects how an answer is scored
 _COST = Field(default=0.0, expected="a number >= 0", valid=is_number(0))
 
 
@@ -93,7 +93,7 @@ class SearchEnv(ToolEnv):
 
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
-        **{key: field for key, field in TOOL_FIELDS.items() if key not in _NOT_TAKEN},
+        **{key: field for key, field in TOOL_FIELDS.items() if key not in _REPLACED_KEYS},
         "corpus": Field(default=GENERATED, expected=f"'generated', {EXPECTED_SOURCE}", valid=is_source),
         "corpus_columns": Field(
             default=None,

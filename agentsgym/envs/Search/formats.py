@@ -39,7 +39,7 @@ NO_ANSWER = "Call the search tool, or give the answer."
 
 _BLOCK = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_SAY_WHAT = "Write <search>your query</search> to search, or <answer>your answer</answer> to answer."
+_FORMAT_HINT = "Write <search>your query</search> to search, or <answer>your answer</answer> to answer."
 
 
 def answer_in(text: str) -> str:
@@ -57,10 +57,10 @@ def move_in_tags(text: str) -> tuple[Literal["search", "answer", "invalid"], str
     """
     block = _BLOCK.search(without_thoughts(text))
     if block is None:
-        return "invalid", f"That was neither a search nor an answer. {_SAY_WHAT}"
+        return "invalid", f"That was neither a search nor an answer. {_FORMAT_HINT}"
     content = block[2].strip()
     if not content:
-        return "invalid", f"The block <{block[1]}> was empty. {_SAY_WHAT}"
+        return "invalid", f"The block <{block[1]}> was empty. {_FORMAT_HINT}"
     if block[1] == "answer":
         return "answer", content
     if len(content) > MAX_QUERY_CHARS:

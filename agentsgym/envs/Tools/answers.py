@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from agentsgym.envs.shared.numbers import as_number
 
-_BEFORE = "\"'`([{<*_~\\" + string.whitespace  # leading characters without meaning
-_BEHIND = "\"'`)]}>*_~\\.,;:!?" + string.whitespace  # not part of a number, unit or name: 5%, C#, .5
-_CLOSE = Fraction(1, 10**9)  # relative tolerance, for numbers with decimals
-_NEAR_ZERO = Fraction(1, 10**12)
+_LEADING = "\"'`([{<*_~\\" + string.whitespace  # leading characters without meaning
+_TRAILING = "\"'`)]}>*_~\\.,;:!?" + string.whitespace  # not part of a number, unit or name: 5%, C#, .5
+_RELATIVE_TOLERANCE = Fraction(1, 10**9)  # relative tolerance, for numbers with decimals
+_ABSOLUTE_TOLERANCE = Fraction(1, 10**12)
 
 
 def normalized(text: str) -> str:
@@ -22,7 +22,7 @@ def normalized(text: str) -> str:
     >>> normalized('  "The  Cat." '), normalized("C#"), normalized(".5")
     ('the cat', 'c#', '.5')
     """
-    return " ".join(text.casefold().split()).lstrip(_BEFORE).rstrip(_BEHIND)
+    return " ".join(text.casefold().split()).lstrip(_LEADING).rstrip(_TRAILING)
 
 
 def is_exact(text: str, expected: Any) -> bool:
@@ -45,7 +45,7 @@ def is_same(text: str, expected: Any) -> bool:
             return True
         if one.denominator == other.denominator == 1:
             return distance == 0
-        return distance <= max(_CLOSE * max(abs(one), abs(other)), _NEAR_ZERO)
+        return distance <= max(_RELATIVE_TOLERANCE * max(abs(one), abs(other)), _ABSOLUTE_TOLERANCE)
     given, wanted = normalized(text), normalized(str(expected))
     return bool(given) and given == wanted
 

@@ -33,7 +33,7 @@ _MOST_PAGES = 1000  # in a list of tools
 _PING_EVERY_S, _PING_LIMIT_S = 1.0, 2.0  # for a server over HTTP, when a session begins
 _GRACE_S = 1.0  # the loop enforces the limit, unless an in-process server blocks it
 _TAIL_LINES, _TAIL_LENGTH = 20, 500  # lines and characters of a failed program's stderr
-_LAST_WORDS_S = 0.5  # a program that ended has closed its stderr, but its children may hold it open
+_STDERR_WAIT_S = 0.5  # a program that ended has closed its stderr, but its children may hold it open
 
 
 class Connection:
@@ -65,7 +65,7 @@ class Connection:
         try:
             self._ready.result(limit_s)
         except FutureTimeoutError:
-            problem = f"{self._server.label} did not list its tools within {limit_s:g} s{self._printed()}"
+            problem = f"{self._server.label} did not list its tools within {limit_s:g} s{self._printed_note()}"
             self.close()
             raise EnvError(problem) from None
         except Exception as error:
@@ -73,7 +73,7 @@ class Connection:
             while isinstance(cause, BaseExceptionGroup):
                 cause = cast("BaseExceptionGroup[BaseException]", cause).exceptions[0]
             problem = f"{self._server.label} cannot be used: {type(cause).__name__}: {sentence_of(cause, 300)}"
-            raise EnvError(f"{problem}{self._printed()}") from error
+            raise EnvError(f"{problem}{self._printed_note()}") from error
 
     def call(self, name: str, arguments: Mapping[str, Any], limit_s: float | None) -> ToolResult:
         """Call a tool; an error that the tool or the server reports becomes a failed result.
@@ -82,7 +82,7 @@ class Connection:
             EnvError: The server is gone.
         """
         if self.error is not None:
-            raise self._gone(self.error)
+            raise self._lost_error(self.error)
         future = asyncio.run_coroutine_threadsafe(self._call(name, dict(arguments), limit_s), self._loop)
         try:
             return future.result(None if limit_s is None else limit_s + _GRACE_S)
@@ -92,7 +92,7 @@ class Connection:
         except Exception as error:
             if self.error is None:
                 raise
-            raise self._gone(error) from error
+            raise self._lost_error(error) from error
         finally:
             future.cancel()  # matters if the wait was interrupted
 
@@ -113,9 +113,9 @@ class Connection:
         """Close the connection, and end a server that was started for it, without waiting for its end."""
         self.error = self.error or ConnectionError("it was closed")
         with contextlib.suppress(RuntimeError):  # the loop is already closed
-            self._loop.call_soon_threadsafe(self._end)
+            self._loop.call_soon_threadsafe(self._request_end)
 
-    def _end(self) -> None:
+    def _request_end(self) -> None:
         self._stop.set()
         if not self._ready.done():
             self._serving.cancel()
@@ -164,7 +164,7 @@ class Connection:
             else:
                 opened = http.streamablehttp_client(server.url, headers=headers)
             streams = await stack.enter_async_context(opened)
-        session = mcp.ClientSession(_WatchedStream(streams[0], self._lose), streams[1])
+        session = mcp.ClientSession(_WatchedStream(streams[0], self._mark_lost), streams[1])
         await stack.enter_async_context(session)
         await session.initialize()
         return session
@@ -193,7 +193,7 @@ class Connection:
                 raise EnvError(f"it has no tool {shown(name)}; its tools are {', '.join(names)}")
         return [schema for schema in found if wanted is None or schema["function"]["name"] in wanted]
 
-    def _lose(self) -> None:
+    def _mark_lost(self) -> None:
         """Record that the server has ended or was closed."""
         self.error = self.error or ConnectionError("it ended")
         self._stop.set()
@@ -227,11 +227,11 @@ class Connection:
             content = as_text(fields["structuredContent"])
         return failed(content) if fields.get("isError") else ToolResult(content=content)
 
-    def _gone(self, error: BaseException) -> EnvError:
+    def _lost_error(self, error: BaseException) -> EnvError:
         problem = f"{self._server.label} is gone: {type(error).__name__}: {sentence_of(error, 300)}".rstrip(": ")
-        return EnvError(f"{problem}{self._printed()}")
+        return EnvError(f"{problem}{self._printed_note()}")
 
-    def _printed(self) -> str:
+    def _printed_note(self) -> str:
         text = self._stderr.tail() if self._stderr else ""
         return f"; it printed:\n{text}" if text else ""
 
@@ -252,7 +252,7 @@ class _Stderr:
 
     def tail(self) -> str:
         """Return the last lines, after a short wait for those of a program that ended."""
-        self._thread.join(_LAST_WORDS_S)
+        self._thread.join(_STDERR_WAIT_S)
         return visible("".join([*self._lines]))[-_TAIL_LENGTH:].strip()
 
     def _read(self, read: int) -> None:

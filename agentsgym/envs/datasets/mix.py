@@ -81,7 +81,7 @@ def mix(
         if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"a source's name must be a str without '/', got {shown(name)}")
     whole = _whole_weights(sources, weights)
-    rows = {name: _rows(name, source, split) for name, source in sources.items()}
+    rows = {name: _checked_rows(name, source, split) for name, source in sources.items()}
     count = sum(map(len, rows.values())) if size is None else size
     shuffled = {name: _shuffled_passes(own, derive_seed("mix rows", seed, name)) for name, own in rows.items()}
     ranked = sorted(rows, key=lambda name: derive_seed("mix", seed, name))
@@ -155,10 +155,10 @@ def _shuffled_passes(rows: Sequence[Row], seed: int) -> Iterator[Row]:
             yield rows[index]
 
 
-def _rows(name: str, source: Any, split: str) -> list[Row]:
+def _checked_rows(name: str, source: Any, split: str) -> list[Row]:
     try:
-        rows = _foreign_rows(source, split)
-        checked = [_row(name, row, f"row {index}") for index, row in enumerate(rows)]
+        rows = _rows_of_source(source, split)
+        checked = [_checked_row(name, row, f"row {index}") for index, row in enumerate(rows)]
     except NotImplementedError as error:  # an environment without its own tasks
         raise ConfigError(f"the source {name!r} has no tasks: {error}; or (class, env_config, tasks)") from error
     except AgentsGymError as error:
@@ -168,7 +168,7 @@ def _rows(name: str, source: Any, split: str) -> list[Row]:
     return checked
 
 
-def _foreign_rows(source: Any, split: str) -> Iterable[Any]:
+def _rows_of_source(source: Any, split: str) -> Iterable[Any]:
     if isinstance(source, MultistepEnv):
         parts: list[str] = vars(source)["_called_parts"]
         if parts:
@@ -176,23 +176,23 @@ def _foreign_rows(source: Any, split: str) -> Iterable[Any]:
                 f"it was built with {', '.join(parts)}, which cannot be stored in a row, but a mixture holds only "
                 "rows: build it from JSON values alone, or pass a subclass that needs nothing else"
             )
-        return _own_tasks(type(source), source.given_config, {}, split)
+        return _default_tasks(type(source), source.given_config, {}, split)
     if _is_environment_class(source):
-        return _own_tasks(source, {}, {}, split)
+        return _default_tasks(source, {}, {}, split)
     if isinstance(source, tuple):
-        return _of_tuple(cast("tuple[Any, ...]", source), split)
+        return _rows_of_tuple(cast("tuple[Any, ...]", source), split)
     if isinstance(source, str | Mapping) or not isinstance(source, Sized) or not isinstance(source, Iterable):
         raise ConfigError(f"it must be {_SHAPES}; got {shown(cast('object', source))}")
     return cast("Iterable[Any]", source)
 
 
-def _of_tuple(source: tuple[Any, ...], split: str) -> Iterable[Any]:
+def _rows_of_tuple(source: tuple[Any, ...], split: str) -> Iterable[Any]:
     env_class: Any
     env_class, config, third = (*source, None, None, None)[:3]
     if not _is_environment_class(env_class) or len(source) > 3 or not isinstance(config, Mapping | None):
         raise ConfigError(f"it must be {_SHAPES}; got {shown(source)}")
     if third is None or isinstance(third, Mapping):
-        return _own_tasks(env_class, cast("Any", config) or {}, cast("Any", third) or {}, split)
+        return _default_tasks(env_class, cast("Any", config) or {}, cast("Any", third) or {}, split)
     if isinstance(third, str) or not isinstance(third, Iterable):
         raise ConfigError(f"the third of (class, env_config, tasks) must be a list of task_data, got {shown(third)}")
     row = {"env_class_path": _registered_path(env_class), "env_config": _plain(cast("Any", config) or {})}
@@ -209,7 +209,7 @@ def _is_environment_class(value: Any) -> TypeGuard[type[MultistepEnv]]:
     return isinstance(value, type) and issubclass(value, MultistepEnv)
 
 
-def _own_tasks(
+def _default_tasks(
     env_class: type[MultistepEnv], config: Mapping[str, Any], options: Mapping[str, Any], split: str
 ) -> Iterable[Any]:
     _registered_path(env_class)
@@ -236,7 +236,7 @@ def _registered_path(env_class: type[MultistepEnv]) -> str:
     return path
 
 
-def _row(source: str, row: Any, name: str) -> Row:
+def _checked_row(source: str, row: Any, name: str) -> Row:
     if not isinstance(row, Mapping):
         raise ConfigError(f"{name} must be a dict, got {shown(row)}")
     fields: Row = dict(cast("Mapping[str, Any]", row))

@@ -1,4 +1,4 @@
-"""Find an environment's own tasks: a dataset of any signature, or seeds for a class without one."""
+"""Find an environment's default tasks: a dataset of any signature, or seeds for a class without one."""
 
 from __future__ import annotations
 
