@@ -197,7 +197,8 @@ def tool_of(function: Callable[..., Any], *, is_parallel: bool, busy: threading.
         if lock is not None and not lock.acquire(blocking=False):
             raise BusyError("an earlier call is still running, so this call was not made")
         try:
-            value = function(**{name: as_hinted(one, hints.get(name)) for name, one in arguments.items()})
+            converted = {name: as_hinted(arguments[name], hints[name]) for name in hints if name in arguments}
+            value = function(**{**arguments, **converted})
             return asyncio.run(value) if inspect.iscoroutine(value) else value
         finally:
             if lock is not None:
