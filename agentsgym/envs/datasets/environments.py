@@ -14,8 +14,6 @@ from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from transformers import PreTrainedTokenizerBase
 
     from agentsgym.envs.trial import Trial
