@@ -88,7 +88,7 @@ def fast_ms(times: list[float]) -> float:
 def played(env: OpenEnvEnv, num_rounds: int) -> list[tuple[float, ...]]:
     """The seconds of a step, of one of the bare client's, of a turn, and of its turn, in each round of one game."""
     state = env.start_session("benchmark", {"seed": 1}, seed=0)
-    url = env._link.url()  # pyright: ignore[reportPrivateUsage]
+    url = env._connections.url()  # pyright: ignore[reportPrivateUsage]
     bare = BareClient(url)
     bare.request("reset", {"seed": 1})
     action = Action(text=MESSAGE)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.cli.console import UsageError, usage_errors
 from agentsgym.envs.dataset_rows import tasks_of_rows
-from agentsgym.envs.datasets.own_tasks import tasks_of
+from agentsgym.envs.datasets.default_tasks import tasks_of
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
