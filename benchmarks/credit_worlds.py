@@ -35,7 +35,7 @@ from tools.households import generate_households
 from tools.households.rooms import KINDS
 
 ARMS: Final = (WARM_START, "grpo", "return_to_go", "mt_grpo", "gigpo")
-_REMEMBER_MB: Final = 512.0
+_CACHE_MB: Final = 512.0
 _HELD_OUT: Final = "held out"
 _NUM_NEW: Final = 24
 _NOT_TAKEN: Final[dict[str, Any]] = {"text": world_texts.NOTHING, "understood": False}
@@ -128,7 +128,7 @@ class WatchedQuest(WatchedWorld, TextWorldEnv):
     def _processes(self) -> Any:
         keys = ("num_processes", "step_timeout_s", "start_timeout_s")
         settings = {key: self.env_config[key] for key in keys}
-        return shared_processes(self.engine, remember_mb=_REMEMBER_MB, **settings, **self._process_limits())
+        return shared_processes(self.engine, cache_mb=_CACHE_MB, **settings, **self._process_limits())
 
 
 class WatchedMaze(WatchedQuest):
@@ -257,9 +257,9 @@ GAMES: Final[Mapping[str, Game]] = {
             "max_steps_per_episode": 20,
             "show_commands": "none",
             "reward": "progress",
-            "nothing_is_invalid": True,
+            "rejected_is_invalid": True,
             "error_allowance": 1,
-            "remember_mb": _REMEMBER_MB,
+            "cache_mb": _CACHE_MB,
         },
         demonstrator=ReferencePlayer,
         num_demonstrations=24,

@@ -137,8 +137,8 @@ def episodes(folder: Path, num_rollouts: int) -> dict[str, Any]:
     """Play whole episodes of the environment, with and without a cache of the engine's answers."""
     generate_households(folder / "episodes", {"train": 12}, size="medium")
     found: dict[str, Any] = {}
-    for name, remember_mb in (("asking", 0.0), ("remembering", 64.0)):
-        env = ALFWorldEnv(None, {"data": str(folder / "episodes"), "remember_mb": remember_mb})
+    for name, cache_mb in (("asking", 0.0), ("remembering", 64.0)):
+        env = ALFWorldEnv(None, {"data": str(folder / "episodes"), "cache_mb": cache_mb})
         rows: Any = ALFWorldEnv.get_train_dataset({"data": str(folder / "episodes")})
         tasks: list[dict[str, Any]] = [*rows["task_data"]]
         player = _reference_player(env)

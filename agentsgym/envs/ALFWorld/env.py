@@ -56,13 +56,13 @@ class ALFWorldEnv(TextWorldBase):
     - ``reward``: ``"success"`` (default), the engine's: 1 for the turn that solves the task; or ``"progress"``: the
       change of the share of the goal's conditions that hold, negative if the turn undoes one. That share is
       ``info["progress"]`` and the potential for potential-based shaping, with either reward.
-    - ``nothing_penalty``: the cost of a command that the engine rejects ("Nothing happens.").
-    - ``nothing_is_invalid``: whether such a command is an invalid action, of which ``error_allowance`` are forgiven; by
-      default it is a wasted turn.
+    - ``rejected_penalty``: the cost of a command that the engine rejects ("Nothing happens.").
+    - ``rejected_is_invalid``: whether such a command is an invalid action, of which ``error_allowance`` are forgiven;
+      by default it is a wasted turn.
     - ``num_processes``: the maximum number of engine processes; each runs many games.
     - ``step_timeout_s``, ``start_timeout_s``: seconds after which an engine is considered hung, and replaced.
     - ``max_games_per_process``: the number of games after which a process is replaced; None for never.
-    - ``remember_mb``: megabytes of cached engine responses, so that the rollouts of a task share them; 0 for no cache.
+    - ``cache_mb``: megabytes of cached engine responses, so that the rollouts of a task share them; 0 for no cache.
     """
 
     spec = SPEC
@@ -71,11 +71,11 @@ class ALFWorldEnv(TextWorldBase):
         "data": Field(default=None, expected="the path of a folder, or None", valid=or_none(is_str)),
         "show_commands": choice_field("all", "here", "none"),
         "reward": choice_field("success", "progress"),
-        "nothing_penalty": Field(default=0.0, expected="a number >= 0", valid=is_number(0)),
-        "nothing_is_invalid": Field(default=False, expected="True or False", valid=is_bool),
+        "rejected_penalty": Field(default=0.0, expected="a number >= 0", valid=is_number(0)),
+        "rejected_is_invalid": Field(default=False, expected="True or False", valid=is_bool),
         **process_fields(num_processes=2),
         "max_games_per_process": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
-        "remember_mb": Field(default=64.0, expected="a number >= 0", valid=is_number(0)),
+        "cache_mb": Field(default=64.0, expected="a number >= 0", valid=is_number(0)),
     }
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 50}
     task_fields: ClassVar[Collection[str] | None] = ("game", "task_type")
@@ -93,7 +93,7 @@ class ALFWorldEnv(TextWorldBase):
         self._data = data_folder(self.env_config["data"])
 
     def _process_limits(self) -> dict[str, Any]:
-        return {key: self.env_config[key] for key in ("max_games_per_process", "remember_mb")}
+        return {key: self.env_config[key] for key in ("max_games_per_process", "cache_mb")}
 
     def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
         file = game_file(self._data, task_data["game"])
@@ -118,7 +118,7 @@ class ALFWorldEnv(TextWorldBase):
         command = command_in(action)
         next_state = self._run(session_id, state, command)
         answer = next_state["answer"]
-        info: dict[str, Any] = {"success": answer["won"], "command": command, "took": answer["understood"]}
+        info: dict[str, Any] = {"success": answer["won"], "command": command, "accepted": answer["understood"]}
         if state["task"].get("task_type") is not None:
             info["task_type"] = state["task"]["task_type"]
         before, progress = state["answer"]["progress"], answer["progress"]
@@ -131,8 +131,8 @@ class ALFWorldEnv(TextWorldBase):
                 raise TaskError(f"reward='progress' needs a goal with conditions that can be counted, unlike {game}")
             reward = progress - before
         if not answer["understood"]:
-            reward -= self.env_config["nothing_penalty"]
-            info |= {"invalid": True} if self.env_config["nothing_is_invalid"] else {}
+            reward -= self.env_config["rejected_penalty"]
+            info |= {"invalid": True} if self.env_config["rejected_is_invalid"] else {}
         return next_state, reward, answer["won"], info
 
     def _state_key(self, state: State) -> Hashable:

@@ -184,7 +184,7 @@ def test_options_that_cannot_be(data: Path, options: dict[str, Any], sentence: s
         ({"show_commands": True}, "must be one of 'all', 'here', 'none'"),
         ({"num_processes": 0}, "a positive int"),
         ({"step_timeout_s": 0}, "a number > 0|a positive number"),
-        ({"nothing_penalty": -1}, "a number >= 0"),
+        ({"rejected_penalty": -1}, "a number >= 0"),
     ],
 )
 def test_configurations_that_cannot_be(data: Path, installed: None, config: dict[str, Any], sentence: str) -> None:
