@@ -9,26 +9,25 @@ from __future__ import annotations
 import asyncio
 import importlib
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from typing import Any
 
 _PIECE_BYTES = 1 << 16
-_PIECES_A_TURN = 16  # of the event loop: about a millisecond's work
+_PIECES_PER_PAUSE = 16  # about a millisecond's work
 _ERROR_BYTES = 1 << 16  # of the answer to a request that failed, or was sent elsewhere
-_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 class AnswerError(Exception):
-    """An answer cannot be read; the text is the end of a sentence."""
+    """An answer cannot be read; the text is the end of a sentence.
 
+    Attributes:
+        is_final: Whether a retry would end the same way.
+    """
 
-class AnswerTooLongError(AnswerError):
-    """An answer is longer than may be."""
-
-
-class RedirectError(AnswerError):
-    """An answer points elsewhere, where the conversation is not sent."""
+    def __init__(self, cause: str, *, is_final: bool = False) -> None:
+        super().__init__(cause)
+        self.is_final = is_final
 
 
 def bounded_client(openai: Any, timeout_s: float, max_bytes: int) -> Any:
@@ -39,11 +38,8 @@ def bounded_client(openai: Any, timeout_s: float, max_bytes: int) -> Any:
         timeout_s: Seconds for each step of a request.
         max_bytes: Maximum decompressed bytes of an answer; an error response is read up to there.
     """
-    hook = _limiting_hook(_stream_class(openai), max_bytes)
-    return openai.DefaultAsyncHttpxClient(timeout=timeout_s, event_hooks={"response": [hook]})
+    stream_class = _stream_class(openai)
 
-
-def _limiting_hook(stream_class: type[Any], max_bytes: int) -> Callable[[Any], Awaitable[None]]:
     async def limit(response: Any) -> None:
         if response.has_redirect_location:
             _check_redirect(response.request.url, response.request.url.join(response.headers["location"]))
@@ -54,18 +50,19 @@ def _limiting_hook(stream_class: type[Any], max_bytes: int) -> Callable[[Any], A
         response.stream = stream_class(bounded, response.stream)
         response.encoding = "utf-8"  # whatever the header names: some codecs take hours for a megabyte
 
-    return limit
+    return openai.DefaultAsyncHttpxClient(timeout=timeout_s, event_hooks={"response": [limit]})
 
 
-def _check_redirect(asked: Any, there: Any) -> None:
+def _check_redirect(url: Any, target: Any) -> None:
     """Refuse to redirect a request to another server, or to an unencrypted one."""
     ports = {"http": 80, "https": 443}
-    (here, port), (host, other_port) = ((one.host, one.port or ports.get(one.scheme)) for one in (asked, there))
-    is_upgrade = (asked.scheme, port, there.scheme, other_port) == ("http", 80, "https", 443)
-    if here != host or ((asked.scheme, port) != (there.scheme, other_port) and not is_upgrade):
-        raise RedirectError(
-            f"it redirects to {there.scheme}://{host}:{other_port}, another server, to which the conversation is not "
-            "sent: set base_url to that address if it is the server you mean"
+    port, target_port = url.port or ports.get(url.scheme), target.port or ports.get(target.scheme)
+    is_upgrade = (url.scheme, port, target.scheme, target_port) == ("http", 80, "https", 443)
+    if url.host != target.host or ((url.scheme, port) != (target.scheme, target_port) and not is_upgrade):
+        raise AnswerError(
+            f"it redirects to {target.scheme}://{target.host}:{target_port}, another server, to which the conversation "
+            "is not sent: set base_url to that address if it is the server you mean",
+            is_final=True,
         )
 
 
@@ -76,7 +73,7 @@ def _stream_class(openai: Any) -> type[Any]:
     library: Any = importlib.import_module(foreign.partition(".")[0])
 
     class Stream(library.AsyncByteStream):
-        """The bytes of a generator, and the stream that is to be closed with it."""
+        """The bytes of a generator, and the stream that is closed with it."""
 
         def __init__(self, pieces: AsyncGenerator[bytes, None], source: Any) -> None:
             self._pieces, self._source = pieces, source
@@ -93,14 +90,14 @@ def _stream_class(openai: Any) -> type[Any]:
 async def _decoded(stream: Any, encoding: str) -> AsyncGenerator[bytes, None]:
     if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         raise AnswerError(f"its answer is encoded as {encoding[:50]!r}, but only gzip was requested")
-    decompressor = None if encoding in ("identity", "") else zlib.decompressobj(_GZIP_OR_ZLIB)
+    decompressor = None if encoding in ("identity", "") else zlib.decompressobj(32 + zlib.MAX_WBITS)  # gzip or zlib
     num_bytes = num_pieces = 0
     async for data in stream:
         num_bytes += len(data)
         for piece in (data,) if decompressor is None else _decompressed(decompressor, data):
             yield piece
             num_pieces += 1
-            if num_pieces % _PIECES_A_TURN == 0:
+            if num_pieces % _PIECES_PER_PAUSE == 0:
                 await asyncio.sleep(0)  # lets time limits be checked
     if decompressor is not None and num_bytes and not decompressor.eof:
         raise AnswerError("its answer is cut off")
@@ -123,7 +120,7 @@ async def _bounded(pieces: AsyncGenerator[bytes, None], max_bytes: int) -> Async
         async for piece in pieces:
             num_bytes += len(piece)
             if num_bytes > max_bytes:
-                raise AnswerTooLongError(f"its answer is longer than max_answer_bytes = {max_bytes}")
+                raise AnswerError(f"its answer is longer than max_answer_bytes = {max_bytes}", is_final=True)
             yield piece
 
 

@@ -1,4 +1,4 @@
-"""Make an action of sampled tokens: one rule for every agent that samples a model."""
+"""Turn sampled tokens into an action, by one rule for every agent that samples a model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, FinishReason, TurnRequest
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Collect every id that ends a turn: the template's end of turn, and what tokenizer and model declare as their end.
+    """Collect every id that ends a turn: the template's end of turn, and the end tokens of tokenizer and model.
 
     Raises:
         TemplateError: The chat template does not allow exact tokens.
