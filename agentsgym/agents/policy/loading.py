@@ -47,7 +47,7 @@ def load_model(
 
 
 def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
-    """Load a policy to be played: on the accelerator if there is one, in the precision that it was saved in.
+    """Load a policy for sampling: on the accelerator if there is one, in the precision that it was saved in.
 
     Raises:
         ConfigError: The folder or name does not exist, or has no causal language model with a tokenizer.
@@ -64,11 +64,6 @@ def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
 
 
 def limit_threads(model: Any, *, small: int = 5_000_000) -> None:
-    """Compute with one thread where the model is small and on the CPU: a second one costs more than it brings.
-
-    Args:
-        model: The model.
-        small: The number of parameters below which it is small.
-    """
+    """Compute with one thread if the model is on the CPU and has fewer than ``small`` parameters: that is faster."""
     if model.device.type == "cpu" and model.num_parameters() < small:
         torch.set_num_threads(1)
