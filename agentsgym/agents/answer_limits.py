@@ -45,9 +45,8 @@ def bounded_client(openai: Any, timeout_s: float, max_bytes: int) -> Any:
             _check_redirect(response.request.url, response.request.url.join(response.headers["location"]))
         is_answer = 200 <= response.status_code < 300
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
-        pieces = _decoded(response.stream, encoding)
-        bounded = _bounded(pieces, max_bytes) if is_answer else _first_bytes(pieces, _ERROR_BYTES)
-        response.stream = stream_class(bounded, response.stream)
+        pieces = _limited(_decoded(response.stream, encoding), max_bytes if is_answer else _ERROR_BYTES, is_answer)
+        response.stream = stream_class(pieces, response.stream)
         response.encoding = "utf-8"  # whatever the header names: some codecs take hours for a megabyte
 
     return openai.DefaultAsyncHttpxClient(timeout=timeout_s, event_hooks={"response": [limit]})
@@ -114,21 +113,16 @@ def _decompressed(decompressor: Any, data: bytes) -> Iterator[bytes]:
         rest = decompressor.unconsumed_tail
 
 
-async def _bounded(pieces: AsyncGenerator[bytes, None], max_bytes: int) -> AsyncGenerator[bytes, None]:
-    num_bytes = 0
-    async with aclosing(pieces):
-        async for piece in pieces:
-            num_bytes += len(piece)
-            if num_bytes > max_bytes:
-                raise AnswerError(f"its answer is longer than max_answer_bytes = {max_bytes}", is_final=True)
-            yield piece
-
-
-async def _first_bytes(pieces: AsyncGenerator[bytes, None], max_bytes: int) -> AsyncGenerator[bytes, None]:
-    with suppress(AnswerError):  # the status is enough
+async def _limited(pieces: AsyncGenerator[bytes, None], max_bytes: int, is_answer: bool) -> AsyncGenerator[bytes, None]:
+    """Yield at most ``max_bytes``: a longer answer raises; an error response is cut, since its status is enough."""
+    num_left = max_bytes
+    ignored = () if is_answer else (AnswerError,)
+    with suppress(*ignored):
         async with aclosing(pieces):
             async for piece in pieces:
-                yield piece[:max_bytes]
-                max_bytes -= len(piece)
-                if max_bytes <= 0:
+                if is_answer and len(piece) > num_left:
+                    raise AnswerError(f"its answer is longer than max_answer_bytes = {max_bytes}", is_final=True)
+                yield piece[:num_left]
+                num_left -= len(piece)
+                if num_left <= 0 and not is_answer:
                     return

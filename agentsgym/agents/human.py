@@ -143,27 +143,26 @@ def _python_calls(text: str, known: Mapping[str, Any]) -> tuple[ToolCall, ...]:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ConfigError(f"this is not a valid call ({sentence_of(error, 100)}): name(argument=value)") from error
-    return tuple(_python_call(statement, known) for statement in statements)
-
-
-def _python_call(statement: ast.stmt, known: Mapping[str, Any]) -> ToolCall:
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ConfigError("write several calls as name(argument=value); name(argument=value)")
-    name = call.func.id
-    names = _parameters(known.get(name, {}))
-    if len(call.args) > len(names) and name in known:
-        raise ConfigError(f"{name} takes {len(names)} arguments, got {len(call.args)}")
-    given = [*zip(names, call.args, strict=False), *((one.arg, one.value) for one in call.keywords)]
-    arguments: dict[str, Any] = {}
-    for key, value in given:
-        if key is None or key in arguments:
-            raise ConfigError(f"each argument of {name} must be given once, by name or by position")
-        try:
-            arguments[key] = ast.literal_eval(value)
-        except (ValueError, TypeError, MemoryError, RecursionError) as error:
-            raise ConfigError(f"{name}'s {key} must be a plain value, such as 3 or 'text'") from error
-    return _call(name, arguments, known)
+    calls: list[ToolCall] = []
+    for statement in statements:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ConfigError("write several calls as name(argument=value); name(argument=value)")
+        name = call.func.id
+        names = _parameters(known.get(name, {}))
+        if len(call.args) > len(names) and name in known:
+            raise ConfigError(f"{name} takes {len(names)} arguments, got {len(call.args)}")
+        given = [*zip(names, call.args, strict=False), *((one.arg, one.value) for one in call.keywords)]
+        arguments: dict[str, Any] = {}
+        for key, value in given:
+            if key is None or key in arguments:
+                raise ConfigError(f"each argument of {name} must be given once, by name or by position")
+            try:
+                arguments[key] = ast.literal_eval(value)
+            except (ValueError, TypeError, MemoryError, RecursionError) as error:
+                raise ConfigError(f"{name}'s {key} must be a plain value, such as 3 or 'text'") from error
+        calls.append(_call(name, arguments, known))
+    return tuple(calls)
 
 
 def _call(name: str, arguments: dict[str, Any], known: Mapping[str, Any]) -> ToolCall:

@@ -120,15 +120,12 @@ def _patterns_of_ends(secret: str) -> Iterator[re.Pattern[str]]:
     """Yield patterns of its short beginnings and ends, where they stand alone."""
     lengths = range(min(_RUN, len(secret)) - 1, _SHORTEST - 1, -1)  # the longest first
     ends = [end for length in lengths for end in (secret[:length], secret[-length:])]
-    for introduction, some in ((r"(?<![^\W_])", filter(_is_revealing, ends)), (_ANNOUNCED, ends)):
+    revealing: list[str] = []  # unlikely to occur by chance: with a digit, or neither a word nor words with hyphens
+    for end in ends:
+        parts = [part for part in re.split(r"[\W_]+", end) if part]
+        is_wordy = all(part.islower() or part.isupper() or part.istitle() for part in parts)
+        if any(map(str.isdigit, end)) or (len("".join(parts)) >= _REVEALING and not is_wordy):
+            revealing.append(end)
+    for introduction, some in ((r"(?<![^\W_])", revealing), (_ANNOUNCED, ends)):
         if choice := "|".join(map(re.escape, some)):
             yield re.compile(rf"({introduction})(?:{choice})(?![^\W_])", re.IGNORECASE)
-
-
-def _is_revealing(end: str) -> bool:
-    """Whether an end is unlikely to occur by chance: not a word, nor words with hyphens between them."""
-    parts = re.split(r"[\W_]+", end)
-    if any(map(str.isdigit, end)):
-        return True
-    is_wordy = all(part.islower() or part.isupper() or part.istitle() for part in parts if part)
-    return len("".join(parts)) >= _REVEALING and not is_wordy

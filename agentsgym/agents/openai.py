@@ -218,17 +218,22 @@ class OpenAIAgent(AsyncAgent):
 
         def read(answer: Mapping[str, Any]) -> Action:
             choice = _first_choice(answer)
-            ids = _token_ids(choice, budget)
+            ids: Any = choice.get("token_ids")
+            if not isinstance(ids, list) or not ids or not all(type(token) is int for token in cast("list[Any]", ids)):
+                raise RequestError(f"its answer has no token ids: {shown(cast('object', ids))}")
+            token_ids = cast("list[int]", ids)
+            if len(token_ids) > budget:
+                raise RequestError(f"it returned {len(token_ids)} tokens, more than the {budget} requested")
             if choice.get("prompt_token_ids") not in (None, prompt):
                 # Not retried: the prompt would be cut or changed the next time, too.
                 raise RequestError("it answered a different prompt from the one it was sent", status=422)
-            text, logprobs = _text(choice.get("text")), _logprobs(choice, len(ids))
+            text, logprobs = _text(choice.get("text")), _logprobs(choice, len(token_ids))
             reason = choice.get("finish_reason")
             if reason not in ("stop", "length"):
                 raise RequestError(f"its answer has an unknown finish reason: {shown(reason)}")
             return Action(
                 text=text,
-                token_ids=ids,
+                token_ids=token_ids,
                 logprobs=logprobs,
                 agent_state=request.agent_state,
                 finish_reason=reason,
@@ -297,15 +302,6 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     raise RequestError(f"its answer is not text: {shown(value)}")
-
-
-def _token_ids(choice: Mapping[str, Any], budget: int) -> Sequence[int]:
-    ids: Any = choice.get("token_ids")
-    if not isinstance(ids, list) or not ids or not all(type(token) is int for token in cast("list[Any]", ids)):
-        raise RequestError(f"its answer has no token ids: {shown(cast('object', ids))}")
-    if len(cast("list[int]", ids)) > budget:
-        raise RequestError(f"it returned {len(cast('list[int]', ids))} tokens, more than the {budget} requested")
-    return cast("list[int]", ids)
 
 
 def _logprobs(choice: Mapping[str, Any], num_tokens: int) -> Sequence[float] | None:

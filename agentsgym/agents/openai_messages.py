@@ -17,9 +17,10 @@ from agentsgym.types import Message, ToolCall
 def as_sent(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Convert a conversation to messages that no server refuses.
 
-    Arguments of calls become JSON text, and a call and its result have the same id. A result without a call in the last
-    answer (the call could not be read, for example) becomes a user's message, as servers require. Messages between the
-    results of an answer are moved after the last of them: results must follow their calls directly.
+    Arguments of calls become JSON text, and a call and its result have the same id; a result without an id answers the
+    first open call of its tool. A result without a call in the last answer (the call could not be read, for example)
+    becomes a user's message, as servers require. Messages between the results of an answer are moved after the last of
+    them: results must follow their calls directly.
     """
     sent: list[dict[str, Any]] = []
     behind = 0  # the index after the last answer and its results
@@ -27,12 +28,16 @@ def as_sent(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         role, content = message["role"], message["content"]
         if role == "tool":
-            call_id = _take_call_id(message, waiting)
-            if call_id is None:
+            given, name = message.get("tool_call_id"), message.get("name")
+            found = [call for call in waiting if call[0] == given]
+            if given is None:
+                found = [call for call in waiting if name is None or call[1] == name]
+            if not found:
                 sent.append({"role": "user", "content": content})
-            else:
-                sent.insert(behind, {"role": "tool", "tool_call_id": call_id, "content": content})
-                behind += 1
+                continue
+            waiting.remove(found[0])
+            sent.insert(behind, {"role": "tool", "tool_call_id": found[0][0], "content": content})
+            behind += 1
             continue
         calls: list[dict[str, Any]] = []
         for number, call in enumerate(message.get("tool_calls") or () if role == "assistant" else ()):
@@ -45,18 +50,6 @@ def as_sent(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if role == "assistant":
             waiting, behind = [(call["id"], call["function"]["name"]) for call in calls], len(sent)
     return sent
-
-
-def _take_call_id(message: Message, waiting: list[tuple[str, str]]) -> str | None:
-    """Remove from ``waiting`` the call that a result answers: the one of its id, else the first of its tool."""
-    given, name = message.get("tool_call_id"), message.get("name")
-    by_id = [pair for pair in waiting if pair[0] == given]
-    by_name = [pair for pair in waiting if name is None or pair[1] == name]
-    found = by_id or (by_name if given is None else [])
-    if not found:
-        return None
-    waiting.remove(found[0])
-    return found[0][0]
 
 
 def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:

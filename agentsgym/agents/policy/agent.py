@@ -176,7 +176,22 @@ class PolicyAgent(Agent, TrainedPolicy):
             for state, drawn in zip(states, draws, strict=True):
                 state.rng.setstate(drawn)
             raise
-        return list(map(self._action, states))
+        actions: list[Action] = []
+        for state in states:
+            ids = state.sampled
+            is_ended = state.stopped and ids[-1] in self.stop_token_ids
+            text = str(self.tokenizer.decode(ids[:-1] if is_ended else ids, skip_special_tokens=True))
+            actions.append(
+                Action(
+                    text=self._stop_text.before(text),
+                    token_ids=ids,
+                    logprobs=state.logprobs,
+                    agent_state=state,
+                    finish_reason="stop" if state.stopped else "length",
+                    policy_version=self._step,
+                )
+            )
+        return actions
 
     def finish(self) -> None:
         """Drop the caches; the sessions are over."""
@@ -233,16 +248,3 @@ class PolicyAgent(Agent, TrainedPolicy):
             if seen is not None:
                 seen[list(fed), list(fed.values())] = True
             logits = decoder.extend(fed)
-
-    def _action(self, state: _SamplingState) -> Action:
-        ids = state.sampled
-        ended = state.stopped and ids[-1] in self.stop_token_ids
-        text = str(self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True))
-        return Action(
-            text=self._stop_text.before(text),
-            token_ids=ids,
-            logprobs=state.logprobs,
-            agent_state=state,
-            finish_reason="stop" if state.stopped else "length",
-            policy_version=self._step,
-        )

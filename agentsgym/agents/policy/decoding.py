@@ -156,7 +156,18 @@ class BatchedDecoder(Decoder):
         logits: list[torch.Tensor] = []
         order: list[int] = []
         for group in self._groups():
-            logits.append(self._prefill_group(group))
+            width = max(len(self.prompts[index]) - self.num_shared[index] for index in group)
+            if self.one_by_one and self.num_shared[group[0]]:
+                logits.append(self._step_in(group, width))
+            else:
+                kept = [max(0, len(self.prompts[index]) - width) for index in group]
+                self._line_up(group, kept)
+                pieces = [self.prompts[index][count:] for index, count in zip(group, kept, strict=True)]
+                padding = [width - len(piece) for piece in pieces]
+                padded = [[0] * count + list(piece) for count, piece in zip(padding, pieces, strict=True)]
+                logits.append(self._run(padded, padding))
+                for index in group:
+                    self.prefixes[index].ids = list(self.prompts[index])
             order += self.indices
         if len(logits) > 1:
             self._line_up(order)
@@ -190,19 +201,6 @@ class BatchedDecoder(Decoder):
             else:
                 groups.append([index])
         return [sorted(group) for group in groups]
-
-    def _prefill_group(self, group: list[int]) -> torch.Tensor:
-        width = max(len(self.prompts[index]) - self.num_shared[index] for index in group)
-        if self.one_by_one and self.num_shared[group[0]]:
-            return self._step_in(group, width)
-        kept = [max(0, len(self.prompts[index]) - width) for index in group]
-        self._line_up(group, kept)
-        pieces = [self.prompts[index][count:] for index, count in zip(group, kept, strict=True)]
-        padding = [width - len(piece) for piece in pieces]
-        logits = self._run([[0] * count + list(piece) for count, piece in zip(padding, pieces, strict=True)], padding)
-        for index in group:
-            self.prefixes[index].ids = list(self.prompts[index])
-        return logits
 
     def _step_in(self, group: list[int], width: int) -> torch.Tensor:
         """Run the new tokens one at a time, each conversation joining so that all end together."""

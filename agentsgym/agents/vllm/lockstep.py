@@ -44,19 +44,9 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         max_turn_tokens: int = DEFAULT_TURN_TOKENS,
         stop: Sequence[str] = (),
     ) -> None:
-        """Set the engine's stop tokens: those of the model, the tokenizer and the chat template.
+        """Set the engine's stop tokens; arguments and errors are those of ``VLLMPolicyAgent``.
 
-        Args:
-            generation: TRL's engine; from here on its ``generation_kwargs`` hold the stop tokens, and its
-                ``max_completion_length`` is set at each call.
-            tokenizer: The model's.
-            max_turn_tokens: Budget of a turn whose request sets none.
-            stop: Texts that also end a turn, besides those of ``generation_kwargs``. Their tokens stay in the action,
-                its text ends before them.
-
-        Raises:
-            ConfigError: ``generation_kwargs`` has an option that is wrong over many turns, or the tokenizer has ids
-                that the model does not.
+        Each call also sets the ``max_completion_length`` of ``generation``.
         """
         self.sampling = VLLMSampling(generation, tokenizer, max_turn_tokens, stop)
         self.generation, self.tokenizer = generation, tokenizer

@@ -42,30 +42,19 @@ class Sampled:
 
 
 class VLLMSampling:
-    """The options of a TRL engine, made fit for turns.
+    """The options of a TRL engine, adapted to turns.
 
     Attributes:
         generation: TRL's ``VLLMGeneration``.
         tokenizer: The model's.
-        max_turn_tokens: The budget of a turn for which the request sets none.
+        max_turn_tokens: Budget of a turn whose request sets none.
         stop_token_ids: The ids that end a turn.
     """
 
     def __init__(
         self, generation: Any, tokenizer: PreTrainedTokenizerBase, max_turn_tokens: int, stop: Sequence[str]
     ) -> None:
-        """Set the engine's stop tokens: those of the model, the tokenizer and the chat template.
-
-        Args:
-            generation: TRL's engine; from here on its ``generation_kwargs`` hold the stop tokens.
-            tokenizer: The model's.
-            max_turn_tokens: Budget of a turn whose request sets none.
-            stop: Texts that also end a turn, besides those of ``generation_kwargs``.
-
-        Raises:
-            ConfigError: ``generation_kwargs`` has an option that is wrong over many turns, or the tokenizer has ids
-                that the model does not.
-        """
+        """Set the engine's stop tokens; arguments and errors are those of ``VLLMPolicyAgent``."""
         options = dict(generation.generation_kwargs)
         for name in _REFUSED_OPTIONS.keys() & options.keys():
             raise ConfigError(f"generation_kwargs[{name!r}] = {options[name]!r} is refused: {_REFUSED_OPTIONS[name]}")

@@ -188,9 +188,13 @@ class ServerWeights:
 
     async def _check(self, server: VLLMServer, session: Any) -> None:
         """Refuse a server with another tokenizer, and warn of another model or a short context."""
+        special = set(self._tokenizer.added_tokens_decoder)
+        plain = [index for index in sorted(self._tokenizer.get_vocab().values()) if index not in special]
+        chosen = plain[:: max(1, len(plain) // _NUM_TOKENS)]  # from all over the vocabulary
+        text = " ".join(str(self._tokenizer.decode([index])) for index in chosen)
+        ids = list(self._tokenizer.encode(text, add_special_tokens=False))
         try:
             await server.read_model(session)
-            text, ids = _sample_text(self._tokenizer)
             theirs = await server.encode(session, text)
         except PassingError as error:
             raise AgentsGymError(f"the vLLM server at {server.url} cannot be used: {error}") from error
@@ -272,11 +276,25 @@ class ServerWeights:
                 raise AgentsGymError(f"the vLLM server at {url} became unreachable: {error}") from error
 
     def _push_through_client(self, url: str) -> None:
+        """Push the weights through TRL's client of the server, which is made here unless TRL has made it."""
+        device = self._generation.accelerator.device
         try:
-            client = self._client(url)
+            if url not in self._clients:
+                client = self._generation.vllm_client
+                index = [server.url for server in self._servers.servers].index(url)
+                if index:
+                    port, limit_s = self._generation.group_port + index, self._generation.server_timeout
+                    client = type(client)(base_url=url, group_port=port, connection_timeout=limit_s)
+                    client.init_communicator(device=device)
+                # Its own requests end in time, without retries: a hanging thread of it would keep the process alive.
+                client.session.request = functools.partial(client.session.request, timeout=self._limit_s)
+                adapter = client.session.get_adapter(client.base_url)
+                adapter.max_retries = adapter.max_retries.new(read=0)
+                self._clients[url] = client
+            client = self._clients[url]
             if url in self._reconnect:
                 client.close_communicator()
-                client.init_communicator(device=self._generation.accelerator.device)
+                client.init_communicator(device=device)
                 self._reconnect.discard(url)
             self._generation.vllm_client = client
             self._generation.sync_weights()
@@ -285,26 +303,6 @@ class ServerWeights:
                 f"the weights could not be pushed to the vLLM server at {url}: {type(error).__name__}: "
                 f"{sentence_of(error)}; it must run the model in training; see its log"
             ) from error
-
-    def _client(self, url: str) -> Any:
-        """Return TRL's client of a server, made at the first call unless TRL has it."""
-        if url not in self._clients:
-            index = [server.url for server in self._servers.servers].index(url)
-            first = self._generation.vllm_client
-            client = first
-            if index:
-                client = type(first)(
-                    base_url=url,
-                    group_port=self._generation.group_port + index,
-                    connection_timeout=self._generation.server_timeout,
-                )
-                client.init_communicator(device=self._generation.accelerator.device)
-            # The client's own requests end in time, without retries: a hanging thread of it would keep the process.
-            client.session.request = functools.partial(client.session.request, timeout=self._limit_s)
-            adapter = client.session.get_adapter(client.base_url)
-            adapter.max_retries = adapter.max_retries.new(read=0)
-            self._clients[url] = client
-        return self._clients[url]
 
     async def _mark(self, url: str, mark: str) -> bool:
         async with open_session(1) as session:
@@ -347,12 +345,3 @@ def within(limit_s: float, call: Callable[[], None], too_late: str, device: torc
             raise  # the call's own error
         logger.error("%s", too_late)  # noqa: TRY400  # it has no traceback to show
         raise AgentsGymError(too_late) from None
-
-
-def _sample_text(tokenizer: Any) -> tuple[str, list[int]]:
-    """Make a text of tokens from all over the vocabulary, and its ids."""
-    special = set(tokenizer.added_tokens_decoder)
-    plain = [index for index in sorted(tokenizer.get_vocab().values()) if index not in special]
-    chosen = plain[:: max(1, len(plain) // _NUM_TOKENS)]
-    text = " ".join(str(tokenizer.decode([index])) for index in chosen)
-    return text, list(tokenizer.encode(text, add_special_tokens=False))
