@@ -1,7 +1,7 @@
-"""Bound what is read of a server's answers, as they come in and as they are decompressed.
+"""Limit the size of a server's answers while they are received and decompressed.
 
-A response of some kilobytes can decompress to gigabytes, faster than any time limit is checked. So each response is
-decompressed here, in small pieces, between which the event loop runs and time limits hold.
+A response of some kilobytes can decompress to gigabytes before any time limit is checked. So each response is
+decompressed here, in small pieces, between which the event loop runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 _PIECE_BYTES = 1 << 16
 _PIECES_PER_PAUSE = 16  # about a millisecond's work
-_ERROR_BYTES = 1 << 16  # of the answer to a request that failed, or was sent elsewhere
+_ERROR_BYTES = 1 << 16  # of an error response
 
 
 class AnswerError(Exception):
@@ -36,7 +36,7 @@ def bounded_client(openai: Any, timeout_s: float, max_bytes: int) -> Any:
     Args:
         openai: The ``openai`` package.
         timeout_s: Seconds for each step of a request.
-        max_bytes: Maximum decompressed bytes of an answer; an error response is read up to there.
+        max_bytes: Maximum decompressed bytes of an answer.
     """
     stream_class = _stream_class(openai)
 
@@ -66,7 +66,7 @@ def _check_redirect(url: Any, target: Any) -> None:
 
 
 def _stream_class(openai: Any) -> type[Any]:
-    """The class of streams of the HTTP library that this version of the package builds on (httpx, or httpx2)."""
+    """Define a class of streams of the HTTP library that this version of the package uses (httpx, or httpx2)."""
     kinds: tuple[type[Any], ...] = openai.DefaultAsyncHttpxClient.__mro__
     foreign = next(kind.__module__ for kind in kinds if not kind.__module__.startswith("openai"))
     library: Any = importlib.import_module(foreign.partition(".")[0])
@@ -103,7 +103,7 @@ async def _decoded(stream: Any, encoding: str) -> AsyncGenerator[bytes, None]:
 
 
 def _decompressed(decompressor: Any, data: bytes) -> Iterator[bytes]:
-    """Decompress in small pieces; what comes after the end is dropped."""
+    """Decompress in small pieces; data after the end is dropped."""
     rest = b"" if decompressor.eof else data
     while rest:
         try:

@@ -40,11 +40,11 @@ class Agent:
         """Answer one turn.
 
         Args:
-            messages: The conversation so far, ending with the new observation; not to be changed.
-            agent_state: State that this agent returned last in this conversation; None at first.
+            messages: The conversation so far, ending with the new observation; must not be changed.
+            agent_state: The state of this conversation that this agent returned last; None at first.
 
         Returns:
-            The answer and the state to be handed back at the next turn.
+            The answer, and the ``agent_state`` of the next turn.
         """
         name = type(self).__name__
         if type(self).act is not Agent.act:

@@ -68,13 +68,7 @@ class ExploringAgent(Agent):
 
 
 def random_call(tool: Mapping[str, Any], text: str, stream: random.Random) -> ToolCall:
-    """Make a well-formed call of a tool with random arguments.
-
-    Args:
-        tool: Its full JSON schema.
-        text: Source of words for text arguments.
-        stream: Generator of the draws.
-    """
+    """Make a well-formed call of a tool, given by its JSON schema; text arguments are drawn from ``text``."""
     function: Any = tool.get("function", tool)
     parameters: dict[str, Any] = {**(function.get("parameters") or {}), "type": "object"}
     return ToolCall(name=str(function.get("name", "")), arguments=_value(parameters, text, stream, 0))

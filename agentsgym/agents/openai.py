@@ -55,9 +55,9 @@ class OpenAIAgent(AsyncAgent):
     text, over ``/chat/completions``. A reasoning model's thoughts are part of exact tokens, and not of text where the
     server separates the two: then they are ``Action.reasoning``.
 
-    **Tools.** Over ``/chat/completions`` the environment's tools are sent along, and the calls of an answer come back
-    as ``Action.tool_calls`` (vLLM needs ``--enable-auto-tool-choice`` and a ``--tool-call-parser``; calls that a server
-    leaves in the text are read there). An exact prompt shows the tools already.
+    **Tools.** Requests over ``/chat/completions`` have the environment's tools, and the calls of an answer are in
+    ``Action.tool_calls`` (vLLM needs ``--enable-auto-tool-choice`` and a ``--tool-call-parser``; calls that a server
+    leaves in the text are read from it). An exact prompt already contains the tools.
 
     The agent works from any thread, and in a notebook. Its connections stay open until :meth:`close`, or until it is
     garbage-collected.
@@ -70,8 +70,8 @@ class OpenAIAgent(AsyncAgent):
             ``OPENAI_API_KEY`` where ``base_url`` is None, else its first turn raises. A function goes along.
         token_ids: Whether to get exact tokens: True requires them, False takes text, ``"auto"`` finds out with one
             one-token request whether the server returns them, and uses text if not.
-        tokenizer: The model's, if sampling is to stop at the end-of-turn token of its chat template too, and not
-            only at the model's end tokens as the server has them; for exact tokens alone.
+        tokenizer: The model's, for exact tokens: sampling also stops at the end-of-turn token of its chat template, and
+            not only at the end tokens that the server knows.
         max_tokens: Maximum tokens of an answer, reasoning included; the request's own budget applies if smaller.
         max_concurrency: Maximum number of open requests. The wait for one to end counts toward ``turn_timeout_s``.
         timeout_s: Maximum seconds of one attempt, from sending to the last byte.
@@ -106,7 +106,7 @@ class OpenAIAgent(AsyncAgent):
         price_per_million: tuple[float, float] | None = None,
         **options: Any,
     ) -> None:
-        """Set up; nothing is sent (the arguments stand in the docstring of the class)."""
+        """Set up; nothing is sent (for the arguments, see the docstring of the class)."""
         load_openai()
         require("max_tokens", max_tokens, is_int(1), "an int of at least 1")
         if token_ids not in ("auto", True, False):

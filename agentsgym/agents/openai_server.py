@@ -29,17 +29,9 @@ _LEFT_OUT = _LeftOut.KEY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """The address of a server, and the limits of each request to it.
+    """The address of a server, and the limits of each request to it: arguments of ``OpenAIAgent``.
 
-    Attributes:
-        base_url: Base URL as in the ``openai`` package; None for ``OPENAI_BASE_URL``, else OpenAI itself.
-        api_key: The key, or a function that returns it; None for ``OPENAI_API_KEY``, which is sent only where
-            ``base_url`` is None too. A copy has a function or None, never a key.
-        max_concurrency: The most requests that are open at once.
-        timeout_s: The most seconds for one attempt, from sending to the last byte.
-        max_retries: How often a request is retried.
-        backoff_s: Seconds before the first retry; doubled each time.
-        max_answer_bytes: The most bytes of an answer, decompressed.
+    The ``api_key`` of a copy is a function or None, never a key.
     """
 
     base_url: str | None = field(repr=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,30 +97,15 @@ class Forward:
         raise NotImplementedError(f"{self.name} takes no cache")
 
 
-class Decoder(ABC):
-    """Conversations whose next tokens are sampled together.
-
-    Attributes:
-        indices: The conversation of each row of the latest logits.
-    """
-
-    indices: list[int]
-
-    @abstractmethod
-    def prefill(self) -> torch.Tensor:
-        """Run the parts of the prompts that are not cached, and return the logits of the next tokens, (N, V)."""
-
-    @abstractmethod
-    def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
-        """Run one more token of the conversations in ``tokens``, closing all others, and return the next logits."""
-
-
-class BatchedDecoder(Decoder):
+class BatchedDecoder:
     """All conversations at once, their caches kept for the next turn.
 
     Where a prompt has fewer new tokens than another, its last cached ones are run again in place of padding, so that
     rows have no holes. Layers with states allow neither that nor padding: there, only prompts with equally many new
     tokens are run together.
+
+    Attributes:
+        indices: The conversation of each row of the latest logits.
     """
 
     def __init__(
@@ -152,7 +136,7 @@ class BatchedDecoder(Decoder):
             self.num_shared.append(0 if self.has_states and num_shared < len(prefix.ids) else num_shared)
 
     def prefill(self) -> torch.Tensor:
-        """Run the new tokens, in as few forward passes as is right, and return the last logits, (N, V)."""
+        """Run the new tokens, in as few forward passes as is right, and return the logits that follow, (N, V)."""
         logits: list[torch.Tensor] = []
         order: list[int] = []
         for group in self._groups():
@@ -174,7 +158,10 @@ class BatchedDecoder(Decoder):
         return torch.cat(logits)
 
     def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
-        """Run one more token of the open conversations; closed ones are dropped once they are half of the rows."""
+        """Run one more token of the conversations in ``tokens``, closing all others, and return the next logits.
+
+        Closed conversations are dropped once they are half of the rows.
+        """
         num_closed = len(self.indices) - len(tokens)
         # A closed row continues with idle tokens, which come after its content, but would spoil states.
         if num_closed and (self.has_states or num_closed >= len(tokens)):
@@ -239,8 +226,8 @@ class BatchedDecoder(Decoder):
         return output.logits[:, -1]
 
 
-class SequentialDecoder(Decoder):
-    """One conversation alone, prefilled from the start: no padding, and the model's own cache, if any."""
+class SequentialDecoder:
+    """One conversation, with the methods of :class:`BatchedDecoder`: no padding, and the model's own cache, if any."""
 
     def __init__(self, index: int, prompt: Sequence[int], *, forward: Forward, with_cache: bool) -> None:
         self.indices, self.ids = [index], list(prompt)
@@ -265,3 +252,6 @@ class SequentialDecoder(Decoder):
             caches = {name: getattr(output, name, None) for name in _CACHE_NAMES if name in self.forward.takes}
             self.cache = {name: cache for name, cache in caches.items() if cache is not None}
         return output.logits[:, -1]
+
+
+Decoder = BatchedDecoder | SequentialDecoder  # conversations whose next tokens are sampled together

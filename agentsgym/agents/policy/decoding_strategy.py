@@ -90,7 +90,7 @@ def _reason_against(name: str, forward: Forward) -> str | None:
         error = _measured_error(forward, functools.partial(_STRATEGIES[name], forward=forward))
     except (torch.OutOfMemoryError, ConfigError):
         raise
-    except Exception as raised:  # noqa: BLE001  # the model's code, which reports in its own way what it does not support
+    except Exception as raised:  # noqa: BLE001  # the model's code, which raises anything for what it does not support
         return f"{type(raised).__name__}: {raised}"
     if error <= 2 * _rounding(forward) ** 0.5:
         return None

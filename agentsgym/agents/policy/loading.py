@@ -33,13 +33,9 @@ def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remo
 def load_model(
     name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False, **options: Any
 ) -> tuple[Any, Any]:
-    """Load a model and its tokenizer.
+    """Load a model, with ``options`` such as ``dtype`` for its ``from_pretrained``, and its tokenizer.
 
-    Args:
-        name_or_path: A folder, or a name on the Hub.
-        revision: Revision of a name on the Hub.
-        trust_remote_code: Whether code that comes with the model may run.
-        **options: Others of ``AutoModelForCausalLM.from_pretrained``, such as ``dtype``.
+    The other arguments are those of :func:`load_tokenizer`.
     """
     source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     tokenizer = load_tokenizer(name_or_path, **source)

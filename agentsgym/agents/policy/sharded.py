@@ -56,10 +56,7 @@ class LockstepForward:
             return self._model(**arguments)
 
     def join(self, idle: Callable[[], Any]) -> None:
-        """Collective: take part in the forward passes of other ranks until all of them are here.
-
-        Args:
-            idle: Runs the model itself once, on any input.
+        """Collective: take part in the forward passes of other ranks, by calls of ``idle``, until all ranks are here.
 
         Raises:
             ShardedForwardError: The model raised.
@@ -158,9 +155,7 @@ def is_sharded(accelerator: Accelerator) -> bool:
 def policy_agent_type(accelerator: Accelerator, *, gathers: bool = False) -> type[PolicyAgent]:
     """Choose the class of agent by how the weights of the model in training are distributed over the ranks.
 
-    Args:
-        accelerator: The trainer's.
-        gathers: Whether ZeRO-3's weights are whole on every rank while episodes are played.
+    ``gathers`` means that ZeRO-3's weights are whole on every rank while episodes are played.
 
     Raises:
         ConfigError: They are sharded by FSDP1.

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_is_model(model: Any, call: str) -> None:
-    """Check that an argument is a model.
-
-    Args:
-        model: The argument.
-        call: The call as the user writes it, as in ``"PolicyAgent(model, tokenizer)"``.
+    """Check that an argument is a model; ``call`` is the right call, as in ``"PolicyAgent(model, tokenizer)"``.
 
     Raises:
         ConfigError: It has no configuration: it is the name of a model, or another argument in its place.

@@ -100,12 +100,7 @@ class VLLMServers:
                 server.num_sessions -= 1
 
     async def renew(self, lost: Mapping[str, str], marks: Mapping[str, str | None]) -> None:
-        """Update which servers are lost, and how the weights of each are marked; requests may be open.
-
-        Args:
-            lost: Why a server gets no requests, by URL.
-            marks: Version of the weights, by URL; one that is missing is not compared.
-        """
+        """Update why servers are lost, by URL, and the marks of their weights (None: not compared)."""
         for server in self.servers:
             server.lost, server.version = lost.get(server.url, ""), marks.get(server.url)
             gone = self._gone.get(server.url)

@@ -59,8 +59,8 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
             max_turn_tokens: Budget of a turn whose request sets none.
             stop: Texts that also end a turn, besides those of ``generation_kwargs``. Their tokens stay in the action,
                 its text ends before them.
-            server_urls: Base URLs of the servers, beginning with that of the client of ``generation``; empty for that
-                one alone.
+            server_urls: Base URLs of the servers, beginning with that of the client of ``generation``; empty for only
+                that one.
             sync_timeout_s: Seconds for pushing the weights to one server; None for 600.
             pauses: Whether servers pause while they get weights, since they answer requests meanwhile.
 

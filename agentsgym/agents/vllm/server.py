@@ -156,9 +156,7 @@ class VLLMServer:
             if status in _BUSY:
                 raise PassingError(cause, is_connection=False)
             raise AgentError(f"the vLLM server at {self.url} refused a request: {cause}")
-        return self._read(_json(content), prompt, step)
-
-    def _read(self, answer: Mapping[str, Any], prompt: list[int], step: int | None) -> Sampled:
+        answer = _json(content)
         choices: Any = answer.get("choices")
         choice: Any = choices[0] if isinstance(choices, list) and choices else {}
         ids, reason = choice.get("token_ids"), choice.get("finish_reason")

@@ -57,7 +57,7 @@ class SteppedEngine:
         self._context: int = self._engine.model_config.max_model_len
         self._device: torch.device = sampling.generation.accelerator.device
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._open: dict[str, _Open] = {}  # touched on the thread alone
+        self._open: dict[str, _Open] = {}  # used only on the thread
         self._names = (f"agentsgym-{number}" for number in itertools.count())
         self._thread: threading.Thread | None = None
         self._is_ending = False
@@ -90,7 +90,7 @@ class SteppedEngine:
         return Sampled(token_ids=ids, logprobs=logprobs, step=step)
 
     def finish(self) -> None:
-        """Take out what is still open, and end the thread; one whose step hangs is abandoned, along with the engine."""
+        """Abort open requests, and end the thread; if its step hangs, it is abandoned together with the engine."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -100,7 +100,7 @@ class SteppedEngine:
             self._broke = f"one of its steps did not end within {STEP_LIMIT_S:g} s"
 
     def check(self) -> None:
-        """Raise :class:`AgentsGymError` if the engine failed: no weights are loaded into it."""
+        """Raise :class:`AgentsGymError` if the engine failed: it gets no more weights."""
         if self._broke:
             raise AgentsGymError(
                 f"the vLLM engine failed and is not called again: {self._broke}; restart the run from its last "

@@ -315,16 +315,10 @@ class ServerWeights:
 
 
 def within(limit_s: float, call: Callable[[], None], too_late: str, device: torch.device) -> None:
-    """Make a call that may hang without a way to interrupt it, on a thread that is abandoned if it does.
-
-    Args:
-        limit_s: Seconds until it is abandoned.
-        call: Function to call; its exceptions propagate.
-        too_late: The error's message.
-        device: The device that the call uses.
+    """Make a call that nothing can interrupt on a thread, which is abandoned after ``limit_s`` seconds.
 
     Raises:
-        AgentsGymError: It did not end in time; logged at once, since other ranks may wait forever in theirs.
+        AgentsGymError: With the message ``too_late``; logged at once, since other ranks may wait forever in their call.
     """
     outcome: Future[None] = Future()
     stream: Any = None if device.type == "cpu" else torch.accelerator.current_stream(device)
