@@ -235,4 +235,4 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
         except ValueError:
             return None
-    return max(seconds, 0.0)
+    return max(0.0, seconds)  # in this order, NaN becomes 0
