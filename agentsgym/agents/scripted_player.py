@@ -53,11 +53,8 @@ class ScriptedPlayer(Agent, Generic[NotesT]):
         for request in requests:
             notes: NotesT | None = request.agent_state
             try:
-                if notes is None:
-                    seed = derive_seed(type(self).__name__, self._seed, next(self._conversations))
-                    notes = self._begin(request, random.Random(seed))
-                elif self._is_new_episode(request):
-                    notes = self._begin(request, notes.generator)
+                if notes is None or self._is_new_episode(request):
+                    notes = self._begin(request, self._new_stream() if notes is None else notes.generator)
                 move = self._play(request, notes)
             except AgentError as error:
                 answers.append(error)
@@ -78,3 +75,6 @@ class ScriptedPlayer(Agent, Generic[NotesT]):
     @abstractmethod
     def _play(self, request: TurnRequest, notes: NotesT) -> str | Action:
         """Return the answer's text, or an action without ``agent_state``; an ``AgentError`` fails this session only."""
+
+    def _new_stream(self) -> random.Random:
+        return random.Random(derive_seed(type(self).__name__, self._seed, next(self._conversations)))
