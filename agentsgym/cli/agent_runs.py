@@ -78,12 +78,14 @@ class AgentRun:
     anchors: Mapping[str, float] | None = None
 
 
+_ENDS = {Terminated: ("stopped by SIGTERM", TERMINATED), KeyboardInterrupt: ("stopped by Ctrl-C", 1)}
+
+
 def run_agent(player: Player, plan: Plan) -> AgentRun:
     """Play all episodes of a plan with one agent; after an error, Ctrl-C or SIGTERM, the finished ones are returned."""
     references = anchors_of(player.env)
     played: list[Trajectory] = []
-    num_resumed = 0
-    evaluation, ended_by, exit_code = None, None, 1
+    num_resumed, evaluation, ended_by, exit_code = 0, None, None, 1
     with _bar(player.label, plan.num_episodes) as (advance, begin_at):
 
         def finished(trajectory: Trajectory) -> None:
@@ -100,29 +102,30 @@ def run_agent(player: Player, plan: Plan) -> AgentRun:
 
         writer = None if plan.store is None else RolloutStore.writer(plan.store)
         try:
-            evaluation = evaluate(
-                player.env,
-                player.agent,
-                plan.tasks,
-                plan.num_rollouts,
-                cluster_by=plan.cluster_by,
-                seed=plan.seed,
-                max_failed_fraction=plan.max_failed_fraction,
-                on_finish=finished,
-                references=references,
-                max_concurrent=plan.max_concurrent,
-                store=writer,
-                resume="failed" if plan.resume else False,
-                agent_name=player.stored_as or player.label,
-                on_resume=resumed,
-            )
-            if writer is not None:
-                writer.close()
+            try:
+                evaluation = evaluate(
+                    player.env,
+                    player.agent,
+                    plan.tasks,
+                    plan.num_rollouts,
+                    cluster_by=plan.cluster_by,
+                    seed=plan.seed,
+                    max_failed_fraction=plan.max_failed_fraction,
+                    on_finish=finished,
+                    references=references,
+                    max_concurrent=plan.max_concurrent,
+                    store=writer,
+                    resume="failed" if plan.resume else False,
+                    agent_name=player.stored_as or player.label,
+                    on_resume=resumed,
+                )
+            finally:
+                if writer is not None:  # also after a failure: --resume continues from what was stored
+                    writer.close(strict=evaluation is not None)
         except AgentsGymError as error:
             ended_by = sentence_of(error).replace("max_failed_fraction = ", "--max-failed ")
         except (KeyboardInterrupt, Terminated) as stop:
-            is_sigterm = isinstance(stop, Terminated)
-            ended_by, exit_code = ("stopped by SIGTERM", TERMINATED) if is_sigterm else ("stopped by Ctrl-C", 1)
+            ended_by, exit_code = _ENDS[type(stop)]
     if evaluation is None and played:
         evaluation = _partial(player, plan, played, references)
     return AgentRun(
