@@ -1,6 +1,6 @@
 """Train language-model agents over many turns.
 
-The public names stand here and are imported when they are first used, so that ``import agentsgym`` stays fast and
+The public names are imported when they are first used, so that ``import agentsgym`` stays fast and
 needs no torch.
 
     >>> import agentsgym

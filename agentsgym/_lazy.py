@@ -45,9 +45,8 @@ def lazy(package: str, otherwise: Callable[[str], Any] | None = None) -> Callabl
 def deferred(module: str, name: str) -> Callable[..., Any]:
     """Make a function that imports its target when it is called.
 
-    For values at the base of the library, which notebooks display and which are made from what was
-    recorded elsewhere: what does that stands far above them, and loading them must not load it.
-    ``tests/test_layers.py`` names the files that may use it, and for what.
+    For values at the base of the library that notebooks display or that are made from foreign records: loading them
+    must not load the modules far above them that do so. ``tests/test_layers.py`` lists the allowed uses.
 
     Args:
         module: The module, written out.

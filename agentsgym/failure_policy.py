@@ -1,4 +1,4 @@
-"""Decide what happens to failed rollouts: how many end a run, which are played again, which groups count."""
+"""Decide what happens to failed rollouts: how many end a run, whether they are played again, which groups count."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class FailurePolicy:
     Attributes:
         max_failed_fraction: The fraction of all rollouts that may fail, in [0, 1]; as soon as more have failed, the run
             ends with a :class:`~agentsgym.errors.TooManyFailuresError`. 0 ends it at the first failure, None never.
-        max_retries: How many times a failed rollout is played again at most, from its start, after all others: under
-            its own session id and in its own place. Only its last attempt is returned and counts as failed.
+        max_retries: Maximum number of times that a failed rollout is played again, from its start, after all others:
+            under its own session id and in its own place. Only its last attempt is returned and counts as failed.
         retry_seed: ``"same"`` plays it again from the same start; ``"new"`` from a seed derived from the old one and
             the number of the attempt, so that its start may differ from those of its group, and be another task to a
             baseline.
@@ -106,10 +106,10 @@ def as_policy(given: object) -> FailurePolicy:
 
 
 class FailureCount:
-    """Counts failed rollouts as they come in, and ends a run when more have failed than may.
+    """Counts failed rollouts as they finish, and ends a run when more have failed than allowed.
 
     Attributes:
-        finished: The rollouts that came in, failed ones included.
+        finished: The finished rollouts, failed ones included.
     """
 
     def __init__(self, policy: FailurePolicy, num_rollouts: int) -> None:
@@ -124,7 +124,7 @@ class FailureCount:
         """Count a finished rollout.
 
         Raises:
-            TooManyFailuresError: More have failed than may; its ``trajectories`` are the finished ones.
+            TooManyFailuresError: More have failed than allowed; its ``trajectories`` are the finished ones.
         """
         self.finished.append(trajectory)
         if trajectory.failed:

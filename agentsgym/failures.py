@@ -87,7 +87,7 @@ def failure_of(
 
 
 def describe(failure: EpisodeError, where: str) -> str:
-    """Write what a failed trajectory keeps as its ``error``.
+    """Write the ``error`` of a failed trajectory.
 
     Args:
         failure: The error that ended it.

@@ -14,12 +14,11 @@ import signal
 import threading
 import traceback
 from collections.abc import Generator
-from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 
 class Interruption(BaseException):
-    """Ends what runs, whatever code it is raised in; it fails no episode."""
+    """Ends the run from any code in which it is raised; no episode counts as failed."""
 
 
 class Terminated(Interruption):
@@ -73,12 +72,10 @@ def is_interruption(error: BaseException) -> bool:
     if isinstance(error, Exception):  # as TimeoutError, which the handler of a hook's alarm may raise
         return False
     # Python runs the handler of a signal in the midst of any code, a hook's too.
-    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    handlers: set[Any] = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = cast("Any", handler).func
+        handlers.add(getattr(getattr(handler, "__func__", handler), "__code__", None))  # of a method, its function's
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def _code(handler: Any) -> CodeType | None:
-    while isinstance(handler, functools.partial):
-        handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    function = getattr(handler, "__func__", handler)  # of a method
-    return getattr(function, "__code__", None)

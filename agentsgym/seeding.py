@@ -29,5 +29,5 @@ def episode_generator(task_seed: int, episode: int) -> random.Random:
 
 
 def fresh_seed() -> int:
-    """Draw a seed that nobody has used, for a task that comes without one."""
+    """Draw a random seed for a task without one."""
     return secrets.randbits(62)

@@ -1,4 +1,4 @@
-"""Write values and errors of foreign code as short text that a terminal shows as it is, or as JSON.
+"""Write values and errors of foreign code as short printable text, or as JSON.
 
 Values from an environment, an agent or a server may be megabytes long, may raise when they are turned into text, and
 may hold escape sequences.

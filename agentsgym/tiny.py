@@ -2,7 +2,7 @@
 
 ::
 
-    env.vocabulary_texts() or episodes ─▶ tiny_tokenizer ─▶ tiny_model ─▶ everything a large model goes through
+    env.vocabulary_texts() or episodes ─▶ tiny_tokenizer ─▶ tiny_model ─▶ the same code as for a large model
 
 The tokenizer is word-level and lossless: each token is a word with its article, the punctuation after it and the
 space before it, so that decoding joins tokens and nothing else. It has a chat template, and what
@@ -10,7 +10,7 @@ space before it, so that decoding joins tokens and nothing else. It has a chat t
 
 Where a text holds a call of a tool, as :func:`call_text` writes it, the template prints tools and calls too. A call has
 the form of Hermes and Qwen, ``<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>``, and is eight
-tokens: what stands around a name, a key and a value is one token each.
+tokens: the text around a name, a key and a value is one token each.
 """
 
 from __future__ import annotations
@@ -46,28 +46,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-def _recorded_texts(env: MultistepEnv, tasks: Any, agent: Any, num_episodes: int) -> list[str]:
-    """Play episodes and return every text in them once: prompts, observations, tool results, answers and calls.
-
-    Tasks are played in turn, and with other seeds when they are repeated.
-    """
-    require("num_episodes", num_episodes, is_int(1), "a positive int")
-    actor = as_agent(ExploringAgent(seed=0) if agent is None else agent)
-    trajectories, scripts = record(env, _tasks(env, tasks, num_episodes), actor, max_concurrent=256)
-    if all(trajectory.failed for trajectory in trajectories):
-        raise ConfigError(
-            f"no words can be recorded, since every episode failed: {headline(trajectories[0].error or '')}"
-        )
-    names = [str(tool.get("function", tool).get("name", "")) for tool in env.tool_schemas]
-    texts = dict.fromkeys(call_text(name, {}) for name in names)  # also of tools that nobody called
-    for trajectory in trajectories:
-        texts |= dict.fromkeys(message["content"] for message in trajectory.messages)
-    for script in scripts:
-        for action in script:
-            texts |= dict.fromkeys([action.text, *(call_text(call.name, call.arguments) for call in action.tool_calls)])
-    return list(texts)
-
-
 def _tasks(env: MultistepEnv, tasks: Any, num_episodes: int) -> Sequence[Mapping[str, Any]]:
     if tasks is None:
         try:
@@ -87,7 +65,7 @@ PAD, UNKNOWN, END, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|assistant
 # article belongs to its word: a policy that chose it first would write "a airplane" once both are rewarded equally.
 _PIECE = r" ?(?:an? )?\w+(?:['\u2019\-]\w+)*[^\w\s]*| ?[^\w\s]+|\s"
 
-# With tools the keys of a call's arguments are pieces too, so that a value is the same token wherever it stands.
+# With tools the keys of a call's arguments are pieces too, so that a value is the same token everywhere.
 _KEY = r"""(?:"?, )?"\w+": "?"""
 _PIECE_OR_KEY = rf"""{_KEY}| ?(?:an? )?\w+(?:['\u2019\-]\w+)*(?:(?!"?, "\w+": )[^\w\s])*| ?[^\w\s]+|\s"""
 
@@ -206,7 +184,7 @@ def tiny_model(
     """Make a small Llama with random weights, 0.09 million parameters by default, equal for equal seeds.
 
     Args:
-        tokenizer: Gives the vocabulary and the ids of EOS and padding.
+        tokenizer: Its vocabulary and its EOS and padding ids are used.
         hidden_size: Width; a multiple of ``2 * num_heads``, since rotary positions turn pairs.
         num_layers: Number of decoder layers.
         num_heads: Attention heads a layer.
@@ -264,10 +242,10 @@ def tiny_policy(
         source: An environment; dataset rows, as :func:`agentsgym.mix` makes them, whose environments are built and
             played; or the texts themselves.
         tasks: Tasks to play, if the source is an environment; None for its own training tasks.
-        agent: Who plays, also by the rows' column ``environment`` (a dict); None for an
+        agent: The agent that plays, or a dict of agents by the rows' column ``environment``; None for an
             :class:`~agentsgym.agents.exploring.ExploringAgent`.
-        num_episodes: How many episodes of each environment are played.
-        **sizes: As :func:`tiny_model` takes them, the seed included.
+        num_episodes: Number of episodes that are played of each environment.
+        **sizes: Arguments of :func:`tiny_model`, the seed included.
 
     Returns:
         The model and its tokenizer.
@@ -285,41 +263,49 @@ def _texts_of(source: Any, tasks: Any, agent: Any, num_episodes: int) -> Any:
         raise ConfigError(
             f"a tiny policy is built from an environment, got a class: write {source.__name__}(None, config)"
         )
-    if not isinstance(source, MultistepEnv):
-        own = source.vocabulary_texts() if isinstance(source, HasVocabulary) else source
-        rows = (
-            [] if isinstance(own, str | Mapping) or not isinstance(own, Iterable) else list(cast("Iterable[Any]", own))
-        )
-        if not rows or not all(isinstance(row, Mapping) for row in rows):
-            return rows or own
-        return _texts_of_rows(cast("list[Mapping[str, Any]]", rows), agent, num_episodes)
-    return environment_texts(source, tasks, agent, num_episodes)
+    if isinstance(source, MultistepEnv):
+        return environment_texts(source, tasks, agent, num_episodes)
+    own = source.vocabulary_texts() if isinstance(source, HasVocabulary) else source
+    rows = [] if isinstance(own, str | Mapping) or not isinstance(own, Iterable) else list(cast("Iterable[Any]", own))
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        return rows or own
+    parts: dict[tuple[str, str], list[Mapping[str, Any]]] = {}  # the rows of each environment
+    for row in rows:
+        kind = json.dumps([row.get("env_class_path"), row.get("env_config")], sort_keys=True, default=repr)
+        parts.setdefault((label_of(row), kind), []).append(row)
+    texts: list[str] = []
+    for (label, _), played in parts.items():
+        player = cast("Mapping[str, Any]", agent).get(label) if isinstance(agent, Mapping) else agent
+        env = make(played[0])
+        known = list(env.vocabulary_texts()) if player is None and isinstance(env, HasVocabulary) else []
+        texts += known or environment_texts(env, played, player, num_episodes)
+    return texts
 
 
 def environment_texts(env: MultistepEnv, tasks: Any = None, agent: Any = None, num_episodes: int = 256) -> list[str]:
-    """Collect text with the words of an environment, as :func:`tiny_policy` does."""
-    texts = list(env.vocabulary_texts()) if isinstance(env, HasVocabulary) else []
-    if not texts or tasks is not None or agent is not None:
-        texts += _recorded_texts(env, tasks, agent, num_episodes)
-    return texts
+    """Collect texts with the words of an environment, as :func:`tiny_policy` does.
 
-
-def _texts_of_rows(rows: list[Mapping[str, Any]], agent: Any, num_episodes: int) -> list[str]:
-    """Play the rows of each environment with its own player."""
-    parts: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        key = (
-            label_of(row),
-            json.dumps([row.get("env_class_path"), row.get("env_config")], sort_keys=True, default=repr),
+    Recorded episodes give every text in them once: prompts, observations, tool results, answers and calls. Their tasks
+    are played in turn, and with other seeds when they are repeated.
+    """
+    given = list(env.vocabulary_texts()) if isinstance(env, HasVocabulary) else []
+    if given and tasks is None and agent is None:
+        return given
+    require("num_episodes", num_episodes, is_int(1), "a positive int")
+    actor = as_agent(ExploringAgent(seed=0) if agent is None else agent)
+    trajectories, scripts = record(env, _tasks(env, tasks, num_episodes), actor, max_concurrent=256)
+    if all(trajectory.failed for trajectory in trajectories):
+        raise ConfigError(
+            f"no words can be recorded, since every episode failed: {headline(trajectories[0].error or '')}"
         )
-        parts.setdefault(key, []).append(row)
-    texts: list[str] = []
-    for (label, _), own in parts.items():
-        player = cast("Mapping[str, Any]", agent).get(label) if isinstance(agent, Mapping) else agent
-        env = make(own[0])
-        known = list(env.vocabulary_texts()) if player is None and isinstance(env, HasVocabulary) else []
-        texts += known or _texts_of(env, own, player, num_episodes)
-    return texts
+    names = [str(tool.get("function", tool).get("name", "")) for tool in env.tool_schemas]
+    texts = dict.fromkeys(call_text(name, {}) for name in names)  # also of tools that nobody called
+    for trajectory in trajectories:
+        texts |= dict.fromkeys(message["content"] for message in trajectory.messages)
+    for script in scripts:
+        for action in script:
+            texts |= dict.fromkeys([action.text, *(call_text(call.name, call.arguments) for call in action.tool_calls)])
+    return [*given, *texts]
 
 
 def _as_texts(source: object) -> list[str]:

@@ -104,12 +104,12 @@ class TurnRequest:
         session_id: The session to answer.
         messages: The conversation so far, ending with the new observation.
         token_ids: The exact prompt; empty without a tokenizer.
-        agent_state: What the agent returned with its last action; None at a conversation's first turn.
+        agent_state: The state that the agent returned with its last action; None in a conversation's first turn.
         max_new_tokens: The budget of this turn in tokens; None for no limit.
         tools: JSON schemas of the environment's tools, for agents that write the prompt themselves (``token_ids`` show
             them already); empty if it has none.
-        seed: Seed of this conversation's draws, where the caller sets it: an environment, for the players in its
-            games. None leaves them to the agent.
+        seed: Seed of this conversation's draws, where the caller sets it, as an environment does for its players; None
+            leaves them to the agent.
     """
 
     session_id: str
@@ -167,8 +167,8 @@ class Turn:
     Attributes:
         start: Index of the action's first token in the trajectory's ``token_ids``.
         stop: Index after its last token; equal to ``start`` for an action without tokens.
-        reward: Its reward from the environment; 0.0 in a practice episode. With rewards by role, what its own
-            role was given from this step up to the role's next turn.
+        reward: Its reward from the environment; 0.0 in a practice episode. With rewards by role, the rewards of its
+            role from this step up to the role's next turn.
         invalid: Whether the environment called it invalid.
         exact: Whether its tokens are the agent's own (not text that was encoded afterwards).
         episode: Index of the episode in its trial.
@@ -271,18 +271,12 @@ class Trajectory:
 
     @classmethod
     def from_messages(cls, tokenizer: Any, messages: Any, rewards: Any, **options: Any) -> Trajectory:
-        """Record a conversation that was held elsewhere; no turn of it is exact.
-
-        All as in :func:`~agentsgym.recorded.messages.trajectory_from_messages`.
-        """
+        """Record a foreign conversation: see :func:`~agentsgym.recorded.messages.trajectory_from_messages`."""
         return _of_messages(tokenizer, messages, rewards, **options)
 
     @classmethod
     def from_training_trace(cls, trace: Any, rewards: Any, **options: Any) -> Trajectory:
-        """Read a training trace of OpenEnv, token for token.
-
-        All as in :func:`~agentsgym.recorded.training_trace.trajectory_from_training_trace`.
-        """
+        """Read OpenEnv's trace: see :func:`~agentsgym.recorded.training_trace.trajectory_from_training_trace`."""
         return _of_training_trace(trace, rewards, **options)
 
     def __repr__(self) -> str:
@@ -349,7 +343,7 @@ class Trajectory:
 
     @property
     def segments(self) -> list[range]:
-        """The parts of ``token_ids`` in which each token's context is all that stands before it, in order.
+        """The parts of ``token_ids`` in which each token's context is everything before it, in order.
 
         One where history only grew; each rewriting of the history opens another.
 

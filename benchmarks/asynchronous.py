@@ -212,7 +212,7 @@ def compare(setup: Setup, name: str, num_gpus: int, staleness: Sequence[int]) ->
 
 
 def balanced(setup: Setup, name: str) -> Iterator[dict[str, Any]]:
-    """One GPU that samples beside one that learns, where both take equally long, by two ways to say so.
+    """Simulate one GPU that samples next to one that learns, where both take equally long, by two definitions of that.
 
     A batch that is played alone takes until its longest episode ends. Batches that overlap, with nothing learned, take
     less each. If learning takes as little, nothing that keeps to a bound of 1 gets by with the larger of both: the
@@ -234,8 +234,8 @@ def balanced(setup: Setup, name: str) -> Iterator[dict[str, Any]]:
 
 def _of_the_larger(setup: Setup, name: str, as_long_as: str, learn_s: float, max_staleness: int) -> dict[str, Any]:
     row = ahead(setup, 1, learn_s, max_staleness)
-    told = {"task": name, "max_staleness": max_staleness, "learning_takes_as_long_as": as_long_as}
-    return told | {"learn_s": round(learn_s, 1), **row, "of_the_larger": round(row["step_s"] / learn_s, 2)}
+    settings = {"task": name, "max_staleness": max_staleness, "learning_takes_as_long_as": as_long_as}
+    return settings | {"learn_s": round(learn_s, 1), **row, "of_the_larger": round(row["step_s"] / learn_s, 2)}
 
 
 def played_s(task: Task, episodes: Sequence[Episode]) -> float:

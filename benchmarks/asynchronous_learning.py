@@ -1,7 +1,7 @@
 """Train the embedded policy at Twenty Questions with rollouts that run ahead, from one imitation for all bounds.
 
 ``python -m benchmarks.asynchronous --learning > rows.jsonl`` runs it; ``python -m benchmarks.asynchronous_learning
-rows.jsonl curves.png`` draws what came of it.
+rows.jsonl curves.png`` draws the results.
 """
 
 # pyright: reportUnknownMemberType=false

@@ -34,7 +34,7 @@ CONFIG = {
     "properties": list(DEMO_PROPERTIES),
     "max_steps_per_episode": 7,
     "system_prompt": "",
-    "error_allowance": 7,  # what an untrained policy says is invalid: its games are to be as long as those of others
+    "error_allowance": 7,  # or the invalid answers of an untrained policy would shorten its games
 }
 Play = Callable[[int], Sequence[Trajectory]]
 

@@ -2,7 +2,7 @@
 
 Two ranks (``accelerate launch``, gloo) play 32 turns of a game with a scripted agent, train a tiny policy on them, and
 evaluate it: with two lengths of an answer and two numbers of rollouts, so that what grows with tokens, with rollouts
-and with neither can be told apart. Every collective call of ``torch.distributed`` is counted; the gradients that
+and with neither can be distinguished. Every collective call of ``torch.distributed`` is counted; the gradients that
 ``DistributedDataParallel`` reduces, four bytes a trained weight, are not.
 
 Beyond two ranks: the summaries of as many rollouts as all ranks would play are unpacked, given to the estimator and to
@@ -84,7 +84,7 @@ QUICK = Plan(Size(4, 4), Size(8, 4), Size(4, 16), 1, (2, 8), 8)
 
 
 class LongGame(MultistepEnv):
-    """Plays 32 turns; every turn pays another number, and its state is known by a line of text."""
+    """Plays 32 turns, each with a different reward, whose states are identified by a line of text."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer, {"max_steps_per_episode": NUM_TURNS})
@@ -125,7 +125,7 @@ class Talker(Agent):
 
 
 class Traffic:
-    """Counts collective calls, their bytes as this rank sends them, and seconds, by who asked for them."""
+    """Counts collective calls, the bytes that this rank sends and the seconds they take, by caller."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()

@@ -73,7 +73,7 @@ def make_plan(num_episodes: int, median_wait_s: float, draw: int) -> Plan:
 
 
 class PlannedEnv(MultistepEnv):
-    """Waits as planned and says the same thing each turn."""
+    """Waits as planned, with the same observation each turn."""
 
     def __init__(self, tokenizer: Any, plan: Plan) -> None:
         super().__init__(tokenizer, {"max_steps_per_episode": 50})

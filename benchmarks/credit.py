@@ -54,7 +54,7 @@ class Arm:
 
     Attributes:
         estimator: Name of an estimator.
-        paid: ``"turns"``: the game's rewards on the way; ``"win"``: 1 at the end of a game that is won.
+        paid: ``"turns"``: rewards during the game; ``"win"``: 1 at the end of a game that is won.
         scale: ``scale_rewards``.
         discount: γ over turns.
         settings: Any other fields of ``GRPOEnvConfig``.
@@ -254,7 +254,7 @@ def trainer_of(
     num_episodes: int,
     agent_of: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[GRPOEnvTrainer, Watched]:
-    """A trainer that learns a game as an arm says, from the policy that lies in a folder, and what it plays in.
+    """Return the trainer of a game for an arm, from the policy in a folder, and the environment.
 
     ``agent_of`` makes the sampler from the model and its tokenizer; None is the trainer's own.
     """

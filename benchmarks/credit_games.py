@@ -5,8 +5,8 @@
     guess_values ─┬─▶ what best and random play are worth ─▶ info["optimal_reward"], info["random_reward"]
     maze_values  ─┘
 
-In both the agent sees words alone, a task is no more than a seed, and every episode is rewarded by ``reward_scheme``:
-something for each turn, or nothing but the win.
+In both, observations are text, a task is just a seed, and ``reward_scheme`` decides whether each turn is rewarded, or
+only a win.
 """
 
 from __future__ import annotations
@@ -72,11 +72,13 @@ class GuessTheNumber(MultistepEnv):
                 "env_config['max_steps_per_episode'] must leave room for rounds * guesses turns, got "
                 f"{config['max_steps_per_episode']} for {config['rounds']} * {config['guesses']}"
             )
-        self._pays = config["reward_scheme"]
-        self._worth = guess_values(config["size"], config["guesses"], rounds=config["rounds"], pays=self._pays)
+        self._reward_scheme = config["reward_scheme"]
+        self._worth = guess_values(
+            config["size"], config["guesses"], rounds=config["rounds"], reward_scheme=self._reward_scheme
+        )
 
     def actions_of(self, observation: str) -> list[str]:
-        """Every number, whatever was said."""
+        """Return every number, whatever the observation."""
         return [str(number) for number in range(1, self.env_config["size"] + 1)]
 
     def vocabulary_texts(self) -> list[str]:
@@ -95,18 +97,18 @@ class GuessTheNumber(MultistepEnv):
         return state["observation"]
 
     def _step_episode(self, session_id: str, state: State, action: str) -> Step:
-        said = action.strip()
-        is_valid = said in self.actions_of("")
+        answer = action.strip()
+        is_valid = answer in self.actions_of("")
         state = {**state, "guesses_left": state["guesses_left"] - 1}
         state, reward = (
-            self._judge(state, int(said)) if is_valid else (state | {"observation": self._invitation()}, 0.0)
+            self._judge(state, int(answer)) if is_valid else (state | {"observation": self._invitation()}, 0.0)
         )
         if not state["guesses_left"]:
             state |= {"round": state["round"] + 1, **self._new_round()}
             state["observation"] += f" {self._invitation()}"
         is_over = state["round"] == self.env_config["rounds"]
         score = state["found"] / self.env_config["rounds"]
-        if self._pays == "win":
+        if self._reward_scheme == "win":
             reward = float(is_over and score == 1)
         info = {"success": score == 1, "score": score, "invalid": not is_valid, **self._worth}
         return state, reward, is_over, info
@@ -123,8 +125,8 @@ class GuessTheNumber(MultistepEnv):
         return {"low": 1, "high": self.env_config["size"], "guesses_left": self.env_config["guesses"]}
 
     def _fraction_of_information(self, before: int, after: int) -> float:
-        pays = self._pays == "win_plus_information"
-        return information_fraction(before, after, self.env_config["size"]) if pays else 0.0
+        is_rewarded = self._reward_scheme == "win_plus_information"
+        return information_fraction(before, after, self.env_config["size"]) if is_rewarded else 0.0
 
     def _invitation(self) -> str:
         return f"Guess a number from 1 to {self.env_config['size']}."
@@ -171,7 +173,7 @@ class CarelessGuesser(Agent):
 
 
 @cache
-def guess_values(size: int, guesses: int, *, rounds: int, pays: str) -> dict[str, float]:
+def guess_values(size: int, guesses: int, *, rounds: int, reward_scheme: str) -> dict[str, float]:
     """What an episode of :class:`GuessTheNumber` is worth, by dynamic programming over the numbers left in play.
 
     With n numbers left the j-th of them is right with chance 1/n and leaves j − 1 or n − j otherwise. Best play takes
@@ -182,12 +184,12 @@ def guess_values(size: int, guesses: int, *, rounds: int, pays: str) -> dict[str
         size: How many numbers there are.
         guesses: Guesses of a round.
         rounds: How often the game is played.
-        pays: The ``reward_scheme``.
+        reward_scheme: The ``reward_scheme`` of the environment.
 
     Returns:
         ``optimal_reward`` and ``random_reward``.
 
-    >>> guess_values(3, 2, rounds=1, pays="find")
+    >>> guess_values(3, 2, rounds=1, reward_scheme="find")
     {'optimal_reward': 1.0, 'random_reward': 0.5555555555555556}
     """
 
@@ -195,7 +197,7 @@ def guess_values(size: int, guesses: int, *, rounds: int, pays: str) -> dict[str
         """The worth of each of n guesses; ``after[m]`` is that of m numbers left with a guess less."""
 
         def fraction(m: int) -> float:
-            gain = information_fraction(n, m, size) if pays == "win_plus_information" and m else 0.0
+            gain = information_fraction(n, m, size) if reward_scheme == "win_plus_information" and m else 0.0
             return m / n * (gain + after[m])
 
         return [1 / n + fraction(j) + fraction(n - 1 - j) for j in range(n)]
@@ -204,7 +206,9 @@ def guess_values(size: int, guesses: int, *, rounds: int, pays: str) -> dict[str
     for _ in range(guesses):
         best = [0.0, *(max(worth_of(n, best)) for n in range(1, size + 1))]
         blind = [0.0, *((sum(worth_of(n, blind)) + (size - n) * blind[n]) / size for n in range(1, size + 1))]
-    optimal, random_ = (worth**rounds if pays == "win" else worth * rounds for worth in (best[size], blind[size]))
+    optimal, random_ = (
+        worth**rounds if reward_scheme == "win" else worth * rounds for worth in (best[size], blind[size])
+    )
     return {"optimal_reward": optimal, "random_reward": random_}
 
 
@@ -286,7 +290,9 @@ class CoinMaze(MultistepEnv):
 
     def _worth(self, start: str) -> dict[str, float]:
         config = self.env_config
-        return maze_values(config["maze"], config["max_steps_per_episode"], pays=config["reward_scheme"])[start]
+        return maze_values(config["maze"], config["max_steps_per_episode"], reward_scheme=config["reward_scheme"])[
+            start
+        ]
 
 
 def read_maze(drawing: str) -> dict[str, dict[str, str]]:
@@ -308,7 +314,7 @@ def read_maze(drawing: str) -> dict[str, dict[str, str]]:
 
 
 @cache
-def maze_values(drawing: str, moves: int, *, pays: str) -> dict[str, dict[str, float]]:
+def maze_values(drawing: str, moves: int, *, reward_scheme: str) -> dict[str, dict[str, float]]:
     """What an episode of :class:`CoinMaze` is worth, by dynamic programming over (room, coins that are left).
 
     ``V_t(room, coins) = max over the ways out of (pay + V_{t-1}(next room, coins left there))`` for best play, which
@@ -317,7 +323,7 @@ def maze_values(drawing: str, moves: int, *, pays: str) -> dict[str, dict[str, f
     Args:
         drawing: The maze.
         moves: Turns of an episode.
-        pays: The ``reward_scheme``.
+        reward_scheme: The ``reward_scheme`` of the environment.
 
     Returns:
         ``optimal_reward`` and ``random_reward`` by the room of the start.
@@ -326,7 +332,7 @@ def maze_values(drawing: str, moves: int, *, pays: str) -> dict[str, dict[str, f
     rooms = list(exits)
     coins = np.arange(1 << len(rooms))  # every set of coins as a mask, room i as bit i
     taken = coins[None] & ~(1 << np.arange(len(rooms)))[:, None]  # what entering a room leaves, (rooms, sets)
-    is_rewarded = (taken != coins) & ((pays == "coins") | (taken == 0))
+    is_rewarded = (taken != coins) & ((reward_scheme == "coins") | (taken == 0))
 
     def after(values: NDArray[np.float64], room: str) -> Iterator[NDArray[np.float64]]:
         for there in map(rooms.index, exits[room].values()):
@@ -337,7 +343,7 @@ def maze_values(drawing: str, moves: int, *, pays: str) -> dict[str, dict[str, f
         best = np.stack([np.max([*after(best, room)], axis=0) for room in rooms])
         blind = np.stack([np.mean([*after(blind, room)], axis=0) for room in rooms])
         best[:, 0] = blind[:, 0] = 0.0  # without coins the game is over
-    total = len(rooms) - 1 if pays == "coins" else 1
+    total = len(rooms) - 1 if reward_scheme == "coins" else 1
     at_start = [len(coins) - 1 - (1 << i) for i in range(len(rooms))]
     return {
         room: {"optimal_reward": float(best[i, start]) / total, "random_reward": float(blind[i, start]) / total}

@@ -178,7 +178,7 @@ def write_report(runs: Sequence[Run], folder: Path) -> str:
 
 
 def _overview(by_game: Mapping[str, Mapping[str, Sequence[Run]]]) -> str:
-    """What each arm comes to in each game, a row an arm."""
+    """Tabulate the results of each arm in each game, one row per arm."""
     arms = dict.fromkeys(arm for arms in by_game.values() for arm in arms)
 
     def cell(runs: Sequence[Run]) -> str:

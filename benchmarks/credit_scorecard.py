@@ -1,4 +1,4 @@
-"""Compute what each advantage estimator comes to in expectation: exactly, by enumeration, without sampling.
+"""Compute the expected gradient of each advantage estimator exactly, by enumeration, without sampling.
 
 The game and its language model are those of ``tests/credit/tabular.py``: three states that recur, turns of one token or
 two, episodes of one to four turns. For every estimator the expected gradient is a sum over all groups of rollouts that
@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
 
 class Score(NamedTuple):
-    """What a row comes to for one size of group.
+    """The results of a row for one group size.
 
     Attributes:
         fit: How the expected gradient lies to the true one.

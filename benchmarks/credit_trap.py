@@ -39,16 +39,16 @@ class AppleTree(MultistepEnv):
         return self._describe(state["age"], state["turn"])
 
     def _step_episode(self, session_id: str, state: State, action: str) -> Step:
-        turns, pays = self.env_config["max_steps_per_episode"], self.env_config["reward_scheme"]
-        said = action.strip()
-        gain = state["age"] ** 2 if said == "pick" else 0
+        turns, reward_scheme = self.env_config["max_steps_per_episode"], self.env_config["reward_scheme"]
+        answer = action.strip()
+        gain = state["age"] ** 2 if answer == "pick" else 0
         age = 1 if gain else state["age"] + 1
         picked, is_over = state["picked"] + gain, state["turn"] == turns
         won = picked == turns**2
-        reward = gain / turns**2 if pays == "apples" else float(won)
-        info = {"success": won, "score": picked / turns**2, "invalid": said not in self.actions_of("")}
+        reward = gain / turns**2 if reward_scheme == "apples" else float(won)
+        info = {"success": won, "score": picked / turns**2, "invalid": answer not in self.actions_of("")}
         state = {**state, "age": age, "turn": state["turn"] + 1, "picked": picked}
-        return state, reward, is_over, {**info, **apple_values(turns, pays=pays)}
+        return state, reward, is_over, {**info, **apple_values(turns, reward_scheme=reward_scheme)}
 
     def _state_key(self, state: State) -> Hashable:
         return state["age"], state["turn"]
@@ -58,7 +58,7 @@ class AppleTree(MultistepEnv):
 
 
 @cache
-def apple_values(turns: int, *, pays: str) -> dict[str, float]:
+def apple_values(turns: int, *, reward_scheme: str) -> dict[str, float]:
     """What an episode of :class:`AppleTree` is worth, by dynamic programming over the age of the tree.
 
     ``V_t(n) = max(n² + V_{t-1}(1), V_{t-1}(n + 1))`` with t turns left, V_0 = 0; the mean of the two for random
@@ -66,15 +66,15 @@ def apple_values(turns: int, *, pays: str) -> dict[str, float]:
 
     Args:
         turns: Turns of an episode.
-        pays: The ``reward_scheme``.
+        reward_scheme: The ``reward_scheme`` of the environment.
 
     Returns:
         ``optimal_reward`` and ``random_reward``.
 
-    >>> apple_values(2, pays="apples")
+    >>> apple_values(2, reward_scheme="apples")
     {'optimal_reward': 1.0, 'random_reward': 0.4375}
     """
-    if pays == "win":
+    if reward_scheme == "win":
         return {"optimal_reward": 1.0, "random_reward": 0.5**turns}
     best = blind = [0.0] * (turns + 1)
     for left in range(1, turns + 1):

@@ -1,4 +1,4 @@
-"""The games of the benchmark of credit, which keep what they said last and know what random and best play score."""
+"""The games of the credit benchmark, which keep their last texts and know the scores of random and optimal play."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.credit_trap import AppleTree, apple_values
 
 
 class Watched(MultistepEnv):
-    """Beside a game: keeps what it said last in each session, in the order in which sessions began."""
+    """A mixin that keeps the last text of each session, in the order in which sessions began."""
 
     last_info: dict[str, dict[str, Any]]
 
@@ -33,7 +33,7 @@ class WatchedGuess(Watched, GuessTheNumber):
 
     def anchors(self) -> dict[str, float]:
         """By dynamic programming; a fraction is the same for one round and for many."""
-        return guess_values(self.env_config["size"], self.env_config["guesses"], rounds=1, pays="find")
+        return guess_values(self.env_config["size"], self.env_config["guesses"], rounds=1, reward_scheme="find")
 
 
 class WatchedMaze(Watched, CoinMaze):
@@ -41,7 +41,9 @@ class WatchedMaze(Watched, CoinMaze):
 
     def anchors(self) -> dict[str, float]:
         """By dynamic programming, the mean over the starts."""
-        worths = maze_values(self.env_config["maze"], self.env_config["max_steps_per_episode"], pays="coins").values()
+        worths = maze_values(
+            self.env_config["maze"], self.env_config["max_steps_per_episode"], reward_scheme="coins"
+        ).values()
         return {key: fmean(worth[key] for worth in worths) for key in ("optimal_reward", "random_reward")}
 
 
@@ -50,7 +52,7 @@ class WatchedTree(Watched, AppleTree):
 
     def anchors(self) -> dict[str, float]:
         """By dynamic programming."""
-        return apple_values(self.env_config["max_steps_per_episode"], pays="apples")
+        return apple_values(self.env_config["max_steps_per_episode"], reward_scheme="apples")
 
 
 class WatchedTwentyQuestions(Watched, TwentyQuestionsEnv):

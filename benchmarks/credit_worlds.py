@@ -35,7 +35,7 @@ from tools.households import generate_households
 from tools.households.rooms import KINDS
 
 ARMS: Final = (WARM_START, "grpo", "return_to_go", "mt_grpo", "gigpo")
-_REMEMBER_MB: Final = 512.0
+_CACHE_MB: Final = 512.0
 _HELD_OUT: Final = "held out"
 _NUM_NEW: Final = 24
 _NOT_TAKEN: Final[dict[str, Any]] = {"text": world_texts.NOTHING, "understood": False}
@@ -59,7 +59,7 @@ class WatchedWorld(Watched):
 
 
 class WatchedHousehold(WatchedWorld, ALFWorldEnv):
-    """A household of ALFWorld's; its engine is not asked about commands that it is known not to take."""
+    """A household of ALFWorld; commands that its engine is known to reject are not sent to it."""
 
     def _processes(self) -> Any:
         """Answers for the engine where it would print that nothing happens."""
@@ -83,7 +83,7 @@ class _Sparing:
 
 
 class _KeyedEngine(TextWorldEngine):
-    """TextWorld's engine, which says things in few words, and names its positions, so that they are remembered."""
+    """TextWorld's engine with shorter texts, and keys of its positions, so that answers are cached."""
 
     def start(self, game: dict[str, Any]) -> dict[str, Any]:
         """Begin a game; arguments, result and errors as of the engine itself."""
@@ -97,7 +97,7 @@ class _KeyedEngine(TextWorldEngine):
         return answer | {"text": self.say(answer), "state_key": answer["key"]}
 
     def say(self, answer: dict[str, Any]) -> str:
-        """Say what an answer says."""
+        """Shorten the text of an answer."""
         raise NotImplementedError
 
 
@@ -118,7 +118,7 @@ class KitchenEngine(_KeyedEngine):
 
 
 class WatchedQuest(WatchedWorld, TextWorldEnv):
-    """A quest of TextWorld's, whose engine is asked about no command but those that it named."""
+    """A quest of TextWorld, whose engine only receives commands that it listed."""
 
     refusal: ClassVar[str]
 
@@ -128,7 +128,7 @@ class WatchedQuest(WatchedWorld, TextWorldEnv):
     def _processes(self) -> Any:
         keys = ("num_processes", "step_timeout_s", "start_timeout_s")
         settings = {key: self.env_config[key] for key in keys}
-        return shared_processes(self.engine, remember_mb=_REMEMBER_MB, **settings, **self._process_limits())
+        return shared_processes(self.engine, cache_mb=_CACHE_MB, **settings, **self._process_limits())
 
 
 class WatchedMaze(WatchedQuest):
@@ -232,7 +232,7 @@ def _households(size: str, num_worlds: int) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Quests(World):
-    """Quests of TextWorld's, told apart by the seeds that they are made from."""
+    """Quests of TextWorld, identified by the seeds that generate them."""
 
     def worlds(self, *, new: bool) -> list[dict[str, Any]]:
         """Seeds."""
@@ -257,9 +257,9 @@ GAMES: Final[Mapping[str, Game]] = {
             "max_steps_per_episode": 20,
             "show_commands": "none",
             "reward": "progress",
-            "nothing_is_invalid": True,
+            "rejected_is_invalid": True,
             "error_allowance": 1,
-            "remember_mb": _REMEMBER_MB,
+            "cache_mb": _CACHE_MB,
         },
         demonstrator=ReferencePlayer,
         num_demonstrations=24,

@@ -3,9 +3,9 @@
     python -m benchmarks.gpu            # some minutes; prints, and writes the section of docs/benchmarks.md
     python -m benchmarks.gpu --json     # prints one JSON object, and writes nothing
 
-Nothing is downloaded: models are made here, with random weights. Without a GPU it says so, changes nothing, and ends
-with status 3. ``--device cpu --size tiny`` runs the same code in a minute, to see that it runs; its numbers mean
-nothing and are never written.
+Nothing is downloaded: models are built here, with random weights. Without a GPU it reports that, changes nothing, and
+exits with status 3. ``--device cpu --size tiny`` runs the same code in a minute, to check that it works; its numbers
+mean nothing and are never written.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LAST_START_S: Final = 420.0  # nothing begins later than this, so that all is ov
 
 
 def measure(size: Size, device: str, folder: Path) -> dict[str, Any]:
-    """Take every measurement; one that fails or comes too late is told of, and the others are made.
+    """Take every measurement; one that fails or takes too long is reported, and the others follow.
 
     Args:
         size: How much is measured.
@@ -66,7 +66,7 @@ def measure(size: Size, device: str, folder: Path) -> dict[str, Any]:
             continue
         try:
             found[name] = take()
-        except Exception as error:  # out of memory, say: the others are worth having
+        except Exception as error:  # for example out of memory: the others are still useful
             logging.getLogger(__name__).exception("%s could not be measured", name)
             found["left_out"][name] = f"{type(error).__name__}: {error}"
     found["seconds"] = round(time.monotonic() - begun, 1)

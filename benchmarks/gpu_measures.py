@@ -1,7 +1,7 @@
 """What the benchmark of a GPU measures; each function also runs on a CPU, at a tiny size.
 
-Models are made from a configuration, with random weights: speed and memory do not depend on what they say. Every answer
-is as long as its budget. Times are seconds of a clock on the wall, the device waited for.
+Models are built from a configuration, with random weights: speed and memory do not depend on what they write. Every
+answer uses its whole budget. Times are wall-clock seconds after synchronizing the device.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -31,7 +31,7 @@ from agentsgym.testing import chat_tokenizer
 from agentsgym.training.drift import logprob_gap
 from benchmarks.stock_trl import ANSWER_TOKENS, Echo, by_hand
 
-OBSERVATION_TOKENS: Final = 30  # about what Echo says, with the marks of the template
+OBSERVATION_TOKENS: Final = 30  # about the length of Echo's observation, with the tokens of the template
 
 
 class Size(NamedTuple):
@@ -260,7 +260,7 @@ def of_trl(function: Any, reward: Any, size: Size, device: str, folder: Path) ->
 
 
 def no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
-    """What the game pays, for rollouts that are played by hand."""
+    """Return the environment's rewards, for rollouts that are played by hand."""
     return [0.0] * len(completions)
 
 

@@ -87,7 +87,7 @@ def references(env: GymnasiumEnv, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Learn with each seed and print what came of it."""
+    """Learn with each seed, and print the results."""
     torch.set_num_threads(1)  # a second thread gains nothing on so small a model
     options = parse()
     for seed in options.seeds:

@@ -5,9 +5,9 @@ The row is a conversation whose every fourth token is the agent's, the model a L
 in tiles; this one agent tokens alone, on any device.
 Both recompute activations in the backward pass (gradient checkpointing).
 
-Each number is that of a process of its own: on a CPU the highest resident memory of one step beyond what was resident
-before it, on a GPU what ``torch.cuda.max_memory_allocated`` says of the same. Model and gradients are part of neither
-row: they are there before.
+Each number comes from a separate process: on a CPU the highest resident memory of one step beyond what was resident
+before it, on a GPU what ``torch.cuda.max_memory_allocated`` reports. Model and gradients are allocated before, and are
+part of no row.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -158,7 +158,7 @@ def measure_one(way: str, length: int, options: argparse.Namespace) -> dict[str,
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Every way at every length, each in a process of its own."""
+    """Measure every way at every length, each in its own process."""
     shape = [f"--{name}={getattr(options, name)}" for name in ("vocabulary", "hidden", "layers")]
     rows: list[dict[str, Any]] = []
     for length in options.lengths:

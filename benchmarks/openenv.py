@@ -31,7 +31,7 @@ from agentsgym.types import Action
 
 GAMES = Path(__file__).parent.parent / "tests" / "with_worlds" / "openenv_games.py"
 NUM_STEPS, NUM_GAMES = 50, 6  # steps a round
-MESSAGE = "x"  # no number: the game goes on
+MESSAGE = "x"  # not a number: the game continues
 
 
 class BareClient:
@@ -42,7 +42,7 @@ class BareClient:
         self.socket = opened.__enter__()
         self.close = self.socket.close
 
-    def ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    def request(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         """Send one message and read its answer."""
         self.socket.send(json.dumps({"type": kind, "data": data}))
         answer = json.loads(self.socket.recv(timeout=60.0))
@@ -73,9 +73,9 @@ def bare_rollout_seconds(url: str) -> float:
     """The time of one step of a whole game of the bare client's, opening and closing included, in seconds."""
     start = time.perf_counter()
     bare = BareClient(url)
-    bare.ask("reset", {"seed": 1})
+    bare.request("reset", {"seed": 1})
     for _ in range(NUM_STEPS):
-        bare.ask("step", {"message": MESSAGE})
+        bare.request("step", {"message": MESSAGE})
     bare.close()
     return (time.perf_counter() - start) / NUM_STEPS
 
@@ -88,12 +88,12 @@ def fast_ms(times: list[float]) -> float:
 def played(env: OpenEnvEnv, num_rounds: int) -> list[tuple[float, ...]]:
     """The seconds of a step, of one of the bare client's, of a turn, and of its turn, in each round of one game."""
     state = env.start_session("benchmark", {"seed": 1}, seed=0)
-    url = env._link.url()  # pyright: ignore[reportPrivateUsage]
+    url = env._connections.url()  # pyright: ignore[reportPrivateUsage]
     bare = BareClient(url)
-    bare.ask("reset", {"seed": 1})
+    bare.request("reset", {"seed": 1})
     action = Action(text=MESSAGE)
     step = partial(env._step_action, "benchmark", state, action)  # pyright: ignore[reportPrivateUsage]
-    bare_step = partial(bare.ask, "step", {"message": MESSAGE})
+    bare_step = partial(bare.request, "step", {"message": MESSAGE})
     rounds: list[tuple[float, ...]] = []
     for _ in range(num_rounds):
         turn_s, bare_turn_s = rollout_seconds(env, NUM_STEPS, 1), bare_rollout_seconds(url)

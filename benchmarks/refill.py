@@ -23,7 +23,7 @@ from benchmarks.rollout_transformers import ANSWER_TOKENS, SMALL, make_policy
 
 
 class LongOrShort(MultistepEnv):
-    """Lasts as many turns as the task says."""
+    """Lasts as many turns as its task specifies."""
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         return {"done": False, "left": task_data["turns"]}

@@ -27,8 +27,8 @@ from transformers import PreTrainedTokenizerFast
 
 from agentsgym import Action, Agent, MultistepEnv, Trajectory, TurnRequest
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.rollouts.interfaces import Pool
 from agentsgym.rollouts.process_pool import EnvProcessPool
+from agentsgym.rollouts.scheduler import Pool
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 
 VOCABULARY_SIZE = 32_000
@@ -75,14 +75,14 @@ class Record(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What the scripted policy says in one turn."""
+    """The answer of the scripted policy in one turn."""
 
     token_ids: list[int]
     logprobs: list[float]
 
 
 class Script(NamedTuple):
-    """The tokenizer, and what is said in each turn: the same in every episode, another thing in every turn."""
+    """The tokenizer and the text of each turn: the same in every episode, different in every turn."""
 
     tokenizer: PreTrainedTokenizerFast
     observations: list[str]
@@ -90,7 +90,7 @@ class Script(NamedTuple):
 
 
 class Game(MultistepEnv):
-    """Says the script's observations and pays each turn 1."""
+    """Returns the script's observations, and reward 1 for each turn."""
 
     def __init__(self, script: Script, num_turns: int) -> None:
         super().__init__(script.tokenizer, {"max_steps_per_episode": num_turns})  # pyright: ignore[reportArgumentType]  # a subclass
@@ -122,7 +122,7 @@ class Policy(Agent):
         return [self.answer(request.agent_state or 0) for request in requests]
 
     def answer(self, turn: int) -> Action:
-        """What is said in one turn."""
+        """Return the texts of one turn."""
         token_ids, logprobs = self.replies[turn]
         return Action(text=self.decode(token_ids), token_ids=token_ids, logprobs=logprobs, agent_state=turn + 1)
 
@@ -287,7 +287,7 @@ def measure_modes(script: Script, plan: Plan) -> dict[str, Any]:
 
 
 def measure_concurrency(script: Script, size: Size) -> dict[str, Any]:
-    """Many episodes at once: how many the agent was asked for in one call, and how many were finished."""
+    """Play many episodes at once: how many actions one call of the agent returns, and how many episodes ended."""
     policy = Policy(script)
     start = time.process_time()
     played = Game(script, size.num_turns).rollout([{"seed": 0}], policy, size.num_episodes)

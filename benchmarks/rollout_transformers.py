@@ -3,7 +3,7 @@
 The second is the loop that is written today: pad the histories on the left, generate, decode, append the observations.
 Both answer greedily on a randomly initialized model in float32, and their tokens are compared. Observations differ in
 length from episode to episode; answers are as long as the budget, since nothing ends them early. Times are CPU
-seconds, the loops taking turns, medians over repetitions; one run of many turns also tells what fewer would have cost.
+seconds, the loops taking turns, medians over repetitions; one run of many turns also shows the cost of fewer.
 Long episodes are played by the agent alone, and set beside the bare model: the same tokens run in one chunk and then
 one by one on a static cache that holds as much, all rows of equal length, with neither loop nor sampling around it.
 """
@@ -77,7 +77,7 @@ Loop = Callable[[Policy, list[list[list[int]]]], Run]
 
 
 def make_policy(shape: Shape) -> Policy:
-    """A random model, initialized so widely that what it says depends on its context, and that never ends a turn."""
+    """A random model whose wide initialization makes answers depend on the context, and that never ends a turn."""
     tokenizer = chat_tokenizer("chatml")
     torch.random.default_generator.manual_seed(0)
     model = Qwen3ForCausalLM(
@@ -186,7 +186,7 @@ def ratio(rounds: list[tuple[Run, Run]], num_turns: int) -> float:
 
 
 def measure_long(size: Size) -> dict[str, Any]:
-    """Tokens a second that the agent says in each turn of long episodes, and those of the bare model in some."""
+    """Measure tokens per second of the agent in each turn of long episodes, and of the bare model in some."""
     policy, turns = make_policy(size.shape), make_observations(size)
     act_each_turn(policy, turns[:2])
     runs = [act_each_turn(policy, turns).seconds for _ in range(size.num_repeats)]

@@ -1,6 +1,6 @@
-"""What the model of scaling plays: episodes of three kinds, on engines that decode many sequences at once.
+"""Simulated rollouts for the cost model: three kinds of episodes, on engines that decode many sequences at once.
 
-Everything here is computed; nothing is run on a GPU. All numbers are assumptions, and stand in :class:`Engine`,
+Everything here is computed; nothing runs on a GPU. All numbers are assumptions, made in :class:`Engine`,
 :class:`Learner` and ``TASKS``.
 """
 
@@ -10,8 +10,8 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -30,8 +30,8 @@ class Engine:
     Attributes:
         step_s: Seconds of a decoding step of no context: all weights are read once, and a half more for all the rest.
         context_s: Seconds that a token of context adds to a step, for each sequence: its keys and values are read.
-        prefill_s: Seconds that a new token of a prompt takes; decoding waits meanwhile. What was said before is in the
-            prefix cache, and costs nothing.
+        prefill_s: Seconds that a new token of a prompt takes; decoding waits meanwhile. Earlier turns are in the
+            prefix cache, and cost nothing.
     """
 
     step_s: float = 1.5 * 2 * WEIGHTS / BANDWIDTH
@@ -112,7 +112,7 @@ class Task:
         return tuple(Turn(max(1, round(pace * self.tokens.draw(rng))), self.env_s.draw(rng)) for _ in range(num_turns))
 
     def new_tokens(self, turn: int) -> int:
-        """Tokens that are new to the engine before a turn: the first prompt, or what the environment said."""
+        """Tokens that are new to the engine before a turn: the first prompt, or the observation."""
         return self.observation if turn else self.prompt
 
     def num_tokens(self, episode: Episode) -> int:
@@ -167,7 +167,7 @@ class Sampling:
         self.now = time
 
     def add(self, index: int, new: float, context: float, tokens: int) -> None:
-        """Begin a sequence of so many tokens now, behind a context of which so many are new."""
+        """Start a sequence of ``tokens`` tokens after a context, of which ``new`` tokens are not cached."""
         mean_context = context + tokens / 2
         self.debt_s += new * self.engine.prefill_s
         self.context += mean_context
@@ -330,7 +330,7 @@ def lockstep(task: Task, shares: list[list[Episode]], engine: Engine, *, by_rank
         task: The kind of the episodes.
         shares: The episodes of each engine.
         engine: What one takes.
-        by_rank: Whether each engine has rounds of its own; else a round is over when that of all engines is.
+        by_rank: Whether each engine has its own rounds; otherwise a round ends when it has ended on all engines.
 
     Returns:
         When each episode ended, in seconds, in order.
@@ -366,3 +366,79 @@ def _round_s(task: Task, turns: list[tuple[Turn, float]], turn: int, engine: Eng
         sampling.work_until(sampling.next_end())
         sampling.pop()
     return sampling.now + max(one.env_s for one, _ in turns)
+
+
+Batch = Sequence[Episode]
+STALENESS: Final = (1, 2, 4, 8)  # values of max_staleness that are compared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The simulated hardware, and the size of a step.
+
+    Attributes:
+        num_gpus: The number of GPUs.
+        per_gpu: The number of episodes of a step per GPU.
+        engine: The speed of sampling.
+        learner: The speed of learning.
+    """
+
+    num_gpus: int
+    per_gpu: int = 64
+    engine: Engine = field(default_factory=Engine)
+    learner: Learner = field(default_factory=Learner)
+
+    @property
+    def num_episodes(self) -> int:
+        """The number of episodes of a step."""
+        return self.num_gpus * self.per_gpu
+
+    def learn_s(self, task: Task, batch: Batch, num_gpus: int) -> float:
+        """Seconds of learning from a batch on ``num_gpus`` GPUs, without the update."""
+        return self.learner.token_s * sum(map(task.num_tokens, batch)) / num_gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The duration of a training step.
+
+    Attributes:
+        way: The way generation and learning are combined.
+        step_s: Seconds from one update to the next.
+        generate_s: Seconds in which episodes are played and nothing else happens, or else seconds of playing a batch.
+        tail: The fraction of them in which the last tenth of the episodes is played; None without batches.
+        num_generating: The number of GPUs that only generate; None if all do both.
+        staleness: The mean and the largest number of updates between an episode's first turn and learning from it.
+    """
+
+    way: str
+    step_s: float
+    generate_s: float
+    tail: float | None = None
+    num_generating: int | None = None
+    staleness: tuple[float, int] | None = None
+
+
+def batches_of(task: Task, num_episodes: int, num_batches: int, seed: int) -> list[Batch]:
+    """Draw batches of episodes."""
+    return [
+        [task.episode("scaling", seed, number, index) for index in range(num_episodes)] for number in range(num_batches)
+    ]
+
+
+def generation(way: str, task: Task, batch: Batch, num_engines: int, engine: Engine) -> list[float]:
+    """Play a batch, and return when each episode ended, in seconds, in order.
+
+    Args:
+        way: ``"lockstep, one server"``, ``"lockstep, by rank"``, ``"continuous, by rank"`` or ``"continuous, shared"``.
+        task: The kind of the episodes.
+        batch: The episodes.
+        num_engines: The number of engines.
+        engine: The speed of an engine.
+    """
+    share = math.ceil(len(batch) / num_engines)
+    if way.startswith("lockstep"):
+        shares = [list(batch[share * place : share * (place + 1)]) for place in range(num_engines)]
+        return lockstep(task, shares, engine, by_rank=way.endswith("by rank"))
+    places = [index // share if way.endswith("by rank") else None for index in range(len(batch))]
+    return continuous(batch, places, Play(task, num_engines, engine))

@@ -1,14 +1,14 @@
-"""How long a training step takes by how generation and learning are put together: a model, computed, not measured.
+"""Compute, by a cost model, how long a training step takes by the way generation and learning are combined.
 
 ``python -m benchmarks.scaling_model`` prints the tables of ``docs/scaling.md``; ``--write`` puts them there and draws
-its pictures. The same seed gives the same numbers. What an engine, a learner and an episode take is assumed, in
-``benchmarks/scaling_engine.py``; environments never wait for a free processor, and a rank learns as long as any other.
+its plots. The same seed gives the same numbers. The costs of engines, learners and episodes are assumptions, in
+``benchmarks/scaling_engine.py``; environments never wait for a free processor, and all ranks learn equally long.
 
 The ways:
 
-- *lockstep, one server*: the episodes of all ranks take a turn together.
-- *lockstep, by rank*: each rank has rounds of its own, on its own engine.
-- *continuous, by rank*: each episode goes on as soon as it can, on the engine of its rank.
+- *lockstep, one server*: the episodes of all ranks take each turn together.
+- *lockstep, by rank*: the episodes of each rank take each turn together, on its own engine.
+- *continuous, by rank*: each episode continues as soon as it can, on the engine of its rank.
 - *one batch ahead*: some GPUs play a batch while the others learn from the one before; each waits for the other.
 - *no barrier*: a new episode begins as soon as there is room; learning takes the episodes that are finished. An
   episode is learned from at most ``max_staleness`` updates after the weights of its first turn: those that would
@@ -21,93 +21,29 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
 from benchmarks.credit_report import markdown_table
-from benchmarks.scaling_engine import TASKS, Engine, Episode, Learner, Play, Task, continuous, lockstep
+from benchmarks.scaling_engine import (
+    STALENESS,
+    TASKS,
+    Batch,
+    Cluster,
+    Episode,
+    Play,
+    Step,
+    Task,
+    batches_of,
+    generation,
+)
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "scaling.md"
 BEGIN, END = "<!-- scaling-model:begin -->", "<!-- scaling-model:end -->"
-SHARES: Final = (0.375, 0.5, 0.625, 0.75, 0.875)  # of the GPUs, which generate where the others learn
-STALENESS: Final = (1, 2, 4, 8)
+SHARES: Final = (0.375, 0.5, 0.625, 0.75, 0.875)  # fractions of GPUs that generate while the others learn
 NUM_WARM, NUM_MEASURED = 5, 4  # updates of a run without a barrier
-Batch = Sequence[Episode]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """What there is.
-
-    Attributes:
-        num_gpus: All GPUs.
-        per_gpu: Episodes of a step, for each of them.
-        engine: What sampling takes.
-        learner: What learning takes.
-    """
-
-    num_gpus: int
-    per_gpu: int = 64
-    engine: Engine = field(default_factory=Engine)
-    learner: Learner = field(default_factory=Learner)
-
-    @property
-    def num_episodes(self) -> int:
-        """Episodes of a step."""
-        return self.num_gpus * self.per_gpu
-
-    def learn_s(self, task: Task, batch: Batch, num_gpus: int) -> float:
-        """Seconds of learning from a batch, the update aside."""
-        return self.learner.token_s * sum(map(task.num_tokens, batch)) / num_gpus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What a step comes to.
-
-    Attributes:
-        way: How it is made.
-        step_s: Seconds from an update to the next.
-        generate_s: Those in which episodes are played, where nothing else happens meanwhile; else of a batch.
-        tail: The fraction of them in which the last tenth of the episodes is played; None where there is no batch.
-        num_generating: GPUs that only generate; None where all do both.
-        staleness: Updates between the weights of an episode's first turn and learning from it: mean and largest.
-    """
-
-    way: str
-    step_s: float
-    generate_s: float
-    tail: float | None = None
-    num_generating: int | None = None
-    staleness: tuple[float, int] | None = None
-
-
-def batches_of(task: Task, num_episodes: int, num_batches: int, seed: int) -> list[Batch]:
-    """Draw batches of episodes."""
-    return [
-        [task.episode("scaling", seed, number, index) for index in range(num_episodes)] for number in range(num_batches)
-    ]
-
-
-def generation(way: str, task: Task, batch: Batch, num_engines: int, engine: Engine) -> list[float]:
-    """Play a batch; returns when each episode ended, in order.
-
-    Args:
-        way: ``"lockstep, one server"``, ``"lockstep, by rank"``, ``"continuous, by rank"`` or ``"continuous, shared"``.
-        task: The kind of the episodes.
-        batch: The episodes.
-        num_engines: How many engines there are.
-        engine: What one takes.
-    """
-    share = math.ceil(len(batch) / num_engines)
-    if way.startswith("lockstep"):
-        shares = [list(batch[share * place : share * (place + 1)]) for place in range(num_engines)]
-        return lockstep(task, shares, engine, by_rank=way.endswith("by rank"))
-    places = [index // share if way.endswith("by rank") else None for index in range(len(batch))]
-    return continuous(batch, places, Play(task, num_engines, engine))
 
 
 def together(way: str, task: Task, batches: Sequence[Batch], cluster: Cluster) -> Step:
@@ -169,7 +105,7 @@ class NoBarrier:
         self.num_begun = 0
 
     def run(self, num_updates: int) -> None:
-        """Play and learn until so many updates are made."""
+        """Play and learn until a number of updates is reached."""
         learned_at = math.inf
         while len(self.updates) < num_updates:
             if math.isinf(learned_at) and self._is_ready():
@@ -272,7 +208,7 @@ def _by_time(step: Step) -> float:
 
 
 def table(name: str, cluster: Cluster, steps: Sequence[Step]) -> str:
-    """What one kind of episode comes to, as a table with a headline."""
+    """Return the steps of one kind of episode as a table with a headline."""
     slowest = steps[0].step_s
     header = ["way", "step, s", "times as fast", "generation", "of it the tail", "GPUs that generate", "staleness"]
     rows = [
@@ -298,7 +234,7 @@ def page_with(page: str, tables: str) -> str:
 
 
 def main() -> None:
-    """Compute, and print or write."""
+    """Compute the tables, and print or write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64], help="default: 8 64")
     parser.add_argument("--per-gpu", type=int, default=64, help="episodes of a step for each GPU; default: 64")
@@ -324,7 +260,7 @@ def main() -> None:
 
 
 def _shares_of(found: Mapping[tuple[str, int], Sequence[Step]], name: str) -> dict[str, float] | None:
-    """Give the shares that were best for the same episodes on the GPUs that came first: a search on many takes long."""
+    """Return the best shares of the first number of GPUs, since a search on many GPUs takes long."""
     for (task, num_gpus), steps in found.items():
         if task == name:
             return {step.way: step.num_generating / num_gpus for step in steps if step.num_generating is not None}

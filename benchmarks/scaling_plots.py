@@ -1,4 +1,4 @@
-"""The pictures of the model of scaling: what a step is made of, what staleness buys, and what the tail is."""
+"""Plots of the cost model: the parts of a step, the gain from staleness, and the tail of a batch."""
 
 # pyright: reportUnknownMemberType=false
 # matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.figure import Figure
 
-from benchmarks.scaling_engine import TASKS
-from benchmarks.scaling_model import STALENESS, Cluster, Step, batches_of, generation
+from benchmarks.scaling_engine import STALENESS, TASKS, Cluster, Step, batches_of, generation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,13 +23,13 @@ Found = Mapping[tuple[str, int], Sequence[Step]]
 
 
 def draw_all(found: Found, folder: Path, *, per_gpu: int, seed: int) -> None:
-    """Write the pictures.
+    """Write the plots.
 
     Args:
-        found: What was computed, by kind of episode and number of GPUs.
-        folder: Where the PNGs go.
-        per_gpu: Episodes of a step for each GPU.
-        seed: Of the episodes.
+        found: The simulated steps by kind of episode and number of GPUs.
+        folder: The folder of the PNGs.
+        per_gpu: The number of episodes of a step per GPU.
+        seed: Random seed of the episodes.
     """
     draw_steps(found, folder / "scaling_steps.png")
     draw_staleness(found, folder / "scaling_staleness.png")
@@ -38,7 +37,7 @@ def draw_all(found: Found, folder: Path, *, per_gpu: int, seed: int) -> None:
 
 
 def draw_steps(found: Found, path: Path) -> None:
-    """Draw what a step takes by way, as a fraction of lock-step through one server: a panel each kind and number."""
+    """Draw the duration of a step relative to lock-step through one server, one panel per kind and number of GPUs."""
     sizes = sorted({num_gpus for _, num_gpus in found})
     figure = Figure(figsize=(12.0, 3.2 * len(sizes)), dpi=130, layout="constrained")
     for row, num_gpus in zip(figure.subplots(len(sizes), len(TASKS), squeeze=False), sizes, strict=True):
@@ -65,7 +64,7 @@ def draw_steps(found: Found, path: Path) -> None:
 
 
 def draw_staleness(found: Found, path: Path) -> None:
-    """Draw how much faster a run without a barrier is by ``max_staleness``, and how old its episodes get."""
+    """Draw the speed of a run without a barrier by ``max_staleness``, and the staleness of its episodes."""
     sizes = sorted({num_gpus for _, num_gpus in found})
     figure = Figure(figsize=(10.0, 3.6), dpi=130, layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -89,7 +88,7 @@ def draw_staleness(found: Found, path: Path) -> None:
 
 
 def draw_tail(path: Path, *, per_gpu: int, seed: int, num_gpus: int = 8) -> None:
-    """Draw how many episodes of a batch are still in play as time goes by, by way: the tail that a batch waits for."""
+    """Draw the fraction of a batch that is still in play over time: the tail that the batch waits for."""
     cluster = Cluster(num_gpus=num_gpus, per_gpu=per_gpu)
     figure = Figure(figsize=(12.0, 3.2), dpi=130, layout="constrained")
     for axes, (name, task) in zip(figure.subplots(1, len(TASKS)), TASKS.items(), strict=True):

@@ -1,8 +1,8 @@
 """Measure self-play at tic-tac-toe: a table of logits plays both seats against itself, and learns by REINFORCE.
 
-Each arm is an estimator, with the rewards told by seat (the winner is paid 1, the loser -1) or, for comparison, with
-one reward for both seats (1 for the move that wins), which is what an estimator sees that takes the roles together.
-What was learned is rated exactly, by walking the whole game: the chance to win against random play, as X and as O, and
+Each arm is an estimator, with rewards by seat (1 for the winner, -1 for the loser) or, for comparison, with one reward
+for both seats (1 for the winning move), which is what an estimator sees that does not separate the roles. Policies are
+rated exactly, by walking the whole game: the chance to win against random play, as X and as O, and
 the chance to hold perfect play to a draw.
 
 ``python benchmarks/selfplay.py`` prints the table of ``docs/credit.md``: five seeds of each arm, minutes on one core.
@@ -77,7 +77,7 @@ def play_perfectly(board: str) -> Mapping[int, float]:
 
 @dataclass(slots=True)
 class Table:
-    """A softmax policy with logits of its own for every board."""
+    """A softmax policy with separate logits for every board."""
 
     logits: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0] * 9))
 
@@ -107,24 +107,24 @@ def play(policy: Policy, generator: random.Random) -> Game:
     return Game(turns, winner(board))
 
 
-def scored(game: Game, group: int, *, told: bool) -> ScoredRollout:
-    """A game as estimators see it; without ``told`` both seats share the reward of the move that won."""
+def scored(game: Game, group: int, *, by_seat: bool) -> ScoredRollout:
+    """Return a game as estimators see it; without ``by_seat``, both seats share the reward of the winning move."""
     roles = [seat(board) for board, _ in game.turns]
-    paid: dict[Hashable, float] = {
+    rewards_of_roles: dict[Hashable, float] = {
         role: 0.0 if not game.winner else 1.0 if role == game.winner else -1.0 for role in "XO"
     }
     rewards = [0.0] * len(roles)
     rewards[-1] = 1.0 if game.winner else 0.0
-    if told:
-        rewards[-2:] = [paid[role] for role in roles[-2:]]  # the last moves of the two
+    if by_seat:
+        rewards[-2:] = [rewards_of_roles[role] for role in roles[-2:]]  # the last moves of the two
     return ScoredRollout(
         turn_rewards=rewards,
-        final_reward=paid["X"] if told else rewards[-1],
+        final_reward=rewards_of_roles["X"] if by_seat else rewards[-1],
         group=group,
         state_keys=[board for board, _ in game.turns],
         environment="tic-tac-toe",
-        roles=roles if told else (),
-        final_rewards=paid if told else {},
+        roles=roles if by_seat else (),
+        final_rewards=rewards_of_roles if by_seat else {},
     )
 
 
@@ -134,7 +134,7 @@ class Arm(NamedTuple):
     name: str
     options: Mapping[str, Any] = MappingProxyType({})
     scale: Any = "none"
-    told: bool = True
+    by_seat: bool = True
 
     @property
     def title(self) -> str:
@@ -149,7 +149,7 @@ def learn(arm: Arm, *, seed: int, num_games: int, batch_size: int = 64, learning
     estimator = get_estimator(arm.name, **arm.options)
     for _ in range(num_games // batch_size):
         games = [play(table, generator) for _ in range(batch_size)]
-        rollouts = [scored(game, index // NUM_ROLLOUTS, told=arm.told) for index, game in enumerate(games)]
+        rollouts = [scored(game, index // NUM_ROLLOUTS, by_seat=arm.by_seat) for index, game in enumerate(games)]
         advantages = estimator(rollouts, discount=1.0, scale=arm.scale)
         steps: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * 9)
         for game, numbers in zip(games, advantages, strict=True):
@@ -224,8 +224,8 @@ def main() -> None:
     start += [rate(play_randomly, role, play_perfectly).drawn for role in "XO"]
     print("| random play |", cells(start), "|  |  |")
     for arm in ARMS:
-        told, shared = (row(arm._replace(told=one), range(given.seeds), given.games) for one in (True, False))
-        print(f"| {arm.title} |", cells(told), "|", cells(shared), "|", flush=True)
+        separate, shared = (row(arm._replace(by_seat=one), range(given.seeds), given.games) for one in (True, False))
+        print(f"| {arm.title} |", cells(separate), "|", cells(shared), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def compare(ours: Callable[[], Any], bare: Callable[[], Any], count: int) -> tup
 
 
 async def beside_sdk(step: Callable[[], Any], arguments: dict[str, Any], count: int) -> tuple[float, float]:
-    """The medians of a call as the environment plays it and of the SDK's own, each with a server of its own."""
+    """Measure the median time of a call through the environment and through the SDK, each with its own server."""
     from mcp import ClientSession, StdioServerParameters, stdio_client  # noqa: PLC0415  # an extra
 
     parameters = StdioServerParameters(command=sys.executable, args=[str(SCRIPT)])

@@ -1,7 +1,7 @@
 """Train Twenty Questions on two ranks (``accelerate launch``, gloo) and on one, with the same global batch.
 
 Games last differently long and task groups straddle the ranks. Losses, gradient norms and final weights should be
-those of one process; wall times are printed, and say little where both ranks share two cores.
+those of one process; wall times are printed, but mean little if both ranks share two cores.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def train(folder: Path, num_steps: int, num_ranks: int) -> dict[str, Any]:
 
 
 def save_policy(folder: Path, num_warm_steps: int) -> None:
-    """Make a small policy that asks sensible questions now and then, so that games differ in length."""
+    """Make a small policy that sometimes asks sensible questions, so that games differ in length."""
     env = TwentyQuestionsEnv(None, ENV_CONFIG)
     tasks = list(TwentyQuestionsEnv.get_train_dataset(ENV_CONFIG)["task_data"])
     games = env.rollout(tasks, ImitationPlayer(env, seed=0), 20)

@@ -1,8 +1,8 @@
 """Measure the viewer: writing a page, its size, opening it in headless Chromium, and scrolling its list.
 
-The rollouts are those of the untrained embedded policy in Twenty Questions, stored with advantages, eight a task group,
-of which as many copies are written as are asked for. A page counts as open when its list is drawn and can be
-used. Scrolling goes over the whole list in 120 frames; told are the longest frame and the most rows in the document.
+The rollouts are those of the untrained embedded policy in Twenty Questions, stored with advantages, eight per task
+group, and copied as often as requested. A page counts as open when its list is drawn and can be used. Scrolling covers
+the whole list in 120 frames; the longest frame and the largest number of rows in the document are reported.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def opening(browser: Browser, address: str, repeats: int) -> dict[str, float]:
 
 
 def measured(browser: Browser, number: int, repeats: int) -> dict[str, Any]:
-    """Measure a store of so many rollouts, written and served."""
+    """Measure writing and serving a store of a number of rollouts."""
     folder = Path(tempfile.mkdtemp())
     try:
         store = store_of(folder / "rollouts", number)
@@ -114,8 +114,8 @@ def measured(browser: Browser, number: int, repeats: int) -> dict[str, Any]:
         written = {"write_s": round(seconds, 2), "megabytes": round(page.stat().st_size / 1e6, 2)}
         written |= opening(browser, page.as_uri(), repeats)
         with served(store, number) as address:
-            asked = {"list_s": round(listed_s, 3), "curves_s": round(curves_s, 3)}
-            return {"rollouts": number, "written": written, "served": asked | opening(browser, address, repeats)}
+            requests = {"list_s": round(listed_s, 3), "curves_s": round(curves_s, 3)}
+            return {"rollouts": number, "written": written, "served": requests | opening(browser, address, repeats)}
     finally:
         shutil.rmtree(folder)
 
@@ -127,7 +127,7 @@ def report(results: Sequence[dict[str, Any]]) -> str:
         written = one["written"]
         lines.append(f"{one['rollouts']:,} rollouts: written in {written['write_s']} s, {written['megabytes']} MB")
         served = one["served"]
-        lines.append(f"  asked of the store: the list in {served['list_s']} s, the curves in {served['curves_s']} s")
+        lines.append(f"  from the store: the list in {served['list_s']} s, the curves in {served['curves_s']} s")
         lines += [
             f"  {mode}: open in {one[mode]['open_s']} s, longest frame {one[mode]['longest_frame_ms']} ms, "
             f"{one[mode]['most_rows']} rows in the document at most"
@@ -137,7 +137,7 @@ def report(results: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description="Measure the viewer.")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--rollouts", type=int, nargs="+", default=[1_000, 10_000], help="how many, size after size")
@@ -145,7 +145,7 @@ def main() -> None:
     arguments = parser.parse_args()
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
-        raise SystemExit("there is no chromium on this machine")
+        raise SystemExit("chromium is not installed")
     sizes, repeats = ((16,), 1) if arguments.quick else (tuple(arguments.rollouts), 5)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

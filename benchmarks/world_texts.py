@@ -1,7 +1,7 @@
-"""Say what text worlds say in as few words as tell the same: tokens are what a turn of a small policy costs.
+"""Shorten the texts of text worlds without losing information: a turn of a small policy costs its tokens.
 
 Words stand apart, a space before each, so that the name of a thing is the same tokens wherever it stands, in what the
-environment says and in the commands that answer it.
+environment's texts and in commands.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-NOTHING: Final = "Nothing happens."  # what ALFWorld says
+NOTHING: Final = "Nothing happens."  # a text of ALFWorld
 _TITLE = re.compile(r"-= (.*?) =-")
 _TASK = re.compile(r"Your task is to: (.*?)\.?$")
 _SEEN = re.compile(r"(?:you see|carrying:) ([^.]*)")
@@ -22,7 +22,7 @@ _LIES = re.compile(r"take (.*) from (.*)")
 
 
 def of_household(text: str) -> str:
-    """Say what ALFWorld says: the things that are there and the task, no articles, no full stops.
+    """Shorten a text of ALFWorld to the objects and the task, without articles and full stops.
 
     >>> of_household("You arrive at shelf 1. On the shelf 1, you see a mug 1, and a pen 2.")
     ' mug 1 pen 2 ;'
@@ -54,10 +54,10 @@ def of_maze(text: str) -> str:
 
 
 def of_kitchen(text: str, commands: Sequence[str]) -> str:
-    """Say what can be taken from where in a kitchen, or what its cookbook asks for.
+    """Shorten a text of TextWorld's kitchens to what can be taken from where, or what the cookbook requires.
 
     Args:
-        text: What the game says.
+        text: The text of the game.
         commands: What it would take next; what can be taken is as it calls it.
 
     >>> of_kitchen("-= Kitchen =- You see a fridge. It contains a carrot.", ["look", "take carrot from fridge"])

@@ -53,11 +53,11 @@ def play_alone(engine: Any, games: Sequence[str]) -> dict[str, float]:
     steps: list[float] = []
     for game in games:
         stream = random.Random(derive_seed("walk", Path(game).name))
-        taken, said = _timed(lambda game=game: engine.start({"file": game}))
+        taken, answer = _timed(lambda game=game: engine.start({"file": game}))
         starts.append(taken)
         for _ in range(_STEPS):
-            command = stream.choice([*said["admissible"]])
-            taken, said = _timed(lambda command=command: engine.step(command))
+            command = stream.choice([*answer["admissible"]])
+            taken, answer = _timed(lambda command=command: engine.step(command))
             steps.append(taken)
     return {
         "start_ms": round(1e3 * statistics.median(starts), 2),
@@ -73,7 +73,7 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def compare(folder: Path, size: str, num_games: int) -> dict[str, Any]:
-    """Play the same games with both engines, each in a process of its own."""
+    """Play the same games with both engines, each in its own process."""
     made = generate_households(folder / size, {"train": num_games}, size=size)
     games = [str(file) for file in made.games["train"]]
     found: dict[str, dict[str, float]] = {}
@@ -91,8 +91,8 @@ def many_live(folder: Path, num_households: int, num_processes: int) -> dict[str
     made = generate_households(folder / "live", {"train": num_households}, size="medium")
     processes = shared_processes(_ENGINE, num_processes=num_processes)
     for index, file in enumerate(made.games["train"]):
-        said = processes.begin(f"live {index}", {"file": str(file)})
-        for command in said["admissible"][:5]:
+        answer = processes.begin(f"live {index}", {"file": str(file)})
+        for command in answer["admissible"][:5]:
             processes.step(f"live {index}", command)
     memory = {kind: round(sum(_memory_mb(pid, kind) for pid in processes.pids)) for kind in ("Rss", "Pss")}
     for index in range(num_households):
@@ -134,11 +134,11 @@ def _libraries(pid: int) -> dict[str, float]:
 
 
 def episodes(folder: Path, num_rollouts: int) -> dict[str, Any]:
-    """Play whole episodes of the environment, which remembers what the engine said and which does not."""
+    """Play whole episodes of the environment, with and without a cache of the engine's answers."""
     generate_households(folder / "episodes", {"train": 12}, size="medium")
     found: dict[str, Any] = {}
-    for name, remember_mb in (("asking", 0.0), ("remembering", 64.0)):
-        env = ALFWorldEnv(None, {"data": str(folder / "episodes"), "remember_mb": remember_mb})
+    for name, cache_mb in (("asking", 0.0), ("remembering", 64.0)):
+        env = ALFWorldEnv(None, {"data": str(folder / "episodes"), "cache_mb": cache_mb})
         rows: Any = ALFWorldEnv.get_train_dataset({"data": str(folder / "episodes")})
         tasks: list[dict[str, Any]] = [*rows["task_data"]]
         player = _reference_player(env)

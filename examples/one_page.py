@@ -1,8 +1,8 @@
-"""Train a policy on an environment of several turns, with the whole algorithm on this page.
+"""Train a policy on a multi-turn environment, with the whole algorithm on this page.
 
 The loop below does by hand what ``GRPOEnvTrainer`` does: play each task several times, credit every turn with the
 rewards that follow it, compare it with the same turn of the other rollouts, and raise the log-probability of the tokens
-of turns that did better. Start here for an algorithm of your own.
+of better turns. Start here to write an algorithm of your own.
 
     python examples/one_page.py            # about half a minute on a CPU
 """
@@ -22,7 +22,7 @@ WORDS = ["one", "two", "three", "four", "five"]
 
 
 class Counting(MultistepEnv):
-    """Name the number that follows, until five is reached; the first mistake ends the episode."""
+    """Name the next number until five is reached; the first mistake ends the episode."""
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         return {"done": False, "at": self.rng(session_id).randrange(2)}
@@ -38,18 +38,18 @@ class Counting(MultistepEnv):
 
 
 def policy_loss(model: Any, rollouts: list[Trajectory], advantages: list[list[float]], pad_token_id: Any) -> Any:
-    """The policy gradient: minus the mean of advantage times log-probability over the agent's tokens."""
+    """Return the policy-gradient loss: minus the mean of advantage × log-probability over the agent's tokens."""
     width = max(len(one.token_ids) for one in rollouts)
     ids = torch.tensor([pad_right(one.token_ids, width, pad_token_id) for one in rollouts])  # (B, T)
     mask = torch.tensor([pad_right(one.agent_token_mask, width, 0) for one in rollouts])  # (B, T)
     weights = torch.tensor([pad_right(own, width, 0.0) for own in advantages])  # (B, T)
-    logits = model(ids).logits[:, :-1]  # padding stands on the right, where no token before it sees it
+    logits = model(ids).logits[:, :-1]  # padding is on the right, so no other token attends to it
     logprobs = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)  # (B, T - 1)
     return -(logprobs * weights[:, 1:] * mask[:, 1:]).sum() / mask.sum()
 
 
 def train(num_steps: int = 100, num_tasks: int = 8, num_rollouts: int = 8) -> list[float]:
-    """Train a tiny policy from scratch; returns the mean reward of each step."""
+    """Train a tiny policy from scratch, and return the mean reward of each step."""
     torch.manual_seed(0)
     model, tokenizer = tiny_policy([" ".join(WORDS)])
     env = Counting(tokenizer, {"max_steps_per_episode": len(WORDS)})
@@ -62,7 +62,7 @@ def train(num_steps: int = 100, num_tasks: int = 8, num_rollouts: int = 8) -> li
         tasks = [{"seed": step * num_tasks + index} for index in range(num_tasks)]
         rollouts = env.rollout(tasks, agent, num_rollouts)
         scored = [ScoredRollout.from_trajectory(one, group=one.task_index) for one in rollouts]
-        by_turn = estimator(scored, discount=1.0, scale="group")  # one number a turn
+        by_turn = estimator(scored, discount=1.0, scale="group")  # one number per turn
         pairs = zip(rollouts, by_turn, strict=True)
         by_token = [token_advantages(one, own, estimator=estimator) for one, own in pairs]
         optimizer.zero_grad()

@@ -1,9 +1,9 @@
-"""Train a small game of Twenty Questions with TRL's own GRPOTrainer, on a CPU: imitation first, then policy gradients.
+"""Train a tiny policy to play Twenty Questions with TRL's own GRPOTrainer on a CPU, after a warm start by imitation.
 
 ::
 
-    python examples/stock_trl.py                     # a row a rollout: GRPO on the final reward
-    python examples/stock_trl.py --credit turn       # rows by turn: every turn is trained by its own advantage
+    python examples/stock_trl.py                     # one row per rollout: GRPO on the final reward
+    python examples/stock_trl.py --credit turn       # rows by turn: each turn is trained with its own advantage
 """
 
 from __future__ import annotations
@@ -31,28 +31,30 @@ ENV_CONFIG: dict[str, Any] = {
     "final_guess": True,
     "system_prompt": "",
 }
-ROLLOUTS = 8  # of a task
+ROLLOUTS = 8  # per task
 MAX_TURN_TOKENS = 12
 
 
 def main() -> None:
-    """Warm up, train, and play before and after."""
+    """Imitate, evaluate, train, and evaluate again."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--credit", choices=["final", "turn"], default="final", help="what a row of TRL's is")
+    parser.add_argument(
+        "--credit", choices=["final", "turn"], default="final", help="credit for whole rollouts, or for each turn"
+    )
     parser.add_argument("--steps", type=int, default=120, help="optimizer steps; default: 120")
-    parser.add_argument("--warm-up", type=int, default=800, help="steps of imitation before; default: 800")
-    parser.add_argument("--tasks", type=int, default=512, help="rows to train on; default: 512")
+    parser.add_argument("--warm-up", type=int, default=800, help="optimizer steps of imitation; default: 800")
+    parser.add_argument("--tasks", type=int, default=512, help="number of training rows; default: 512")
     options = parser.parse_args()
 
     model, tokenizer = tiny_policy(TwentyQuestionsEnv(env_config=ENV_CONFIG))
-    limit_threads(model)  # a second thread costs a model this small more than it brings
+    limit_threads(model)  # more threads slow down a model this small
     env = TwentyQuestionsEnv(tokenizer, ENV_CONFIG)
     rows = env.get_train_dataset(size=options.tasks, split="all")
     demonstrations = env.rollout([dict(row) for row in rows], ImitationPlayer(env, 0), max_concurrent=256)
     imitate(model, demonstrations, tokenizer, tiny_imitation_config(options.warm_up, disable_tqdm=True))
 
     by_turn = options.credit == "turn"
-    # With credit by turn, a group's rows are the parts of its 8 rollouts, here of up to 5 different advantages each.
+    # With credit by turn, the rows of a group are parts of its 8 rollouts, which have up to 5 distinct advantages each.
     num_generations = 5 * ROLLOUTS + 1 if by_turn else ROLLOUTS
     credit: dict[str, Any] = {"credit": "turn", "rollouts_per_group": ROLLOUTS} if by_turn else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +78,7 @@ def main() -> None:
                 lr_scheduler_type="constant",
                 num_generations=num_generations,
                 per_device_train_batch_size=4 * num_generations,
-                max_completion_length=512,  # of a whole rollout, observations included
+                max_completion_length=512,  # of the whole rollout, observations included
                 scale_rewards="none" if by_turn else "group",
             ),
         )

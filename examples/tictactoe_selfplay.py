@@ -1,12 +1,12 @@
-"""Let a small language model learn tic-tac-toe by playing against itself, through the same code as a large one.
+"""Let a small language model learn tic-tac-toe by playing against itself, with the same code as a large one.
 
     python examples/tictactoe_selfplay.py                     # an embedded policy, minutes on a laptop CPU
     python examples/tictactoe_selfplay.py --model NAME_OR_PATH --max_turn_tokens 512
 
-One policy plays both seats of TextArena's TicTacToe; each seat is paid for itself. The embedded policy first imitates
-random legal play, so that it knows the rules and no strategy; all else it learns from its own games. Before and after
-it is rated against random play and against play that never loses, as O (who begins) and as X. It writes to
-``outputs/tictactoe_selfplay``: ``summary.json``, transcripts of rated games, and ``model/``.
+One policy plays both seats of TextArena's TicTacToe, each with its own reward. The embedded policy first imitates
+random legal play, so that it knows the rules but no strategy; everything else it learns from its own games. Before and
+after training it is rated against random play and against play that never loses, both as O (who moves first) and as X.
+The script writes ``summary.json``, transcripts of rated games and ``model/`` to ``outputs/tictactoe_selfplay``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from agentsgym.statistics.metrics import Evaluation
 
 GAME = "TicTacToe-v0"
 CONFIG: dict[str, Any] = {"game": GAME, "errors_in_a_row": 0}  # an illegal move loses
-SEATS = {"O": 0, "X": 1}  # O begins
+SEATS = {"O": 0, "X": 1}  # O moves first
 RIVALS = ("random", "optimal")
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 TINY_DEFAULTS: dict[str, Any] = {
-    "layout": "turn",  # each turn shows the board anew
+    "layout": "turn",  # each turn has a prompt of its own, which shows the board
     "learning_rate": 1e-3,
     "lr_scheduler_type": "linear",
     "max_steps": 400,
@@ -46,22 +46,24 @@ TINY_DEFAULTS: dict[str, Any] = {
     "max_turn_tokens": 3,
 }
 DEFAULTS: dict[str, Any] = {
-    "advantage_estimator": "return_to_go",  # a game is compared with others from the same opening
+    "advantage_estimator": "return_to_go",  # games are compared with others from the same opening
 }
 
 
 @dataclass
 class GameOptions(PolicyOptions):
-    """The policy, and how much to play."""
+    """Options of the policy and the amount of play."""
 
-    opening_moves: int = field(default=4, metadata={"help": "Random moves before a training game, at most."})
-    num_games: int = field(default=500, metadata={"help": "Games of each rating, in each seat."})
-    num_demonstrations: int = field(default=1000, metadata={"help": "Random games that the tiny policy imitates."})
-    warm_start_steps: int = field(default=600, metadata={"help": "Optimizer steps of that imitation."})
+    opening_moves: int = field(default=4, metadata={"help": "Maximum number of random moves before a training game."})
+    num_games: int = field(default=500, metadata={"help": "Number of games of each rating, in each seat."})
+    num_demonstrations: int = field(
+        default=1000, metadata={"help": "Number of random games that the tiny policy imitates."}
+    )
+    warm_start_steps: int = field(default=600, metadata={"help": "Number of optimizer steps of imitation."})
 
 
 def board_as_lines(messages: list[Message]) -> list[Message]:
-    """Show the newest board as its rows, columns and diagonals, as the player whose turn it is sees them.
+    """Render the latest board as its rows, columns and diagonals, from the view of the player to move.
 
     ``m`` is mine, ``t`` is theirs, and a number is an empty cell: ``0t2 345 678 036 t47 258 048 246``.
     """
@@ -73,14 +75,14 @@ def board_as_lines(messages: list[Message]) -> list[Message]:
 
 
 def vocabulary() -> list[str]:
-    """Every line as it may look, and every move."""
+    """Return every possible line and every move."""
     marks = [(str(cell), "m", "t") for cell in range(9)]
     lines = ["".join(cells) for line in LINES for cells in itertools.product(*(marks[cell] for cell in line))]
     return [*lines, " " + " ".join(lines), *map(str, range(9))]
 
 
 class RandomMover(Agent):
-    """Takes any empty cell of :func:`board_as_lines`; each conversation has a random stream of its own."""
+    """Takes any empty cell of :func:`board_as_lines`; each conversation has its own random stream."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.num_conversations = seed, 0
@@ -94,7 +96,7 @@ class RandomMover(Agent):
 
 
 def main() -> None:
-    """Imitate, rate, let it play against itself, rate again, and print the comparison."""
+    """Imitate, rate, train in self-play, rate again, and print the comparison."""
     game, args, model_config = parse_options(
         GameOptions, output_dir="outputs/tictactoe_selfplay", tiny_defaults=TINY_DEFAULTS, defaults=DEFAULTS
     )
@@ -124,12 +126,12 @@ def main() -> None:
 
 
 def make_tasks(purpose: str, count: int, seed: int, **more: Any) -> list[dict[str, Any]]:
-    """Make tasks that share no seed with those of another purpose, but by chance."""
+    """Make tasks with seeds of their own for each purpose."""
     return [{"seed": derive_seed(purpose, seed, number), **more} for number in range(count)]
 
 
 def rate(run: TrainingRun, when: str, num_games: int, view: dict[str, Any]) -> dict[str, Evaluation]:
-    """Play against each rival in each seat; the policy is sampled at temperature 1."""
+    """Play against each rival in each seat, sampling the policy at temperature 1."""
     reference, label, ratings = reference_for(GAME), f"rating {when}", dict[str, Evaluation]()
     num_all = num_games * len(RIVALS) * len(SEATS)
     with run.phases.measure(label), episodes_bar(label, num_all, unit="game") as on_finish:
@@ -149,7 +151,7 @@ def rate(run: TrainingRun, when: str, num_games: int, view: dict[str, Any]) -> d
 
 
 def fraction_of_optimal(ratings: dict[str, Evaluation]) -> float:
-    """What is earned from random play, between random play (0) and the best (1), the mean over both seats."""
+    """Return the reward against random play, between random (0) and optimal play (1), averaged over both seats."""
     found = [ratings[f"{mark} against random"].fraction_of_optimal for mark in SEATS]
     return sum(one.mean for one in found if one) / len(SEATS)
 
@@ -170,7 +172,7 @@ def write_ratings(run: TrainingRun, ratings: dict[str, dict[str, Evaluation]], *
 
 
 def table(ratings: dict[str, dict[str, Evaluation]]) -> str:
-    """One row each for random play, optimal play, and the policy before and after; exact for the first two."""
+    """Tabulate random play, optimal play, and the policy before and after training; exact for the first two."""
     header = ["player", "of optimal", *(f"{mark} against {rival}" for rival in RIVALS for mark in SEATS)]
     rows = [["random", "0 %", *_exact_results("random")], ["optimal", "100 %", *_exact_results("optimal")]]
     for when, parts in ratings.items():
@@ -179,15 +181,15 @@ def table(ratings: dict[str, dict[str, Evaluation]]) -> str:
 
 
 def closing_words(run: TrainingRun) -> str:
-    """Say how to read the table, and where the files are."""
+    """Explain the table and where the files are."""
     return (
-        "Won / drawn / lost. 'Of optimal' is what is earned from random play, the mean over both seats. "
-        f"{run.phases.total_seconds:.0f} s in all. Everything is in {run.output}"
+        "Won / drawn / lost. 'Of optimal' is the reward against random play, averaged over both seats. "
+        f"{run.phases.total_seconds:.0f} s in total. Everything is in {run.output}"
     )
 
 
 class Progress(TrainerCallback):
-    """Prints how the games against itself end."""
+    """Prints win rates of the self-play games."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Print a line."""
@@ -198,12 +200,12 @@ class Progress(TrainerCallback):
 
 
 def _results(evaluation: Evaluation) -> str:
-    paid = [game.final_reward for game in evaluation.trajectories if not game.failed]
-    return _shares(*(sum(reward == wanted for reward in paid) / max(1, len(paid)) for wanted in (1, 0, -1)))
+    rewards = [game.final_reward for game in evaluation.trajectories if not game.failed]
+    return _shares(*(rewards.count(result) / max(1, len(rewards)) for result in (1, 0, -1)))
 
 
 def _exact_results(player: exact.Kind) -> list[str]:
-    """What random or the best play comes to, by walking the whole game; the best never loses to the best."""
+    """Compute the results of random or optimal play from the full game tree; optimal rivals always draw."""
     results: list[str] = []
     for rival, mark in itertools.product(RIVALS, SEATS):
         other: exact.Kind = "random" if rival == "random" else "safe"
@@ -219,5 +221,5 @@ def _shares(won: float, drawn: float, lost: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.path.remove(str(Path(__file__).resolve().parent))  # else the file beside it hides the package textarena
+    sys.path.remove(str(Path(__file__).resolve().parent))  # or else textarena.py hides the package of the same name
     main()

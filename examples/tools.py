@@ -1,14 +1,14 @@
-"""Train a small language model to call tools, through the same code as a large one.
+"""Train a small language model to call tools, with the same code as a large one.
 
     python examples/tools.py                          # an embedded policy, a few minutes on a laptop CPU
     python examples/tools.py --model NAME_OR_PATH --max_turn_tokens 512
     python examples/tools.py --config run.yaml        # every field of GRPOEnvConfig and of TRL's ModelConfig
 
-The questions are those of the price list: the answer takes one or two look-ups and often a calculation, each by a call.
-The embedded policy first imitates a player that does something random in every other turn, so that it has seen what
-calls look like; reinforcement learning then finds out which of them pay. It writes to ``outputs/tools``:
-``summary.json``, ``learning_curve.png``, transcripts of the same tasks before and after training, and ``model/``.
-Ctrl-C and SIGTERM end training early and keep the policy as it is.
+The questions are about a price list: an answer takes one or two lookups and often a calculation, each of them a tool
+call. The embedded policy first imitates a player that acts at random in about half of its turns, which shows what calls
+look like; reinforcement learning then finds the useful ones. The script writes ``summary.json``,
+``learning_curve.png``, transcripts of the same tasks before and after training, and ``model/`` to ``outputs/tools``.
+Ctrl-C and SIGTERM end training early and keep the policy.
 """
 
 from __future__ import annotations
@@ -40,18 +40,21 @@ TINY_DEFAULTS: dict[str, Any] = {
 
 @dataclass
 class TaskOptions(PolicyOptions):
-    """The questions, the policy, and how much to play."""
+    """Options of the questions, the policy and the amount of play."""
 
     kinds: list[str] = field(
-        default_factory=lambda: ["price", "sum", "product"], metadata={"help": "Some of price, sum, product."}
+        default_factory=lambda: ["price", "sum", "product"],
+        metadata={"help": "Kinds of questions: price, sum, product."},
     )
     max_price: int = field(default=9, metadata={"help": "The highest price."})
-    max_steps_per_episode: int = field(default=6, metadata={"help": "Turns of an episode at most."})
-    num_tasks: int = field(default=600, metadata={"help": "Questions of each evaluation."})
-    num_train_tasks: int = field(default=20_000, metadata={"help": "Questions to train on."})
-    num_demonstrations: int = field(default=8000, metadata={"help": "Episodes that the tiny policy imitates first."})
-    noise: float = field(default=0.5, metadata={"help": "Share of random turns in what it imitates."})
-    warm_start_steps: int = field(default=3000, metadata={"help": "Optimizer steps of that imitation."})
+    max_steps_per_episode: int = field(default=6, metadata={"help": "Maximum number of turns of an episode."})
+    num_tasks: int = field(default=600, metadata={"help": "Number of questions of each evaluation."})
+    num_train_tasks: int = field(default=20_000, metadata={"help": "Number of training questions."})
+    num_demonstrations: int = field(
+        default=8000, metadata={"help": "Number of episodes that the tiny policy imitates."}
+    )
+    noise: float = field(default=0.5, metadata={"help": "Fraction of random turns in these episodes."})
+    warm_start_steps: int = field(default=3000, metadata={"help": "Number of optimizer steps of imitation."})
 
 
 def main() -> None:
@@ -64,7 +67,7 @@ def main() -> None:
         "max_steps_per_episode": task.max_steps_per_episode,
     }
     if task.model is None:
-        env_config["system_prompt"] = ""  # the tiny policy learns what to do by doing it
+        env_config["system_prompt"] = ""  # the tiny policy learns the task without instructions
         policy = tiny_policy(PriceListEnv(env_config=env_config), seed=args.seed)
     else:
         policy = load_policy(task.model, model_config, trust_remote_code=args.trust_remote_code)
@@ -74,11 +77,11 @@ def main() -> None:
 
     run.evaluate("random", env, tasks, RandomPlayer(env, seed=args.seed))
     run.evaluate("optimal", env, tasks, ReferencePlayer(env, seed=args.seed))
-    if task.model is None:  # it imitates a player that knows what to do and often does something else
+    if task.model is None:  # it imitates a player that knows the solution and often acts at random instead
         run.evaluate("untrained", env, tasks)
-        shown = env.tasks(task.num_demonstrations, seed=derive_seed("demonstrations", args.seed))
+        questions = env.tasks(task.num_demonstrations, seed=derive_seed("demonstrations", args.seed))
         player = ImitationPlayer(env, seed=args.seed, noise=task.noise)
-        run.warm_start(run.play("demonstrations", env, shown, player), task.warm_start_steps)
+        run.warm_start(run.play("demonstrations", env, questions, player), task.warm_start_steps)
     run.evaluate("before", env, tasks)
     curve = run.learning_curve(references=["random", "optimal"])
     rows = PriceListEnv.get_train_dataset(env_config, size=task.num_train_tasks, seed=args.seed)
@@ -98,16 +101,16 @@ def main() -> None:
 
 
 def fraction_of_optimal(run: TrainingRun) -> float:
-    """What the policy earns after learning, as a share of what optimal play earns."""
+    """Return the mean reward after training, as a fraction of that of optimal play."""
     after, optimal = (run.evaluations[name].reward for name in ("after", "optimal"))
     return after.mean / optimal.mean if after and optimal else 0.0
 
 
 def closing_words(run: TrainingRun) -> str:
-    """Say what was reached and where the files are."""
+    """Describe the result and where the files are."""
     return (
         f"{fraction_of_optimal(run):.0%} of optimal, on questions and prices that were not trained on. "
-        f"{run.phases.total_seconds:.0f} s in all. "
+        f"{run.phases.total_seconds:.0f} s in total. "
         f"Everything is in {run.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
     )
 

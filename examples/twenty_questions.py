@@ -1,11 +1,11 @@
-"""Train a small language model to play Twenty Questions, through the same code as a large one.
+"""Train a small language model to play Twenty Questions, with the same code as a large one.
 
     python examples/twenty_questions.py                        # an embedded policy, a few minutes on a laptop CPU
     python examples/twenty_questions.py --model NAME_OR_PATH --objects all --max_steps_per_episode 20
     python examples/twenty_questions.py --config run.yaml      # every field of GRPOEnvConfig and of TRL's ModelConfig
 
-It writes to ``outputs/twenty_questions``: ``summary.json``, ``learning_curve.png``, the transcripts of the same tasks
-before and after training, and ``model/``. Ctrl-C and SIGTERM end training early and keep the policy as it is.
+It writes ``summary.json``, ``learning_curve.png``, transcripts of the same tasks before and after training, and
+``model/`` to ``outputs/twenty_questions``. Ctrl-C and SIGTERM end training early and keep the policy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agentsgym.recipes.scripts import load_policy, quiet_logging
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed
 
-# Defaults for the embedded policy; docs/results.md shows what they lead to.
+# Defaults for the embedded policy, whose results are in docs/results.md.
 TINY_DEFAULTS: dict[str, Any] = {
     "advantage_estimator": "gigpo",
     "learning_rate": 3e-4,
@@ -44,16 +44,21 @@ TINY_DEFAULTS: dict[str, Any] = {
 
 @dataclass
 class GameOptions(PolicyOptions):
-    """The game, the policy, and how much to play."""
+    """Options of the game, the policy and the amount of play."""
 
-    objects: list[str] = field(default_factory=lambda: ["demo"], metadata={"help": "'demo', 'all', or names."})
+    objects: list[str] = field(default_factory=lambda: ["demo"], metadata={"help": "Objects: 'demo', 'all', or names."})
     properties: list[str] | None = field(
-        default=None, metadata={"help": "'demo', 'all', or keys; by default 'demo' for the demo's objects, else 'all'."}
+        default=None,
+        metadata={
+            "help": "Properties: 'demo', 'all', or keys; by default 'demo' with the demo objects, or else 'all'."
+        },
     )
-    max_steps_per_episode: int = field(default=7, metadata={"help": "Turns of a game at most."})
-    num_games: int = field(default=1056, metadata={"help": "Games of each evaluation, spread evenly over the objects."})
-    num_demonstrations: int = field(default=16_000, metadata={"help": "Games that the tiny policy imitates first."})
-    warm_start_steps: int = field(default=3500, metadata={"help": "Optimizer steps of that imitation."})
+    max_steps_per_episode: int = field(default=7, metadata={"help": "Maximum number of turns of a game."})
+    num_games: int = field(
+        default=1056, metadata={"help": "Number of games of each evaluation, evenly over all objects."}
+    )
+    num_demonstrations: int = field(default=16_000, metadata={"help": "Number of games that the tiny policy imitates."})
+    warm_start_steps: int = field(default=3500, metadata={"help": "Number of optimizer steps of imitation."})
 
 
 def main() -> None:
@@ -75,9 +80,9 @@ def main() -> None:
     players = {"random": RandomPlayer(env, seed=args.seed), "greedy": GreedyPlayer(env)}
     for name, player in players.items():
         run.evaluate(name, env, tasks, player, label=f"{name} play", cluster_by="solution")
-    if game.model is None:  # it imitates a player that asks at random and then names an object that fits
-        shown = make_tasks(secrets, "demonstrations", game.num_demonstrations, args.seed)
-        demonstrations = run.play("demonstrations", env, shown, ImitationPlayer(env, seed=args.seed))
+    if game.model is None:  # it imitates a player that asks random questions and then names a matching object
+        games = make_tasks(secrets, "demonstrations", game.num_demonstrations, args.seed)
+        demonstrations = run.play("demonstrations", env, games, ImitationPlayer(env, seed=args.seed))
         run.warm_start(demonstrations, game.warm_start_steps, observation_loss=True)
     run.evaluate("before", env, tasks, label="before learning", cluster_by="solution")
     curve = run.learning_curve(references=[*players])
@@ -95,7 +100,7 @@ def main() -> None:
 
 
 def game_config(game: GameOptions) -> dict[str, Any]:
-    """Configure the game; ``demo`` and ``all`` stand for lists."""
+    """Return the environment's configuration; ``demo`` and ``all`` stand for lists."""
     properties = game.properties or (["demo"] if game.objects == ["demo"] else ["all"])
     config: dict[str, Any] = {
         "objects": _choice(game.objects, DEMO_OBJECTS),
@@ -109,21 +114,21 @@ def game_config(game: GameOptions) -> dict[str, Any]:
 
 
 def make_tasks(secrets: Sequence[str], purpose: str, count: int, seed: int) -> list[dict[str, Any]]:
-    """Spread games evenly over the secrets; they share no seed with those of another purpose, but by chance."""
+    """Make tasks that are evenly spread over the secrets, with seeds of their own for each purpose."""
     return [{"solution": secrets[i % len(secrets)], "seed": derive_seed(purpose, seed, i)} for i in range(count)]
 
 
 def changed_settings(args: GRPOEnvConfig) -> dict[str, Any]:
-    """Find the settings that differ from the defaults of GRPOEnvConfig."""
+    """Return the settings that differ from the defaults of GRPOEnvConfig."""
     default = GRPOEnvConfig(output_dir=args.output_dir).to_dict()
     return {key: value for key, value in args.to_dict().items() if value != default.get(key)}
 
 
 def closing_words(run: TrainingRun, env: TwentyQuestionsEnv) -> str:
-    """Say what was played and where the files are."""
+    """Describe the game and where the files are."""
     return (
         f"{len(env.candidates.objects)} objects, {env.env_config['max_steps_per_episode']} turns; every evaluation is "
-        f"on the objects that the policy was trained on. {run.phases.total_seconds:.0f} s in all. "
+        f"on the objects that the policy was trained on. {run.phases.total_seconds:.0f} s in total. "
         f"Everything is in {run.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
     )
 

@@ -34,7 +34,7 @@ NAMED_BY = {
         "agentsgym.observers.shown.ShownConversations",
         "agentsgym.observers.stored.TrainingStore",
     },
-    "statistics/metrics.py": {"agentsgym.reports.html.evaluation_html", "agentsgym.reports.frames.evaluation_frame"},
+    "statistics/metrics.py": {"agentsgym.reports.html.evaluation_html", "agentsgym.reports.frames.rollouts_frame"},
 }
 # What a reader of the training loop holds in mind; a folder of `envs` whose name is that of a class is a world.
 CORE = {

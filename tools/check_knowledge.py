@@ -10,7 +10,6 @@ import csv
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from agentsgym.envs.TwentyQuestions.gamemaster import Language, Meaning, phrases
@@ -31,25 +30,16 @@ FIRST_ROW_LINE = 2
 PROPERTY_COLUMNS = ("property", "question", *PHRASE_KINDS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One fault and where it stands."""
-
-    path: Path
-    line: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.path.name}:{self.line}: {self.text}"
-
-
-def check_files(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPERTIES_FILE) -> list[Finding]:
-    """Every fault of the two files; faults of form hide those of meaning until they are mended."""
+def check_files(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPERTIES_FILE) -> list[str]:
+    """Return every fault of the two files with its place; faults of form hide those of meaning until they are fixed."""
     found = [*_check_form(objects_path, properties_path)]
     if found:
         return found
     knowledge = read_knowledge(objects_path, properties_path)
-    found = [*_check_rows(objects_path), *_check_balance(knowledge, objects_path)]
+    found = [*_check_rows(objects_path)]
+    for key, counts in balance(knowledge).items():
+        if not (counts["yes"] and counts["no"]):
+            found.append(f"{objects_path.name}:1: {key} must be yes for some object and no for another")
     return [*found, *_check_names(knowledge, objects_path), *_check_questions(knowledge, properties_path)]
 
 
@@ -75,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check_form(objects_path: Path, properties_path: Path) -> Iterator[Finding]:
+def _check_form(objects_path: Path, properties_path: Path) -> Iterator[str]:
     properties = read_rows(properties_path)
     keys = [row.get("property") or "" for row in properties]
     for path, wanted in ((objects_path, (*OBJECT_COLUMNS, *keys)), (properties_path, PROPERTY_COLUMNS)):
@@ -83,39 +73,32 @@ def _check_form(objects_path: Path, properties_path: Path) -> Iterator[Finding]:
             columns = tuple(file.readline().rstrip("\r\n").split(","))
         if columns != wanted:
             odd = sorted(set(columns) ^ set(wanted)) or "their order"
-            yield Finding(path=path, line=1, text=f"the columns differ from the expected ones in {odd}")
+            yield f"{path.name}:1: the columns differ from the expected ones in {odd}"
         with path.open(newline="", encoding="utf-8") as file:
             for line, cells in enumerate(csv.reader(file), FIRST_ROW_LINE - 1):
                 if len(cells) != len(columns):
-                    text = f"the row must have {len(columns)} cells, got {len(cells)}"
-                    yield Finding(path=path, line=line, text=text)
+                    yield f"{path.name}:{line}: the row must have {len(columns)} cells, got {len(cells)}"
 
 
-def _check_rows(path: Path) -> Iterator[Finding]:
+def _check_rows(path: Path) -> Iterator[str]:
     seen: list[tuple[int, str, dict[str, str]]] = []
     for line, row in enumerate(read_rows(path), FIRST_ROW_LINE):
         known = object_of(row)
         if known.article not in ("a", "an", ""):
-            yield Finding(path=path, line=line, text=f"article must be 'a', 'an' or empty, got {known.article!r}")
+            yield f"{path.name}:{line}: article must be 'a', 'an' or empty, got {known.article!r}"
         if row["hard"] not in ("yes", "no"):
-            yield Finding(path=path, line=line, text=f"hard must be 'yes' or 'no', got {row['hard']!r}")
+            yield f"{path.name}:{line}: hard must be 'yes' or 'no', got {row['hard']!r}"
         for key, value in known.values.items():
             if value not in VALUES:
-                yield Finding(path=path, line=line, text=f"{key} must be one of {', '.join(VALUES)}, got {value!r}")
+                yield f"{path.name}:{line}: {key} must be one of {', '.join(VALUES)}, got {value!r}"
         for other_line, other, values in seen:
             if not any({values[key], value} == {"yes", "no"} for key, value in known.values.items()):
-                text = f"nothing tells {known.name!r} from {other!r} (line {other_line}) by a yes against a no"
-                yield Finding(path=path, line=line, text=text)
+                pair = f"{known.name!r} and {other!r} (line {other_line})"
+                yield f"{path.name}:{line}: {pair} must differ by a yes and a no in some property"
         seen.append((line, known.name, dict(known.values)))
 
 
-def _check_balance(knowledge: KnowledgeBase, path: Path) -> Iterator[Finding]:
-    for key, counts in balance(knowledge).items():
-        if not (counts["yes"] and counts["no"]):
-            yield Finding(path=path, line=1, text=f"{key} must be yes for some object and no for another")
-
-
-def _check_names(knowledge: KnowledgeBase, path: Path) -> Iterator[Finding]:
+def _check_names(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
     language = Language(knowledge)
     reader = Reader(knowledge, lambda question: language.understand(question) is not None)
     owners: dict[str, str] = {}
@@ -123,31 +106,29 @@ def _check_names(knowledge: KnowledgeBase, path: Path) -> Iterator[Finding]:
         for name in dict.fromkeys(known.names):
             owner = owners.setdefault(normalize(name), known.name)
             if owner != known.name or not name:
-                yield Finding(path=path, line=line, text=f"the name {name!r} is empty or that of {owner!r} too")
+                yield f"{path.name}:{line}: the name {name!r} is empty or that of {owner!r} too"
             elif reader.canonical(name) != known.name:
-                yield Finding(path=path, line=line, text=f"{name!r} is read as {reader.canonical(name)!r}")
+                yield f"{path.name}:{line}: {name!r} is read as {reader.canonical(name)!r}"
         if language.understand(known.guess):
-            yield Finding(path=path, line=line, text=f"the guess {known.guess!r} is read as a question")
+            yield f"{path.name}:{line}: the guess {known.guess!r} is read as a question"
 
 
-def _check_questions(knowledge: KnowledgeBase, path: Path) -> Iterator[Finding]:
+def _check_questions(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
     language = Language(knowledge)
     asked: dict[str, str] = {}
     meant: dict[tuple[str, str], Meaning] = {}
     for line, entry in enumerate(knowledge.properties.values(), FIRST_ROW_LINE):
         owner = asked.setdefault(core(normalize(entry.question)), entry.key)
         if owner != entry.key:
-            yield Finding(path=path, line=line, text=f"{entry.question!r} is the question of {owner} too")
+            yield f"{path.name}:{line}: {entry.question!r} is the question of {owner} too"
         found = {(meaning.key, meaning.opposite) for meaning in language.meanings(entry.question)}
         if found != {(entry.key, False)}:
-            yield Finding(
-                path=path, line=line, text=f"{entry.question!r} is understood as {sorted(found) or 'nothing'}"
-            )
+            yield f"{path.name}:{line}: {entry.question!r} is understood as {sorted(found) or 'nothing'}"
         for form, phrase, opposite in phrases(entry):
             meaning = Meaning(key=entry.key, opposite=opposite)
             first = meant.setdefault((form, phrase), meaning)
             if first != meaning:
-                yield Finding(path=path, line=line, text=f"the phrase {phrase!r} belongs to {first.key} too")
+                yield f"{path.name}:{line}: the phrase {phrase!r} belongs to {first.key} too"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Make ``catalogue.json`` by playing every game: ``python -m tools.textarena_catalogue``.
 
-Each game is played with legal random moves where they can be found, alone and turn by turn with other games, in a
-process of its own that has a limit of processor time, so that a busy machine makes no game slow. What cannot be found
-by playing stands in the tables of this file: which sources need a newer Python, and how many players a game is meant
-for that accepts any number. Games that need a newer Python are played by that one, as
-``python3.12 -m tools.textarena_catalogue Chess-v0``, which leaves the entries of all others as they are.
+Each game is played with legal random moves where they can be found, alone and interleaved with other games, in a
+separate process with a limit of processor time, so that a busy machine makes no game slow. The tables of this file hold
+what playing does not show: which sources need a newer Python, and the number of players of games that accept any
+number. Games that need a newer Python are played with it, as in ``python3.12 -m tools.textarena_catalogue Chess-v0``,
+which leaves all other entries unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any
 from agentsgym.envs.TextArena.catalogue import CATALOGUE_FILE, GameEntry, Status
 from agentsgym.envs.TextArena.games import GameMaker, PlayedGame
 from agentsgym.envs.TextArena.isolation import GameContext, textarena
-from agentsgym.envs.TextArena.patches import GAMEMASTER_GAMES, JURY_GAMES, MENDED_GAMES, MENDED_STATES
+from agentsgym.envs.TextArena.patches import GAMEMASTER_GAMES, JURY_GAMES, PATCHED_GAMES, PATCHED_STATES
 from agentsgym.envs.TextArena.players import LegalPlayer
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of
@@ -43,13 +43,13 @@ from agentsgym.texts import sentence_of
 MOST_PLAYERS = 15
 NUM_MOVES = 24
 TIME_LIMIT_S = 60.0  # of processor time
-WAIT_S = 900.0  # for a game that waits for something else
-LEAST_PYTHON = "3.12"  # reads quotes of the same kind inside of f-strings
+WAIT_S = 900.0  # wall-clock time, for a game that blocks
+LEAST_PYTHON = "3.12"  # allows quotes of the same kind inside f-strings
 WORD_GAMES = (
     "Codenames", "DontSayIt", "Hangman", "LetterAuction", "SpellingBee", "WordChains", "WordLadder", "WordSearch",
     "Wordle",
 )  # fmt: skip
-#: Numbers of players that a game accepts and cannot play with, or that no reset refuses.
+#: The numbers of players of games that accept numbers with which they cannot be played.
 PLAYERS = {
     "Hanabi": (2, 5),
     "MarketEntryGame": (2, 15),
@@ -58,9 +58,9 @@ PLAYERS = {
     "SecretMafia": (6, 15),
     "SpiteAndMalice": (2, 2),
 }
-#: Open games whose prompts were read: they differ in which side one plays, and hide nothing.
+#: Games whose prompts differ between players only in the side they play, checked by reading: nothing is hidden.
 OPEN_PROMPTS = ("Alquerque", "Breakthrough", "Othello", "QuantumTicTacToe", "Santorini", "ThreePlayerTicTacToe")
-#: Games whose source LEAST_PYTHON reads and no earlier version.
+#: Games whose source needs LEAST_PYTHON.
 LATER_PYTHON = ("Checkers", "Chess", "IteratedStagHunt", "ReverseTicTacToe", "UltimateTexasHoldem")
 
 
@@ -70,27 +70,18 @@ def world_of(game: str) -> str:
 
 
 def base_ids() -> list[str]:
-    """The ids without the suffix of a form of observations, in order."""
+    """The ids without the suffix that selects the form of observations, in order."""
     return sorted(one for one in textarena().envs.registration.ENV_REGISTRY if not one.endswith(("-raw", "-train")))
 
 
-@dataclasses.dataclass(kw_only=True)
-class Play:
-    """What one game said, and how.
+class Session:
+    """One game, played move by move.
 
     Attributes:
         texts: The observations.
-        is_public: Whether every message but a prompt and a notice of an invalid move went to all players.
-        step_us: Microseconds of processor time a step.
+        is_public: Whether every message except prompts and notices of invalid moves went to all players.
+        seconds: The processor time of all steps.
     """
-
-    texts: list[str]
-    is_public: bool
-    step_us: float
-
-
-class Session:
-    """One game, played move by move."""
 
     def __init__(self, maker: GameMaker, num_players: int, seed: int, player_seed: int = 7) -> None:
         context = GameContext(random.Random(seed), gamemaster=lambda _: "Yes")
@@ -103,29 +94,26 @@ class Session:
         self.num_steps = 0
 
     def move(self) -> bool:
-        """Play one move; False when the game is over."""
+        """Play one move; False if the game is over."""
         if self.game.done:
             return False
-        self._look()
+        self._compare_views()
         text = self.game.observe()
         self.texts.append(text)
-        said = self.player.answer(text, self.game)
+        action = self.player.answer(text, self.game)
         start = time.thread_time()  # the process's clock is coarse under a limit of its time
-        outcome, seat = self.game.move(said), self.game.player
+        outcome, seat = self.game.move(action), self.game.player
         self.seconds += time.thread_time() - start
-        self.is_public &= outcome.done or outcome.invalid or self._was_told(said, seat)
+        waiting = self.game.state.observations[seat]
+        is_shown = any(one[2].name == "PLAYER_ACTION" and one[1] == action for one in waiting)
+        self.is_public &= outcome.done or outcome.invalid or is_shown
         self.num_steps += 1
         if self.game.done:
             self.texts.append(repr(sorted(self.game.rewards().items())))
         return True
 
-    def _was_told(self, said: str, seat: int) -> bool:
-        """Whether the player who is next to move was told what was said."""
-        waiting = self.game.state.observations[seat]
-        return any(one[2].name == "PLAYER_ACTION" and one[1] == said for one in waiting)
-
-    def _look(self) -> None:
-        """Compare what waits for the players: what one is to see and another is not hides something."""
+    def _compare_views(self) -> None:
+        """Compare the players' waiting messages: one that some players see and others do not is hidden."""
         waiting = [
             [str(one[1]) for one in messages if one[2].name not in ("PROMPT", "GAME_ADMIN")]
             for messages in self.game.state.observations.values()
@@ -140,12 +128,12 @@ class Session:
         }
         self.is_public &= len(prompts) <= 1 or self._has_open_prompts
 
-    def play(self) -> Play:
-        """Play on to the end, or for ``NUM_MOVES`` moves."""
+    def play(self) -> Session:
+        """Play to the end, or for ``NUM_MOVES`` moves, and return the session."""
         for _ in range(NUM_MOVES):
             if not self.move():
                 break
-        return Play(texts=self.texts, is_public=self.is_public, step_us=1e6 * self.seconds / max(1, self.num_steps))
+        return self
 
 
 def players_of(game: str, maker: GameMaker) -> tuple[int, int]:
@@ -159,17 +147,17 @@ def players_of(game: str, maker: GameMaker) -> tuple[int, int]:
             for _ in range(3):
                 session.move()
             works.append(count)
-        except Exception:  # noqa: BLE001  # foreign code says in its own ways that it cannot
+        except Exception:  # noqa: BLE001  # foreign code raises anything
             if works:
                 break
     if not works:
-        Session(maker, 2, 1).move()  # raises what is wrong
+        Session(maker, 2, 1).move()  # raises the reason
         raise RuntimeError("it starts with no number of players")
     return min(works), max(works)
 
 
 def entry_of(game: str) -> GameEntry:
-    """Play a game and say what was found."""
+    """Play a game and return its entry."""
     world = world_of(game)
     needs_model = world in (*GAMEMASTER_GAMES, *JURY_GAMES)
     status: Status = "gamemaster" if needs_model else "words" if world in WORD_GAMES else "ok"
@@ -182,8 +170,7 @@ def entry_of(game: str) -> GameEntry:
 
 
 def _played(game: str, maker: GameMaker, entry: GameEntry) -> GameEntry:
-    alone = Session(maker, entry.min_players, 7)
-    play = alone.play()
+    play = Session(maker, entry.min_players, 7).play()
     beside, other = Session(maker, entry.min_players, 7), Session(maker, entry.min_players, 8, player_seed=8)
     varies = any(Session(maker, entry.min_players, seed).play().texts != play.texts for seed in (8, 9, 10, 11))
     before = random.getstate()
@@ -191,33 +178,28 @@ def _played(game: str, maker: GameMaker, entry: GameEntry) -> GameEntry:
         beside.move()
         other.move()
     is_equal = beside.texts == play.texts and random.getstate() == before
+    if not varies:  # the tables at the start may hold a secret that random moves do not touch
+        starts = [Session(maker, entry.min_players, seed).game.state.game_state for seed in (7, 7, 8, 9, 10, 11)]
+        tables = [re.sub(r" at 0x\w+", "", repr(start)) for start in starts]
+        varies = tables[0] == tables[1] and any(table != tables[0] for table in tables[2:])
+    addresses_one = re.search(r"to_id\s*=\s*(?!-1\b)", inspect.getsource(sys.modules[maker.module])) is not None
     return dataclasses.replace(
         entry,
-        reason="a fault of it is mended" if world_of(game) in (*MENDED_STATES, *MENDED_GAMES) else "",
+        reason="a fault is patched" if world_of(game) in (*PATCHED_STATES, *PATCHED_GAMES) else "",
         min_python=LEAST_PYTHON if world_of(game) in LATER_PYTHON else "",
         reproducible=is_equal,
-        seeds_matter=varies or _starts_vary(maker, entry.min_players),
-        hidden=entry.max_players > 1 and not (play.is_public and _addresses_all(maker)),
-        step_us=round(play.step_us, 1),
+        seeds_matter=varies,
+        hidden=entry.max_players > 1 and (addresses_one or not play.is_public),
+        step_us=round(1e6 * play.seconds / max(1, play.num_steps), 1),
     )
 
 
-def _starts_vary(maker: GameMaker, num_players: int) -> bool:
-    """Whether seeds give different tables at the start, where a secret may lie that random moves do not touch."""
-    tables = [_table(Session(maker, num_players, seed)) for seed in (7, 7, 8, 9, 10, 11)]
-    return tables[0] == tables[1] and any(table != tables[0] for table in tables[2:])
-
-
-def _table(session: Session) -> str:
-    return re.sub(r" at 0x\w+", "", repr(session.game.state.game_state))
-
-
 def transcripts(games: Sequence[str], hash_seed: int) -> dict[str, str]:
-    """Play games in a process of another hash seed, and give a digest of what each said."""
+    """Play games in a process with another hash seed, and return a digest of each one's texts."""
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
     command = [sys.executable, "-m", "tools.textarena_catalogue", "--digests", *games]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])  # after what a game may print as it is imported
+    return json.loads(done.stdout.splitlines()[-1])  # after the output of imports
 
 
 def _digest(game: str) -> str:
@@ -228,33 +210,23 @@ def _digest(game: str) -> str:
     return hashlib.sha256(repr(texts).encode()).hexdigest()
 
 
-def _addresses_all(maker: GameMaker) -> bool:
-    """Whether no line of the game's source sends a message to one player."""
-    source = inspect.getsource(sys.modules[maker.module])
-    return not re.search(r"to_id\s*=\s*(?!-1\b)", source)
-
-
 def _broken(error: BaseException) -> GameEntry:
-    """Say why a game does not run; one whose source a newer Python may read is not called broken by this one."""
+    """Make the entry of a game that does not run; it is not broken if a newer Python may parse its source."""
     cause = error.__cause__ if isinstance(error, ConfigError) and error.__cause__ is not None else error
     reason = f"{type(cause).__name__}: {sentence_of(cause, 200)}"
     if isinstance(cause, SyntaxError) and "f-string" in str(cause):
         needs = f"its source needs Python {LEAST_PYTHON}; nothing was played"
         return GameEntry(min_players=2, max_players=2, min_python=LEAST_PYTHON, reason=needs)
-    return GameEntry(min_players=1, max_players=MOST_PLAYERS, status="broken", reason=_without_paths(reason))
-
-
-def _without_paths(text: str) -> str:
-    return re.sub(r"(?:/[\w.@-]+)+/(?=[\w.-]+)", "", text)
-
-
-def _work(game: str) -> dict[str, Any]:
-    logging.disable(logging.CRITICAL)
-    return dataclasses.asdict(entry_of(game))
+    return GameEntry(
+        min_players=1,
+        max_players=MOST_PLAYERS,
+        status="broken",
+        reason=re.sub(r"(?:/[\w.@-]+)+/(?=[\w.-]+)", "", reason),
+    )
 
 
 def measure(games: Sequence[str], num_workers: int, time_limit_s: float = TIME_LIMIT_S) -> dict[str, dict[str, Any]]:
-    """Play the games, each in a process of its own that may take ``time_limit_s`` of processor time."""
+    """Play the games, each in a separate process that may take ``time_limit_s`` of processor time."""
     context = multiprocessing.get_context("forkserver")
     found: dict[str, dict[str, Any]] = {}
     with concurrent.futures.ThreadPoolExecutor(num_workers) as threads:
@@ -271,7 +243,7 @@ def _in_process(context: Any, time_limit_s: float, game: str) -> dict[str, Any]:
     process = context.Process(target=_send, args=(sender, game, time_limit_s))
     process.start()
     sender.close()
-    too_slow = f"it did not come to an end of {NUM_MOVES} moves in {time_limit_s:.0f} s"
+    too_slow = f"it did not finish {NUM_MOVES} moves in {time_limit_s:.0f} s"
     try:
         if receiver.poll(WAIT_S):
             return receiver.recv()
@@ -288,17 +260,18 @@ def _in_process(context: Any, time_limit_s: float, game: str) -> dict[str, Any]:
 def _send(sender: Any, game: str, time_limit_s: float) -> None:
     seconds = math.ceil(time_limit_s)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # however busy the machine is
-    sender.send(_work(game))
+    logging.disable(logging.CRITICAL)
+    sender.send(dataclasses.asdict(entry_of(game)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play the games named on the command line, or all, and write what was found of them into the file."""
+    """Play the games named on the command line, or all, and write their entries into the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("games", nargs="*")
     parser.add_argument("--output", type=Path, default=CATALOGUE_FILE)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--time-limit-s", type=float, default=TIME_LIMIT_S, help="of processor time, for each game")
-    parser.add_argument("--digests", action="store_true", help="print digests of the games named, and write no file")
+    parser.add_argument("--time-limit-s", type=float, default=TIME_LIMIT_S, help="processor time for each game")
+    parser.add_argument("--digests", action="store_true", help="only print digests of the named games")
     options = parser.parse_args(arguments)
     if options.digests:
         logging.disable(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Agents: whatever chooses actions.
+"""Agents, which choose actions.
 
 ::
 

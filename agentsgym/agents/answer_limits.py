@@ -1,7 +1,7 @@
-"""Bound what is read of a server's answers, as they come in and as they are decompressed.
+"""Limit the size of a server's answers while they are received and decompressed.
 
-A response of some kilobytes can decompress to gigabytes, faster than any time limit is checked. So each response is
-decompressed here, in small pieces, between which the event loop runs and time limits hold.
+A response of some kilobytes can decompress to gigabytes before any time limit is checked. So each response is
+decompressed here, in small pieces, between which the event loop runs.
 """
 
 from __future__ import annotations
@@ -9,26 +9,25 @@ from __future__ import annotations
 import asyncio
 import importlib
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from typing import Any
 
 _PIECE_BYTES = 1 << 16
-_PIECES_A_TURN = 16  # of the event loop: about a millisecond's work
-_ERROR_BYTES = 1 << 16  # of the answer to a request that failed, or was sent elsewhere
-_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+_PIECES_PER_PAUSE = 16  # about a millisecond's work
+_ERROR_BYTES = 1 << 16  # of an error response
 
 
 class AnswerError(Exception):
-    """An answer cannot be read; the text is the end of a sentence."""
+    """An answer cannot be read; the text is the end of a sentence.
 
+    Attributes:
+        is_final: Whether a retry would end the same way.
+    """
 
-class AnswerTooLongError(AnswerError):
-    """An answer is longer than may be."""
-
-
-class RedirectError(AnswerError):
-    """An answer points elsewhere, where the conversation is not sent."""
+    def __init__(self, cause: str, *, is_final: bool = False) -> None:
+        super().__init__(cause)
+        self.is_final = is_final
 
 
 def bounded_client(openai: Any, timeout_s: float, max_bytes: int) -> Any:
@@ -37,46 +36,43 @@ def bounded_client(openai: Any, timeout_s: float, max_bytes: int) -> Any:
     Args:
         openai: The ``openai`` package.
         timeout_s: Seconds for each step of a request.
-        max_bytes: Maximum decompressed bytes of an answer; an error response is read up to there.
+        max_bytes: Maximum decompressed bytes of an answer.
     """
-    hook = _limiting_hook(_stream_class(openai), max_bytes)
-    return openai.DefaultAsyncHttpxClient(timeout=timeout_s, event_hooks={"response": [hook]})
+    stream_class = _stream_class(openai)
 
-
-def _limiting_hook(stream_class: type[Any], max_bytes: int) -> Callable[[Any], Awaitable[None]]:
     async def limit(response: Any) -> None:
         if response.has_redirect_location:
             _check_redirect(response.request.url, response.request.url.join(response.headers["location"]))
         is_answer = 200 <= response.status_code < 300
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
-        pieces = _decoded(response.stream, encoding)
-        bounded = _bounded(pieces, max_bytes) if is_answer else _first_bytes(pieces, _ERROR_BYTES)
-        response.stream = stream_class(bounded, response.stream)
+        pieces = _limited(_decoded(response.stream, encoding), max_bytes if is_answer else _ERROR_BYTES, is_answer)
+        response.stream = stream_class(pieces, response.stream)
         response.encoding = "utf-8"  # whatever the header names: some codecs take hours for a megabyte
 
-    return limit
+    return openai.DefaultAsyncHttpxClient(timeout=timeout_s, event_hooks={"response": [limit]})
 
 
-def _check_redirect(asked: Any, there: Any) -> None:
+def _check_redirect(url: Any, target: Any) -> None:
     """Refuse to redirect a request to another server, or to an unencrypted one."""
     ports = {"http": 80, "https": 443}
-    (here, port), (host, other_port) = ((one.host, one.port or ports.get(one.scheme)) for one in (asked, there))
-    is_upgrade = (asked.scheme, port, there.scheme, other_port) == ("http", 80, "https", 443)
-    if here != host or ((asked.scheme, port) != (there.scheme, other_port) and not is_upgrade):
-        raise RedirectError(
-            f"it redirects to {there.scheme}://{host}:{other_port}, another server, to which the conversation is not "
-            "sent: set base_url to that address if it is the server you mean"
+    port, target_port = url.port or ports.get(url.scheme), target.port or ports.get(target.scheme)
+    is_upgrade = (url.scheme, port, target.scheme, target_port) == ("http", 80, "https", 443)
+    if url.host != target.host or ((url.scheme, port) != (target.scheme, target_port) and not is_upgrade):
+        raise AnswerError(
+            f"it redirects to {target.scheme}://{target.host}:{target_port}, another server, to which the conversation "
+            "is not sent: set base_url to that address if it is the server you mean",
+            is_final=True,
         )
 
 
 def _stream_class(openai: Any) -> type[Any]:
-    """The class of streams of the HTTP library that this version of the package builds on (httpx, or httpx2)."""
+    """Define a class of streams of the HTTP library that this version of the package uses (httpx, or httpx2)."""
     kinds: tuple[type[Any], ...] = openai.DefaultAsyncHttpxClient.__mro__
     foreign = next(kind.__module__ for kind in kinds if not kind.__module__.startswith("openai"))
     library: Any = importlib.import_module(foreign.partition(".")[0])
 
     class Stream(library.AsyncByteStream):
-        """The bytes of a generator, and the stream that is to be closed with it."""
+        """The bytes of a generator, and the stream that is closed with it."""
 
         def __init__(self, pieces: AsyncGenerator[bytes, None], source: Any) -> None:
             self._pieces, self._source = pieces, source
@@ -93,21 +89,21 @@ def _stream_class(openai: Any) -> type[Any]:
 async def _decoded(stream: Any, encoding: str) -> AsyncGenerator[bytes, None]:
     if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         raise AnswerError(f"its answer is encoded as {encoding[:50]!r}, but only gzip was requested")
-    decompressor = None if encoding in ("identity", "") else zlib.decompressobj(_GZIP_OR_ZLIB)
+    decompressor = None if encoding in ("identity", "") else zlib.decompressobj(32 + zlib.MAX_WBITS)  # gzip or zlib
     num_bytes = num_pieces = 0
     async for data in stream:
         num_bytes += len(data)
         for piece in (data,) if decompressor is None else _decompressed(decompressor, data):
             yield piece
             num_pieces += 1
-            if num_pieces % _PIECES_A_TURN == 0:
+            if num_pieces % _PIECES_PER_PAUSE == 0:
                 await asyncio.sleep(0)  # lets time limits be checked
     if decompressor is not None and num_bytes and not decompressor.eof:
         raise AnswerError("its answer is cut off")
 
 
 def _decompressed(decompressor: Any, data: bytes) -> Iterator[bytes]:
-    """Decompress in small pieces; what comes after the end is dropped."""
+    """Decompress in small pieces; data after the end is dropped."""
     rest = b"" if decompressor.eof else data
     while rest:
         try:
@@ -117,21 +113,16 @@ def _decompressed(decompressor: Any, data: bytes) -> Iterator[bytes]:
         rest = decompressor.unconsumed_tail
 
 
-async def _bounded(pieces: AsyncGenerator[bytes, None], max_bytes: int) -> AsyncGenerator[bytes, None]:
-    num_bytes = 0
-    async with aclosing(pieces):
-        async for piece in pieces:
-            num_bytes += len(piece)
-            if num_bytes > max_bytes:
-                raise AnswerTooLongError(f"its answer is longer than max_answer_bytes = {max_bytes}")
-            yield piece
-
-
-async def _first_bytes(pieces: AsyncGenerator[bytes, None], max_bytes: int) -> AsyncGenerator[bytes, None]:
-    with suppress(AnswerError):  # the status is enough
+async def _limited(pieces: AsyncGenerator[bytes, None], max_bytes: int, is_answer: bool) -> AsyncGenerator[bytes, None]:
+    """Yield at most ``max_bytes``: a longer answer raises; an error response is cut, since its status is enough."""
+    num_left = max_bytes
+    ignored = () if is_answer else (AnswerError,)
+    with suppress(*ignored):
         async with aclosing(pieces):
             async for piece in pieces:
-                yield piece[:max_bytes]
-                max_bytes -= len(piece)
-                if max_bytes <= 0:
+                if is_answer and len(piece) > num_left:
+                    raise AnswerError(f"its answer is longer than max_answer_bytes = {max_bytes}", is_final=True)
+                yield piece[:num_left]
+                num_left -= len(piece)
+                if num_left <= 0 and not is_answer:
                     return

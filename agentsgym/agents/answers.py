@@ -1,4 +1,4 @@
-"""Make an action of sampled tokens: one rule for every agent that samples a model."""
+"""Turn sampled tokens into an action, by one rule for every agent that samples a model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, FinishReason, TurnRequest
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Collect every id that ends a turn: the template's end of turn, and what tokenizer and model declare as their end.
+    """Collect every id that ends a turn: the template's end of turn, and the end tokens of tokenizer and model.
 
     Raises:
         TemplateError: The chat template does not allow exact tokens.
@@ -27,7 +25,7 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 
 def as_ids(ids: Any) -> frozenset[int]:
-    """List the ids of an option that may be one id, several, or None."""
+    """Return the ids of an option that may be one id, several, or None."""
     if ids is None:
         return frozenset()
     return frozenset({ids} if isinstance(ids, int) else ids)
@@ -49,9 +47,9 @@ def action_from_ids(  # noqa: PLR0913  # keywords, most of them left out
         request: The request that they answer.
         token_ids: The answer's ids, (T,), and nothing after its end.
         tokenizer: Decodes the text, without the id that ends the answer and without special tokens.
-        stop_token_ids: The ids that end an answer; one that ends with another was cut.
+        stop_token_ids: The ids that end an answer; one without them was cut.
         logprobs: One for each id, (T,), or None.
-        text_before_stop: Gives the part of a text before the first stop string; an answer that has one was not cut.
+        text_before_stop: Returns the text before the first stop string; an answer with one was not cut.
         policy_version: See :class:`~agentsgym.types.Action`.
     """
     untyped: Any = tokenizer  # transformers declares `decode` only in part
@@ -92,9 +90,9 @@ def sampled_action(
 def with_calls_of_ids(
     action: Action, request: TurnRequest, token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase
 ) -> Action:
-    """Read the calls of an answer that counts as text, from its ids: the text has lost the marks of some templates.
+    """Read the calls of an answer that counts as text from its ids: decoding loses the marks of some templates.
 
-    An answer to an exact prompt keeps its ids, and is read where it is recorded.
+    An answer to an exact prompt keeps its ids, and its calls are read when it is recorded.
     """
     untyped: Any = tokenizer
     if not request.tools or request.token_ids or not untyped.chat_template:

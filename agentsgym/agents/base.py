@@ -1,4 +1,4 @@
-"""Agents: whatever answers a turn."""
+"""The base classes of agents, which answer turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Sequence
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 from agentsgym.agents.event_loop import run_coroutine
 from agentsgym.errors import AgentError, ConfigError
@@ -28,7 +28,7 @@ def _refuse_coroutines(cls: type) -> None:
 class Agent:
     """Answers turns, one conversation at a time or many at once.
 
-    A simple agent writes :meth:`get_action`; one that gains from batches writes :meth:`act`. Neither tokenizes for
+    A simple agent defines :meth:`get_action`; one that gains from batches defines :meth:`act`. Neither tokenizes for
     training: an agent returns the ids that it sampled, or only text.
     """
 
@@ -40,11 +40,11 @@ class Agent:
         """Answer one turn.
 
         Args:
-            messages: The conversation so far, ending with the new observation; not to be changed.
-            agent_state: State that this agent returned last in this conversation; None at first.
+            messages: The conversation so far, ending with the new observation; must not be changed.
+            agent_state: The state of this conversation that this agent returned last; None at first.
 
         Returns:
-            The answer and the state to be handed back at the next turn.
+            The answer, and the ``agent_state`` of the next turn.
         """
         name = type(self).__name__
         if type(self).act is not Agent.act:
@@ -62,41 +62,43 @@ class Agent:
         return [self._answer(request) for request in requests]
 
     def finish(self) -> None:
-        """Free what belongs to the episodes, since none is live any more."""
+        """Free the resources of the episodes, all of which have ended."""
 
     def _answer(self, request: TurnRequest) -> Action | AgentError:
         try:
             answer: Any = self.get_action(request.messages, request.agent_state)  # type: ignore[arg-type]  # a live list
         except ConfigError:
-            raise  # no episode's fault: none could be played
+            raise  # no episode can be played
         except BaseException as error:  # foreign code: one agent's error is one failed episode
             if is_interruption(error):
                 raise
             return failure_of(AgentError, f"{_class_name(self)}.get_action", error, self.get_action)
         if inspect.iscoroutine(answer):
-            answer.close()  # else Python warns that nobody awaited it
+            answer.close()  # else Python warns that it was never awaited
             return AgentError(f"{_class_name(self)}.get_action returned a coroutine, and {_TO_WRITE}")
-        if not _is_answer(answer):
-            return AgentError(f"{_class_name(self)}.get_action must return (text, agent_state), got {shown(answer)}")
-        text, agent_state = answer
-        return Action(text=text, agent_state=agent_state)
+        pair = cast("tuple[Any, ...]", answer if isinstance(answer, tuple) else ())
+        if len(pair) != 2 or not isinstance(pair[0], str):
+            return AgentError(
+                f"{_class_name(self)}.get_action must return (text, agent_state), got {shown(cast('object', answer))}"
+            )
+        return Action(text=pair[0], agent_state=pair[1])
 
 
 class AsyncAgent(Agent):
-    """Answers each turn with a coroutine, so that many sessions wait for their answers side by side.
+    """Answers each turn with a coroutine, so that many sessions wait for their answers at once.
 
-    A subclass writes :meth:`aact`. An environment's ``rollout`` then runs every episode at its own pace: its next
-    request is sent when its own step is done. All coroutines of all agents run on one event loop, which is the
-    library's own and lives as long as the process: clients and locks may be kept from one rollout to the next, and a
+    A subclass defines :meth:`aact`. An environment's ``rollout`` then runs every episode at its own pace: its next
+    request is sent when its own step is done. All coroutines of all agents run on one event loop, which the library
+    owns and which lives as long as the process: clients and locks may be kept from one rollout to the next, and a
     coroutine that blocks holds up all sessions.
     """
 
     async def aact(self, request: TurnRequest) -> Action:
-        """Answer one turn of one session; what is raised fails that session, a :class:`ConfigError` ends the run."""
+        """Answer one turn of one session; an exception fails that session, a :class:`ConfigError` ends the run."""
         raise NotImplementedError(f"{type(self).__name__} must define aact")
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Answer all requests side by side; to be called from outside the agents' event loop.
+        """Answer all requests concurrently; to be called from outside the agents' event loop.
 
         Raises:
             ConfigError: The agent cannot play here at all.
@@ -111,7 +113,7 @@ class AsyncAgent(Agent):
 
 
 async def answer(agent: Any, request: TurnRequest) -> Action | AgentError:
-    """Await an agent's ``aact``; what it raises fails the session that is answered.
+    """Await an agent's ``aact``; an exception fails the session that is answered.
 
     Raises:
         ConfigError: The agent cannot play here at all.
@@ -125,7 +127,7 @@ async def answer(agent: Any, request: TurnRequest) -> Action | AgentError:
     except BaseException as error:  # foreign code: one agent's error is one failed episode
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise  # the driver waits for no answer any more; a client may also cancel what it runs itself
+            raise  # the driver no longer waits; a client may also cancel its own tasks
         if is_interruption(error):
             raise
         return failure_of(AgentError, f"{_class_name(agent)}.aact", error, agent.aact)
@@ -137,11 +139,7 @@ async def _answer_all(agent: Any, requests: Sequence[TurnRequest]) -> list[Actio
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
-            task.cancel()  # those that still run where one ended the run
-
-
-def _is_answer(answer: Any) -> TypeGuard[tuple[str, Any]]:
-    return isinstance(answer, tuple) and len(cast("tuple[Any, ...]", answer)) == 2 and isinstance(answer[0], str)
+            task.cancel()  # those that are still running where one raised
 
 
 class _Adapted(Agent):
@@ -167,7 +165,7 @@ def _class_name(agent: Any) -> str:
 
 
 def as_agent(agent: Any) -> Agent:
-    """Take an :class:`Agent` as it is and adapt any object with ``aact(request)`` or ``get_action(messages, state)``.
+    """Return an :class:`Agent` as it is; adapt any object with ``aact(request)`` or ``get_action(messages, state)``.
 
     Raises:
         ConfigError: It has neither, it is a class, or its ``get_action`` is a coroutine function.

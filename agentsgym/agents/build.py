@@ -1,4 +1,4 @@
-"""Build the sampling policy that suits a trainer's settings and how its weights are held."""
+"""Build the sampling policy for a trainer's settings and distribution of weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SamplingSettings(Protocol):
-    """The settings that decide how the policy is sampled: fields of ``GRPOEnvConfig``, most of them TRL's."""
+    """The settings of sampling: fields of ``GRPOEnvConfig``, most of them TRL's."""
 
     use_vllm: bool
     temperature: float
@@ -46,19 +46,19 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
     max_turn_tokens: int,
     stop: Sequence[str] = (),
 ) -> PolicyAgent | VLLMPolicyAgent | LockstepVLLMPolicyAgent:
-    """Build the policy in training as an agent, through whichever backend the settings name.
+    """Build the policy in training as an agent, on the backend of the settings.
 
     Args:
         model: The model in training, unwrapped.
         tokenizer: Its tokenizer.
         args: The settings.
-        accelerator: Knows how the weights are distributed over the ranks, and the autocast of forward passes.
-        vllm_generation: TRL's engine where the settings use vLLM, else None.
+        accelerator: The trainer's.
+        vllm_generation: TRL's engine if the settings use vLLM, else None.
         max_turn_tokens: The budget of one turn.
-        stop: Texts that end a turn too.
+        stop: Texts that also end a turn.
 
     Raises:
-        ConfigError: The weights are distributed in a way that cannot be sampled from.
+        ConfigError: The distribution of the weights over the ranks is not supported.
     """
     agent_type = policy_agent_type(accelerator, gathers=args.ds3_gather_for_generation)
     if args.use_vllm:
@@ -89,7 +89,7 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
 
 
 def refuse_prompt_learning(adapters: Iterable[Any]) -> None:
-    """Raise :class:`ConfigError` for an adapter, given by its configuration, that adds its own tokens to rows."""
+    """Raise :class:`ConfigError` for the configuration of an adapter that adds its own tokens to rows."""
     for adapter in adapters:
         if adapter.is_prompt_learning:
             raise ConfigError(

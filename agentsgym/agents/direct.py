@@ -1,4 +1,4 @@
-"""Agents whose answer is the output of one call: of a function, a transformers model, or a vLLM engine."""
+"""An agent that answers with the output of one call: of a function, a transformers model, or a vLLM engine."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from agentsgym.agents.base import Agent
 from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.agents.vllm.engine import Engine
 from agentsgym.errors import AgentError, ConfigError, TemplateError
+from agentsgym.fields import is_int, require
 from agentsgym.texts import shown
 from agentsgym.types import Action, Message, TurnRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# With any of these the rows of `generate` are no longer one answer per prompt that ends at its end-of-turn token.
+# With any of these, `generate` no longer returns one answer per prompt that ends at its end-of-turn token.
 _REFUSED_OPTIONS = frozenset({"num_return_sequences", "return_dict_in_generate", "stop_strings", "max_length"})
 
 
 class DirectOutputAgent(Agent):
     """Answers with the output of a function, a transformers model with its tokenizer, or a vLLM ``LLM``.
 
-    A function is called once a turn with the messages. A model generates for all sessions of an :meth:`act` in one
+    A function is called once per turn with the messages. A model generates for all sessions of an :meth:`act` in one
     left-padded batch, without gradients and in evaluation mode; a vLLM engine schedules them itself. Where the
     environment recorded the exact prompt (``request.token_ids``; its tokenizer must be this one) they continue those
-    ids and the action carries the sampled ids untouched, from vLLM with their log-probabilities (those of the
-    distribution that was sampled if the engine was made with ``logprobs_mode="processed_logprobs"``, else those before
-    temperature); otherwise the tokenizer's chat template renders the messages, with the environment's tools, and the
-    calls are read out of the sampled ids here.
+    ids and the action has the sampled ids, from vLLM with their log-probabilities (those of the distribution that was
+    sampled if the engine was made with ``logprobs_mode="processed_logprobs"``, else those before temperature).
+    Otherwise the tokenizer's chat template renders the messages, with the environment's tools, and the calls are read
+    from the sampled ids.
 
     >>> agent = DirectOutputAgent(lambda messages: messages[-1]["content"].upper())
     >>> agent.get_action([{"role": "user", "content": "ready?"}], None)
@@ -50,13 +51,13 @@ class DirectOutputAgent(Agent):
             source: ``messages -> text``; a model with ``generate``, which needs ``tokenizer``; or a ``vllm.LLM``.
             tokenizer: The model's tokenizer; None for a function, or for a vLLM engine with its own.
             max_new_tokens: Maximum tokens of an answer; the request's own budget applies if it is smaller.
-            **generation_options: Handed to ``model.generate`` (``do_sample``, ``temperature``, …) or to vLLM's
-                ``SamplingParams`` (``temperature``, ``top_p``, ``seed``, …); what is not given follows the model's
-                generation config. SamplingParams of a transformers model draws from torch's global generator.
+            **generation_options: Options of ``model.generate`` (``do_sample``, ``temperature``, …) or of vLLM's
+                ``SamplingParams`` (``temperature``, ``top_p``, ``seed``, …); their defaults are those of the model's
+                generation config. A transformers model draws from torch's global generator.
 
         Raises:
             ConfigError: A model without tokenizer, a tokenizer without model, a source that cannot be called, or an
-                option that is unknown to vLLM or under which an answer's own tokens could not be found.
+                option that vLLM does not have or with which an answer's own tokens could not be found.
         """
         self._source: Any = source
         self._generates = callable(getattr(source, "generate", None))
@@ -64,7 +65,23 @@ class DirectOutputAgent(Agent):
         self._tokenizer: Any = tokenizer if self._engine is None else self._engine.tokenizer
         self._max_new_tokens = max_new_tokens
         self._options = generation_options
-        self._check(source)
+        name = type(source).__name__
+        if self._generates and self._tokenizer is None:
+            raise ConfigError(f"a model needs its tokenizer: DirectOutputAgent(model, tokenizer), got {name} alone")
+        if not self._generates and self._tokenizer is not None:
+            raise ConfigError(f"a tokenizer is only valid with a model, got one with {name}")
+        if not callable(source) and self._engine is None:
+            raise ConfigError(
+                f"a source must be a function of the messages, a model or a vLLM engine, got {shown(source)}"
+            )
+        if generation_options and not self._generates:
+            raise ConfigError(
+                f"generation options are only valid with a model, got {sorted(generation_options)} with {name}"
+            )
+        refused = _REFUSED_OPTIONS if self._engine is None else Engine.REFUSED_OPTIONS
+        if given := sorted(refused & generation_options.keys()):
+            raise ConfigError(f"DirectOutputAgent needs one answer per prompt, with its end-of-turn token, got {given}")
+        require("max_new_tokens", max_new_tokens, is_int(1), "an int of at least 1")
 
     def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
         """Answer one turn as text."""
@@ -83,40 +100,17 @@ class DirectOutputAgent(Agent):
         """Answer many sessions: a function one by one, a model or an engine in one batch."""
         return self._generate(requests) if self._generates and requests else super().act(requests)
 
-    def _check(self, source: object) -> None:
-        name = type(source).__name__
-        if self._generates and self._tokenizer is None:
-            raise ConfigError(f"a model needs its tokenizer: DirectOutputAgent(model, tokenizer), got {name} alone")
-        if not self._generates and self._tokenizer is not None:
-            raise ConfigError(f"a tokenizer is only valid with a model, got one with {name}")
-        if not callable(source) and self._engine is None:
-            raise ConfigError(
-                f"a source must be a function of the messages, a model or a vLLM engine, got {shown(source)}"
-            )
-        if self._options and not self._generates:
-            raise ConfigError(
-                f"generation options are only valid with a model, got {sorted(self._options)} with {name}"
-            )
-        refused = _REFUSED_OPTIONS if self._engine is None else Engine.REFUSED_OPTIONS
-        if given := sorted(refused & self._options.keys()):
-            raise ConfigError(f"DirectOutputAgent needs one answer per prompt, with its end-of-turn token, got {given}")
-        if not isinstance(self._max_new_tokens, int) or self._max_new_tokens < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"max_new_tokens must be an int of at least 1, got {shown(self._max_new_tokens)}")
-
     def _generate(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         prompts = [list(request.token_ids) or self._render(request) for request in requests]
-        budgets = [self._budget(request) for request in requests]
+        most = self._max_new_tokens
+        budgets = [most if one.max_new_tokens is None else min(one.max_new_tokens, most) for one in requests]
         if self._engine is not None:
             return self._engine.generate(requests, prompts, budgets)
-        return self._generate_batch(requests, prompts, budgets)
-
-    def _generate_batch(
-        self, requests: Sequence[TurnRequest], prompts: list[list[int]], budgets: list[int]
-    ) -> list[Action]:
         import torch  # noqa: PLC0415  # agents that are functions need no torch
 
         end_ids = self._end_ids()
-        pad_id = self._pad_id(end_ids)
+        pad_id: int | None = self._options.get("pad_token_id", self._tokenizer.pad_token_id)
+        pad_id = min(end_ids, default=0) if pad_id is None else pad_id
         width = max(map(len, prompts))
         padded = [[pad_id] * (width - len(prompt)) + prompt for prompt in prompts]
         real = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -130,19 +124,12 @@ class DirectOutputAgent(Agent):
                 **options,
             )
         answers: list[list[int]] = rows[:, width:].tolist()
-        return [
-            self._action(request, answer[:budget], end_ids)
-            for request, answer, budget in zip(requests, answers, budgets, strict=True)
-        ]
-
-    def _action(self, request: TurnRequest, answer: list[int], end_ids: frozenset[int]) -> Action:
-        end = next((place for place, token in enumerate(answer) if token in end_ids), None)
-        ids = answer if end is None else answer[: end + 1]  # what follows the end is padding
-        return action_from_ids(request, ids, self._tokenizer, end_ids)
-
-    def _budget(self, request: TurnRequest) -> int:
-        given = request.max_new_tokens
-        return self._max_new_tokens if given is None else min(given, self._max_new_tokens)
+        actions: list[Action] = []
+        for request, answer, budget in zip(requests, answers, budgets, strict=True):
+            stop = next((place + 1 for place, token in enumerate(answer[:budget]) if token in end_ids), budget)
+            # After the end token there is only padding.
+            actions.append(action_from_ids(request, answer[:stop], self._tokenizer, end_ids))
+        return actions
 
     def _render(self, request: TurnRequest) -> list[int]:
         if self._tokenizer.chat_template is None:
@@ -153,14 +140,10 @@ class DirectOutputAgent(Agent):
         )
 
     def _end_ids(self) -> frozenset[int]:
-        """Every id that ends an answer: the options' own, else those of template, tokenizer and model."""
+        """Collect every id that ends an answer: the options' own, else those of template, tokenizer and model."""
         if "eos_token_id" in self._options:
             return as_ids(self._options["eos_token_id"])
         try:
             return stop_token_ids(self._source, self._tokenizer)
-        except TemplateError:  # no exact prompt can come from such a template, but it can be rendered
+        except TemplateError:  # such a template gives no exact prompts, but it can be rendered
             return as_ids(self._source.generation_config.eos_token_id) | as_ids(self._tokenizer.eos_token_id)
-
-    def _pad_id(self, end_ids: frozenset[int]) -> int:
-        pad_id: int | None = self._options.get("pad_token_id", self._tokenizer.pad_token_id)
-        return min(end_ids, default=0) if pad_id is None else pad_id

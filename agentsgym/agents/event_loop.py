@@ -1,8 +1,8 @@
 """Run every agent that answers with coroutines on one event loop, in its own thread.
 
-It lives as long as the process, so that what an agent keeps between rollouts (an HTTP client, a lock) stays bound to a
-loop that is open, and it can be waited for from any thread, also one whose own loop is running, as in a notebook. When
-it is stopped, its tasks end first: one that is destroyed half done would be reported on stderr as the process exits.
+It lives as long as the process, so that an agent's HTTP client or lock stays bound to an open loop between rollouts,
+and it can be waited for from any thread, also one whose own loop is running, as in a notebook. When it is stopped, its
+tasks end first: an unfinished one would be reported on stderr as the process exits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from agentsgym.interruptions import process_exit
 
 T = TypeVar("T")
 
-_CLOSING_S = 0.2  # how long tasks, such as connections that close, may run once the loop is to stop
-_CANCELLING_S = 0.5  # how long they may take to end once they are cancelled
+_CLOSING_S = 0.2  # for tasks, such as closing connections, to end by themselves once the loop is to stop
+_CANCELLING_S = 0.5  # for them to end once they are cancelled
 
 
 class LoopThread(threading.Thread):
@@ -28,7 +28,7 @@ class LoopThread(threading.Thread):
 
     Attributes:
         loop: The loop.
-        is_stopping: Whether it is to stop, as the process exits.
+        is_stopping: Whether :meth:`stop` was called, as the process exits.
     """
 
     def __init__(self) -> None:
@@ -39,21 +39,17 @@ class LoopThread(threading.Thread):
     def run(self) -> None:
         """Serve the loop, then end its tasks."""
         asyncio.set_event_loop(self.loop)
-        while not self._run_until_stopped():
-            pass
+        while True:
+            try:
+                self.loop.run_forever()
+                break
+            except (SystemExit, KeyboardInterrupt):
+                continue  # of a coroutine: it ends the loop too, and is raised where the coroutine is waited for
         with suppress(SystemExit, KeyboardInterrupt):
             self.loop.run_until_complete(_end_tasks())
 
-    def _run_until_stopped(self) -> bool:
-        """Run the loop; False if a coroutine raised SystemExit, which ends the loop too and is raised elsewhere."""
-        try:
-            self.loop.run_forever()
-        except (SystemExit, KeyboardInterrupt):
-            return False
-        return True
-
     def stop(self) -> None:
-        """End the loop and the thread; a coroutine that blocks keeps both alive for what is left of the process."""
+        """End the loop and the thread; a coroutine that blocks keeps both alive until the process ends."""
         self.is_stopping = True
         if self.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
@@ -78,7 +74,7 @@ _thread: LoopThread | None = None
 
 
 def agents_loop() -> asyncio.AbstractEventLoop:
-    """The loop, started at the first call (and again in a process that was forked off)."""
+    """Return the loop, which is started at the first call (and again in a forked process)."""
     global _thread  # noqa: PLW0603  # one loop for the process is the point
     with _lock:
         if _thread is None or not _thread.is_alive():
@@ -91,15 +87,15 @@ def agents_loop() -> asyncio.AbstractEventLoop:
 
 
 def is_on_agents_loop() -> bool:
-    """Whether this is the thread that runs :func:`agents_loop`: waiting here for one of its coroutines never ends."""
+    """Whether this thread runs :func:`agents_loop`: waiting here for one of its coroutines would never end."""
     return threading.current_thread() is _thread
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on :func:`agents_loop` and wait for what it returns or raises.
+    """Run a coroutine on :func:`agents_loop` and wait for its result.
 
     Raises:
-        RuntimeError: It is called on the loop itself, which would wait for itself forever.
+        RuntimeError: The caller is on the loop itself, which would wait for itself forever.
     """
     loop = agents_loop()
     thread = _thread
@@ -113,7 +109,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
         return future.result()
     except CancelledError:
         if thread is not None and thread.is_stopping:
-            raise process_exit() from None  # the process exits: a thread that still waits here ends without a traceback
+            raise process_exit() from None  # a thread that still waits here ends without a traceback
         raise
     finally:
-        future.cancel()  # matters where the waiting was interrupted
+        future.cancel()  # where the wait was interrupted

@@ -1,4 +1,4 @@
-"""An agent without knowledge of the environment: it tries the tools and the words that it is shown."""
+"""An agent without knowledge of the environment: it tries the tools and the words of the conversation."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _MAX_DEPTH = 4  # of nested arguments
 
 
 class ExploringAgent(Agent):
-    """Answers with a random well-formed call where there are tools, else with something that the prompt shows.
+    """Answers with a random well-formed call where there are tools, else with a text taken from the prompt.
 
-    An answer in text is a phrase that the environment marks (in brackets or quotes), a number from between the numbers
-    that it names, or one of its words. Each session has its own draws, seeded by the agent's seed and the session's
-    number in the order in which sessions come; its answers depend on these and on the conversation alone.
+    A text is a phrase that the environment marks (in brackets or quotes), a number between the smallest and the largest
+    of the prompt, or one of its words. Each session has its own draws, seeded by the agent's seed and the session's
+    number in the order of first requests; its answers depend on these and on the conversation alone.
     """
 
     def __init__(self, *, seed: int = 0, call_fraction: float = 0.8) -> None:
-        """Begin.
+        """Set up; nothing is drawn.
 
         Args:
-            seed: Names the streams of draws.
+            seed: Seed of the streams of draws.
             call_fraction: Fraction of turns that call a tool, where there are tools, in [0, 1].
 
         Raises:
@@ -46,43 +46,36 @@ class ExploringAgent(Agent):
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
         """Answer each session from its own random stream."""
-        return [self._action(request, self._stream(request.session_id)) for request in requests]
+        actions: list[Action] = []
+        for request in requests:
+            stream = self._streams.get(request.session_id)
+            if stream is None:
+                stream = random.Random(derive_seed("exploring agent", self._seed, self._num_sessions))
+                self._num_sessions += 1
+                self._streams[request.session_id] = stream
+            shown = "\n".join(message["content"] for message in request.messages if message["role"] != "assistant")
+            shown = shown[-_MAX_CHARACTERS:]
+            if request.tools and stream.random() < self._call_fraction:
+                call = random_call(stream.choice(list(request.tools)), shown, stream)
+                actions.append(Action(text="", tool_calls=(call,)))
+            else:
+                actions.append(Action(text=random_phrase(shown, stream)))
+        return actions
 
     def finish(self) -> None:
         """Forget the streams of the sessions that have ended."""
         self._streams.clear()
 
-    def _action(self, request: TurnRequest, stream: random.Random) -> Action:
-        shown = "\n".join(message["content"] for message in request.messages if message["role"] != "assistant")
-        shown = shown[-_MAX_CHARACTERS:]
-        if request.tools and stream.random() < self._call_fraction:
-            return Action(text="", tool_calls=(random_call(stream.choice(list(request.tools)), shown, stream),))
-        return Action(text=random_phrase(shown, stream))
-
-    def _stream(self, session_id: str) -> random.Random:
-        stream = self._streams.get(session_id)
-        if stream is None:
-            stream = random.Random(derive_seed("exploring agent", self._seed, self._num_sessions))
-            self._num_sessions += 1
-            self._streams[session_id] = stream
-        return stream
-
 
 def random_call(tool: Mapping[str, Any], text: str, stream: random.Random) -> ToolCall:
-    """Make a well-formed call of a tool with random arguments.
-
-    Args:
-        tool: Its full JSON schema.
-        text: Source of words for text arguments.
-        stream: Draws them.
-    """
+    """Make a well-formed call of a tool, given by its JSON schema; text arguments are drawn from ``text``."""
     function: Any = tool.get("function", tool)
     parameters: dict[str, Any] = {**(function.get("parameters") or {}), "type": "object"}
     return ToolCall(name=str(function.get("name", "")), arguments=_value(parameters, text, stream, 0))
 
 
 def random_phrase(text: str, stream: random.Random) -> str:
-    """Say something that a text shows: a marked phrase, a number from between its numbers, or a word."""
+    """Draw a marked phrase of a text, a number between its smallest and its largest, or a word."""
     marked = [(match[0], match[1]) for match in _MARKED.finditer(text)]
     numbers = [int(number[:18]) for number in _NUMBER.findall(text)]
     words = _WORD.findall(text) or ["yes"]

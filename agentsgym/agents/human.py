@@ -1,4 +1,4 @@
-"""Let a person play in a terminal: observations are shown, answers and calls of tools are typed."""
+"""Let a person play in a terminal: observations are shown, answers and tool calls are typed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from agentsgym.texts import sentence_of, shortened, shown, visible
 from agentsgym.types import Action, Message, ToolCall, TurnRequest
 
 _MAX_BYTES = 20_000  # of a message that is shown
-_MORE = "\\"
 
 Show = Callable[[str, str], None]
 
@@ -26,21 +25,22 @@ class PlayerLeft(Interruption):  # not an error: the end of the input
 class HumanAgent(Agent):
     r"""Prompts a person for every action, one session after the other.
 
-    What is new in the conversation is shown, then a line is read; one that ends with a backslash continues in the next.
-    Where the environment has tools, a line may call one or several of them: ``price(good="apples")``, ``add(3, 4)``, or
-    ``{"name": "price", "arguments": {"good": "apples"}}``; an invalid call prompts again. Control
-    characters and escape sequences of what is shown are written out.
+    New messages are shown, then a line is read; one that ends with a backslash continues on the next. Where the
+    environment has tools, a line may call one or several of them: ``price(good="apples")``, ``add(3, 4)``, or
+    ``{"name": "price", "arguments": {"good": "apples"}}``; an invalid call prompts again. Control characters and escape
+    sequences are shown escaped.
 
     Args:
         read: Reads a line after a prompt; ``EOFError`` ends the play.
-        show: Shows a text with its role (``"system"``, ``"user"``, ``"tool"``, ``"tools"`` for what can
-            be called, ``"note"`` for this agent's own words); by default it is printed.
+        show: Shows a text with its role (``"system"``, ``"user"``, ``"tool"``, ``"tools"`` for the tools, ``"note"``
+            for the agent's own messages); by default it is printed.
 
     >>> lines = iter(["add(3, c)", "add(3, b=4)"])
     >>> tool = {"function": {"name": "add", "parameters": {"properties": {"a": {}, "b": {}}}}}
     >>> agent = HumanAgent(read=lambda prompt: next(lines), show=lambda role, text: None)
-    >>> said = [{"role": "user", "content": "3 + 4?"}]
-    >>> agent.act([TurnRequest(session_id="", messages=said, token_ids=(), tools=[tool])])[0].tool_calls[0].arguments
+    >>> messages = [{"role": "user", "content": "3 + 4?"}]
+    >>> request = TurnRequest(session_id="", messages=messages, token_ids=(), tools=[tool])
+    >>> agent.act([request])[0].tool_calls[0].arguments
     {'a': 3, 'b': 4}
     """
 
@@ -49,7 +49,7 @@ class HumanAgent(Agent):
         self._show = _print if show is None else show
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
-        """Ask for one answer after the other.
+        """Prompt for one answer after the other.
 
         Raises:
             PlayerLeft: The input has ended.
@@ -65,45 +65,41 @@ class HumanAgent(Agent):
                 tools = ""
             self._show(message["role"], message["content"])
         while True:
-            line = self._line()
+            try:
+                line = self._read("> ")
+                while line.endswith("\\"):
+                    line = line[:-1] + "\n" + self._read("… ")
+            except EOFError:
+                raise PlayerLeft from None
             try:
                 calls = read_calls(line, request.tools)
             except ConfigError as error:
                 self._show("note", f"{sentence_of(error)}\nPlease try again.")
             else:
-                # The answer itself will be the next message of the conversation.
+                # The answer becomes the next message of the conversation.
                 return Action(text="" if calls else line, tool_calls=calls, agent_state=len(request.messages) + 1)
-
-    def _line(self) -> str:
-        try:
-            line = self._read("> ")
-            while line.endswith(_MORE):
-                line = f"{line.removesuffix(_MORE)}\n{self._read('… ')}"
-        except EOFError:
-            raise PlayerLeft from None
-        return line
 
 
 def new_messages(request: TurnRequest) -> Sequence[Message]:
-    """Give the messages that came after the last action, if ``agent_state`` is how many were known then."""
+    """Return the messages after the last action, if ``agent_state`` is the number of messages up to it."""
     seen = request.agent_state or 0
     known = len(request.messages) if seen > len(request.messages) else seen
     return request.messages[known:] or request.messages[-1:]  # a history that was rewritten shows at least its end
 
 
 def signature(tool: Mapping[str, Any]) -> str:
-    """Write how a tool is called, and what it does, in one line.
+    """Describe a tool's arguments and purpose in one line.
 
     >>> signature({"name": "price", "description": "Look it up.", "parameters": {"properties": {"good": {}}}})
     'price(good): Look it up.'
     """
     function: Mapping[str, Any] = tool.get("function", tool)
-    does = str(function.get("description") or "").strip().partition("\n")[0]
-    return f"{function.get('name')}({', '.join(_parameters(tool))}){f': {does}' if does else ''}"
+    purpose = str(function.get("description") or "").strip().partition("\n")[0]
+    return f"{function.get('name')}({', '.join(_parameters(tool))}){f': {purpose}' if purpose else ''}"
 
 
 def read_calls(line: str, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]:
-    """Read the calls of tools that a person typed; none if the line is not a call.
+    """Read the tool calls of a typed line; none if the line is not a call.
 
     Args:
         line: The typed line: calls in Python syntax, or JSON.
@@ -147,27 +143,26 @@ def _python_calls(text: str, known: Mapping[str, Any]) -> tuple[ToolCall, ...]:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ConfigError(f"this is not a valid call ({sentence_of(error, 100)}): name(argument=value)") from error
-    return tuple(_python_call(statement, known) for statement in statements)
-
-
-def _python_call(statement: ast.stmt, known: Mapping[str, Any]) -> ToolCall:
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ConfigError("write several calls as name(argument=value); name(argument=value)")
-    name = call.func.id
-    names = _parameters(known.get(name, {}))
-    if len(call.args) > len(names) and name in known:
-        raise ConfigError(f"{name} takes {len(names)} arguments, got {len(call.args)}")
-    given = [*zip(names, call.args, strict=False), *((one.arg, one.value) for one in call.keywords)]
-    arguments: dict[str, Any] = {}
-    for key, value in given:
-        if key is None or key in arguments:
-            raise ConfigError(f"each argument of {name} must be given once, by name or by position")
-        try:
-            arguments[key] = ast.literal_eval(value)
-        except (ValueError, TypeError, MemoryError, RecursionError) as error:
-            raise ConfigError(f"{name}'s {key} must be a plain value, such as 3 or 'text'") from error
-    return _call(name, arguments, known)
+    calls: list[ToolCall] = []
+    for statement in statements:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ConfigError("write several calls as name(argument=value); name(argument=value)")
+        name = call.func.id
+        names = _parameters(known.get(name, {}))
+        if len(call.args) > len(names) and name in known:
+            raise ConfigError(f"{name} takes {len(names)} arguments, got {len(call.args)}")
+        given = [*zip(names, call.args, strict=False), *((one.arg, one.value) for one in call.keywords)]
+        arguments: dict[str, Any] = {}
+        for key, value in given:
+            if key is None or key in arguments:
+                raise ConfigError(f"each argument of {name} must be given once, by name or by position")
+            try:
+                arguments[key] = ast.literal_eval(value)
+            except (ValueError, TypeError, MemoryError, RecursionError) as error:
+                raise ConfigError(f"{name}'s {key} must be a plain value, such as 3 or 'text'") from error
+        calls.append(_call(name, arguments, known))
+    return tuple(calls)
 
 
 def _call(name: str, arguments: dict[str, Any], known: Mapping[str, Any]) -> ToolCall:

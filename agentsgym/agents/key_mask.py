@@ -12,11 +12,11 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit
 
 _RUN = 8  # characters in common with a secret, from which on they are masked
 _MASK = "***"
-_SHORTEST = 4  # anything shorter is not a secret, but a "none" or an "x" for a server that needs no key
+_SHORTEST = 4  # anything shorter is a placeholder, such as "x", for a server that needs no key
 _WORDS = re.compile(r"([\s'\"]+)")
 _PART_MASKED = re.compile(r"\*{2,}|\.{3}|…|•{2,}|#{3,}|-{3,}|_{3,}|x{4,}|[\[<(](?:redacted|masked|hidden)[\])>]")
-_BEFORE, _AFTER = re.compile(r"[=:,;(\[{<]"), re.compile(r"[=:,;)\]}>]")  # what stands around it in one word
-_TELLING = 6  # minimum characters without a digit for an end to be masked that is not a word
+_BEFORE, _AFTER = re.compile(r"[=:,;(\[{<]"), re.compile(r"[=:,;)\]}>]")  # punctuation around it within a word
+_REVEALING = 6  # minimum characters of an end without a digit that is masked although it is announced by nothing
 _ANNOUNCED = (
     r"(?:\b(?:end|start|begin)\w*\s+(?:in|with|by|on)|\b(?:prefix|suffix)(?:\s+is)?"
     r"|\b(?:first|last|final)(?:\s+\w+)?\s+(?:characters|letters|digits)(?:\s+are)?)\W{1,3}"
@@ -28,11 +28,11 @@ _PUNCTUATION = ".,:;()[]{}<>"
 class KeyMask:
     """Masks every run of characters that a text has in common with a secret.
 
-    A run counts from eight characters on (a shorter secret's as a whole), in either case, and also where the
-    secret is percent-encoded, JSON- or HTML-escaped, in base64 or in hexadecimal. A word that somebody has masked in
-    part, as in ``sk-ab***yz``, is masked in full where its ends are those of a secret. An end of four to seven
-    characters that stands alone is masked if it has a digit, or six characters and does not look like a word, and in
-    any case where the text announces it: "ends with", "starting with", "the last four characters are".
+    A run has at least eight characters (or is a whole shorter secret), in either case; percent-encoded, JSON- and
+    HTML-escaped, base64 and hexadecimal forms count too. A word that is masked in part already, as in ``sk-ab***yz``,
+    is masked in full where its ends are those of a secret. An end of four to seven characters that stands alone is
+    masked if it has a digit, or six characters and does not look like a word, and always where the text announces it:
+    "ends with", "starting with", "the last four characters are".
 
     Args:
         secrets: Keys and passwords; empty ones are left out.
@@ -44,15 +44,18 @@ class KeyMask:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._secrets = [secret for secret in dict.fromkeys(secrets) if len(secret) >= _SHORTEST]
-        self._runs = {run for secret in self._secrets for form in _forms(secret) for run in _runs(form.lower())}
+        self._runs: set[str] = set()
+        for form in (form.lower() for secret in self._secrets for form in _forms(secret)):
+            length = min(_RUN, len(form))
+            self._runs.update(form[start : start + length] for start in range(len(form) - length + 1))
         self._lengths = {len(run) for run in self._runs}
         self._ends = [pattern for secret in self._secrets for pattern in _patterns_of_ends(secret)]
 
     def masked(self, text: str) -> str:
-        """The text without the secrets."""
+        """Return the text without the secrets."""
         if not self._runs:
             return text
-        text = "".join(map(self._without_ends, _WORDS.split(text)))
+        text = "".join(map(self._masked_word, _WORDS.split(text)))
         lowered = text.lower()
         if len(lowered) != len(text):  # a few letters have two in lower case
             lowered = text
@@ -67,8 +70,8 @@ class KeyMask:
             text = pattern.sub(rf"\1{_MASK}", text)
         return text
 
-    def _without_ends(self, word: str) -> str:
-        """The mask in place of a word that is masked in part and shows an end of a secret."""
+    def _masked_word(self, word: str) -> str:
+        """Return the mask for a word that is masked in part and shows an end of a secret, else the word."""
         head, *others = _PART_MASKED.split(word.lower())
         if not others:
             return word
@@ -82,7 +85,7 @@ class KeyMask:
 
 
 def url_secrets(url: str) -> Iterator[str]:
-    """The user name, the password and the keys in a URL's query, as they stand there and decoded."""
+    """Yield the user name, the password and the keys in a URL's query, raw and decoded."""
     try:
         parts = urlsplit(url)
         authority, query = parts.netloc, parts.query
@@ -98,39 +101,31 @@ def url_secrets(url: str) -> Iterator[str]:
 
 
 def without_credentials(url: str) -> str:
-    """A URL, or what was meant to be one, without a user name, a password or a query."""
+    """Return a URL, valid or not, without a user name, a password or a query."""
     return re.sub(r"^([^/?#]*//)?[^/?#]*@", r"\1", url.partition("?")[0].partition("#")[0])
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """A secret as servers repeat it."""
+    """Yield a secret in the encodings in which servers repeat it."""
     data = secret.encode(errors="replace")
     yield from (secret, quote(secret, safe=""), quote_plus(secret), html.escape(secret), json.dumps(secret)[1:-1])
     if len(secret) >= _RUN:
         yield from (data.hex(), "".join(f"%{byte:02x}" for byte in data))
-        for shift in range(3):  # in base64 it looks otherwise at each place that it may begin at
+        for shift in range(3):  # its base64 depends on where it begins, modulo 3
             for encode in (base64.b64encode, base64.urlsafe_b64encode):
                 yield encode(b"\0" * shift + data).decode()[(shift * 8 + 5) // 6 : (shift + len(data)) * 8 // 6]
 
 
 def _patterns_of_ends(secret: str) -> Iterator[re.Pattern[str]]:
-    """Find its short beginnings and ends, where they stand alone."""
+    """Yield patterns of its short beginnings and ends, where they stand alone."""
     lengths = range(min(_RUN, len(secret)) - 1, _SHORTEST - 1, -1)  # the longest first
     ends = [end for length in lengths for end in (secret[:length], secret[-length:])]
-    for introduction, some in ((r"(?<![^\W_])", filter(_is_telling, ends)), (_ANNOUNCED, ends)):
+    revealing: list[str] = []  # unlikely to occur by chance: with a digit, or neither a word nor words with hyphens
+    for end in ends:
+        parts = [part for part in re.split(r"[\W_]+", end) if part]
+        is_wordy = all(part.islower() or part.isupper() or part.istitle() for part in parts)
+        if any(map(str.isdigit, end)) or (len("".join(parts)) >= _REVEALING and not is_wordy):
+            revealing.append(end)
+    for introduction, some in ((r"(?<![^\W_])", revealing), (_ANNOUNCED, ends)):
         if choice := "|".join(map(re.escape, some)):
             yield re.compile(rf"({introduction})(?:{choice})(?![^\W_])", re.IGNORECASE)
-
-
-def _is_telling(end: str) -> bool:
-    """Whether it is hardly there by chance: no word, and no words with hyphens between them."""
-    parts = re.split(r"[\W_]+", end)
-    if any(map(str.isdigit, end)):
-        return True
-    is_wordy = all(part.islower() or part.isupper() or part.istitle() for part in parts if part)
-    return len("".join(parts)) >= _TELLING and not is_wordy
-
-
-def _runs(form: str) -> Iterator[str]:
-    length = min(_RUN, len(form))
-    return (form[start : start + length] for start in range(len(form) - length + 1))

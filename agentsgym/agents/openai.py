@@ -18,7 +18,7 @@ from agentsgym.errors import AgentError, ConfigError, did_you_mean
 from agentsgym.fields import is_int, require
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ChatFormat
-from agentsgym.types import MIN_LOGPROB, Action, FinishReason, TurnRequest
+from agentsgym.types import MIN_LOGPROB, Action, TurnRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,35 +34,33 @@ _RESERVED = frozenset({
     "model", "messages", "prompt", "n", "best_of", "stream", "echo", "logprobs", "top_logprobs", "return_token_ids",
     "max_tokens", "max_completion_tokens", "tools",
 })  # fmt: skip
-_FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
-# These are about the key, the load or the server's health, not about what the server supports.
+# These concern the key, the load or the server's health, not what the server supports.
 _NO_VERDICT = frozenset({None, 401, 403, 408, 409, 429, 500, 502, 503, 504})
 
 
 class OpenAIAgent(AsyncAgent):
     """Gets its answers from a server that speaks OpenAI's protocol: vLLM, SGLang, llama.cpp, Ollama, OpenAI itself.
 
-    Every session waits for its own answer alone. A request that fails for a reason that may pass (connection, timeout,
-    status 408, 409, 429 or 5xx, a malformed body) is retried, after the wait the server requests, or after a growing
-    one; a permanent failure is an :class:`AgentError` of its own session. A server that refuses the key (401; 403, or
-    404 for the model, before it has answered anything; 403 again and again later on) would refuse every session: that
-    ends the run with a :class:`ConfigError`, and nothing more is sent in it; nor is anything by an agent that a hook or
-    another agent calls, for a minute, or until :meth:`finish`.
+    Every session waits for its own answer alone. A request that fails for a transient reason (connection, timeout,
+    status 408, 409, 429 or 5xx, a malformed body) is retried, after the wait that the server requests, or with
+    exponential backoff; a permanent failure is an :class:`AgentError` of its own session. A server that refuses the key
+    or the model (401; 403 or 404 before its first answer; later, 403 many times in a row) would refuse every session:
+    that ends the run with a :class:`ConfigError`, and no more requests are sent for a minute, or until :meth:`finish`.
 
     **Exact tokens.** Where the environment recorded the exact prompt (``request.token_ids``) and the server's
-    ``/completions`` takes token ids and returns them (vLLM and SGLang do: ``return_token_ids``), the sampled ids
-    come back untouched, end-of-turn id included, with their log-probabilities; the environment's tokenizer must be
-    that of the model. The server decides what the log-probabilities mean: vLLM's are those of the distribution that
-    was sampled only where it runs with ``--logprobs-mode processed_logprobs``, else those before temperature. From
-    other servers comes text, over ``/chat/completions``. A reasoning model's thoughts are part of exact tokens, and
-    not of text where the server separates the two: then they are ``Action.reasoning``.
+    ``/completions`` takes token ids and returns them (vLLM and SGLang do: ``return_token_ids``), the action has the
+    sampled ids, end-of-turn id included, with their log-probabilities; the environment's tokenizer must be that of the
+    model. The server decides what the log-probabilities mean: vLLM's are those of the distribution that was sampled
+    only where it runs with ``--logprobs-mode processed_logprobs``, else those before temperature. Other servers return
+    text, over ``/chat/completions``. A reasoning model's thoughts are part of exact tokens, and not of text where the
+    server separates the two: then they are ``Action.reasoning``.
 
-    **Tools.** Over ``/chat/completions`` the environment's tools are sent along, and the calls of an answer come back
-    as ``Action.tool_calls`` (vLLM needs ``--enable-auto-tool-choice`` and a ``--tool-call-parser``; calls that a server
-    leaves in the text are read there). An exact prompt shows the tools already.
+    **Tools.** Requests over ``/chat/completions`` have the environment's tools, and the calls of an answer are in
+    ``Action.tool_calls`` (vLLM needs ``--enable-auto-tool-choice`` and a ``--tool-call-parser``; calls that a server
+    leaves in the text are read from it). An exact prompt already contains the tools.
 
-    The agent may be used in any number of rollouts, from any thread, and in a notebook. Its connections stay open
-    until :meth:`close`, or until the agent is garbage-collected.
+    The agent works from any thread, and in a notebook. Its connections stay open until :meth:`close`, or until it is
+    garbage-collected.
 
     Args:
         model: The model's name on the server.
@@ -72,21 +70,18 @@ class OpenAIAgent(AsyncAgent):
             ``OPENAI_API_KEY`` where ``base_url`` is None, else its first turn raises. A function goes along.
         token_ids: Whether to get exact tokens: True requires them, False takes text, ``"auto"`` finds out with one
             one-token request whether the server returns them, and uses text if not.
-        tokenizer: The model's, if sampling is to stop at the end-of-turn token of its chat template too, and not
-            only at the model's end tokens as the server has them; for exact tokens alone.
-        max_tokens: The most tokens of an answer, reasoning included; the request's own budget counts if smaller.
-        max_concurrency: The most requests that are open at once. A turn that waits for one to end does so within
-            ``turn_timeout_s`` of its rollout.
-        timeout_s: The most seconds for one attempt, from sending to the last byte.
-        max_retries: How often a request is retried.
-        backoff_s: Seconds before the first retry, doubled with each, up to 30, and shortened at random by up
-            to a half.
-        max_answer_bytes: The most bytes of an answer, decompressed; one that is longer is not read to its end, and
-            fails its session.
+        tokenizer: The model's, for exact tokens: sampling also stops at the end-of-turn token of its chat template, and
+            not only at the end tokens that the server knows.
+        max_tokens: Maximum tokens of an answer, reasoning included; the request's own budget applies if smaller.
+        max_concurrency: Maximum number of open requests. The wait for one to end counts toward ``turn_timeout_s``.
+        timeout_s: Maximum seconds of one attempt, from sending to the last byte.
+        max_retries: Maximum retries of a request.
+        backoff_s: Seconds before the first retry, doubled with each, up to 30, and shortened at random by up to a half.
+        max_answer_bytes: Maximum decompressed bytes of an answer; a longer one fails its session.
         price_per_million: Prices of a million input and a million output tokens, for ``usage.cost``.
         **options: ``temperature``, ``top_p``, ``stop``, ``seed``, ``frequency_penalty``, ``presence_penalty``,
             ``logit_bias``; and ``extra_body``, a dict of this server's own fields (``top_k``,
-            ``chat_template_kwargs``, …). What is not given has the server's default.
+            ``chat_template_kwargs``, …). Others have the server's defaults.
 
     Raises:
         MissingDependencyError: The ``openai`` package is not installed.
@@ -111,19 +106,19 @@ class OpenAIAgent(AsyncAgent):
         price_per_million: tuple[float, float] | None = None,
         **options: Any,
     ) -> None:
-        """Set up; nothing is sent (the arguments stand in the docstring of the class)."""
+        """Set up; nothing is sent (for the arguments, see the docstring of the class)."""
         load_openai()
         require("max_tokens", max_tokens, is_int(1), "an int of at least 1")
         if token_ids not in ("auto", True, False):
             raise ConfigError(f"token_ids must be 'auto', True or False, got {shown(token_ids)}")
         self.model = model
         self._max_tokens = max_tokens
-        self._options = _checked(options)
+        self._options = _request_fields(options)
         self._stop_token_ids = (
             sorted(ChatFormat.of(tokenizer, append=False).stop_token_ids) if tokenizer is not None else []
         )
         self._requires_ids = token_ids is True
-        self._gives_ids: bool | None = False if token_ids is False else None  # None: not known yet
+        self._returns_ids: bool | None = False if token_ids is False else None  # None: not known yet
         self._server = Server(
             base_url=base_url,
             api_key=api_key,
@@ -146,8 +141,7 @@ class OpenAIAgent(AsyncAgent):
 
         Raises:
             AgentError: The server returned no usable answer.
-            ConfigError: The server refuses the key or the model, or exact tokens are required, and server or
-                environment cannot provide them.
+            ConfigError: The server refuses the key or the model, or exact tokens are required and not available.
         """
         loop = agents_loop()
         if asyncio.get_running_loop() is loop:
@@ -194,54 +188,55 @@ class OpenAIAgent(AsyncAgent):
             if self._requires_ids:
                 raise ConfigError("token_ids=True needs an environment with a tokenizer: the request has no token ids")
             return False
-        if self._gives_ids is None:
+        if self._returns_ids is None:
             if client.probe is None or client.probe.done():
-                client.probe = asyncio.ensure_future(self._learn_whether_exact(client, request.token_ids[0]))
-                # All who wait for it may be gone when it fails; asyncio would log that its error was never retrieved.
+                client.probe = asyncio.ensure_future(self._probe(client, request.token_ids[0]))
+                # Everyone who waits may be gone when it fails; asyncio would log that its error was never retrieved.
                 client.probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
-            await asyncio.shield(client.probe)  # one answer, or one failure, for all who wait for it
-        return bool(self._gives_ids)
+            await asyncio.shield(client.probe)  # one request for all sessions that wait for it
+        return bool(self._returns_ids)
 
-    async def _learn_whether_exact(self, client: Client, token_id: int) -> None:
-        why_not = await self._probe(client, token_id)
-        if why_not and self._requires_ids:
-            raise ConfigError(f"token_ids=True, but {self._name} returns no token ids: {why_not}")
-        self._gives_ids = not why_not
-        if why_not:
-            logger.warning("%s returns no token ids (%s): its answers are recorded as text", self._name, why_not)
-        else:
-            logger.info("%s returns exact token ids", self._name)
-
-    async def _probe(self, client: Client, token_id: int) -> str:
-        """Request one token; returns why its id did not come, or nothing if it came."""
-
-        def read(answer: Mapping[str, Any]) -> str:
-            ids: Any = _choice(answer).get("token_ids")
-            return "" if isinstance(ids, list) else "its answer has none"
-
-        body = self._token_body([token_id], 1)
+    async def _probe(self, client: Client, token_id: int) -> None:
+        """Find out by requesting one token whether the server returns its id."""
         try:
-            return await client.post("completions", body, read)
+            choice = await client.post("completions", self._token_body([token_id], 1), _first_choice)
+            reason = "" if isinstance(choice.get("token_ids"), list) else "its answer has none"
         except RequestError as failure:
             if failure.status in _NO_VERDICT:
                 raise
-            return failure.cause
+            reason = failure.cause
+        if reason and self._requires_ids:
+            raise ConfigError(f"token_ids=True, but {self._name} returns no token ids: {reason}")
+        self._returns_ids = not reason
+        if reason:
+            logger.warning("%s returns no token ids (%s): its answers are recorded as text", self._name, reason)
+        else:
+            logger.info("%s returns exact token ids", self._name)
 
     async def _answer_with_tokens(self, client: Client, request: TurnRequest) -> Action:
         prompt, budget = list(request.token_ids), self._budget(request)
 
         def read(answer: Mapping[str, Any]) -> Action:
-            choice = _choice(answer)
-            ids = _token_ids(choice, budget)
+            choice = _first_choice(answer)
+            ids: Any = choice.get("token_ids")
+            if not isinstance(ids, list) or not ids or not all(type(token) is int for token in cast("list[Any]", ids)):
+                raise RequestError(f"its answer has no token ids: {shown(cast('object', ids))}")
+            token_ids = cast("list[int]", ids)
+            if len(token_ids) > budget:
+                raise RequestError(f"it returned {len(token_ids)} tokens, more than the {budget} requested")
             if choice.get("prompt_token_ids") not in (None, prompt):
                 # Not retried: the prompt would be cut or changed the next time, too.
                 raise RequestError("it answered a different prompt from the one it was sent", status=422)
+            text, logprobs = _text(choice.get("text")), _logprobs(choice, len(token_ids))
+            reason = choice.get("finish_reason")
+            if reason not in ("stop", "length"):
+                raise RequestError(f"its answer has an unknown finish reason: {shown(reason)}")
             return Action(
-                text=_text(choice.get("text")),
-                token_ids=ids,
-                logprobs=_logprobs(choice, len(ids)),
+                text=text,
+                token_ids=token_ids,
+                logprobs=logprobs,
                 agent_state=request.agent_state,
-                finish_reason=_finish_reason(choice),
+                finish_reason=reason,
             )
 
         return await client.post("completions", self._token_body(prompt, budget), read)
@@ -253,20 +248,19 @@ class OpenAIAgent(AsyncAgent):
 
     async def _answer_with_text(self, client: Client, request: TurnRequest) -> Action:
         def read(answer: Mapping[str, Any]) -> Action:
-            choice = _choice(answer)
+            choice = _first_choice(answer)
             message: Any = choice.get("message")
             if not isinstance(message, Mapping):
                 raise RequestError(f"its answer has no message: {shown(choice)}")
             content = cast("Mapping[str, Any]", message)
-            filtered = choice.get("finish_reason") == "content_filter"
-            if filtered or content.get("refusal"):
+            if choice.get("finish_reason") == "content_filter" or content.get("refusal"):
                 self._meter.add(refusals=1)
             is_cut = choice.get("finish_reason") == "length"
             return Action(
                 text=_text(content.get("content")) or _text(content.get("refusal")),
                 agent_state=request.agent_state,
                 finish_reason="length" if is_cut else "stop",
-                tool_calls=() if is_cut else calls_in(content),  # the last of them may be cut, and look whole
+                tool_calls=() if is_cut else calls_in(content),  # the last one may be cut, and look complete
                 reasoning=reasoning_in(content),
             )
 
@@ -280,8 +274,8 @@ class OpenAIAgent(AsyncAgent):
         return self._max_tokens if given is None else min(given, self._max_tokens)
 
 
-def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as fields of a request."""
+def _request_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the options, and return them as fields of a request."""
     if unknown := sorted(options.keys() - _OPTIONS):
         hint = did_you_mean(unknown[0], {*_OPTIONS, *(OpenAIAgent.__init__.__kwdefaults__ or {})})
         raise ConfigError(
@@ -296,7 +290,7 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in options.items() if name != "extra_body"}, **fields}
 
 
-def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+def _first_choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     choices: Any = answer.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
         raise RequestError(f"its answer has no choices: {shown(answer)}")
@@ -304,19 +298,10 @@ def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Check a text, which may be missing: an empty answer is an answer."""
+    """Check a text, which may be missing: an answer may be empty."""
     if value is None or isinstance(value, str):
         return value or ""
     raise RequestError(f"its answer is not text: {shown(value)}")
-
-
-def _token_ids(choice: Mapping[str, Any], budget: int) -> Sequence[int]:
-    ids: Any = choice.get("token_ids")
-    if not isinstance(ids, list) or not ids or not all(type(token) is int for token in cast("list[Any]", ids)):
-        raise RequestError(f"its answer has no token ids: {shown(cast('object', ids))}")
-    if len(cast("list[int]", ids)) > budget:
-        raise RequestError(f"it returned {len(cast('list[int]', ids))} tokens, more than the {budget} requested")
-    return cast("list[int]", ids)
 
 
 def _logprobs(choice: Mapping[str, Any], num_tokens: int) -> Sequence[float] | None:
@@ -331,13 +316,5 @@ def _logprobs(choice: Mapping[str, Any], num_tokens: int) -> Sequence[float] | N
         )
     if not all(isinstance(value, int | float) for value in cast("list[Any]", values)):
         raise RequestError(f"its answer has log-probabilities that are not numbers: {shown(cast('object', values))}")
-    # JSON has no infinity: servers write -9999 for a log-probability that they do not know.
+    # JSON has no infinity: servers write -9999 for an unknown log-probability.
     return [float(value) if value >= MIN_LOGPROB else math.nan for value in cast("list[float]", values)]
-
-
-def _finish_reason(choice: Mapping[str, Any]) -> FinishReason:
-    given = choice.get("finish_reason")
-    known = _FINISH_REASONS.get(str(given))
-    if known is None:
-        raise RequestError(f"its answer has an unknown finish reason: {shown(given)}")
-    return known

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from agentsgym.agents.answer_limits import AnswerError, AnswerTooLongError, RedirectError, bounded_client
+from agentsgym.agents.answer_limits import AnswerError, bounded_client
 from agentsgym.agents.event_loop import agents_loop
 from agentsgym.agents.openai_server import Server
 from agentsgym.agents.usage import Meter, as_mapping
@@ -24,11 +24,11 @@ from agentsgym.texts import sentence_of, shown, visible
 logger = logging.getLogger(__name__)
 MAX_RETRY_AFTER_S = 120.0
 MAX_BACKOFF_S = 30.0
-_RETRIED = frozenset({200, 408, 409, 429})  # beside every 5xx, and what never came to a status
-_REFUSED_S = 60.0  # how long a server that refuses every request is not sent another one
-_MAX_FORBIDDEN_PROMPTS = 10  # that get a 403 in a row, until the key or the model must be what is refused
-_MAX_FORBIDDEN = 50  # requests likewise: all rollouts of a task may begin with the one prompt that a filter refuses
-_READ_CHARACTERS = 10_000  # of a server's error message; less is shown
+_RETRIED = frozenset({200, 408, 409, 429})  # besides every 5xx, and requests that got no status
+_REFUSED_S = 60.0  # how long no request is sent to a server that refuses every one
+_MAX_FORBIDDEN_PROMPTS = 10  # different prompts that get a 403 in a row, before it counts as about the key or the model
+_MAX_FORBIDDEN = 50  # requests likewise: all rollouts of a task may begin with one prompt that a filter refuses
+_READ_CHARACTERS = 10_000  # of a server's error message, of which the start is shown
 
 T = TypeVar("T")
 
@@ -50,13 +50,6 @@ class RequestError(Exception):
         self.retry_after_s = retry_after_s
         self.is_refusal = False
 
-    @property
-    def is_retryable(self) -> bool:
-        """Whether sending the request again may help."""
-        if self.retry_after_s is not None and self.retry_after_s > MAX_RETRY_AFTER_S:
-            return False
-        return self.status in _RETRIED or (self.status or 500) >= 500
-
 
 class Client:
     """One agent's connections to its server, on the event loop that all agents share."""
@@ -64,7 +57,7 @@ class Client:
     def __init__(self, server: Server, meter: Meter) -> None:
         """Open nothing yet; to be called on the agents' loop."""
         self.loop = agents_loop()
-        self.probe: asyncio.Future[None] | None = None  # by which the agent learns what the server can do
+        self.probe: asyncio.Future[None] | None = None  # the agent's check whether the server returns token ids
         self._server, self._meter = server, meter
         self._slots = asyncio.Semaphore(server.max_concurrency)
         self._jitter = random.Random()  # its own: environments may have seeded the global one
@@ -91,7 +84,7 @@ class Client:
         Args:
             kind: ``"chat"`` or ``"completions"``.
             body: The request's fields.
-            read: Takes what is wanted from the answer's body; raises :class:`RequestError` if it is not there.
+            read: Reads the answer's body; raises :class:`RequestError` if it is malformed.
 
         Raises:
             RequestError: The last attempt failed, or one failed with a non-retryable error.
@@ -101,10 +94,13 @@ class Client:
             try:
                 return read(await self._send(resource.with_raw_response.create, body))
             except RequestError as failure:
-                failure.cause = self._scrubbed(failure.cause)
-                if not failure.is_retryable or attempt == self._server.max_retries:
+                failure.cause = self._mask.masked(failure.cause)
+                may_pass = failure.status in _RETRIED or (failure.status or 500) >= 500
+                is_soon = (failure.retry_after_s or 0.0) <= MAX_RETRY_AFTER_S
+                if not (may_pass and is_soon) or attempt == self._server.max_retries:
                     raise
-                delay_s = self._delay_s(failure, attempt)
+                backoff_s = min(self._server.backoff_s * 2.0**attempt, MAX_BACKOFF_S)
+                delay_s = failure.retry_after_s or backoff_s * self._jitter.uniform(0.5, 1.0)
                 logger.info("%s: %s; retrying in %.1f s", self._server.url, failure.cause, delay_s)
                 self._meter.add(retries=1)
                 await asyncio.sleep(delay_s)
@@ -124,7 +120,11 @@ class Client:
         rest = {name: value for name, value in body.items() if name not in named}
         async with self._slots:
             if self._refusal is not None and time.monotonic() - self._refused_at < _REFUSED_S:
-                raise _copy(self._refusal)  # what waited for its slot need not be refused one by one
+                # What waited for a slot need not be refused one by one; a copy, since an error that several tasks
+                # raise would collect all their tracebacks.
+                failure = RequestError(self._refusal.cause, status=self._refusal.status)
+                failure.is_refusal = True
+                raise failure
             try:
                 async with asyncio.timeout(self._server.timeout_s):
                     raw: Any = await create(**named, extra_body=rest)
@@ -145,7 +145,7 @@ class Client:
     def _is_refusal(self, failure: RequestError, named: Mapping[str, Any]) -> bool:
         """Whether the server refuses the key or the model, and not this one request.
 
-        A gateway's filter refuses one prompt with status 403, too, but hardly many in a row; and a server without
+        A gateway's filter also refuses single prompts with status 403, but hardly many in a row; and a server without
         ``/completions`` answers 404.
         """
         if failure.status == 403:
@@ -174,46 +174,31 @@ class Client:
             return RequestError(f"no answer came within {self._server.timeout_s:g} s", status=None)
         reason: Any = error.__cause__ or error
         if isinstance(reason, AnswerError):
-            is_final = isinstance(reason, AnswerTooLongError | RedirectError)
-            return RequestError(str(reason), status=422 if is_final else 200)
+            return RequestError(str(reason), status=422 if reason.is_final else 200)
         if isinstance(error, self._openai.APIConnectionError):
             return RequestError(f"the connection failed ({type(reason).__name__}: {self._brief(reason)})", status=None)
-        cause = f"it answered {error.status_code}: {self._brief(_message(error))}"
+        message: object = error.body
+        if not isinstance(message, str):
+            body = as_mapping(message)
+            message = body.get("message") or body.get("error") or body.get("detail") or error.response.text
+        cause = f"it answered {error.status_code}: {self._brief(message or 'nothing more')}"
         return RequestError(cause, status=error.status_code, retry_after_s=_retry_after_s(error.response.headers))
 
-    def _delay_s(self, failure: RequestError, attempt: int) -> float:
-        if failure.retry_after_s:  # 0 does not tell when to retry
-            return failure.retry_after_s
-        return min(self._server.backoff_s * 2.0**attempt, MAX_BACKOFF_S) * self._jitter.uniform(0.5, 1.0)
-
     def _brief(self, value: object, width: int = 300) -> str:
-        """One line of it; the key is taken out first, since no part of it may be left by the cut."""
-        text = _start_of(value)
-        text = " ".join(self._scrubbed(text).split())
+        """Return one line of it; the key is masked first, since the cut may leave a part of it."""
+        if isinstance(value, bytes | str):
+            start = value[:_READ_CHARACTERS]
+            text = visible(start.decode(errors="replace") if isinstance(start, bytes) else start)
+        elif isinstance(value, BaseException):
+            text = sentence_of(value, _READ_CHARACTERS)
+        else:
+            text = shown(value, _READ_CHARACTERS)
+        text = " ".join(self._mask.masked(text).split())
         return text if len(text) <= width else f"{text[:width]}…"
-
-    def _scrubbed(self, text: str) -> str:
-        """Without the key, which some servers repeat in their message about it."""
-        return self._mask.masked(text)
-
-
-def _start_of(value: object) -> str:
-    if isinstance(value, bytes):
-        return visible(value[:_READ_CHARACTERS].decode(errors="replace"))
-    if isinstance(value, BaseException):
-        return sentence_of(value, _READ_CHARACTERS)
-    return visible(value[:_READ_CHARACTERS]) if isinstance(value, str) else shown(value, _READ_CHARACTERS)
-
-
-def _copy(failure: RequestError) -> RequestError:
-    """Copy an error: one object raised by several tasks would collect all their tracebacks."""
-    copied = RequestError(failure.cause, status=failure.status)
-    copied.is_refusal = failure.is_refusal
-    return copied
 
 
 def load_openai() -> Any:
-    """The ``openai`` package.
+    """Import the ``openai`` package.
 
     Raises:
         MissingDependencyError: It is not installed.
@@ -225,7 +210,7 @@ def load_openai() -> Any:
     return openai
 
 
-_closing: set[asyncio.Task[None]] = set()  # a loop holds its tasks weakly, so that these could be destroyed half done
+_closing: set[asyncio.Task[None]] = set()  # a loop holds its tasks weakly: unreferenced, these might never end
 
 
 def _close_soon(loop: asyncio.AbstractEventLoop, sdk: Any) -> None:
@@ -238,16 +223,8 @@ def _close_soon(loop: asyncio.AbstractEventLoop, sdk: Any) -> None:
         loop.call_soon_threadsafe(close)
 
 
-def _message(error: Any) -> object:
-    """The server's own message about an error status."""
-    if isinstance(error.body, str):
-        return error.body
-    body = as_mapping(error.body)
-    return body.get("message") or body.get("error") or body.get("detail") or error.response.text or "nothing more"
-
-
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """The wait that a ``Retry-After`` requests: seconds, or a date (RFC 9110, 10.2.3)."""
+    """Read the wait that a ``Retry-After`` requests: seconds, or a date (RFC 9110, 10.2.3)."""
     value = headers.get("retry-after")
     if value is None:
         return None
@@ -258,4 +235,4 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
         except ValueError:
             return None
-    return max(seconds, 0.0)
+    return max(0.0, seconds)  # in this order, NaN becomes 0

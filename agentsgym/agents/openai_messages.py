@@ -1,24 +1,26 @@
-"""Write a conversation with calls of tools as OpenAI's protocol has it, and read the calls of an answer."""
+"""Convert a conversation with tool calls to OpenAI's protocol, and read the calls of an answer."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from agentsgym.agents.openai_client import RequestError
+from agentsgym.agents.usage import as_mapping
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.values import MalformedCallError, call_of, failed_call, whole_json
 from agentsgym.types import Message, ToolCall
 
 
 def as_sent(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Write a conversation with nothing in it that a server may refuse.
+    """Convert a conversation to messages that no server refuses.
 
-    Arguments of calls become JSON text, and each call and its result have one id. A result that answers no call of the
-    last answer (that call could not be read, say) is sent as a user's message, as servers require. Whatever stands
-    between the results of an answer goes after the last of them: results must follow their calls at once.
+    Arguments of calls become JSON text, and a call and its result have the same id; a result without an id answers the
+    first open call of its tool. A result without a call in the last answer (the call could not be read, for example)
+    becomes a user's message, as servers require. Messages between the results of an answer are moved after the last of
+    them: results must follow their calls directly.
     """
     sent: list[dict[str, Any]] = []
     behind = 0  # the index after the last answer and its results
@@ -26,42 +28,28 @@ def as_sent(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         role, content = message["role"], message["content"]
         if role == "tool":
-            call_id = _answered(message, waiting)
-            if call_id is None:
+            given, name = message.get("tool_call_id"), message.get("name")
+            found = [call for call in waiting if call[0] == given]
+            if given is None:
+                found = [call for call in waiting if name is None or call[1] == name]
+            if not found:
                 sent.append({"role": "user", "content": content})
-            else:
-                sent.insert(behind, {"role": "tool", "tool_call_id": call_id, "content": content})
-                behind += 1
+                continue
+            waiting.remove(found[0])
+            sent.insert(behind, {"role": "tool", "tool_call_id": found[0][0], "content": content})
+            behind += 1
             continue
-        calls = [*_sent_calls(message.get("tool_calls") or (), index)] if role == "assistant" else []
+        calls: list[dict[str, Any]] = []
+        for number, call in enumerate(message.get("tool_calls") or () if role == "assistant" else ()):
+            function = cast("Mapping[str, Any]", call.get("function", call))
+            given = function.get("arguments", {})
+            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            fields = {"name": function["name"], "arguments": arguments}
+            calls.append({"id": call.get("id") or f"call_{index}_{number}", "type": "function", "function": fields})
         sent.append({"role": role, "content": content, **({"tool_calls": calls} if calls else {})})
         if role == "assistant":
             waiting, behind = [(call["id"], call["function"]["name"]) for call in calls], len(sent)
     return sent
-
-
-def _sent_calls(calls: Sequence[Mapping[str, Any]], index: int) -> Iterator[dict[str, Any]]:
-    for number, call in enumerate(calls):
-        function = cast("Mapping[str, Any]", call.get("function", call))
-        given = function.get("arguments", {})
-        arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        yield {
-            "id": call.get("id") or f"call_{index}_{number}",
-            "type": "function",
-            "function": {"name": function["name"], "arguments": arguments},
-        }
-
-
-def _answered(message: Message, waiting: list[tuple[str, str]]) -> str | None:
-    """Find the call that a result answers: the one of its id, else the first of its tool, else the first."""
-    given, name = message.get("tool_call_id"), message.get("name")
-    by_id = [pair for pair in waiting if pair[0] == given]
-    by_name = [pair for pair in waiting if name is None or pair[1] == name]
-    found = by_id or (by_name if given is None else [])
-    if not found:
-        return None
-    waiting.remove(found[0])
-    return found[0][0]
 
 
 def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
@@ -73,26 +61,24 @@ def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     given: Any = message.get("tool_calls") or ()
     if not isinstance(given, list | tuple):
         raise RequestError(f"its answer has tool_calls that are not a list: {shown(given)}")
-    return tuple(_call(one) for one in cast("Sequence[Any]", given))
-
-
-def _call(given: Any) -> ToolCall:
-    call: Any = cast("Any", given) if isinstance(given, dict) else {}
-    fields: Any = call.get("function")
-    if not isinstance(fields, dict):
-        raise RequestError(f"its answer has a call that names no function: {shown(cast('object', given))}")
-    function = cast("Mapping[str, Any]", fields)
-    name, arguments, call_id = function.get("name"), function.get("arguments"), call.get("id")
-    try:
-        read = whole_json(arguments or "{}") if isinstance(arguments, str | None) else arguments
-        return call_of(name, read, call_id)
-    except MalformedCallError as error:
-        failed = failed_call(error, name if isinstance(name, str) else "")
-        return dataclasses.replace(failed, id=call_id if isinstance(call_id, str) else None)
+    calls: list[ToolCall] = []
+    for item in cast("Sequence[Any]", given):
+        call = as_mapping(item)
+        if not isinstance(call.get("function"), Mapping):
+            raise RequestError(f"its answer has a call that names no function: {shown(item)}")
+        function = as_mapping(call["function"])
+        name, arguments, call_id = function.get("name"), function.get("arguments"), call.get("id")
+        try:
+            read = whole_json(arguments or "{}") if isinstance(arguments, str | None) else arguments
+            calls.append(call_of(name, read, call_id))
+        except MalformedCallError as error:
+            failed = failed_call(error, name if isinstance(name, str) else "")
+            calls.append(dataclasses.replace(failed, id=call_id if isinstance(call_id, str) else None))
+    return tuple(calls)
 
 
 def reasoning_in(message: Mapping[str, Any]) -> str | None:
-    """The model's reasoning, as vLLM, SGLang and others name it; None if the server returns none."""
+    """Read the model's reasoning, as vLLM, SGLang and others name it; None if the server returns none."""
     for key in ("reasoning_content", "reasoning"):
         if isinstance(message.get(key), str) and message[key]:
             return str(message[key])

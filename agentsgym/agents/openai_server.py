@@ -1,7 +1,8 @@
-"""Say which OpenAI-compatible server is meant, and within which limits it is sent requests."""
+"""Describe an OpenAI-compatible server: its address, its key, and the limits of requests."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -14,11 +15,11 @@ from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_number, is_positive_number, require
 from agentsgym.texts import shown
 
-NO_KEY = "none"  # sent to a server that needs none
+NO_KEY = "none"  # sent to a server that needs no key
 
 
 class _LeftOut(Enum):
-    """In the place of a key that a copy does not have; an enum, since copies of its member are the member."""
+    """Marks the missing key of a copy; an enum, since copies of a member are the member."""
 
     KEY = "left out"
 
@@ -28,17 +29,9 @@ _LEFT_OUT = _LeftOut.KEY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """The address of a server, and the limits of each request to it.
+    """The address of a server, and the limits of each request to it: arguments of ``OpenAIAgent``.
 
-    Attributes:
-        base_url: Base URL as in the ``openai`` package; None for ``OPENAI_BASE_URL``, else OpenAI itself.
-        api_key: The key, or a function that returns it; None for ``OPENAI_API_KEY``, which is sent only where
-            ``base_url`` is None too. A copy has a function or None, never a key.
-        max_concurrency: The most requests that are open at once.
-        timeout_s: The most seconds for one attempt, from sending to the last byte.
-        max_retries: How often a request is retried.
-        backoff_s: Seconds before the first retry; doubled each time.
-        max_answer_bytes: The most bytes of an answer, decompressed.
+    The ``api_key`` of a copy is a function or None, never a key.
     """
 
     base_url: str | None = field(repr=False)
@@ -66,7 +59,7 @@ class Server:
         """The key that is sent.
 
         Raises:
-            ConfigError: A key is needed but none is set, or it is not a text that can be sent.
+            ConfigError: A key is needed but not set, or it is not a text that can be sent.
         """
         key = self.api_key
         if key is _LEFT_OUT and self.base_url is not None:
@@ -77,20 +70,25 @@ class Server:
         if key is None or isinstance(key, _LeftOut):
             key = os.environ.get("OPENAI_API_KEY") if self.base_url is None else NO_KEY
         elif not isinstance(key, str):
-            key = _called(key)
-        if key is None:
+            if not callable(key):
+                raise ConfigError(
+                    f"api_key must be a str, a function that returns one, or None, got {type(key).__name__}"
+                )
+            key = key()
+        if not isinstance(key, str):
             raise ConfigError("OpenAI needs an api_key or the environment variable OPENAI_API_KEY, got neither")
-        if not _is_sendable(key):
+        if not (key.isascii() and key.isprintable()) or not key or key != key.strip():
             raise ConfigError("the api_key must be printable ASCII text, without surrounding spaces or line breaks")
         return key
 
-    def __reduce__(self) -> tuple[Callable[..., Server], tuple[dict[str, Any]]]:
-        """A copy, in this process or another, without the key: it may end in a file or a log."""
+    def __reduce__(self) -> tuple[Callable[[], Server], tuple[()]]:
+        """Copy it, in this process or to another, without the key: a copy may end up in a file or a log."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return _copy_of, ({**values, "api_key": _LEFT_OUT if isinstance(self.api_key, str) else self.api_key},)
+        values["api_key"] = _LEFT_OUT if isinstance(self.api_key, str) else self.api_key
+        return functools.partial(Server, **values), ()
 
     def mask(self) -> KeyMask:
-        """A mask for the key, and for the user name, the password and the keys in the URL."""
+        """Make a mask for the key, and for the user name, the password and the keys in the URL."""
         key = self.key
         return KeyMask([*(() if key == NO_KEY else (key,)), *url_secrets(self._whole_url)])
 
@@ -104,7 +102,7 @@ class Server:
         return without_credentials(self._whole_url)
 
     def remedy(self, status: int | None) -> str:
-        """The settings to check where the server refuses every request with this status."""
+        """Name the settings to check where the server refuses every request with this status."""
         if status == 404:
             return "the model's name and base_url (on the command line --base-url)"
         if self.api_key is not None and not isinstance(self.api_key, _LeftOut):
@@ -122,21 +120,6 @@ class Server:
     def is_openai(self) -> bool:
         """Whether it is OpenAI itself, which names the budget differently."""
         return urlsplit(self.url).hostname == "api.openai.com"
-
-
-def _copy_of(values: dict[str, Any]) -> Server:
-    return Server(**values)
-
-
-def _called(key: object) -> str | None:
-    if not callable(key):
-        raise ConfigError(f"api_key must be a str, a function that returns one, or None, got {type(key).__name__}")
-    given = key()
-    return given if isinstance(given, str) else None
-
-
-def _is_sendable(key: str) -> bool:
-    return key.isascii() and key.isprintable() and bool(key) and key == key.strip()
 
 
 def _is_url(url: Any) -> bool:

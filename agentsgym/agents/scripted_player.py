@@ -1,4 +1,4 @@
-"""The base class of players that are written for one environment, to measure against and to learn from."""
+"""The base class of players that are written for one environment, as a baseline or to imitate."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ NotesT = TypeVar("NotesT", bound=Notes)
 class ScriptedPlayer(Agent, Generic[NotesT]):
     """Plays one environment by rules.
 
-    Conversations are numbered in the order in which they start, and each has its own random stream: a fresh player with
-    the same seed plays the same games, however they are interleaved.
+    Conversations are numbered in the order in which they start, and each has its own random stream: a new player with
+    the same seed plays the same episodes, however they are interleaved.
 
     Args:
         env: The environment that is played.
-        seed: Makes the random stream of every conversation.
+        seed: Seed of every conversation's random stream.
     """
 
     def __init__(self, env: Any, seed: int = 0) -> None:
@@ -49,18 +49,20 @@ class ScriptedPlayer(Agent, Generic[NotesT]):
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         """Answer each session; its ``agent_state`` is the player's notes."""
-        return [self._answered(request) for request in requests]
-
-    def _answered(self, request: TurnRequest) -> Action | AgentError:
-        notes: NotesT | None = request.agent_state
-        try:
-            if notes is None or self._is_new_episode(request):
-                notes = self._begin(request, self._new_stream() if notes is None else notes.generator)
-            move = self._play(request, notes)
-        except AgentError as error:
-            return error
-        notes.turn += 1
-        return Action(text=move, agent_state=notes) if isinstance(move, str) else replace(move, agent_state=notes)
+        answers: list[Action | AgentError] = []
+        for request in requests:
+            notes: NotesT | None = request.agent_state
+            try:
+                if notes is None or self._is_new_episode(request):
+                    notes = self._begin(request, self._new_stream() if notes is None else notes.generator)
+                move = self._play(request, notes)
+            except AgentError as error:
+                answers.append(error)
+                continue
+            notes.turn += 1
+            action = Action(text=move) if isinstance(move, str) else move
+            answers.append(replace(action, agent_state=notes))
+        return answers
 
     def _is_new_episode(self, request: TurnRequest) -> bool:
         """Whether a conversation that is already known begins another episode, its history kept."""
@@ -72,7 +74,7 @@ class ScriptedPlayer(Agent, Generic[NotesT]):
 
     @abstractmethod
     def _play(self, request: TurnRequest, notes: NotesT) -> str | Action:
-        """Choose what to say, or an action without ``agent_state``; an :class:`AgentError` fails this session only."""
+        """Return the answer's text, or an action without ``agent_state``; an ``AgentError`` fails this session only."""
 
     def _new_stream(self) -> random.Random:
         return random.Random(derive_seed(type(self).__name__, self._seed, next(self._conversations)))

@@ -1,4 +1,4 @@
-"""Define the interface between a trainer and the policy in training, beside its calls for actions."""
+"""Define the interface between a trainer and the policy in training, besides its calls for actions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ DEFAULT_TURN_TOKENS: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStart:
-    """The start of a generation batch, as the policy needs to know it.
+    """The start of a generation batch, for the policy.
 
     Attributes:
-        seed_parts: JSON values, equal on all ranks, from which the draws of this batch follow.
+        seed_parts: JSON values that seed the batch, equal on all ranks.
         session_ids: This rank's sessions, in the order of their numbers.
         first_session: The number of the first of them among the sessions of all ranks.
-        step: Optimizer steps that are done: equal numbers mean equal weights, unless ``weights_changed`` was called.
+        step: Number of finished optimizer steps: equal steps mean equal weights, unless ``weights_changed`` was called.
     """
 
     seed_parts: Sequence[str | int]
@@ -33,15 +33,15 @@ class BatchStart:
 class TrainedPolicy(Protocol):
     """The policy in training: an :class:`~agentsgym.agents.base.Agent` that also prepares for each batch.
 
-    The policies on transformers, on sharded weights and on vLLM implement it, and so may a user's agent that samples
-    the policy differently. A class that inherits from it has defaults for ``plays_through_updates`` and
-    :meth:`forget`; any other class needs all five members.
+    The policies on transformers, on sharded weights and on vLLM implement it, and so may a user's agent. A class that
+    inherits from it has defaults for ``plays_through_updates`` and :meth:`forget`; any other class needs all five
+    members.
 
     Attributes:
-        logprobs_are_of_trained_weights: Whether the log-probabilities of its actions are those of the very weights and
-            computations that are trained, so that they serve as the old ones of the loss. False for an engine with
-            its own weights and kernels.
-        plays_through_updates: Whether it samples while the policy is trained, from its own weights, so that
+        logprobs_are_of_trained_weights: Whether the log-probabilities of its actions come from the weights and
+            computations that are trained, so that they are the old ones of the loss. False for an engine with its own
+            weights and kernels.
+        plays_through_updates: Whether it samples from its own weights while the policy is trained, so that
             :meth:`prepare` may be called while episodes are running. ``max_staleness`` above 0 requires it.
     """
 
@@ -50,12 +50,12 @@ class TrainedPolicy(Protocol):
 
     @abstractmethod
     def prepare(self, start: BatchStart) -> None:
-        """Collective: get ready for a generation batch (draws, weights); every rank calls it, also without sessions."""
+        """Collective: prepare for a generation batch (draws, weights); every rank calls it, also without sessions."""
         ...
 
     @abstractmethod
     def weights_changed(self) -> None:
-        """Note that weights were loaded or trained outside the steps that are counted."""
+        """Record that weights were loaded or trained outside the counted steps."""
         ...
 
     def forget(self, session_ids: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class TrainedPolicy(Protocol):
 
 
 class _Unprepared(TrainedPolicy):
-    """Stands in for the preparation of an agent that needs none."""
+    """The preparation of an agent that needs none."""
 
     logprobs_are_of_trained_weights = True
 
@@ -84,10 +84,10 @@ _MEMBERS: Final = (
 
 
 def as_trained_policy(agent: Any) -> TrainedPolicy:
-    """Take an agent as a :class:`TrainedPolicy` if it is one; any other needs no preparation.
+    """Return an agent that is a :class:`TrainedPolicy`, and a stand-in for any other, which needs no preparation.
 
     Raises:
-        ConfigError: The agent has some members of the interface and not the others.
+        ConfigError: The agent has only some members of the interface.
     """
     missing = [name for name in _MEMBERS if not hasattr(agent, name)]
     if {*_MEMBERS} - {*missing} <= {"forget"}:  # any agent may have a method of that name

@@ -1,4 +1,4 @@
-"""Count what an agent requests of its server, and what that costs."""
+"""Count an agent's requests and tokens, and their cost."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from agentsgym.fields import is_number, or_none, require
+from agentsgym.errors import ConfigError
+from agentsgym.fields import is_number
+from agentsgym.texts import shown
 
 _TOO_MANY = 1 << 50  # tokens: a larger count from a server is nonsense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Counts of what an agent has requested of its server so far.
+    """Counts of an agent's requests to its server so far.
 
     Attributes:
         requests: Turns that were requested.
-        retries: HTTP requests that were sent again after a failure.
-        failures: Turns that got no answer in the end.
+        retries: HTTP requests that were repeated after a failure.
+        failures: Turns without an answer after all retries.
         refusals: Turns in which the model or its filter refused to answer.
-        prompt_tokens: Tokens read, as far as the server reports them.
-        completion_tokens: Tokens written, reasoning included.
+        prompt_tokens: Input tokens, if the server reports them.
+        completion_tokens: Output tokens, reasoning included.
         cached_tokens: Number of ``prompt_tokens`` that the server had in its cache.
         cost: Price of the tokens, cached ones at full price; None if the agent has no prices.
     """
@@ -37,10 +39,13 @@ class Usage:
 
 
 class Meter:
-    """Adds up usage; written on the agents' event loop alone."""
+    """Adds up usage; used only on the agents' event loop."""
 
     def __init__(self, price_per_million: tuple[float, float] | None) -> None:
-        require("price_per_million", price_per_million, or_none(_are_prices), "two numbers of at least 0")
+        given: Any = price_per_million
+        prices = cast("Sequence[Any]", given) if isinstance(given, Sequence) else ()
+        if given is not None and not (len(prices) == 2 and all(map(is_number(0), prices))):
+            raise ConfigError(f"price_per_million must be two numbers of at least 0, got {shown(price_per_million)}")
         self.prices = price_per_million
         self.usage = Usage(cost=None if price_per_million is None else 0.0)
 
@@ -64,16 +69,11 @@ class Meter:
         )
 
 
-def _are_prices(prices: Any) -> bool:
-    values = cast("Sequence[Any]", prices) if isinstance(prices, Sequence) else ()
-    return len(values) == 2 and all(map(is_number(0), values))
-
-
 def _count(value: Any) -> int:
-    """A number of tokens as a server reports it; 0 for anything else."""
+    """Return a number of tokens as a server reports it; 0 for anything else."""
     return value if type(value) is int and 0 <= value < _TOO_MANY else 0
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """A foreign value if it is a mapping, else an empty one."""
+    """Return a foreign value if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]  # foreign data

@@ -1,4 +1,4 @@
-"""Lay rollouts out as training rows: which tokens stand together in one."""
+"""Lay rollouts out as training rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRow:
-    """One training row: tokens of a rollout in which each one's context is all that stands before it.
+    """One training row: tokens of a rollout in which each one's context is everything before it.
 
     Attributes:
         rollout: Index of the rollout among those that were laid out.
@@ -57,7 +57,7 @@ def trajectory_rows(rollout: int, trajectory: Trajectory) -> list[TrainingRow]:
             "layout='trajectory' trains one row per rollout, which needs a history that only grows, got a rollout "
             f"whose history was rewritten {len(trajectory.segments) - 1} times: use layout='turn'"
         )
-    # What follows the last action, as the environment's last message does, is the context of nothing.
+    # Tokens after the last action, such as the environment's last message, are the context of no action.
     stop = trajectory.turns[-1].stop if trajectory.turns else len(trajectory.token_ids)
     return [TrainingRow(rollout=rollout, span=range(stop), turns=[*enumerate(trajectory.turns)])]
 

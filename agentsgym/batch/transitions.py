@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentsgym.credit.rewards import credited_rewards
-from agentsgym.types import Message, Trajectory, Turn
+from agentsgym.types import Trajectory
 
 TRANSITION_KEYS = (
     "ids",
@@ -23,11 +23,11 @@ TRANSITION_KEYS = (
 def transitions(
     trajectories: Sequence[Trajectory], *, turn_credit: str = "step", return_all_steps: bool = True
 ) -> dict[str, list[list[Any]]]:
-    """Nest what was sampled, from which prompt, by rollout p and turn k.
+    """Nest sampled responses and their prompts by rollout p and turn k.
 
     Args:
         trajectories: The rollouts.
-        turn_credit: Which turn is rewarded; ``rewards`` are those amounts.
+        turn_credit: Which turns are rewarded, for ``rewards``.
         return_all_steps: False keeps only each rollout's last turn, in single-element lists.
 
     Returns:
@@ -39,42 +39,30 @@ def transitions(
     """
     nested: dict[str, list[list[Any]]] = {key: [] for key in TRANSITION_KEYS}
     for trajectory in trajectories:
-        turns = _turns(trajectory, turn_credit)
+        turns: list[dict[str, Any]] = []
+        for turn, reward in zip(trajectory.turns, credited_rewards(trajectory, turn_credit), strict=True):
+            span, logprobs, messages = slice(turn.start, turn.stop), trajectory.logprobs, trajectory.messages
+            prompt = messages[: turn.message_index] if turn.prompt_messages is None else turn.prompt_messages
+            turns.append(
+                {
+                    "ids": list(trajectory.token_ids[span]),
+                    "prompt_ids": list(trajectory.token_ids[turn.prompt_start : turn.start]),
+                    "messages": [*prompt, *messages[turn.message_index : turn.message_index + 1]],
+                    "mask": [0 if trajectory.failed else 1] * (turn.stop - turn.start),
+                    "logprobs": None if logprobs is None else list(logprobs[span]),
+                    "rewards": 0.0 if trajectory.failed else reward,
+                    "per_token_rewards": list(trajectory.per_token_rewards[span]),
+                    "session_ids": trajectory.session_id,
+                }
+            )
         for key in TRANSITION_KEYS:
             rows = [turn[key] for turn in turns]
             nested[key].append(rows if return_all_steps else rows[-1:])
     return nested
 
 
-def _turns(trajectory: Trajectory, turn_credit: str) -> list[dict[str, Any]]:
-    rewards = credited_rewards(trajectory, turn_credit)
-    return [
-        {
-            "ids": list(trajectory.token_ids[turn.start : turn.stop]),
-            "prompt_ids": list(trajectory.token_ids[turn.prompt_start : turn.start]),
-            "messages": _messages(trajectory, turn),
-            "mask": [0 if trajectory.failed else 1] * (turn.stop - turn.start),
-            "logprobs": _of_turn(trajectory.logprobs, turn),
-            "rewards": 0.0 if trajectory.failed else reward,
-            "per_token_rewards": list(trajectory.per_token_rewards[turn.start : turn.stop]),
-            "session_ids": trajectory.session_id,
-        }
-        for turn, reward in zip(trajectory.turns, rewards, strict=True)
-    ]
-
-
-def _of_turn(values: Sequence[float] | None, turn: Turn) -> list[float] | None:
-    return None if values is None else list(values[turn.start : turn.stop])
-
-
-def _messages(trajectory: Trajectory, turn: Turn) -> list[Message]:
-    if turn.prompt_messages is None:
-        return list(trajectory.messages[: turn.message_index + 1])
-    return [*turn.prompt_messages, trajectory.messages[turn.message_index]]
-
-
 def flatten(nested: Mapping[str, Sequence[Sequence[Any]]]) -> dict[str, list[Any]]:
-    """One flat list a key, rollout after rollout, and ``episode_idx_map``: the rollout that each entry is of.
+    """Flatten each key, rollout after rollout, and add ``episode_idx_map``, the rollout of each entry.
 
     >>> flatten({"rewards": [[0.0, 1.0], [], [0.5]]})
     {'rewards': [0.0, 1.0, 0.5], 'episode_idx_map': [0, 0, 2]}

@@ -6,14 +6,14 @@
     commands/   one module per command
     options     options that several commands share
     console     output with and without color, and how a command fails
-    naming      which environment a name, a path or a file means
+    naming      the environment that a name, a path or a file means
     catalogue   the available environments
     tasks       the tasks to play
     players     the agent that a name means
     agent_runs  all episodes of one agent, with a progress bar
-    results     their results, as a table and as JSON
+    results     the results of these episodes, as a table and as JSON
     display     an episode while it is played
-    stores      rollout stores: where episodes are kept, and which of their rollouts to use
+    stores      rollout stores: episodes to write, rollouts to select
     auditing    the audit of a store's rollouts
 
 Only ``options`` and ``console`` are imported eagerly, so that ``agentsgym --help`` is fast.

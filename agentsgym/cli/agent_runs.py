@@ -1,4 +1,4 @@
-"""Play many episodes of one agent, and keep the finished ones if the run is interrupted."""
+"""Play many episodes with one agent, and keep the finished ones if the run is interrupted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentsgym.cli.console import TERMINATED, cell, err, remark
 from agentsgym.cli.players import Player
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.players import anchors_of
-from agentsgym.errors import AgentsGymError, StoreError
+from agentsgym.errors import AgentsGymError
 from agentsgym.evaluation.run import evaluate
 from agentsgym.interruptions import Terminated
 from agentsgym.statistics.metrics import Evaluation, summarize
@@ -22,10 +22,7 @@ from agentsgym.texts import sentence_of
 
 if TYPE_CHECKING:
     from agentsgym.envs.anchors import Anchors
-    from agentsgym.store.writer import RolloutWriter
     from agentsgym.types import Trajectory
-
-MAX_CONCURRENT = 256  # more episodes at once take memory and make a small model no faster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +36,8 @@ class Plan:
         cluster_by: Task key whose equal values form one cluster for the intervals; None for one cluster per task.
         max_failed_fraction: Maximum fraction of episodes that may fail.
         max_concurrent: Maximum number of episodes played at once.
-        store: Folder of the store that keeps every episode; None to keep none.
-        resume: Whether to skip episodes that the store already holds and that did not fail.
+        store: Folder of the store that every episode is written to; None to store none.
+        resume: Whether to skip episodes that the store already holds, except failed ones.
     """
 
     tasks: Sequence[Any]
@@ -48,7 +45,7 @@ class Plan:
     seed: int = 0
     cluster_by: str | None = None
     max_failed_fraction: float | None = None
-    max_concurrent: int = MAX_CONCURRENT
+    max_concurrent: int = 256  # more take memory and make a small model no faster
     store: Path | None = None
     resume: bool = False
 
@@ -116,16 +113,16 @@ def run_agent(player: Player, plan: Plan) -> AgentRun:
                 max_concurrent=plan.max_concurrent,
                 store=writer,
                 resume="failed" if plan.resume else False,
-                agent_name=player.kept_as or player.label,
+                agent_name=player.stored_as or player.label,
                 on_resume=resumed,
             )
+            if writer is not None:
+                writer.close()
         except AgentsGymError as error:
             ended_by = sentence_of(error).replace("max_failed_fraction = ", "--max-failed ")
-        except KeyboardInterrupt:
-            ended_by = "stopped by Ctrl-C"
-        except Terminated:
-            ended_by, exit_code = "stopped by SIGTERM", TERMINATED
-        ended_by = ended_by or _unkept(writer)
+        except (KeyboardInterrupt, Terminated) as stop:
+            is_sigterm = isinstance(stop, Terminated)
+            ended_by, exit_code = ("stopped by SIGTERM", TERMINATED) if is_sigterm else ("stopped by Ctrl-C", 1)
     if evaluation is None and played:
         evaluation = _partial(player, plan, played, references)
     return AgentRun(
@@ -137,16 +134,6 @@ def run_agent(player: Player, plan: Plan) -> AgentRun:
         exit_code=exit_code,
         anchors=_mean_anchors(player, plan, played, references),
     )
-
-
-def _unkept(writer: RolloutWriter | None) -> str | None:
-    """Close the store; return a sentence if that fails, else None."""
-    try:
-        if writer is not None:
-            writer.close()
-    except StoreError as error:
-        return sentence_of(error)
-    return None
 
 
 def _partial(player: Player, plan: Plan, played: Sequence[Trajectory], references: Any) -> Evaluation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -16,7 +16,7 @@ from agentsgym.store.values import from_json
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
 
-_CHUNK: Final = 512  # rollouts that are in memory at once
+_CHUNK: Final = 512  # rollouts in memory at once
 _UNKNOWN: Final[dict[str, Any]] = {"turn_credit": None, "token_credit": None, "final_reward_is_sum": False}
 
 
@@ -38,18 +38,21 @@ def audit_store(store: RolloutStore, vocabulary_size: int | None = None) -> tupl
     reports: list[AuditReport] = []
     unknown: list[str] = []
     for (path, config), own in rows.items():
-        expected = _expected(path, config)
+        expected = _expected_rewards(path, config)
         if expected is _UNKNOWN:
             unknown.append(path or "an unnamed environment")
-        for part in _chunks(own):
+        for start in range(0, len(own), _CHUNK):
+            part = own[start : start + _CHUNK]
             report = audit([store[row] for row in part], vocabulary_size=vocabulary_size, **expected)
             problems = tuple(replace(one, trajectory=part[one.trajectory]) for one in report.problems)
             reports.append(replace(report, problems=problems))
-    return _together(reports), list(dict.fromkeys(unknown))
+    counts = {one.name: sum(getattr(report, one.name) for report in reports) for one in fields(AuditReport)[:-1]}
+    problems = sorted((one for report in reports for one in report.problems), key=lambda one: one.trajectory)
+    return AuditReport(**counts, problems=tuple(problems)), list(dict.fromkeys(unknown))
 
 
-def _expected(path: str | None, config: str | None) -> dict[str, Any]:
-    """Return what is known about the rewards from the environment and its configuration."""
+def _expected_rewards(path: str | None, config: str | None) -> dict[str, Any]:
+    """Return what an environment and its configuration determine about the placement and the sum of rewards."""
     if path is None or config is None:
         return _UNKNOWN
     try:
@@ -60,24 +63,11 @@ def _expected(path: str | None, config: str | None) -> dict[str, Any]:
     if not isinstance(known, Mapping):
         return _UNKNOWN
     settings = cast("Mapping[str, Any]", known)
-    places_its_own = _has_own(env_class, "_calculate_rewards")
+    subclasses = env_class.__mro__[: env_class.__mro__.index(MultistepEnv)]
+    overridden = {name for one in subclasses for name in vars(one)}
+    places_its_own = "_calculate_rewards" in overridden
     return {
         "turn_credit": None if places_its_own else settings.get("turn_credit"),
         "token_credit": None if places_its_own else settings.get("token_credit"),
-        "final_reward_is_sum": not _has_own(env_class, "_final_reward"),
+        "final_reward_is_sum": "_final_reward" not in overridden,
     }
-
-
-def _has_own(env_class: type[MultistepEnv], hook: str) -> bool:
-    order = env_class.__mro__
-    return any(hook in vars(one) for one in order[: order.index(MultistepEnv)])
-
-
-def _chunks(rows: Sequence[int]) -> Iterator[Sequence[int]]:
-    return (rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK))
-
-
-def _together(reports: Sequence[AuditReport]) -> AuditReport:
-    counts = {one.name: sum(getattr(report, one.name) for report in reports) for one in fields(AuditReport)[:-1]}
-    problems = sorted((one for report in reports for one in report.problems), key=lambda one: one.trajectory)
-    return AuditReport(**counts, problems=tuple(problems))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentsgym.envs import PACKAGED
 from agentsgym.envs.dataset_rows import registered_classes
 from agentsgym.envs.datasets.naming import known_specs
-from agentsgym.envs.spec import EnvSpec, installed
+from agentsgym.envs.spec import installed
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
@@ -25,7 +25,7 @@ class Entry:
         name: Name on the command line.
         min_players: Minimum number of players.
         max_players: Maximum number of players.
-        status: ``"ok"``; ``"words"``: it plays with word lists; ``"gamemaster"``: it needs a language model;
+        status: ``"ok"``; ``"words"``: it runs with word lists; ``"gamemaster"``: it needs a language model;
             ``"broken"``: it does not run; ``"missing"``: its package is not installed.
         text: One-sentence description.
         offline: Whether it runs without any server.
@@ -55,51 +55,39 @@ class Entry:
 
 def entries() -> list[Entry]:
     """Return every environment, then every game of the groups."""
-    specs = known_specs()
-    own = [_environment(name, spec) for name, spec in specs.items()]
+    environments: list[Entry] = []
+    all_games: list[Entry] = []
+    for name, spec in known_specs().items():
+        described = import_module(f"agentsgym.envs.{name}") if name in PACKAGED else registered_classes()[name]
+        text, games = (inspect.getdoc(described) or "").partition("\n")[0], spec.known_games()
+        if games:
+            text = f"{text} {len(games)} games: agentsgym envs --text {name}:"
+        most = max((facts.get("max_players", 1) for facts in games.values()), default=1)
+        extra = spec.extra if spec.packages else ""
+        own = "missing" if spec.missing_package() else "ok"
+        environments.append(
+            Entry(name=name, max_players=most, text=text, offline=spec.offline, extra=extra, status=own)
+        )
+        for game, facts in games.items():
+            status = facts.get("status", "ok")
+            plays = status in {"ok", "words"}
+            all_games.append(
+                Entry(
+                    name=f"{name}:{game}",
+                    min_players=facts.get("min_players", 1),
+                    max_players=facts.get("max_players", 1),
+                    text=facts.get("note", ""),
+                    offline=spec.offline and plays,
+                    is_game=True,
+                    extra=extra,
+                    status=own if plays and own != "ok" else status,
+                )
+            )
     others = [
         Entry(name=name, text=f"From the package {entry.dist.name if entry.dist else entry.value}.")
         for name, entry in installed().items()
     ]
-    games = [
-        _game(f"{name}:{game}", spec, facts)
-        for name, spec in specs.items()
-        for game, facts in spec.known_games().items()
-    ]
-    return [*own, *others, *games]
-
-
-def _environment(name: str, spec: EnvSpec) -> Entry:
-    described = import_module(f"agentsgym.envs.{name}") if name in PACKAGED else registered_classes()[name]
-    text, games = first_sentence(described), spec.known_games()
-    if games:
-        text = f"{text} {len(games)} games: agentsgym envs --text {name}:"
-    most = max((facts.get("max_players", 1) for facts in games.values()), default=1)
-    return Entry(name=name, max_players=most, text=text, offline=spec.offline, **_needs(spec))
-
-
-def _game(name: str, spec: EnvSpec, facts: Mapping[str, Any]) -> Entry:
-    status = facts.get("status", "ok")
-    plays, needs = status in {"ok", "words"}, _needs(spec)
-    return Entry(
-        name=name,
-        min_players=facts.get("min_players", 1),
-        max_players=facts.get("max_players", 1),
-        text=facts.get("note", ""),
-        offline=spec.offline and plays,
-        is_game=True,
-        extra=needs["extra"],
-        status=needs["status"] if plays and needs["status"] != "ok" else status,
-    )
-
-
-def _needs(spec: EnvSpec) -> dict[str, Any]:
-    return {"extra": spec.extra if spec.packages else "", "status": "missing" if spec.missing_package() else "ok"}
-
-
-def first_sentence(described: object) -> str:
-    """The first line of a docstring."""
-    return (inspect.getdoc(described) or "").partition("\n")[0]
+    return [*environments, *others, *all_games]
 
 
 def config_rows(env_class: type[MultistepEnv]) -> list[dict[str, Any]]:

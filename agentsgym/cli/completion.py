@@ -9,34 +9,23 @@ import contextlib
 import io
 import os
 from collections.abc import Generator, MutableMapping, Sequence
-from typing import NamedTuple
 
 _KIND, _WORDS, _INDEX = "_AGENTSGYM_COMPLETE", "COMP_WORDS", "COMP_CWORD"
 
 
-class Joined(NamedTuple):
-    """Words as they were typed.
-
-    Attributes:
-        words: The words.
-        place: Index of the word that is completed.
-        held: The part of that word up to its last colon, which bash keeps separate; empty if there is none.
-    """
-
-    words: list[str]
-    place: int
-    held: str
-
-
-def joined_at_colons(words: Sequence[str], index: int) -> Joined:
+def joined_at_colons(words: Sequence[str], index: int) -> tuple[list[str], int, str]:
     """Join words that bash split at colons.
 
     Args:
         words: The words from bash, each colon a separate word.
         index: Index of the word that is completed.
 
+    Returns:
+        The words as they were typed, the index of the word that is completed, and the part of that word up to its last
+        colon, which bash keeps separate; empty if there is none.
+
     >>> joined_at_colons(["agentsgym", "eval", "Arcade", ":", "Pon"], 4)
-    Joined(words=['agentsgym', 'eval', 'Arcade:Pon'], place=2, held='Arcade:')
+    (['agentsgym', 'eval', 'Arcade:Pon'], 2, 'Arcade:')
     """
     joined: list[str] = []
     held, is_after_colon = "", False
@@ -49,12 +38,12 @@ def joined_at_colons(words: Sequence[str], index: int) -> Joined:
             held = ""
             joined.append(word)
         is_after_colon = is_colon
-    return Joined([*joined, *words[index + 1 :]], max(0, len(joined) - 1), held)
+    return [*joined, *words[index + 1 :]], max(0, len(joined) - 1), held
 
 
 @contextlib.contextmanager
 def whole_words(environment: MutableMapping[str, str] = os.environ) -> Generator[None]:
-    """Give the command whole words during completion in bash, and give bash completions that fit its split words.
+    """Join the words for the command during completion in bash, and print completions that fit bash's split words.
 
     Args:
         environment: The environment variables in which bash describes what is completed.
@@ -63,12 +52,12 @@ def whole_words(environment: MutableMapping[str, str] = os.environ) -> Generator
     if environment.get(_KIND) != "complete_bash" or not index.isdecimal():
         yield
         return
-    words = joined_at_colons(environment.get(_WORDS, "").split("\n"), int(index))
-    environment[_WORDS], environment[_INDEX] = "\n".join(words.words), str(words.place)
+    words, place, held = joined_at_colons(environment.get(_WORDS, "").split("\n"), int(index))
+    environment[_WORDS], environment[_INDEX] = "\n".join(words), str(place)
     offered = io.StringIO()
     try:
         with contextlib.redirect_stdout(offered):
             yield
     finally:
         for line in offered.getvalue().splitlines():
-            print(line.removeprefix(words.held))
+            print(line.removeprefix(held))

@@ -21,17 +21,20 @@ from agentsgym.interruptions import Interruption, Terminated
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 TERMINATED = 143  # the exit code after SIGTERM, as in a shell
-MAX_BYTES = 20_000  # of a text that is shown
+_MAX_BYTES = 20_000  # of a text that is shown
 _MAX_CELL = 200
 _COLUMNS = re.compile(r"\S {2,}\S")
 P = ParamSpec("P")
 
 
 class UsageError(Exception):
-    """The command line is invalid; exit code 2."""
+    """The command line is invalid."""
+
+    code = 2
 
 
 class FailureError(Exception):
@@ -47,7 +50,7 @@ class FailureError(Exception):
 
 
 class ReaderLeft(Interruption):  # not an error
-    """The reader of the output is gone, as with ``| head``."""
+    """The process that read the output has ended, as with ``| head``."""
 
 
 @functools.cache
@@ -71,8 +74,8 @@ def err() -> Console:
     return _console(stderr=True)
 
 
-def plain(text: str, max_bytes: int = MAX_BYTES, style: str = "") -> Text:
-    """Make a foreign text inert: control characters are escaped, a long text loses its middle."""
+def plain(text: str, max_bytes: int = _MAX_BYTES, style: str = "") -> Text:
+    """Escape the control characters of a foreign text, and cut the middle out of a long one."""
     from rich.text import Text  # noqa: PLC0415
 
     from agentsgym.texts import shortened, visible  # noqa: PLC0415
@@ -85,7 +88,7 @@ def cell(text: str, style: str = "") -> Text:
     return plain(" ".join(text[: 2 * _MAX_CELL].split()), _MAX_CELL, style)
 
 
-def say(text: str, style: str = "") -> None:
+def print_text(text: str, style: str = "") -> None:
     """Print a foreign text: prose is wrapped between words, lines of boards and tables are left unchanged."""
     for line in plain(text).split("\n", allow_blank=True):
         line.style = style
@@ -102,6 +105,13 @@ def is_prose(line: str) -> bool:
     return not _COLUMNS.search(line) and 2 * sum(mark.isalpha() for mark in marks) >= len(marks)
 
 
+def new_table(**options: Any) -> Table:
+    """Return an empty table without borders."""
+    from rich.table import Table  # noqa: PLC0415
+
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), **options)
+
+
 def remark(text: str, style: str = "") -> None:
     """Print a remark on standard error."""
     err().print(plain(text, style=style), soft_wrap=not err().is_terminal)
@@ -113,18 +123,33 @@ def print_json(value: Any) -> None:
 
 
 def reported(command: Callable[P, None]) -> Callable[P, None]:
-    """Make a command end with one sentence and an exit code on failure: 2 for invalid usage, 1 for anything else."""
+    """Report a command's failure in one sentence, with an exit code: 2 for invalid usage, 1 for anything else."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        with _set_up(), _failing():
-            command(*args, **kwargs)
+        from agentsgym.errors import AgentsGymError  # noqa: PLC0415
+        from agentsgym.texts import sentence_of  # noqa: PLC0415
+
+        with _set_up():
+            try:
+                command(*args, **kwargs)
+            except (UsageError, FailureError) as error:
+                _end(sentence_of(error), error.code)
+            except AgentsGymError as error:
+                _end(sentence_of(error), 1)
+            except KeyboardInterrupt:
+                _end("stopped", 1)
+            except Terminated:
+                _end("stopped by SIGTERM", TERMINATED)
+            except (ReaderLeft, BrokenPipeError):  # discard what is still buffered
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(1) from None
 
     return run
 
 
 @contextmanager
-def usage() -> Generator[None]:
+def usage_errors() -> Generator[None]:
     """Report configuration and task errors raised inside as invalid usage."""
     from agentsgym.errors import ConfigError, TaskError  # noqa: PLC0415
     from agentsgym.texts import sentence_of  # noqa: PLC0415
@@ -133,28 +158,6 @@ def usage() -> Generator[None]:
         yield
     except (ConfigError, TaskError) as error:
         raise UsageError(sentence_of(error)) from error
-
-
-@contextmanager
-def _failing() -> Generator[None]:
-    from agentsgym.errors import AgentsGymError  # noqa: PLC0415
-    from agentsgym.texts import sentence_of  # noqa: PLC0415
-
-    try:
-        yield
-    except UsageError as error:
-        _end(sentence_of(error), 2)
-    except FailureError as error:
-        _end(sentence_of(error), error.code)
-    except AgentsGymError as error:
-        _end(sentence_of(error), 1)
-    except KeyboardInterrupt:
-        _end("stopped", 1)
-    except Terminated:
-        _end("stopped by SIGTERM", TERMINATED)
-    except (ReaderLeft, BrokenPipeError):  # discard what is still buffered
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
 
 
 def _end(sentence: str, code: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.agents.human import new_messages
-from agentsgym.cli.console import out, plain, say
+from agentsgym.cli.console import out, plain, print_text
 from agentsgym.errors import AgentError
 from agentsgym.types import Action, ToolCall, TurnRequest
 
@@ -29,7 +29,7 @@ def show_message(role: str, text: str) -> None:
     heading, color = _HEADINGS.get(role, ("", ""))
     if heading:
         out().print(f"[{heading}]", style=f"bold {color}")
-    say(text, "" if role in ("user", "assistant") else color)
+    print_text(text, "" if role in ("user", "assistant") else color)
 
 
 class WatchedAgent(Agent):
@@ -45,19 +45,19 @@ class WatchedAgent(Agent):
             for message in new_messages(replace(request, agent_state=own[0])):
                 show_message(message["role"], message["content"])
         inner = [replace(one, agent_state=one.agent_state[1] if one.agent_state else None) for one in requests]
-        answers = self._inner.act(inner)
-        return [self._shown(request, answer) for request, answer in zip(requests, answers, strict=True)]
+        answers: list[Action | AgentError] = []
+        for request, answer in zip(requests, self._inner.act(inner), strict=True):
+            if isinstance(answer, AgentError):
+                answers.append(answer)
+                continue
+            text = [answer.text] if answer.text.strip() or not answer.tool_calls else []
+            show_message("assistant", "\n".join([*text, *map(call_text, answer.tool_calls)]))
+            answers.append(replace(answer, agent_state=(len(request.messages) + 1, answer.agent_state)))
+        return answers
 
     def finish(self) -> None:
         """Finish the wrapped agent."""
         self._inner.finish()
-
-    def _shown(self, request: TurnRequest, answer: Action | AgentError) -> Action | AgentError:
-        if isinstance(answer, AgentError):
-            return answer
-        text = [answer.text] if answer.text.strip() or not answer.tool_calls else []
-        show_message("assistant", "\n".join([*text, *map(call_text, answer.tool_calls)]))
-        return replace(answer, agent_state=(len(request.messages) + 1, answer.agent_state))
 
 
 def call_text(call: ToolCall) -> str:
@@ -73,7 +73,9 @@ def call_text(call: ToolCall) -> str:
 
 def show_summary(trajectory: Trajectory) -> None:
     """Print the outcome and the reward of each turn."""
-    outcome, color = _outcome(trajectory)
+    outcome, color = {True: ("won", "green"), False: ("lost", "yellow"), None: ("over", "cyan")}[trajectory.success]
+    if trajectory.failed:
+        outcome, color = "failed", "red"
     turns = trajectory.num_turns
     ended = f"{outcome} after {turns} turn{'' if turns == 1 else 's'} ({trajectory.stop_reason.value})"
     out().print(f"\n{ended}: reward {trajectory.final_reward:zg}", style=f"bold {color}")
@@ -84,10 +86,4 @@ def show_summary(trajectory: Trajectory) -> None:
     for role, reward in trajectory.final_rewards.items():
         out().print(plain(f"role {role}: {reward:zg}", 200))
     if trajectory.error is not None:
-        say(trajectory.error.strip(), "red")
-
-
-def _outcome(trajectory: Trajectory) -> tuple[str, str]:
-    if trajectory.failed:
-        return "failed", "red"
-    return {True: ("won", "green"), False: ("lost", "yellow"), None: ("over", "cyan")}[trajectory.success]
+        print_text(trajectory.error.strip(), "red")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentsgym.cli.console import usage
+from agentsgym.cli.console import usage_errors
 from agentsgym.envs.datasets import naming
 from agentsgym.envs.datasets.naming import NamedEnv, completions, did_you_mean, known_names, nearest
 
@@ -17,5 +17,5 @@ def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
     Raises:
         UsageError: The name is unknown; the message suggests the nearest names.
     """
-    with usage():
+    with usage_errors():
         return naming.find_env(name, env_config)

@@ -52,7 +52,9 @@ ConfigFile = Annotated[
 TaskFile = Annotated[
     Path | None,
     typer.Option(
-        "--tasks", metavar="FILE", help="JSON or JSONL file of tasks or dataset rows, used instead of ENV's own tasks."
+        "--tasks",
+        metavar="FILE",
+        help="JSON or JSONL file of tasks or dataset rows, used instead of ENV's own tasks.",
     ),
 ]
 DatasetOptions = Annotated[
@@ -106,15 +108,15 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="COLUMN=VALUE",
-        help="Use only rollouts whose COLUMN has this VALUE; !=, <, <=, > and >= work too. Repeatable.",
+        help="Use only rollouts whose COLUMN has this VALUE; !=, <, <=, > and >= also work. Repeatable.",
     ),
 ]
 StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a rollout store.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def key_values(given: list[str] | None, option: str) -> dict[str, Any]:
-    """Read ``KEY=VALUE`` texts; a value that is not JSON is taken as text.
+    """Parse ``KEY=VALUE`` texts; a value that is not JSON is taken as a string.
 
     >>> key_values(["size=3", "game=Wordle-v0", 'objects=["clock"]'], "--config")
     {'size': 3, 'game': 'Wordle-v0', 'objects': ['clock']}
@@ -125,13 +127,18 @@ def key_values(given: list[str] | None, option: str) -> dict[str, Any]:
         if not equals or not key:
             raise UsageError(f"{option} must be KEY=VALUE, got {one!r}")
         if key in values:
-            raise UsageError(f"{option} gives {key!r} twice")
-        values[key] = _value(text)
+            raise UsageError(f"{option} sets {key!r} twice")
+        try:
+            values[key] = json.loads(text)
+        except ValueError:
+            values[key] = text
     return values
 
 
-def mapping_of_file(path: Path, option: str) -> dict[str, Any]:
-    """Read a mapping from a YAML or JSON file."""
+def env_config(given: list[str] | None, path: Path | None) -> dict[str, Any]:
+    """Merge ``--config-file``, a YAML or JSON mapping, and ``--config``; the latter takes precedence."""
+    if path is None:
+        return key_values(given, "--config")
     import yaml  # noqa: PLC0415
 
     from agentsgym.recipes.yaml_text import values_of_yaml  # noqa: PLC0415
@@ -139,21 +146,8 @@ def mapping_of_file(path: Path, option: str) -> dict[str, Any]:
     try:
         value = values_of_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{option}: {path} cannot be read: {error}") from error
+        raise UsageError(f"--config-file: {path} cannot be read: {error}") from error
     fields = cast("dict[Any, Any]", value) if isinstance(value, dict) else None
     if fields is None or not all(isinstance(key, str) for key in fields):
-        raise UsageError(f"{option}: {path} must contain a mapping with string keys")
-    return fields
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def env_config(given: list[str] | None, path: Path | None) -> dict[str, Any]:
-    """Merge ``--config-file`` and ``--config``; the latter takes precedence."""
-    config = {} if path is None else mapping_of_file(path, "--config-file")
-    return {**config, **key_values(given, "--config")}
+        raise UsageError(f"--config-file: {path} must contain a mapping with string keys")
+    return {**fields, **key_values(given, "--config")}

@@ -5,20 +5,30 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.agents.key_mask import without_credentials
-from agentsgym.cli.console import UsageError, usage
+from agentsgym.agents.scripted import ScriptedAgent
+from agentsgym.cli.console import UsageError, usage_errors
 from agentsgym.cli.naming import NamedEnv
+from agentsgym.envs.players import random_player, reference_player
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
+
+# What follows the colon after the name of an agent.
+_AGENTS = {"random": "", "reference": "", "scripted": "FILE", "policy": "PATH-OR-NAME", "openai": "MODEL"}
+_TAKEN_BY = {
+    "--base-url": ("openai",),
+    "--api-key-env": ("openai",),
+    "--temperature": ("policy", "openai"),
+    "--max-turn-tokens": ("policy", "openai"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,43 +66,50 @@ class Player:
         label: Name on the command line.
         env: The environment, with the policy's tokenizer if there is one.
         agent: The agent.
-        kept_as: Name of the agent in a store; the label if empty.
+        stored_as: Name of the agent in a store; the label if empty.
     """
 
     label: str
     env: MultistepEnv
     agent: Any
-    kept_as: str = ""
+    stored_as: str = ""
 
 
 def make_player(name: str, named: NamedEnv, options: PlayerOptions) -> Player:
     """Build an agent and its environment.
 
     Raises:
-        UsageError: The name is unknown, or an option is missing or does not apply.
-        ConfigError: It cannot be made.
+        UsageError: The name is unknown, an option is missing or does not apply, or the agent cannot be built.
     """
     kind, _, rest = name.partition(":")
-    if kind not in _MAKERS:
-        raise UsageError(f"unknown agent {shown(name)}{did_you_mean(kind, _MAKERS)}")
-    make, takes = _MAKERS[kind]
+    if kind not in _AGENTS:
+        raise UsageError(f"unknown agent {shown(name)}{did_you_mean(kind, _AGENTS)}")
+    takes = _AGENTS[kind]
     if bool(rest) != bool(takes):
-        raise UsageError(f"the agent must be {kind}:{takes}" if takes else f"the agent must be {kind}, without a colon")
+        raise UsageError(f"the agent must be {kind}:{takes}" if takes else f"the agent {kind} takes no argument")
     for option, value in _settings(options).items():
         if value is not None and kind not in _TAKEN_BY[option]:
-            takers = " and ".join(f"{one}:{_MAKERS[one][1]}" for one in _TAKEN_BY[option])
+            takers = " and ".join(f"{one}:{_AGENTS[one]}" for one in _TAKEN_BY[option])
             raise UsageError(f"{option} is only valid for {takers}, got the agent {shown(name)}")
-    with usage():
-        env, agent = make(rest, named, options)
-    return Player(label=name, env=env, agent=agent, kept_as=kept_name(name, options))
+    with usage_errors():
+        if kind == "policy":
+            env, agent = _policy(rest, named, options)
+        elif kind == "openai":
+            env, agent = _openai(rest, named, options)
+        elif kind == "scripted":
+            env, agent = named.build(), ScriptedAgent(read_script(Path(rest)))
+        else:
+            env = named.build()
+            agent = (random_player if kind == "random" else reference_player)(env, options.draw_seed)
+    return Player(label=name, env=env, agent=agent, stored_as=stored_name(name, options))
 
 
-def kept_name(name: str, options: PlayerOptions) -> str:
+def stored_name(name: str, options: PlayerOptions) -> str:
     """Return the name of an agent in a store: as typed, with the options that affect its play, without credentials.
 
-    >>> kept_name("random", PlayerOptions()), kept_name("policy:tiny", PlayerOptions(seed=3, temperature=0.5))
+    >>> stored_name("random", PlayerOptions()), stored_name("policy:tiny", PlayerOptions(seed=3, temperature=0.5))
     ('random', 'policy:tiny --temperature 0.5 --seed 3')
-    >>> kept_name("openai:gpt", PlayerOptions(base_url="https://me:PW@host/v1?api-key=S"))
+    >>> stored_name("openai:gpt", PlayerOptions(base_url="https://me:PW@host/v1?api-key=S"))
     'openai:gpt --base-url https://host/v1'
     """
     kind = name.partition(":")[0]
@@ -110,26 +127,6 @@ def _settings(options: PlayerOptions) -> dict[str, Any]:
         "--temperature": options.temperature,
         "--max-turn-tokens": options.max_turn_tokens,
     }
-
-
-def _random(_: str, named: NamedEnv, options: PlayerOptions) -> tuple[MultistepEnv, Any]:
-    from agentsgym.envs.players import random_player  # noqa: PLC0415
-
-    env = named.build()
-    return env, random_player(env, options.draw_seed)
-
-
-def _reference(_: str, named: NamedEnv, options: PlayerOptions) -> tuple[MultistepEnv, Any]:
-    from agentsgym.envs.players import reference_player  # noqa: PLC0415
-
-    env = named.build()
-    return env, reference_player(env, options.draw_seed)
-
-
-def _scripted(path: str, named: NamedEnv, _: PlayerOptions) -> tuple[MultistepEnv, Any]:
-    from agentsgym.agents.scripted import ScriptedAgent  # noqa: PLC0415
-
-    return named.build(), ScriptedAgent(read_script(Path(path)))
 
 
 def read_script(path: Path) -> list[str]:
@@ -186,23 +183,6 @@ def _openai(model: str, named: NamedEnv, options: PlayerOptions) -> tuple[Multis
     if options.max_turn_tokens is not None:
         settings["max_tokens"] = options.max_turn_tokens
     return named.build(), OpenAIAgent(model, **settings)
-
-
-_MAKERS: dict[str, tuple[Callable[[str, NamedEnv, PlayerOptions], tuple[Any, Any]], str]] = {
-    "random": (_random, ""),
-    "reference": (_reference, ""),
-    "scripted": (_scripted, "FILE"),
-    "policy": (_policy, "PATH-OR-NAME"),
-    "openai": (_openai, "MODEL"),
-}
-
-
-_TAKEN_BY = {
-    "--base-url": ("openai",),
-    "--api-key-env": ("openai",),
-    "--temperature": ("policy", "openai"),
-    "--max-turn-tokens": ("policy", "openai"),
-}
 
 
 def tokenizer_of(source: str | None) -> Any:

@@ -1,11 +1,11 @@
-"""Show evaluations: metrics as rows and agents as columns, which fits narrow terminals."""
+"""Show evaluations in tables with a row per metric and a column per agent, which fit narrow terminals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.cli.console import cell, out
+from agentsgym.cli.console import cell, new_table, out
 from agentsgym.statistics.passing import most_rollouts, pass_at_k_interval, pass_hat_k_interval
 
 if TYPE_CHECKING:
@@ -56,16 +56,16 @@ def passes(evaluation: Evaluation, seed: int, cluster_of: Mapping[int, Any] | No
 
 def show_runs(runs: Sequence[AgentRun], seed: int, cluster_of: Mapping[int, Any] | None = None) -> None:
     """Print a table, and the stop reasons of each agent."""
-    from rich.table import Table  # noqa: PLC0415
-
     known = next((one.anchors for one in runs if one.anchors is not None), None)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = new_table()
     table.add_column("", no_wrap=True)
     ends = ("random*", "optimal*") if known is not None else ()
     for label in [*(one.label for one in runs), *ends]:
         table.add_column(cell(label), justify="right", overflow="fold")
     estimates = [_estimates(one.evaluation, seed, cluster_of) for one in runs]
-    for name, form in _rows(estimates):
+    forms = {name: form for name, _, form in _MEASURES}
+    for name in dict.fromkeys(name for found in estimates for name, value in found.items() if value is not None):
+        form = forms.get(name, _NUMBER if name.startswith(_INFO) else _PERCENT)
         ends_of_row = [_NUMBER.format(value) if name == "reward" else "" for value in (known or {}).values()]
         table.add_row(cell(name), *(_cell(found.get(name), form) for found in estimates), *ends_of_row)
     table.add_row("episodes", *(str(one.evaluation.num_episodes if one.evaluation else 0) for one in runs))
@@ -73,7 +73,12 @@ def show_runs(runs: Sequence[AgentRun], seed: int, cluster_of: Mapping[int, Any]
         failed = [str(one.evaluation.num_failed if one.evaluation else 0) for one in runs]
         table.add_row("failed", *failed, style="red")
     out().print(table)
-    _show_rest(runs, is_known=known is not None)
+    if known is not None:
+        out().print("* known exactly for these tasks", style="dim")
+    for one in runs:
+        if one.evaluation is not None:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in one.evaluation.stop_reasons.items())
+            out().print(cell(f"{one.label}, stop reasons: {reasons}"), style="dim")
 
 
 def run_as_dict(one: AgentRun, seed: int, cluster_of: Mapping[int, Any] | None = None) -> dict[str, Any]:
@@ -102,13 +107,6 @@ def _estimates(
     return found | {name: value for name, value in more.items() if name[5:] != "1"}  # for k = 1 it is the win rate
 
 
-def _rows(estimates: Sequence[Mapping[str, Estimate | None]]) -> list[tuple[str, str]]:
-    """Return the metrics that some agent has, with their number formats."""
-    forms = {name: form for name, _, form in _MEASURES}
-    names = dict.fromkeys(name for found in estimates for name, value in found.items() if value is not None)
-    return [(name, forms.get(name, _NUMBER if name.startswith(_INFO) else _PERCENT)) for name in names]
-
-
 def _cell(estimate: Estimate | None, form: str) -> Text:
     """Format the mean, and below it the interval."""
     from rich.text import Text  # noqa: PLC0415
@@ -117,13 +115,3 @@ def _cell(estimate: Estimate | None, form: str) -> Text:
         return Text("-")
     low, high = (form.format(bound).removesuffix("%") for bound in (estimate.low, estimate.high))
     return Text.assemble((form.format(estimate.mean), "bold"), "\n", (f"[{low}, {high}]", "dim"))
-
-
-def _show_rest(runs: Sequence[AgentRun], *, is_known: bool) -> None:
-    if is_known:
-        out().print("* known exactly for these tasks", style="dim")
-    for one in runs:
-        if one.evaluation is None:
-            continue
-        reasons = ", ".join(f"{reason} {count}" for reason, count in one.evaluation.stop_reasons.items())
-        out().print(cell(f"{one.label}, stop reasons: {reasons}"), style="dim")

@@ -1,4 +1,4 @@
-"""Select rollouts of a store, and keep episodes in one."""
+"""Select rollouts of a store, and write episodes to one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def open_store(path: Path, where: Sequence[str] | None = None) -> RolloutStore:
     return found
 
 
-def check_place(path: Path | None, *, resume: bool = False) -> None:
+def check_store_path(path: Path | None, *, resume: bool = False) -> None:
     """Check before playing that episodes can be stored.
 
     Raises:
@@ -76,12 +76,7 @@ def check_place(path: Path | None, *, resume: bool = False) -> None:
         raise UsageError(sentence_of(error)) from error
 
 
-def num_kept(path: Path, agent: str) -> int:
-    """Return the number of an agent's episodes in a store, failed ones included."""
-    return len(RolloutStore(path).filter(agent=agent))
-
-
-def keep(path: Path, trajectory: Trajectory, env: MultistepEnv, agent: str) -> None:
+def store_episode(path: Path, trajectory: Trajectory, env: MultistepEnv, agent: str) -> None:
     """Store an episode that was played in the terminal.
 
     Raises:

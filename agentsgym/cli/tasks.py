@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.cli.console import UsageError, usage
+from agentsgym.cli.console import UsageError, usage_errors
 from agentsgym.envs.dataset_rows import tasks_of_rows
-from agentsgym.envs.datasets.own_tasks import tasks_of
+from agentsgym.envs.datasets.default_tasks import tasks_of
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
-
-Task = dict[str, Any]
-SPLITS = ("train", "eval")
 
 
 def read_tasks(path: Path) -> list[Any]:
@@ -24,12 +21,19 @@ def read_tasks(path: Path) -> list[Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--tasks: {path} cannot be read: {error}") from error
-    try:
-        if text.lstrip().startswith("["):
+    if text.lstrip().startswith("["):
+        try:
             return cast("list[Any]", json.loads(text))
-        return [_line(number, line, path) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    except ValueError as error:
-        raise UsageError(f"--tasks: {path} is not a valid JSON list: {error}") from error
+        except ValueError as error:
+            raise UsageError(f"--tasks: {path} is not a valid JSON list: {error}") from error
+    tasks: list[Any] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                tasks.append(json.loads(line))
+            except ValueError as error:
+                raise UsageError(f"--tasks: line {number} of {path} is not valid JSON: {error}") from error
+    return tasks
 
 
 def tasks_for(
@@ -52,27 +56,20 @@ def tasks_for(
         seed: Random seed of the tasks of an environment without a dataset, which are bare seeds.
 
     Raises:
-        UsageError: There are no tasks, a task is invalid, or the options are.
+        UsageError: There are no tasks, or a task or an option is invalid.
     """
-    if split not in SPLITS:
+    if split not in {"train", "eval"}:
         raise UsageError(f"--split must be train or eval, got {split!r}")
     if path is not None:
         if options:
             raise UsageError("--dataset and --tasks cannot be combined: --dataset sets options of ENV's own tasks")
         tasks = read_tasks(path)[:most]
     else:
-        with usage():
+        with usage_errors():
             tasks = tasks_of(env, split, options, most, seed=seed)
     if not tasks:
         raise UsageError(f"--tasks: {path} contains no task" if path else "the environment's dataset is empty")
-    with usage():
+    with usage_errors():
         for index, task in enumerate(tasks_of_rows(env, tasks, "tasks")):
             env.check_task(task, f"tasks[{index}]")
     return tasks
-
-
-def _line(number: int, line: str, path: Path) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise UsageError(f"--tasks: line {number} of {path} is not valid JSON: {error}") from error

@@ -1,4 +1,4 @@
-"""Subtract baselines from numbers, divide by a spread, and place the result on turns: what the estimators share."""
+"""Subtract baselines from numbers, divide by a spread, and place the result on turns, for all estimators."""
 
 from __future__ import annotations
 
@@ -53,20 +53,19 @@ def turn_values(
     values_of: Callable[[ScoredRollout], Sequence[float]],
     group_of: Callable[[ScoredRollout, int], Hashable],
 ) -> list[Sample]:
-    """A number for each turn of the included rollouts.
+    """Make a sample of each turn of the included rollouts.
 
     Args:
         rollouts: The batch.
-        values_of: Gives a rollout's numbers for its first turns, at most K.
-        group_of: Gives each turn the group that it is compared within; a turn of the group None is left out.
+        values_of: Function that returns a rollout's numbers for its first turns, at most K.
+        group_of: Function that returns the group within which a turn is compared; None leaves it out.
     """
-    return [
-        Sample(value=value, rollout_index=i, turns=(k,), group=group)
-        for i, one in enumerate(rollouts)
-        if one.included
-        for k, value in enumerate(values_of(one))
-        if (group := group_of(one, k)) is not None
-    ]
+    samples: list[Sample] = []
+    for i, one in enumerate(rollouts):
+        for k, value in enumerate(values_of(one) if one.included else ()):
+            if (group := group_of(one, k)) is not None:
+                samples.append(Sample(value=value, rollout_index=i, turns=(k,), group=group))
+    return samples
 
 
 def mean_of_all(samples: Sequence[Sample]) -> list[float]:
@@ -90,12 +89,12 @@ def mean_of_others(samples: Sequence[Sample]) -> list[float] | None:
 def center(
     rollouts: Sequence[ScoredRollout], samples: Sequence[Sample], baseline: BaselineFn, scale: Scale
 ) -> list[list[float]]:
-    """Subtract from each sample a baseline that its own group gives, and scale the differences.
+    """Subtract from each sample a baseline computed from its own group, and scale the differences.
 
     Args:
         rollouts: The batch.
         samples: Its samples, (N,).
-        baseline: Gives the baselines of one group.
+        baseline: Function that computes the baselines of one group.
         scale: What the differences are divided by.
 
     Returns:
@@ -127,22 +126,12 @@ def center_on(
     baseline_of: Callable[[Hashable], float],
     scale: Scale,
 ) -> list[list[float]]:
-    """Subtract from each sample a baseline that comes from elsewhere, and scale the differences.
+    """Subtract from each sample a baseline from outside the batch, and scale the differences.
 
-    Their spread is taken about 0 in a group as in the batch: the spread of the values about their own mean would be
-    next to nothing, and the result enormous, where all values are equal and far from the baseline.
+    The spread is taken about 0 in a group as in the batch: where all values are equal and far from the baseline, the
+    spread about their own mean would be near 0, and the result enormous.
 
-    Args:
-        rollouts: The batch.
-        samples: Its samples, (N,).
-        baseline_of: Gives the baseline of a group.
-        scale: What the differences are divided by.
-
-    Returns:
-        As :func:`center`.
-
-    Raises:
-        ConfigError: ``scale`` is unknown.
+    ``baseline_of`` returns the baseline of a group; the rest is as in :func:`center`.
     """
     check_choice("scale_rewards", scale, get_args(Scale))
     differences = [sample.value - baseline_of(sample.group) for sample in samples]
@@ -166,7 +155,7 @@ def _on_turns(
 
 
 def by_group(samples: Sequence[Sample]) -> dict[Hashable, list[int]]:
-    """The indices of the samples of each group, by the groups' first samples."""
+    """The indices of each group's samples, in the order of the groups' first samples."""
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for index, sample in enumerate(samples):
         groups[sample.group].append(index)

@@ -10,8 +10,8 @@ five rules:
 * A rollout that failed or was dropped is in no baseline and no spread, and gets 0.0 for every turn.
 * Where all rollouts or turns that are compared with each other are equal, the advantage is exactly 0.0, without a
   rounding error. (This does not hold for a baseline from outside the batch, a moving average or a value.)
-* In a game of several seats every role of a rollout counts as a rollout of its own (:mod:`agentsgym.credit.seats`):
-  ``R`` and ``G_k`` are the role's own, and it is compared with the same role.
+* With several seats every role of a rollout counts as a rollout of its own (:mod:`agentsgym.credit.seats`): ``R`` and
+  ``G_k`` are the role's own, and it is compared with the same role.
 * Rollouts may come in any order; what an estimator keeps from one batch to the next is read before it is updated.
 
 ``scale`` is what a value minus its baseline is divided by, within the groups that the estimator compares:
@@ -89,28 +89,18 @@ def token_advantages(
 
 
 def zero_variance_groups(rollouts: Sequence[ScoredRollout]) -> set[int]:
-    """The groups whose final rewards are all equal, so that :func:`grpo` gives them 0.0.
+    """The numbers of the groups whose final rewards are all equal, so that their advantages under :func:`grpo` are 0.
 
-    A group of one is one of them; rollouts that failed or were dropped, and groups without others, are left out.
+    A group of one is included; rollouts that failed or were dropped, and groups without others, are left out.
 
     Args:
         rollouts: The batch, each of one role, as :func:`~agentsgym.credit.seats.split_seats` returns them.
-
-    Returns:
-        Their ``group``.
     """
     return {group for group, rewards in _final_rewards_by_group(rollouts).items() if nearly_equal(rewards)}
 
 
 def zero_variance_fraction(rollouts: Sequence[ScoredRollout]) -> float:
-    """The fraction of groups that are :func:`zero_variance_groups`.
-
-    Args:
-        rollouts: The batch, each of one role.
-
-    Returns:
-        In [0, 1]; 0.0 without any group.
-    """
+    """The fraction of groups that are :func:`zero_variance_groups`, in [0, 1]; 0.0 without any group."""
     rewards = _final_rewards_by_group(rollouts).values()
     return sum(map(nearly_equal, rewards)) / len(rewards) if rewards else 0.0
 
@@ -128,7 +118,8 @@ def step_group_sizes(rollouts: Sequence[ScoredRollout]) -> list[int]:
     sizes: Counter[Hashable] = Counter()
     for one in rollouts:
         if one.included:
-            sizes.update([same_state(one, k) for k in range(len(one.state_keys))])
+            for k in range(len(one.state_keys)):
+                sizes[same_state(one, k)] += 1
     del sizes[None]
     return [*sizes.values()]
 

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,7 +38,7 @@ class TokenAdvantages:
         included: Whether each is trained on, (B,).
         advantages: One number for each token of each, (T,).
         value_targets: The value head's target before each token, (T,), NaN for none; None without a value head.
-        rollouts: Those of all ranks, as the estimator saw them: each role as a rollout of its own.
+        rollouts: The rollouts of all ranks as the estimator saw them: each role as a rollout of its own.
         num_tokens: Agent tokens that are trained on, over all ranks.
         metrics: Metrics of filters and advantages; empty in evaluation, where no group is trained on.
     """
@@ -61,11 +62,11 @@ class TurnAdvantages:
 
     Attributes:
         entries: One entry for each turn of each rollout, (N, K).
-        weights: The weights of turns by which the settings multiply them: one (N, K) for each setting that is used.
+        weights: Weights that are multiplied into the entries: one (N, K) for each setting that is used.
         included: Whether each rollout is trained on, (N,).
         split: The rollouts split by role.
         seen: The rollouts of one role each, as the estimator saw them.
-        trained: The same; those that are in baselines but not in the loss are marked as dropped.
+        trained: The same, but those in baselines that are not in the loss are marked as dropped.
         metrics: Metrics of filters and advantages; empty in evaluation.
     """
 
@@ -84,7 +85,7 @@ class AdvantageAssigner:
     Every method takes the rollouts of all ranks and returns the same on each of them. (Not collective.)
 
     Attributes:
-        estimator: The one that the settings name, with what it keeps between batches in its ``state``.
+        estimator: The estimator that the settings name, with the state that it keeps between batches.
     """
 
     def __init__(self, args: AdvantageSettings) -> None:
@@ -104,11 +105,11 @@ class AdvantageAssigner:
         """Filter the rollouts, call the estimator, and place its advantages on the tokens of this rank's rollouts.
 
         Args:
-            rollouts: Those of all ranks, (N,).
-            mine: Which of them are this rank's, (B,).
-            trajectories: This rank's, (B,).
+            rollouts: The rollouts of all ranks, (N,).
+            mine: Indices of this rank's rollouts, (B,).
+            trajectories: This rank's trajectories, (B,).
             num_tokens: Agent tokens of each rollout that can be trained on, (N,).
-            is_training: False skips the filters and leaves the estimator's state as it is.
+            is_training: False skips the filters and leaves the estimator's state unchanged.
         """
         found = self.estimate(rollouts, is_training=is_training)
         advantages: list[list[float]] = []
@@ -129,7 +130,7 @@ class AdvantageAssigner:
             advantages=advantages,
             value_targets=targets,
             rollouts=found.seen,
-            num_tokens=sum(count for counts, count in zip(found.included, num_tokens, strict=True) if counts),
+            num_tokens=sum(compress(num_tokens, found.included)),
             metrics=found.metrics,
         )
 
@@ -137,8 +138,8 @@ class AdvantageAssigner:
         """Filter the rollouts and estimate the advantage of each turn.
 
         Args:
-            rollouts: Those of all ranks, (N,).
-            is_training: False skips the filters and leaves the estimator's state as it is.
+            rollouts: The rollouts of all ranks, (N,).
+            is_training: False skips the filters and leaves the estimator's state unchanged.
         """
         args = self._args
         takes_token_rewards = reads_token_rewards(self.estimator.traits)
@@ -172,7 +173,7 @@ class AdvantageAssigner:
         )
 
     def turn_advantages(self, rollouts: Sequence[ScoredRollout], *, is_training: bool) -> TurnEntries:
-        """Call the estimator; in evaluation its state stays as it is.
+        """Call the estimator; in evaluation its state stays unchanged.
 
         Raises:
             ConfigError: It does not return one list for each rollout, with one finite number for each turn or for each
@@ -232,7 +233,7 @@ def _is_list(entry: Any) -> bool:
 
 
 def _plain_turns(own: Any, rollout: ScoredRollout) -> list[Any] | None:
-    """One entry a turn: a finite number, or a list of such, whatever their types were; None if it is something else."""
+    """Convert entries to one finite float, or a list of floats, for each turn; None if that is not possible."""
     if not _is_list(own) or len(own) != len(rollout.turn_rewards):
         return None
     turns: list[Any] = []

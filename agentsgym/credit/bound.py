@@ -11,9 +11,17 @@ from agentsgym.credit._comparison import Scale
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.gae import turn_value_targets
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.seats import each_role_apart
+from agentsgym.credit.seats import has_seats, split_seats
 from agentsgym.credit.shaping import shaped
-from agentsgym.credit.traits import EstimatorTraits, Use, all_options, declaration_of, reads_token_rewards, traits_of
+from agentsgym.credit.traits import (
+    EstimatorTraits,
+    Options,
+    Use,
+    all_options,
+    declaration_of,
+    reads_token_rewards,
+    traits_of,
+)
 from agentsgym.errors import ConfigError
 from agentsgym.fields import check_number
 
@@ -28,7 +36,7 @@ _UNREACHED: Final[Mapping[Use, str]] = {
 
 
 class Estimator(Protocol):
-    """What a function must look like to estimate advantages; it may have further keywords, its options."""
+    """The signature of an estimator; further keywords are its options."""
 
     def __call__(
         self, rollouts: Sequence[ScoredRollout], /, *, discount: float, scale: Scale
@@ -41,13 +49,13 @@ class Estimator(Protocol):
 class BoundEstimator:
     """An estimator with its options: :func:`agentsgym.credit.registry.get_estimator` makes and checks it.
 
-    A direct call takes rollouts of several roles apart, so that the function sees each role as a rollout of its own.
+    A direct call splits rollouts of several roles, so that the function sees each role as a rollout of its own.
 
     Attributes:
         function: The estimator itself.
         options: Keywords that it is called with beside ``discount`` and ``scale``.
-        state: What it keeps from one batch to the next; None for one that keeps nothing. A call changes it, so that
-            evaluation should call a copy (``copy.deepcopy``).
+        state: State that it keeps between batches, or None. A call changes it, so that evaluation should call a copy
+            (``copy.deepcopy``).
         potential_weight: The weight of potential-based shaping: the function is called with
             :func:`~agentsgym.credit.shaping.shaped` rollouts. 0 for none.
         traits: What it reads and compares with its options and the shaping; None if it declares nothing.
@@ -80,15 +88,11 @@ class BoundEstimator:
     ) -> Sequence[Sequence[TurnAdvantage]]:
         """Return for each rollout one entry a turn."""
         options = self.options if self.state is None else {**self.options, "state": self.state}
-
-        def estimate(parts: Sequence[ScoredRollout]) -> Sequence[Sequence[TurnAdvantage]]:
-            return self.function(self._shaped(parts, discount), discount=discount, scale=scale, **options)
-
-        return estimate(rollouts) if reads_token_rewards(self.traits) else each_role_apart(estimate, rollouts)
+        return self._call(self.function, rollouts, discount, {"scale": scale, **options})
 
     @property
     def name(self) -> str:
-        """What the function is called, or the class of a callable object."""
+        """Name of the function, or of the class of a callable object."""
         return name_of(self.function)
 
     def value_targets(
@@ -110,12 +114,22 @@ class BoundEstimator:
         function, options = turn_value_targets, {"gae_lambda": 1.0}
         if declaration is not None and declaration.value_targets is not None:
             function, options = declaration.value_targets, all_options(self.function, self.options)
-        return each_role_apart(
-            lambda parts: function(self._shaped(parts, discount), discount=discount, **options), rollouts
-        )
+        return self._call(function, rollouts, discount, options)
 
-    def _shaped(self, parts: Sequence[ScoredRollout], discount: float) -> Sequence[ScoredRollout]:
-        return shaped(parts, discount=discount, weight=self.potential_weight) if self.potential_weight else parts
+    def _call(
+        self, function: Callable[..., Any], rollouts: Sequence[ScoredRollout], discount: float, options: Options
+    ) -> Sequence[Sequence[Any]]:
+        """Call a function with shaped rollouts, each role as a rollout of its own; returns entries of whole rollouts.
+
+        An estimator that uses per-token rewards gets the rollouts as they are.
+        """
+        is_split = not reads_token_rewards(self.traits) and any(map(has_seats, rollouts))
+        split = split_seats(rollouts) if is_split else None
+        parts = rollouts if split is None else split.rollouts
+        if self.potential_weight:
+            parts = shaped(parts, discount=discount, weight=self.potential_weight)
+        entries = function(parts, discount=discount, **options)
+        return entries if split is None else split.merge(entries)
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -12,8 +12,8 @@ from agentsgym.texts import shown
 class EMABaselines:
     """An exponential moving average for each key, 0.0 before its first value: ``b ← decay·b + (1 - decay)·value``.
 
-    Keys are None, strings, numbers and tuples of these, so that JSON gives back exactly what it was given: see
-    :meth:`state_dict`. It can be pickled and deep-copied, and equals another with the same averages.
+    Keys are None, strings, numbers and tuples of these, so that they survive JSON unchanged: see :meth:`state_dict`. It
+    can be pickled and deep-copied, and equals another with the same averages.
 
     >>> baselines = EMABaselines()
     >>> baselines.update(("chess", "white"), 1.0, decay=0.75)
@@ -28,14 +28,14 @@ class EMABaselines:
         self._averages: dict[Hashable, float] = {}
 
     def get(self, key: Hashable) -> float:
-        """The average of a key; 0.0 if it has had no value."""
+        """The average of a key; 0.0 before its first value."""
         return self._averages.get(key, 0.0)
 
     def update(self, key: Hashable, value: float, *, decay: float) -> None:
         """Move the average of a key towards a value.
 
         Args:
-            key: Whose average it is.
+            key: The key.
             value: The new value.
             decay: What remains of the old average, in [0, 1].
 
@@ -46,14 +46,14 @@ class EMABaselines:
         self._averages[key] = decay * self.get(key) + (1.0 - decay) * value
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: ``{"baselines": [[key, average], …]}``, plain JSON, the keys' tuples as lists."""
+        """Return ``{"baselines": [[key, average], …]}`` for a checkpoint: plain JSON, the keys' tuples as lists."""
         return {"baselines": [[_as_json(key), average] for key, average in self._averages.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace all averages by those that :meth:`state_dict` gave.
+        """Replace all averages by those of another's :meth:`state_dict`.
 
         Args:
-            state: As it was given, also after a way through JSON.
+            state: That dict, also after a round trip through JSON.
         """
         self._averages = {_from_json(key): average for key, average in state["baselines"]}
 

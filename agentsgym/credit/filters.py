@@ -21,7 +21,7 @@ def filter_rollouts(
     """Choose the rollouts of a training batch to train on.
 
     Args:
-        rollouts: Those of all ranks, each of one role, (N,).
+        rollouts: The rollouts of all ranks, each of one role, (N,).
         args: The settings.
 
     Returns:

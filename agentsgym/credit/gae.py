@@ -95,12 +95,7 @@ def token_value_targets(
 ) -> list[list[list[float]]]:
     """The λ-returns inside turns, ``A + V`` of :func:`bilevel_gae` before it is scaled, as targets at every token.
 
-    Args:
-        rollouts: The batch, with the values of a value head.
-        discount: γ over turns.
-        gae_lambda: λ over turns, in [0, 1].
-        token_discount: γ from token to token inside a turn, in [0, 1].
-        token_gae_lambda: λ from token to token inside a turn, in [0, 1].
+    The arguments are those of :func:`bilevel_gae`.
 
     Returns:
         As ``values`` of the rollouts, (K, n_k) each; NaN in a rollout that is not included.

@@ -1,6 +1,7 @@
 """Estimate advantages from a rollout's final reward alone, or from each turn's own reward alone.
 
-The rules that all estimators share, and ``scale``, are described in :mod:`agentsgym.credit.advantages`.
+The rules that all estimators share, and ``scale``, are described in :mod:`agentsgym.credit.advantages`. R is never
+discounted: ``discount`` is not used.
 """
 
 from __future__ import annotations
@@ -27,22 +28,14 @@ from agentsgym.fields import check_number
 def reward(
     rollouts: Sequence[ScoredRollout],
     *,
-    discount: float = 1.0,  # noqa: ARG001  # every estimator is called alike
-    scale: Scale = "group",  # noqa: ARG001  # likewise
+    discount: float = 1.0,  # noqa: ARG001  # all estimators have these arguments
+    scale: Scale = "group",  # noqa: ARG001  # as above
 ) -> list[list[float]]:
     """Each turn's own reward, ``A_k = r_k``: no baseline, no look ahead, no scale.
 
     Biased: a turn gets no credit for what it made possible later. It works token by token in training:
     :func:`~agentsgym.credit.advantages.token_advantages` replaces these numbers by the trajectory's per-token rewards,
     which the environment's ``_calculate_rewards`` places.
-
-    Args:
-        rollouts: The batch.
-        discount: Not used.
-        scale: Not used.
-
-    Returns:
-        One number for each turn of each rollout.
 
     >>> reward([ScoredRollout(turn_rewards=[0.5, 1.0], final_reward=1.5, group=0, state_keys=[None] * 2)])
     [[0.5, 1.0]]
@@ -54,7 +47,7 @@ def reward(
 def grpo(
     rollouts: Sequence[ScoredRollout],
     *,
-    discount: float = 1.0,  # noqa: ARG001  # every estimator is called alike
+    discount: float = 1.0,  # noqa: ARG001  # all estimators have these arguments
     scale: Scale = "group",
 ) -> list[list[float]]:
     """The final reward against its task group's mean, ``A_k = (R - mean_g R) / (std_g R + 1e-4)`` (GRPO, 2402.03300).
@@ -63,14 +56,6 @@ def grpo(
     ``(n - 1) / n`` times the gradient of a group of n; the division by the group's spread bends the direction. With
     several seats, n counts the rollouts in which a seat moves: where one does not move in all of them, its gradient
     shrinks more than that of the others, and the direction bends too (:func:`rloo` is exact). A group of one gets 0.
-
-    Args:
-        rollouts: The batch.
-        discount: Not used: R is never discounted.
-        scale: What the difference is divided by.
-
-    Returns:
-        One number for each turn of each rollout.
 
     Raises:
         ConfigError: ``scale`` is unknown.
@@ -86,21 +71,13 @@ def grpo(
 def rloo(
     rollouts: Sequence[ScoredRollout],
     *,
-    discount: float = 1.0,  # noqa: ARG001  # every estimator is called alike
+    discount: float = 1.0,  # noqa: ARG001  # all estimators have these arguments
     scale: Scale = "group",
 ) -> list[list[float]]:
     """The final reward against the mean of the others, ``A_k,i = R_i - mean_{j≠i} R_j`` (RLOO, 2402.14740).
 
     The same number for every turn. With ``scale="none"``, as in the paper, an unbiased estimate of the gradient; a
     group of one then has the baseline 0. With ``scale="group"`` a group of one gets 0, since it has no spread.
-
-    Args:
-        rollouts: The batch.
-        discount: Not used: R is never discounted.
-        scale: What the difference is divided by.
-
-    Returns:
-        One number for each turn of each rollout.
 
     Raises:
         ConfigError: ``scale`` is unknown.
@@ -116,7 +93,7 @@ def rloo(
 def rae(
     rollouts: Sequence[ScoredRollout],
     *,
-    discount: float = 1.0,  # noqa: ARG001  # every estimator is called alike
+    discount: float = 1.0,  # noqa: ARG001  # all estimators have these arguments
     scale: Scale = "group",
     decay: float = 0.95,
     state: EMABaselines | None = None,
@@ -135,9 +112,6 @@ def rae(
         scale: What the difference is divided by.
         decay: What remains of b at each update, in [0, 1].
         state: Holds b by (environment, role); without it every call begins at 0.
-
-    Returns:
-        One number for each turn of each rollout.
 
     Raises:
         ConfigError: ``decay`` or ``scale`` is not valid, or a checkpoint cannot hold an environment or role.

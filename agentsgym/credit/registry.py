@@ -69,7 +69,17 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
         if weight and name_or_callable.potential_weight:
             raise ConfigError("advantage_estimator is shaped already: leave potential_weight out")
         return replace(name_or_callable, potential_weight=weight) if weight else name_or_callable
-    function, options = _function_and_options(name_or_callable, options)
+    if not callable(name_or_callable):
+        if not isinstance(name_or_callable, str) or name_or_callable not in ESTIMATORS:  # pyright: ignore[reportUnnecessaryIsInstance]
+            hint = did_you_mean(str(name_or_callable), ESTIMATORS)
+            raise ConfigError(f"advantage_estimator is neither known nor callable: {name_or_callable!r}{hint}")
+        name_or_callable = ESTIMATORS[name_or_callable]
+    function: Callable[..., Any] = name_or_callable
+    inner = cast("partial[Any]", name_or_callable)
+    if (
+        isinstance(name_or_callable, partial) and not inner.args and "declaration" not in vars(inner)
+    ):  # it would be lost
+        function, options = inner.func, {**inner.keywords, **options}
     weight = options.pop("potential_weight", 0.0)
     takes_state = _check_options(function, options)
     declaration = declaration_of(function)
@@ -78,20 +88,6 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
     if function in ESTIMATORS.values():
         estimator([], discount=1.0, scale="none")  # they check their options before they look at the rollouts
     return estimator
-
-
-def _function_and_options(
-    name_or_callable: str | Callable[..., Any], options: dict[str, Any]
-) -> tuple[Callable[..., Any], dict[str, Any]]:
-    if not callable(name_or_callable):
-        if not isinstance(name_or_callable, str) or name_or_callable not in ESTIMATORS:  # pyright: ignore[reportUnnecessaryIsInstance]
-            hint = did_you_mean(str(name_or_callable), ESTIMATORS)
-            raise ConfigError(f"advantage_estimator is neither known nor callable: {name_or_callable!r}{hint}")
-        return ESTIMATORS[name_or_callable], options
-    inner = cast("partial[Any]", name_or_callable)
-    if not isinstance(name_or_callable, partial) or inner.args or "declaration" in vars(inner):  # its own would be lost
-        return cast("Callable[..., Any]", name_or_callable), options
-    return inner.func, {**inner.keywords, **options}
 
 
 def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:

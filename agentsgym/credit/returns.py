@@ -145,9 +145,6 @@ def rebn(rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Sca
         discount: γ in ``G_k = r_k + γ·G_{k+1}``; below 1 in the paper.
         scale: What the difference is divided by; ``"group"``, as in the paper, is the spread of the environment.
 
-    Returns:
-        One number for each turn of each rollout.
-
     Raises:
         ConfigError: ``scale`` is unknown.
 
@@ -162,7 +159,7 @@ def rebn(rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Sca
 def mt_grpo(
     rollouts: Sequence[ScoredRollout],
     *,
-    discount: float = 1.0,  # noqa: ARG001  # every estimator is called alike
+    discount: float = 1.0,  # noqa: ARG001  # all estimators have these arguments
     scale: Scale = "group",
     turn_weight: float = 1.0,
 ) -> list[list[float]]:
@@ -170,21 +167,18 @@ def mt_grpo(
 
     ``A_k = A_O + c·A_T,k`` for a turn that is not its rollout's last, and ``A_k = A_O`` for the last. ``A_O`` is that
     of :func:`~agentsgym.credit.outcomes.grpo`; ``A_T,k = (r_k - mean r_k) / (std r_k + 1e-4)`` compares the turn's
-    reward with that of the same turn in the task group's rollouts that went on after it. With two turns this is the
+    reward with that of the same turn in the task group's rollouts that continued after it. With two turns this is the
     paper's form; its outcome reward is here the final reward.
 
     Biased, also with ``scale="none"``: c·A_T follows a turn's immediate reward and not what it leads to, so that
     beside the gradient of R it climbs that of the immediate rewards; and which rollouts are compared at k depends on
-    which went on. A turn that is rewarded at once and costs more later gets a positive advantage.
+    which continued. A turn that is rewarded at once and costs more later gets a positive advantage.
 
     Args:
         rollouts: The batch.
         discount: Not used: neither R nor a turn's reward is discounted.
         scale: What the differences are divided by, ``A_O`` and ``A_T`` each for itself.
         turn_weight: c, the weight of ``A_T``.
-
-    Returns:
-        One number for each turn of each rollout.
 
     Raises:
         ConfigError: ``turn_weight`` or ``scale`` is not valid.
@@ -217,12 +211,12 @@ def gigpo(
 
     ``A_k = A_E + w·A_S,k`` with ``A_E`` that of :func:`~agentsgym.credit.outcomes.grpo` and
     ``A_S,k = (G_k - mean_s G) / (std_s G + 1e-4)`` over all turns of the task group whose state key is that of turn k.
-    ``A_S`` is 0 where no other turn is in the same state and where the environment gives no key, so without any keys
+    ``A_S`` is 0 where no other turn is in the same state and where the environment has no key, so without any keys
     this is ``grpo``.
 
     ``baseline="self"``, the default, is the paper's: the mean includes the turn that it is subtracted from. A rollout
     that comes back to a state is then compared with its own future, which biases the gradient; it is the form with
-    published results, and ``scale="group"`` gives up the exact direction anyway.
+    published results, and ``scale="group"`` changes the exact direction anyway.
     ``baseline="others"`` leaves the whole rollout out of its baselines, ``A_E`` being that of ``rloo``: with
     ``scale="none"`` and no discount it is in expectation exactly ``1 + w`` times the gradient. Where no other rollout
     was in the state, the baseline is then 0 (under ``scale="group"`` the advantage is).
@@ -264,7 +258,7 @@ def _same_turn(rollout: ScoredRollout, k: int) -> Hashable:
 
 
 def _same_environment(rollout: ScoredRollout, _k: int) -> Hashable:
-    return (rollout.environment, *rollout.final_rewards)  # of one part of a game of seats: its role
+    return (rollout.environment, *rollout.final_rewards)  # of a part of a rollout of several seats: its role
 
 
 def _same_role(rollout: ScoredRollout, k: int) -> Hashable:

@@ -31,16 +31,14 @@ TokenCredit = Callable[[float, int], list[float]]
 """(the reward of a turn, its number of tokens n) → the reward of each of its tokens, (n,)."""
 
 
-def _spread_final(_turn_rewards: Sequence[float], final_reward: float, token_counts: Sequence[int]) -> list[float]:
-    num_tokens = sum(token_counts)
-    return [final_reward * count / num_tokens if count else 0.0 for count in token_counts]
-
-
 TURN_CREDITS: Final[Mapping[str, TurnCredit]] = {
-    "step": lambda rewards, _final_reward, _counts: list(rewards),  # as the environment gave them
+    "step": lambda rewards, _final_reward, _counts: list(rewards),  # as the environment returned them
     "final": lambda rewards, final_reward, _counts: [0.0] * (len(rewards) - 1) + [final_reward] if rewards else [],
     "repeat_final": lambda rewards, final_reward, _counts: [final_reward] * len(rewards),
-    "spread_final": _spread_final,  # evenly over all agent tokens of the trajectory
+    # Evenly over all agent tokens of the trajectory.
+    "spread_final": lambda _rewards, final_reward, counts: [
+        final_reward * n / sum(counts) if n else 0.0 for n in counts
+    ],
 }
 
 TOKEN_CREDITS: Final[Mapping[str, TokenCredit]] = {

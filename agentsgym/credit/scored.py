@@ -1,4 +1,4 @@
-"""Reduce a rollout to what an estimator sees of it: numbers and keys, no tokens."""
+"""A rollout as estimators see it: numbers and keys, no tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentsgym.types import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRollout:
-    """What an estimator sees of one rollout: numbers and keys, no tokens.
+    """One rollout as estimators see it: numbers and keys, no tokens.
 
     Attributes:
         turn_rewards: The reward of each turn's role, after ``turn_credit``, (K,).
@@ -20,15 +20,15 @@ class ScoredRollout:
             first.
         group: Which task group it belongs to, unique over the whole batch.
         state_keys: Equal keys within a task group are the same decision problem, (K,); None where the
-            environment gives no key. In training a long key is a digest: keys can be compared, not read.
+            environment returns no key. In training a long key is a digest: keys can be compared, not read.
         failed: Whether the environment or the agent raised, or took too long.
         dropped: Whether a filter left it out: it is in no baseline and not in the loss.
         truncated: Whether a budget, not the environment, ended the episode.
-        environment: Which one was played (in the trainer its class and configuration); baselines that outlive a batch
-            are kept for each.
-        roles: The agent's role in each turn, (K,); None where the environment gives none, empty for None in all turns.
+        environment: The environment that was played (in the trainer its class and configuration); baselines that
+            outlive a batch are kept for each.
+        roles: The agent's role in each turn, (K,); None where the environment has none, empty for None in all turns.
         potentials: The potential of each turn's state, (K,), for potential-based shaping; None where the environment
-            gives none, empty for None in all turns.
+            has none, empty for None in all turns.
         token_counts: How many agent tokens each turn has, (K,); empty if unknown.
         values: The return that a value head predicts before each token of each turn, (K, n_k); empty without a value
             head.
@@ -68,13 +68,13 @@ class ScoredRollout:
     def from_trajectory(
         cls, trajectory: Trajectory, *, group: int, turn_credit: str = "step", environment: Hashable = None
     ) -> Self:
-        """Make it from a trajectory.
+        """Score a trajectory.
 
         Args:
             trajectory: One rollout.
-            group: Which task group it belongs to, unique over the whole batch.
+            group: Its task group, unique over the whole batch.
             turn_credit: Which turn is rewarded, a key of :data:`agentsgym.credit.rewards.TURN_CREDITS`.
-            environment: Which environment was played.
+            environment: The environment that was played.
 
         Raises:
             ConfigError: ``turn_credit`` is unknown.

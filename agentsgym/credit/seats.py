@@ -1,15 +1,15 @@
 """Split rollouts of several roles into one part for each role, so that a role's credit depends on its rewards alone.
 
-In a game of several seats one rollout holds the turns of all of them. Every estimator therefore sees each role as a
-rollout of its own (:func:`split_seats`): the role's turns and rewards, and its final reward R. It is compared with the
-same role in the other rollouts of the task, and its next turn is its own next turn. What the estimator returns for the
-parts goes back to the turns that they came from (:meth:`SeatSplit.merge`). Rollouts of one role, or of none, pass
-through as they are.
+In an environment of several seats one rollout holds the turns of all of them. Every estimator therefore sees each role
+as a rollout of its own (:func:`split_seats`): the role's turns and rewards, and its final reward R. It is compared with
+the same role in the other rollouts of the task, and its next turn is its own next turn. The estimator's entries for the
+parts are put back on the turns of the whole rollouts (:meth:`SeatSplit.merge`). Rollouts of at most one role are not
+split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
@@ -101,7 +101,7 @@ def split_seats(
     >>> split.merge([["a", "c"], ["b"]])
     [['a', 'b', 'c']]
     """
-    seated = {one.group for one in rollouts if _has_seats(one)}
+    seated = {one.group for one in rollouts if has_seats(one)}
     numbers: dict[tuple[int, Hashable], int] = {}
     first = max((one.group for one in rollouts), default=0) + 1
     parts: list[ScoredRollout] = []
@@ -118,38 +118,15 @@ def split_seats(
     return SeatSplit(parts, rollouts, places)
 
 
-def each_role_apart(
-    function: Callable[[Sequence[ScoredRollout]], Sequence[Sequence[T]]], rollouts: Sequence[ScoredRollout]
-) -> Sequence[Sequence[T]]:
-    """Call a function that returns an entry for each turn, so that it sees every role as a rollout of its own.
-
-    It is the guard for direct calls of estimators: rollouts of one role each, such as the parts of a batch that is
-    split already, go to the function as they are.
-
-    Args:
-        function: Estimates advantages, or targets of a value head.
-        rollouts: The batch.
-
-    Returns:
-        One entry for each turn of each rollout, (N, K).
-
-    Raises:
-        ConfigError: As :func:`split_seats`.
-    """
-    if not any(map(_has_seats, rollouts)):
-        return function(rollouts)
-    split = split_seats(rollouts)
-    return split.merge(function(split.rollouts))
+def has_seats(rollout: ScoredRollout) -> bool:
+    """Whether a rollout has several roles."""
+    return len(rollout.final_rewards) > 1 or len(set(rollout.roles)) > 1
 
 
 def of_environment(environment: Hashable) -> str:
     """Name an environment by its class, without the number of its configuration, which is internal."""
     parts = cast("tuple[Hashable, ...]", environment) if isinstance(environment, tuple) else (environment,)
     return f" of {parts[0]}" if parts and parts[0] is not None else ""
-
-
-def _has_seats(rollout: ScoredRollout) -> bool:
-    return len(rollout.final_rewards) > 1 or len(set(rollout.roles)) > 1
 
 
 def _has_shared_rewards(rollout: ScoredRollout) -> bool:

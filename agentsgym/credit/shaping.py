@@ -14,14 +14,14 @@ from agentsgym.fields import check_number
 def shaped(rollouts: Sequence[ScoredRollout], *, discount: float, weight: float) -> list[ScoredRollout]:
     """Reward each turn for the change in potential, ``r'_k = r_k + w·(γ·Φ_{k+1} - Φ_k)`` (Ng, Harada & Russell 1999).
 
-    Φ_k is what the environment gives for the state before turn k, and 0 after the last turn, however it ended. The
+    Φ_k is the environment's potential of the state before turn k, and 0 after the last turn, however it ended. The
     returns then become ``G_k - w·Φ_k``: a baseline that depends on the state alone, so that no policy's rank and, for
     an unbiased estimator with the same discount, no gradient changes, only its variance. ``final_reward`` stays as it
     is: without discount the sum over a rollout only moves by ``-w·Φ_0``, the same for a whole task group. A later
     episode of the same trial counts as what follows.
 
     Φ is the value of the state to the role whose turn it is, and what follows a turn is that role's own next turn:
-    rollouts of several roles are taken apart before (:func:`~agentsgym.credit.seats.each_role_apart`).
+    rollouts of several roles are split before (:func:`~agentsgym.credit.seats.split_seats`).
 
     Args:
         rollouts: The batch, each of one role; those that are not included are returned as they are.
@@ -32,7 +32,7 @@ def shaped(rollouts: Sequence[ScoredRollout], *, discount: float, weight: float)
         The rollouts with other turn rewards.
 
     Raises:
-        ConfigError: The environment gives no potential for a turn, or ``weight`` is not a finite number.
+        ConfigError: The environment has no potential for a turn, or ``weight`` is not a finite number.
 
     >>> rollout = ScoredRollout(
     ...     turn_rewards=[0.0, 1.0], final_reward=1.0, group=0, state_keys=[None] * 2, potentials=[-1.0, -0.25]

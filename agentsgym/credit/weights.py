@@ -88,7 +88,19 @@ def aggregation_weights(
             raise ConfigError(f"loss_aggregation 'constant' needs a positive number of tokens, got {constant!r}")
         weight = sum(map(sum, counted)) / (max(1, len(included)) * constant)
         return [[weight if size else 0.0 for size in row] for row in counted]
-    return _unit_weights(counted, groups, _UNIT_DEPTHS[aggregation])
+    # N / (number of units that have tokens · tokens of the unit), for each turn that has tokens.
+    depth = _UNIT_DEPTHS[aggregation]
+    units = [[(groups[i], i, k)[:depth] for k in range(len(row))] for i, row in enumerate(counted)]
+    sizes: Counter[tuple[int, ...]] = Counter()
+    for own, row in zip(units, counted, strict=True):
+        for unit, size in zip(own, row, strict=True):
+            if size:
+                sizes[unit] += size
+    total = sizes.total()
+    return [
+        [total / (len(sizes) * sizes[unit]) if size else 0.0 for unit, size in zip(own, row, strict=True)]
+        for own, row in zip(units, counted, strict=True)
+    ]
 
 
 def invalid_turn_weights(invalid: Sequence[Sequence[bool]], mode: str) -> list[list[float]]:
@@ -124,18 +136,3 @@ def invalid_turn_weights(invalid: Sequence[Sequence[bool]], mode: str) -> list[l
     if mode == "mask_rollout":
         return [[float(not any(flags))] * len(flags) for flags in invalid]
     return [[float(not flag) for flag in flags] for flags in invalid]
-
-
-def _unit_weights(counted: Sequence[Sequence[int]], groups: Sequence[int], depth: int) -> list[list[float]]:
-    """N / (number of units that have tokens · tokens of the unit), for each turn that has tokens."""
-    units = [[(groups[i], i, k)[:depth] for k in range(len(row))] for i, row in enumerate(counted)]
-    sizes: Counter[tuple[int, ...]] = Counter()
-    for own, row in zip(units, counted, strict=True):
-        for unit, size in zip(own, row, strict=True):
-            if size:
-                sizes[unit] += size
-    total = sizes.total()
-    return [
-        [total / (len(sizes) * sizes[unit]) if size else 0.0 for unit, size in zip(own, row, strict=True)]
-        for own, row in zip(units, counted, strict=True)
-    ]

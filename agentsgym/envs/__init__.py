@@ -3,22 +3,22 @@
 ::
 
     base          MultistepEnv: the hooks that a class defines, and rollout, run_trial, generate
-    contract      what a trial needs of an environment
-    play          many trials at once
+    contract      the members of an environment that a trial uses
+    play          many trials at once, with retries
     trial         one live trial: observe, call the agent, record, step
     by_hand       one episode, action by action: reset and step
-    conversation  what is recorded, and the budget of tokens
-    boundary      calls of what users wrote, and checks of what it returns
-    starts        checks of tasks, and warnings about episodes that start wrongly
-    subclass      what is checked and bound when a subclass is made
+    conversation  the record of a conversation, and the budget of tokens
+    boundary      calls of users' code, and checks of its results
+    starts        checks of tasks, and warnings about wrong starts of episodes
+    subclass      checks of a new subclass, and of the arguments that one is built with
     config        the common keys of env_config
-    dataset_rows  what a row holds: class, configuration and task
-    spec          the record by which an environment plugs in, found without importing it
-    players       an environment's own players, and what they earn (anchors)
-    datasets/     rows to train on: options, sources, mixtures, the registry, and what a name means
-    check/        the contract, checked by playing
+    dataset_rows  the columns of a row: class, configuration and task
+    spec          the record by which an environment plugs in, read without importing it
+    players       an environment's own players, and their mean rewards (anchors)
+    datasets/     rows to train on: options, sources, mixtures, the registry and names
+    check/        checks of the contract by playing
     calls/        the schemas of tools, and checks of calls
-    shared/       what several environments use: engines in processes, text worlds, exact play, numbers in texts
+    shared/       parts of several environments: engines in processes, text worlds, exact play, numbers in texts
 """
 
 from typing import TYPE_CHECKING
@@ -67,7 +67,7 @@ __all__ = [
     "register_tools",
 ]
 
-#: The packaged environments: the folder, which is the name, and the class, whose ``SPEC`` stands in the folder.
+#: The packaged environments: name (of the folder, which defines ``SPEC``) and class.
 PACKAGED = {
     "ALFWorld": "agentsgym.envs.ALFWorld.ALFWorldEnv",
     "Gymnasium": "agentsgym.envs.Gymnasium.GymnasiumEnv",

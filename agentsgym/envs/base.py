@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import random
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.batch.padding import pad_task_groups, unpadded_row
 from agentsgym.batch.transitions import transitions
 from agentsgym.credit.rewards import per_token_rewards
+from agentsgym.envs.boundary import as_flag, call_environment
 from agentsgym.envs.by_hand import EpisodeByHand
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import Budget, chat_format_of
 from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
-from agentsgym.envs.play import OnFinish, make_trials, play, play_begun_episode
+from agentsgym.envs.play import OnFinish, play
 from agentsgym.envs.spec import EnvSpec
-from agentsgym.envs.starts import StartChecks, check_task, start_state
+from agentsgym.envs.starts import StartChecks, check_task
 from agentsgym.envs.subclass import called_config, called_parts, given_and_valid, prepare_class
 from agentsgym.envs.trial import Trial
 from agentsgym.envs.user_checks import (
@@ -29,11 +32,13 @@ from agentsgym.envs.user_checks import (
     check_tokenizer,
     check_vocabularies,
 )
-from agentsgym.errors import ConfigError, check_options
+from agentsgym.errors import ConfigError, EnvError, check_options
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import Field, is_int, require
-from agentsgym.rollouts.interfaces import Pool
-from agentsgym.seeding import derive_seed, episode_generator
+from agentsgym.rollouts.driver import drive
+from agentsgym.rollouts.scheduler import Pool
+from agentsgym.seeding import derive_seed, episode_generator, fresh_seed
+from agentsgym.texts import shown
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.tokens.unknown_words import warn_of_unknown_words
 from agentsgym.types import Action, Message, Trajectory
@@ -72,11 +77,10 @@ class MultistepEnv(ABC):
       :mod:`agentsgym.credit.rewards`.
     - ``keep_history``: whether the episodes of a trial share one conversation.
     - ``chat_template_kwargs``: further variables of the chat template, for every prompt.
-    - ``guard_added_tokens``: whether spellings of added tokens, such as ``<think>``, stay plain text in what the agent
-      is shown.
-    - ``unguarded_tokens``: added tokens that become tokens there all the same, such as ``<table>``.
-    - ``history``: what the agent sees of what came before: all of it as it was, as the template renders it afresh, or
-      what a function of the messages returns.
+    - ``guard_added_tokens``: whether spellings of added tokens, such as ``<think>``, stay plain text in prompts.
+    - ``unguarded_tokens``: added tokens that become tokens there nevertheless, such as ``<table>``.
+    - ``history``: the earlier messages that the agent sees: all of them unchanged, as the template renders them anew,
+      or the result of a function of the messages.
     """
 
     config_fields: ClassVar[Mapping[str, Field]] = {}
@@ -92,7 +96,7 @@ class MultistepEnv(ABC):
         prepare_class(cls, MultistepEnv)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Note what the outermost class is called with, before any constructor takes a key out."""
+        """Record the arguments of the outermost class, before any constructor takes a key out."""
         check_keywords(cls, kwargs)
         env = super().__new__(cls)
         env._called_with, env._called_parts = called_config(cls, args, kwargs), called_parts(cls, args, kwargs)
@@ -131,7 +135,7 @@ class MultistepEnv(ABC):
         self._by_hand: EpisodeByHand | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give what another process needs: not the sessions, which are played where they began."""
+        """Return the state for another process, without the sessions, which stay where they began."""
         check_initialized(self)
         none_in_play: dict[str, Any] = {"active_states": {}, "_generators": {}, "_starts": StartChecks()}
         return {**vars(self), "_chat_format": None, "_by_hand": None, **none_in_play}
@@ -153,7 +157,7 @@ class MultistepEnv(ABC):
             self._chat_format = chat_format_of(self.tokenizer, self.env_config, self.tool_schemas)
         return self._chat_format
 
-    # What a subclass calls
+    # Called by subclasses
 
     def rng(self, session_id: str) -> random.Random:
         """The session's private generator, seeded anew for each episode; no two sessions share draws by accident."""
@@ -161,7 +165,7 @@ class MultistepEnv(ABC):
             self._generators[session_id] = random.Random(derive_seed("session", session_id))
         return self._generators[session_id]
 
-    # What a subclass implements
+    # Implemented by subclasses
 
     @abstractmethod
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
@@ -184,7 +188,7 @@ class MultistepEnv(ABC):
         ``info["rewards"]`` gives each role its reward, with several roles (:meth:`_role`).
         """
 
-    # What a subclass may override
+    # Overridden by subclasses where needed
 
     def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
         """Play one action whose calls of tools, thoughts and end count; by default its text, with _step_episode."""
@@ -201,12 +205,10 @@ class MultistepEnv(ABC):
     def _last_message(self, state: State) -> str | list[Message] | None:
         """Return the message that follows the last action of an episode; None for none.
 
-        Called after the last step of an episode: one that is done, an invalid action too many, or one that used up
-        ``max_steps_per_episode``; not where a token budget left no room, and not after a failure. Nobody answers: the
-        messages end the conversation, and their tokens end the record, which no loss is computed on. Tokens that do not
-        fit into the budget are left out, and the messages stay. Between the episodes of a trial that share a
-        conversation (``keep_history``) they precede the next first prompt, in the same message where both are
-        the user's.
+        Called after the last step of an episode unless a token budget or a failure ended it. The messages end the
+        conversation and its tokens, on which no loss is computed; tokens that exceed the budget are left out.
+        Between the episodes of a trial that share a conversation (``keep_history``) the messages precede the next
+        first prompt, in one message if both are the user's.
         """
         return None
 
@@ -245,17 +247,17 @@ class MultistepEnv(ABC):
         """
 
     def _system_prompt(self) -> str | None:
-        """Give the class's own system message; ``env_config["system_prompt"]`` replaces it."""
+        """Return the class's own system message; ``env_config["system_prompt"]`` replaces it."""
         return None
 
     def _close_episode(self, session_id: str, state: State) -> None:  # noqa: B027  # most hold nothing outside
         """Free what the episode, whose last state is given, holds outside of Python: a sandbox, a browser, a process.
 
-        Called once for every episode whose ``_initialize_episode`` returned, after all other hooks, whatever ended it:
-        done, a budget, a failure, a limit of time, an interrupt. An exception here is logged and counted
-        (``Trajectory.num_close_errors``) and changes no result. A step that is given up in a thread closes its episode
-        when it returns. A worker process that is ended for time closes what lives in it first, within five seconds; one
-        that crashes closes nothing. What lived there and is replayed in another process begins and is closed again.
+        Called once for every episode whose ``_initialize_episode`` returned, after all other hooks, whatever ended it.
+        An exception here is logged and counted (``Trajectory.num_close_errors``) and changes no result. A step that
+        timed out in a thread closes its episode when it returns. A worker process that exceeds its time has five
+        seconds to close its episodes; one that crashes closes none. Episodes replayed in another process are closed
+        again there.
         """
 
     @classmethod
@@ -268,7 +270,7 @@ class MultistepEnv(ABC):
         """Make rows to evaluate on, as :meth:`get_train_dataset`."""
         raise NotImplementedError(f"{cls.__name__} ships no evaluation tasks; pass your own rows")
 
-    # What everyone calls
+    # Called by everyone
 
     def rollout(  # noqa: PLR0913  # keywords, most of them left out
         self,
@@ -382,7 +384,11 @@ class MultistepEnv(ABC):
         """
         check_options(kwargs, self._run_complete_episode, relatives=[self.generate, self.rollout, self.trials])
         check_single_stream(self, "_run_complete_episode")
-        return unpadded_row(play_begun_episode(self, session_id, as_agent(agent)))
+        if session_id not in self.active_states:
+            raise EnvError(f"active_states has no session {session_id!r}: put its state there first")
+        budget = Budget(trajectory=self.env_config["max_trajectory_tokens"])
+        [trajectory] = drive([Trial(env=self, session_id=session_id, budget=budget).play_one()], as_agent(agent))
+        return unpadded_row(trajectory)
 
     def reset(self, task_data: TaskData | None = None) -> list[Message]:
         """Begin an episode to be played by hand with :meth:`step`, to try out an environment in a notebook.
@@ -428,7 +434,7 @@ class MultistepEnv(ABC):
             raise ConfigError("step needs an episode: call reset(task_data) first")
         return self._by_hand.step(action)
 
-    # What the trainer and a trial call
+    # Called by the trainer and by trials
 
     def trials(
         self,
@@ -445,16 +451,39 @@ class MultistepEnv(ABC):
         budget = Budget(trajectory=most, completion=max_completion_length, turn=max_turn_tokens)
         for index, task in enumerate(tasks):
             self.check_task(task, f"task_data_list[{index}]")
-        return make_trials(self, tasks, num_rollouts, budget)
+        seeds = [fresh_seed() if task.get("seed") is None else task["seed"] for task in tasks]
+        return [
+            Trial(
+                env=self,
+                session_id=uuid.uuid4().hex,
+                task_data={**task, "seed": seed},
+                seed=seed,
+                budget=budget,
+                task_index=task_index,
+                rollout_index=rollout_index,
+            )
+            for task_index, (task, seed) in enumerate(zip(tasks, seeds, strict=True))
+            for rollout_index in range(num_rollouts)
+        ]
 
     def check_task(self, task_data: TaskData, name: str = "task_data") -> None:
         """Raise :class:`TaskError` for a task that cannot be played, called ``name`` in errors."""
         check_task(task_data, name, self.task_fields, self._check_task)
 
     def start_session(self, session_id: str, task_data: TaskData, seed: int, episode: int = 0) -> State:
-        """Seed the session's generator for one episode and put its start state in ``active_states``."""
+        """Seed the session's generator for one episode and put its start state in ``active_states``.
+
+        Raises:
+            EnvError: The state is not a dict whose ``"done"`` is False.
+        """
         self._generators[session_id] = episode_generator(seed, episode)
-        state = start_state(self._initialize_episode, session_id, task_data, self.active_states)
+        task = call_environment(copy.deepcopy, dict(task_data))
+        state = cast("State", call_environment(self._initialize_episode, session_id, task))
+        is_state = isinstance(state, dict)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if is_state:
+            self.active_states[session_id] = state  # an invalid one too, so that it is closed
+        if not is_state or as_flag("_initialize_episode's state['done']", call_environment(state.get, "done")):
+            raise EnvError(f"_initialize_episode must return a dict whose 'done' is False, got {shown(state)}")
         self._starts.check_state(session_id, state)
         return state
 
@@ -467,9 +496,9 @@ class MultistepEnv(ABC):
     def check_starts(
         self, trajectories: Iterable[Trajectory], group_of: Callable[[Trajectory], Hashable] | None = None
     ) -> None:
-        """Warn once if finished rollouts of one task group, by default of one ``task_index``, began differently.
+        """Warn about finished rollouts of one task group, by default of one ``task_index``, that began differently.
 
-        And once a tokenizer if they hold words that it cannot read.
+        Also warn about words that the tokenizer cannot read; each warning is given once.
         """
         trajectories = [*trajectories]
         warn_of_unknown_words(self.tokenizer, trajectories)

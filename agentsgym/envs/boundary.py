@@ -1,6 +1,6 @@
-"""Call what users wrote, and check what it returns before it is used: foreign code may raise and return anything.
+"""Call users' code and check what it returns before use: foreign code may raise and return anything.
 
-Whatever an environment's hook raises is the failure of its episode, and nobody else's.
+An exception in an environment's hook fails its own episode and no other.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, NamedTuple, cast
 
 from agentsgym.errors import EnvError
 from agentsgym.failures import failure_of
@@ -28,7 +28,7 @@ def call_environment(hook: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def failure_of_hook(hook: Callable[..., Any], error: BaseException) -> EnvError:
-    """Make the failure of an episode out of what a hook raised; what is not the hook's own is raised again."""
+    """Make the failure of an episode from a hook's exception; an interruption is raised again."""
     if is_interruption(error):
         raise error
     return failure_of(EnvError, getattr(hook, "__qualname__", None) or shown(hook), error, hook)
@@ -46,56 +46,40 @@ def failure_of_value(name: str, error: BaseException) -> EnvError:
     return failure_of(EnvError, f"what {name} returned", error)
 
 
-def is_conversation(messages: Any) -> TypeGuard[list[Message]]:
-    """Whether it is a list of at least one chat message."""
-    if not isinstance(messages, list):
-        return False
-    items = cast("list[Any]", messages)
-    return bool(items) and all(map(_is_message, items))
-
-
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, dict):
-        return False
-    fields = cast("dict[str, Any]", message)
-    return isinstance(fields.get("role"), str) and isinstance(fields.get("content"), str)
-
-
-def _has_parts(message: Any) -> bool:
-    return isinstance(message, dict) and isinstance(cast("dict[str, Any]", message).get("content"), list)
-
-
-def _is_plain(message: Any) -> bool:
-    if type(message) is not dict:
-        return False
-    fields = cast("dict[str, Any]", message)
-    return type(fields.get("role")) is str and type(fields.get("content")) is str
-
-
 def _as_conversation(messages: Any) -> list[Message] | None:
-    """A conversation without subclasses, whose methods are foreign code that later readers would run; None for none."""
+    """Return chat messages without subclasses, whose methods are foreign code; None for anything else."""
     # Every turn of every episode comes through here: no copy as long as all is well.
-    if type(messages) is list and messages and all(map(_is_plain, cast("list[Any]", messages))):
+    if (
+        type(messages) is list
+        and messages
+        and all(
+            type(one) is dict and type(one.get("role")) is str and type(one.get("content")) is str
+            for one in cast("list[dict[str, Any]]", messages)
+        )
+    ):
         return cast("list[Message]", messages)
-    if not is_conversation(messages):
+    given = cast("list[Any]", messages) if isinstance(messages, list) else []
+    fields = [cast("dict[str, Any]", one) if isinstance(one, dict) else {} for one in given]
+    if not fields or not all(isinstance(one.get(key), str) for one in fields for key in ("role", "content")):
         return None
-    return [{**one, "role": plain_str(one["role"]), "content": plain_str(one["content"])} for one in messages]
+    valid = cast("list[Message]", given)
+    return [{**one, "role": plain_str(one["role"]), "content": plain_str(one["content"])} for one in valid]
 
 
 def plain_str(text: str) -> str:
-    """The characters of a str, which may be of a subclass: a str and nothing else."""
+    """Convert a str that may be of a subclass to a plain str."""
     return text if type(text) is str else str.__str__(text)
 
 
 def with_plain_text(action: Any) -> Any:
-    """The action, its text a plain str; anything but an action is returned unchanged."""
+    """Return an action with its text as a plain str; anything else is returned unchanged."""
     if not isinstance(action, Action) or type(action.text) is str or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         return cast("Any", action)
     return dataclasses.replace(action, text=plain_str(action.text))
 
 
 def action_error(action: Any, room: int | None, vocabulary_size: float) -> str:
-    """Say why an agent's answer cannot be recorded; empty if it can."""
+    """Describe why an agent's answer cannot be recorded; empty if it can."""
     if not isinstance(action, Action) or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         return f"an agent must return an Action, got {shown(action)}"
     if type(action.policy_version) is not int and action.policy_version is not None:
@@ -155,11 +139,6 @@ def _described(value: object) -> str:
     return f"{shown(value)} ({type(value).__name__})"
 
 
-def not_a_start(state: object) -> EnvError:
-    """Make the error of an episode that has no start state."""
-    return EnvError(f"_initialize_episode must return a dict whose 'done' is False, got {shown(state)}")
-
-
 class Step(NamedTuple):
     """The environment's answer to an action.
 
@@ -184,11 +163,12 @@ def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
     """
     # Every turn of every episode comes through here: no further function between the two.
     try:
-        if not _is_step(answer):
+        is_answer = isinstance(answer, tuple) and len(cast("tuple[Any, ...]", answer)) == 4
+        if not (is_answer and isinstance(answer[0], dict) and isinstance(answer[3], dict)):
             raise EnvError(  # noqa: TRY301
-                f"_step_episode must return (state, reward, done, info), got {shown(answer)}"
+                f"_step_episode must return (state, reward, done, info), got {shown(cast('object', answer))}"
             )
-        next_state, reward, done, info = answer
+        next_state, reward, done, info = cast("tuple[dict[str, Any], Any, Any, dict[str, Any]]", answer)
         step = Step(
             as_number("_step_episode's reward", reward),
             as_flag("_step_episode's done", done),
@@ -196,7 +176,9 @@ def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
             None if info.get("rewards") is None else as_role_rewards(info["rewards"]),
             as_flag("_step_episode's info['truncated']", info.get("truncated")),
         )
-        check_info(info)
+        for key, check in INFO_KEYS.items():
+            if info.get(key) is not None:
+                check(f"_step_episode's info[{key!r}]", info[key])
         # The other way round is how a state is mostly made: {**state, ...} copies the False that it held.
         if as_flag("_step_episode's state['done']", next_state.get("done")) and not step.done:
             sentence = "_step_episode returned done=False with a state whose 'done' is True: they must agree"
@@ -205,12 +187,6 @@ def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
     except BaseException as error:
         raise failure_of_value("_step_episode", error) from error
     return next_state, step, info
-
-
-def _is_step(answer: Any) -> TypeGuard[tuple[dict[str, Any], Any, Any, dict[str, Any]]]:
-    if not (isinstance(answer, tuple) and len(cast("tuple[Any, ...]", answer)) == 4):
-        return False
-    return isinstance(answer[0], dict) and isinstance(answer[3], dict)
 
 
 def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
@@ -228,7 +204,9 @@ def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
         raise failure_of_value(name, error) from error
     if messages is None:
         wanted = "a str or a list of at least one message"
-        if isinstance(given, list) and any(map(_has_parts, cast("list[Any]", given))):
+        items = cast("list[Any]", given) if isinstance(given, list) else []
+        fields = [cast("dict[str, Any]", one) for one in items if isinstance(one, dict)]
+        if any(isinstance(one.get("content"), list) for one in fields):
             wanted += " whose content is a str (a list of parts is not taken, only text is recorded)"
         raise EnvError(f"{name} must return {wanted}, got {shown(prompt)}")
     return messages
@@ -245,16 +223,17 @@ def as_system_prompt(text: Any) -> str | None:
     return system
 
 
-def as_shown_messages(messages: Any) -> list[Message]:
-    """Read what ``env_config["history"]`` returned: messages for the agent to answer, or an :class:`EnvError`."""
+def rewritten_history(history: Callable[[list[Message]], Any], messages: list[Message]) -> list[Message]:
+    """Call ``env_config["history"]`` and return the messages that the agent answers, or raise an :class:`EnvError`."""
     name = "env_config['history']"
+    rewritten = call_environment(history, messages)
     try:
-        plain = _as_conversation(messages)
+        plain = _as_conversation(rewritten)
     except BaseException as raised:
         raise failure_of_value(name, raised) from raised
     if plain is None or plain[-1]["role"] == "assistant":
         expected = "a list of messages that ends with the one to answer"
-        raise EnvError(f"{name} must return {expected}, got {shown(messages)}")
+        raise EnvError(f"{name} must return {expected}, got {shown(rewritten)}")
     if not all(is_unicode(message["content"]) for message in plain):
         raise EnvError(f"{name} must return valid Unicode, got {shown(plain)}")
     return plain
@@ -273,7 +252,7 @@ def as_token_rewards(rewards: Any, num_tokens: int) -> list[float]:
 
 
 def as_hashable(name: str, value: Any) -> Hashable:
-    """Something hashable, or an :class:`EnvError` that names it."""
+    """Return a hashable value, or raise an :class:`EnvError` that names it."""
     try:
         hash(value)
     except BaseException as error:
@@ -284,7 +263,7 @@ def as_hashable(name: str, value: Any) -> Hashable:
 
 
 def as_number(name: str, value: Any) -> float:
-    """A finite number that single precision holds, or an :class:`EnvError` that names it."""
+    """Return a finite number within single precision, or raise an :class:`EnvError` that names it."""
     if type(value) is float and abs(value) <= _LARGEST:
         return value
     try:
@@ -305,8 +284,8 @@ def as_role_rewards(rewards: Any) -> dict[Hashable, float]:
     name = "_step_episode's info['rewards']"
     if not isinstance(rewards, Mapping):
         raise EnvError(f"{name} must be a dict of one reward per role, got {shown(rewards)}")
-    paid = cast("Mapping[Hashable, Any]", rewards)
-    return {role: as_number(f"{name}[{shown(role)}]", amount) for role, amount in paid.items()}
+    by_role = cast("Mapping[Hashable, Any]", rewards)
+    return {role: as_number(f"{name}[{shown(role)}]", reward) for role, reward in by_role.items()}
 
 
 def with_role_reward(role: Hashable, step: Step) -> Step:
@@ -330,7 +309,7 @@ def with_role_reward(role: Hashable, step: Step) -> Step:
 
 
 def as_flag(name: str, value: Any) -> bool:
-    """True or False, or an :class:`EnvError` that names it."""
+    """Return True or False, or raise an :class:`EnvError` that names it."""
     if value is None or type(value) is bool:
         return value is True
     try:
@@ -347,14 +326,7 @@ def _bool(value: Any) -> bool:
     return bool(value)
 
 
-def check_info(info: Mapping[str, Any]) -> None:
-    """Refuse what metrics could not be made of, with an :class:`EnvError` that names it."""
-    for name, check in INFO_KEYS.items():
-        if info.get(name) is not None:
-            check(f"_step_episode's info[{name!r}]", info[name])
-
-
-#: The keys of ``info`` that the library reads in the end, and how their values are checked.
+#: Keys of ``info`` from which metrics are computed, each with the check of its value.
 INFO_KEYS: dict[str, Callable[[str, Any], object]] = {
     "success": as_flag,
     "random_reward": as_number,

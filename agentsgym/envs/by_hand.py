@@ -1,4 +1,4 @@
-"""Play one episode step by step, as a person does who tries out an environment."""
+"""Play one episode step by step, to try out an environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Observation = list[Message]
 
 
 class EpisodeByHand:
-    """An episode whose actions are given one by one; what happens in between is an ordinary trial's.
+    """An episode whose actions are given one by one, played as an ordinary trial.
 
     Attributes:
         trajectory: The finished trajectory; None while the episode is running.
@@ -38,7 +38,7 @@ class EpisodeByHand:
             raise ConfigError("the first prompt leaves no room for an action in env_config['max_trajectory_tokens']")
 
     def observation(self) -> Observation:
-        """The messages since the last action."""
+        """Return the messages since the last action."""
         conversation = self._trial.conversation
         start = conversation.turns[-1].message_index + 1 if conversation.turns else 0
         return [message.copy() for message in conversation.transcript.messages[start:]]

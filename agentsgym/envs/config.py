@@ -14,7 +14,7 @@ from agentsgym.texts import shown
 
 logger = logging.getLogger(__name__)
 
-_SET_BY_RECORD = frozenset(  # what a render is given, or how it is returned
+_SET_BY_RECORD = frozenset(  # arguments that rendering sets itself
     (
         "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "max_length", "messages",
         "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "sanitize_control_tokens",
@@ -75,7 +75,10 @@ def validated_config(
     for name, values in (("default_config", defaults), ("env_config", given or {})):
         for key, value in values.items():
             if key not in fields:
-                raise ConfigError(f"{name}[{shown(key)}] is unknown{_hint(key, fields, is_added=key in added_keys)}")
+                hint = did_you_mean(str(key), fields)
+                if key in added_keys or not hint.startswith("; did you mean"):
+                    hint += "; a class declares further keys in config_fields"
+                raise ConfigError(f"{name}[{shown(key)}] is unknown{hint}")
             if not fields[key].valid(value):
                 raise ConfigError(f"{name}[{shown(key)}] must be {fields[key].expected}, got {shown(value)}")
             config[key] = value
@@ -83,15 +86,8 @@ def validated_config(
     return {key: value if callable(value) else copy.deepcopy(value) for key, value in config.items()}
 
 
-def _hint(key: Any, fields: Mapping[str, Field], *, is_added: bool) -> str:
-    """Name the nearest key, and where a class declares its own, unless this looks like a typo."""
-    nearest = did_you_mean(str(key), fields)
-    is_slip = nearest.startswith("; did you mean") and not is_added
-    return nearest if is_slip else f"{nearest}; a class declares further keys in config_fields"
-
-
 def check_trials(config: Mapping[str, Any]) -> None:
-    """Refuse a trial that is all practice, and warn of practice that nobody remembers.
+    """Refuse trials that are all practice, and warn about practice that the agent does not see.
 
     Raises:
         ConfigError: ``free_shots >= episodes_per_trial``.

@@ -35,9 +35,11 @@ class Budget:
                 raise ConfigError(f"the token budget of a {name} must be a positive int or None, got {shown(limit)}")
 
     def room(self, *, length: int, prompt_length: int) -> int | None:
-        """Count the tokens that the next action may have, after ``length`` tokens of which the first prompt took some.
+        """Count the tokens that the next action may have; None for no limit.
 
-        Where history is rewritten, ``length`` is that of the prompt as it then is.
+        Args:
+            length: Tokens so far, the first prompt included; of a rewritten history those of the current prompt.
+            prompt_length: Tokens of the first prompt.
 
         >>> Budget(trajectory=100, turn=30).room(length=80, prompt_length=10)
         20
@@ -60,23 +62,23 @@ class Conversation:
         self.prompt_length = 0
         self.final_reward = 0.0
         self.info: dict[str, Any] = {}
-        self.last_messages: list[Message] = []  # of an episode that is over, until they are on record
+        self.last_messages: list[Message] = []  # of an episode that is over, until they are recorded
 
     def token_ids(self) -> list[int]:
-        """The record, (T,), without a rewritten prompt that got no answer: no turn marks its beginning."""
+        """Return the record, (T,), without an unanswered rewritten prompt, whose beginning no turn marks."""
         token_ids = self.transcript.record()
         if self.turns and self.transcript.segment_start > self.turns[-1].prompt_start:
             return token_ids[: self.turns[-1].stop]
         return token_ids
 
     def token_logprobs(self, num_tokens: int) -> list[float] | None:
-        """One log-probability for each of the first tokens, 0.0 on environment tokens; None if an action came without.
+        """Return log-probabilities of the first tokens, 0.0 on environment tokens; None if an action has none.
 
         Args:
             num_tokens: Number of tokens.
         """
         values = [0.0] * num_tokens
-        # The last action is on record before its turn is.
+        # The last action is recorded before its turn.
         for turn, logprobs in zip(self.turns, self.logprobs, strict=False):
             if turn.start == turn.stop:
                 continue  # no message, or no tokenizer to record it with
@@ -102,12 +104,10 @@ class Conversation:
             TemplateError: The chat template does not take it.
         """
         if self.last_messages:
-            self.transcript.close(self.last_messages, self.room(replace(budget, turn=None)))
+            length = len(self.transcript.token_ids)
+            room = replace(budget, turn=None).room(length=length, prompt_length=self.prompt_length)
+            self.transcript.close(self.last_messages, room)
             self.last_messages = []
-
-    def room(self, budget: Budget) -> int | None:
-        """Count the tokens that the next action may have; None for no limit."""
-        return budget.room(length=len(self.transcript.token_ids), prompt_length=self.prompt_length)
 
 
 def chat_format_of(
@@ -116,8 +116,8 @@ def chat_format_of(
     """Return the tokenizer's chat format for a configuration; None without a tokenizer.
 
     Raises:
-        ConfigError: There are tools, and the chat template prints calls that cannot be read back; or a token is not to
-            be guarded that carries a role, a turn, a call or a thought.
+        ConfigError: There are tools, and the chat template prints calls that cannot be read back; or an unguarded token
+            marks a role, a turn, a call or a thought.
         TemplateError: The chat template does not allow exact tokens.
     """
     if tokenizer is None:
@@ -136,11 +136,11 @@ def chat_format_of(
 
 
 def check_tool_use(tokenizer: Any, config: Mapping[str, Any]) -> None:
-    """Check that calls and results can be recorded, whatever the tools will be.
+    """Check that calls and results of any tools can be recorded.
 
     Raises:
         ConfigError: The chat template prints calls that cannot be read back.
-        TemplateError: It does not allow exact tokens, or prints results in no way that can be appended.
+        TemplateError: It does not allow exact tokens, or prints results in a way that cannot be appended.
     """
     chat_format = chat_format_of(tokenizer, config)
     if chat_format is None:

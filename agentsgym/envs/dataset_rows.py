@@ -35,7 +35,7 @@ class ConfiguredEnv(Protocol):
 
 
 def registered_classes() -> dict[str, type[Any]]:
-    """Give the classes that ``agentsgym.register`` added, by ``env_class_path``; it adds to this very dict."""
+    """Return the classes by the ``env_class_path`` of ``agentsgym.register``, which adds to this dict."""
     return _registered
 
 
@@ -50,7 +50,7 @@ def class_path(env_class: type) -> str:
 
 
 def drop_null_columns(config: DatasetRow, env_class: type[Any]) -> dict[str, Any]:
-    """Leave out each None that a table filled in because another row has the key, where the class cannot take it."""
+    """Drop None values that are invalid for the class: tables fill in None for keys of other rows."""
     fields: dict[str, Field] = {**COMMON_FIELDS, **env_class.config_fields}
     return {
         key: value for key, value in config.items() if value is not None or (key in fields and fields[key].valid(None))
@@ -66,11 +66,11 @@ def plain_part(config: Any) -> dict[str, Any] | None:
 
 
 def tasks_of_rows(env: ConfiguredEnv, rows: Any, name: str = "task_data_list") -> list[dict[str, Any]]:
-    """Take the task of each row, and tasks as they are.
+    """Read the task of each row; tasks are returned unchanged.
 
     Args:
-        env: The environment that is to play them.
-        rows: Foreign data: ``task_data`` dicts, or dataset rows that hold one in their ``task_data`` column.
+        env: The environment that plays them.
+        rows: Foreign data: ``task_data`` dicts, or dataset rows with one in their ``task_data`` column.
         name: Their name in errors.
 
     Raises:
@@ -78,7 +78,9 @@ def tasks_of_rows(env: ConfiguredEnv, rows: Any, name: str = "task_data_list") -
         ConfigError: A row is of another class, or of a configuration that ``env`` was not built from.
     """
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
-        raise TaskError(f"{name} must be a list of task_data dicts, got {_bounded(rows)}{_remedy_of_mapping(rows)}")
+        text = shown(cast("object", rows), 3 * _MAX_SHOWN).replace("\\n", " ")  # a dataset is shown in several lines
+        given = shortened(" ".join(text.split()), _MAX_SHOWN, tail=0)
+        raise TaskError(f"{name} must be a list of task_data dicts, got {given}{_remedy_of_mapping(rows)}")
     checked: set[tuple[str, str]] = set()
     tasks = [_task(env, row, f"{name}[{index}]", checked) for index, row in enumerate(cast("Iterable[Any]", rows))]
     if not tasks:
@@ -87,18 +89,13 @@ def tasks_of_rows(env: ConfiguredEnv, rows: Any, name: str = "task_data_list") -
 
 
 def _remedy_of_mapping(rows: Any) -> str:
-    """Say what to write in the place of a dict that holds the rows by column or by split; empty if it does not."""
+    """Name the remedy for a dict that holds the rows by column or by split; empty for others."""
     parts: dict[Any, Any] = dict(cast("Mapping[Any, Any]", rows)) if isinstance(rows, Mapping) else {}
     if parts and all(hasattr(part, "column_names") for part in parts.values()):
         return f": give one of its splits, as in dataset[{shown(next(iter(parts)))}]"
     if parts and all(isinstance(part, list) for part in parts.values()):
         return ": a slice of a dataset is a dict of its columns; for its first rows, write dataset.select(range(2))"
     return ""
-
-
-def _bounded(value: Any) -> str:
-    text = " ".join(shown(value, 3 * _MAX_SHOWN).replace("\\n", " ").split())  # a dataset's is of several lines
-    return shortened(text, _MAX_SHOWN, tail=0)
 
 
 def _task(env: ConfiguredEnv, row: Any, name: str, checked: set[tuple[str, str]]) -> dict[str, Any]:
@@ -121,10 +118,10 @@ def _task(env: ConfiguredEnv, row: Any, name: str, checked: set[tuple[str, str]]
 
 
 def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", *, remedy: str = _REMEDY) -> None:
-    """Refuse a row that names another environment than ``env``; one that names none is of any.
+    """Refuse a row that names another environment than ``env``; a row that names none fits any.
 
     Args:
-        env: The environment that is to play it.
+        env: The environment that plays it.
         row: The row.
         name: Its name in errors.
         remedy: End of the error about another configuration.
@@ -154,14 +151,16 @@ def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", 
 
 
 def _is_configured(env: ConfiguredEnv, row_config: DatasetRow) -> bool:
-    """Compare what the class makes of the row's configuration with what it made of the environment's own.
+    """Compare the configuration that results from the row's with the environment's own.
 
-    Only where that cannot be foreseen is a second environment built, which may cost something: a browser, a download.
+    A second environment is built only where the result cannot be predicted, since that may be costly.
     """
+    fields: dict[str, Field] = {**COMMON_FIELDS, **type(env).config_fields}
     config = drop_null_columns(row_config, type(env))
     if _are_equal(config, env.given_config):
         return True
-    if _is_taken_as_given(env) and env.given_config.keys() <= config.keys() and _are_valid(config, type(env)):
+    is_predictable = _is_taken_as_given(env, fields) and env.given_config.keys() <= config.keys()
+    if is_predictable and all(key in fields and fields[key].valid(value) for key, value in config.items()):
         return all(_are_equal(env.env_config[key], value) for key, value in config.items())
     build: Any = type(env)
     other: ConfiguredEnv = build(env.tokenizer, config)
@@ -176,23 +175,14 @@ def _is_configured(env: ConfiguredEnv, row_config: DatasetRow) -> bool:
     )
 
 
-def _is_taken_as_given(env: ConfiguredEnv) -> bool:
-    """Whether ``env_config`` is what was given with the class's defaults: no constructor interpreted any of it."""
-    expected = {**_defaults(type(env)), **env.given_config}
+def _is_taken_as_given(env: ConfiguredEnv, fields: Mapping[str, Field]) -> bool:
+    """Whether ``env_config`` is the given one with the class's defaults: no constructor interpreted any of it."""
+    defaults = {key: field.default for key, field in fields.items()}
+    expected = {**defaults, **type(env).default_config, **env.given_config}
     return env.given_config.keys() <= env.env_config.keys() and all(
         _as_json(value) is None or _are_equal(expected.get(key, _ABSENT), value)
         for key, value in env.env_config.items()
     )
-
-
-def _are_valid(config: DatasetRow, env_class: type[Any]) -> bool:
-    fields: dict[str, Field] = {**COMMON_FIELDS, **env_class.config_fields}
-    return all(key in fields and fields[key].valid(value) for key, value in config.items())
-
-
-def _defaults(env_class: type[Any]) -> dict[str, Any]:
-    fields: dict[str, Field] = {**COMMON_FIELDS, **env_class.config_fields}
-    return {**{key: field.default for key, field in fields.items()}, **env_class.default_config}
 
 
 def _interpreted_keys(env: ConfiguredEnv) -> set[str]:

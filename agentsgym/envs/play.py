@@ -1,23 +1,19 @@
-"""Set up the trials of tasks, and play them to their ends, with retries of failed ones by a policy."""
+"""Play trials to their ends, with retries of failed ones by a policy."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from agentsgym.agents.base import Agent
 from agentsgym.envs.contract import PlayableEnv
-from agentsgym.envs.conversation import Budget
 from agentsgym.envs.trial import Trial
-from agentsgym.errors import EnvError
 from agentsgym.failure_policy import FailureCount, FailurePolicy
 from agentsgym.failures import FailureLog
 from agentsgym.rollouts.driver import drive
-from agentsgym.seeding import fresh_seed
 from agentsgym.types import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -25,51 +21,19 @@ logger = logging.getLogger(__name__)
 OnFinish = Callable[[Trajectory], None]
 
 
-def make_trials(env: PlayableEnv, tasks: Sequence[Mapping[str, Any]], num_rollouts: int, budget: Budget) -> list[Trial]:
-    """Set up ``num_rollouts`` trials of each task, not started yet, task-major; those of one task share its seed."""
-    seeds = [fresh_seed() if task.get("seed") is None else task["seed"] for task in tasks]
-    return [
-        Trial(
-            env=env,
-            session_id=uuid.uuid4().hex,
-            task_data={**task, "seed": seed},
-            seed=seed,
-            budget=budget,
-            task_index=task_index,
-            rollout_index=rollout_index,
-        )
-        for task_index, (task, seed) in enumerate(zip(tasks, seeds, strict=True))
-        for rollout_index in range(num_rollouts)
-    ]
-
-
-def play_begun_episode(env: PlayableEnv, session_id: str, agent: Agent) -> Trajectory:
-    """Play one episode of a session whose state the caller put in ``active_states``.
-
-    Raises:
-        EnvError: The environment failed, or the session does not exist.
-        AgentError: The agent failed.
-    """
-    if session_id not in env.active_states:
-        raise EnvError(f"active_states has no session {session_id!r}: put its state there first")
-    budget = Budget(trajectory=env.env_config["max_trajectory_tokens"])
-    [trajectory] = drive([Trial(env=env, session_id=session_id, budget=budget).play_one()], agent)
-    return trajectory
-
-
 def prepare_play(
     trials: Sequence[Trial], *, max_concurrent: int | None = None, pool: Any = None, num_live: int | None = None
 ) -> None:
-    """Let each environment of some trials prepare for as many as will be live at once.
+    """Let the environments of trials prepare for the number of episodes that will be live at once.
 
     Args:
         trials: Not started yet.
         max_concurrent: The most trials that are live at once; None for all of them.
         pool: Pool that will run them.
-        num_live: Number of trials that an environment will play at once, if others follow; None for the given ones.
+        num_live: Number of trials that an environment will play at once, if others follow; None for these alone.
 
     Raises:
-        ConfigError: An environment cannot play this many.
+        ConfigError: An environment cannot play that many at once.
     """
     limits = [limit for limit in (max_concurrent, getattr(pool, "max_live", None)) if isinstance(limit, int)]
     tasks: dict[int, tuple[PlayableEnv, list[Mapping[str, Any]]]] = {}
@@ -80,18 +44,18 @@ def prepare_play(
 
 
 def retry_of(trial: Trial, policy: FailurePolicy) -> Trial:
-    """Make the next attempt of a trial that failed: ``trial.seed`` is what the last one began with."""
+    """Make the next attempt of a failed trial; ``trial.seed`` is the seed of the failed attempt."""
     attempt = trial.num_retries + 1
     seed = policy.seed_of_retry(trial.seed, attempt)
     return dataclasses.replace(trial, seed=seed, task_data={**trial.task_data, "seed": seed}, num_retries=attempt)
 
 
 class TrialRounds:
-    """Plays trials in rounds: all of them, then those that failed again, as often as a policy allows.
+    """Plays trials in rounds: first all of them, then those that failed, as often as a policy allows.
 
     Attributes:
         pending: The trials of the next round, not started yet.
-        num_played: Rounds that were played.
+        num_played: Rounds played so far.
     """
 
     def __init__(
@@ -101,9 +65,9 @@ class TrialRounds:
 
         Args:
             trials: Not started yet.
-            policy: Says how often a failed one is played again.
-            log: Is given every failure, also of what is played again.
-            on_finish: Called with the last attempt of each as soon as it is finished.
+            policy: How often a failed trial is retried.
+            log: Receives every failure, including those of trials that are retried.
+            on_finish: Called with the last attempt of each trial as soon as it is finished.
         """
         self.pending = list(trials)
         self.num_played = 0
@@ -119,7 +83,7 @@ class TrialRounds:
         return [self._results[place] for place in sorted(self._results)]
 
     def play(self, agent: Agent, **options: Any) -> None:
-        """Play one round; the agent's ``finish`` is called in each, also where nothing is left to play.
+        """Play one round; the agent's ``finish`` is called in each, even if no trial is left to play.
 
         Args:
             agent: Answers.
@@ -131,11 +95,12 @@ class TrialRounds:
         try:
             prepare_play(trials, max_concurrent=options.get("max_concurrent"), pool=options.get("pool"))
         except BaseException:
-            drive([], agent)  # it may be in lockstep with those of other ranks, which wait for it
+            drive([], agent)  # the agent may be in lockstep with those of other ranks, which wait for it
             raise
         trajectories = drive(trials, agent, on_finish=self._note, **options)
         self._results.update(zip(places, trajectories, strict=True))
-        failed = [] if self._is_last else [place for place, one in enumerate(trajectories) if one.failed]
+        may_retry = self.num_played < self._policy.max_retries
+        failed = [place for place, one in enumerate(trajectories) if one.failed and may_retry]
         self.num_played += 1
         self._places = [places[place] for place in failed]
         self.pending = [retry_of(trials[place], self._policy) for place in failed]
@@ -144,13 +109,10 @@ class TrialRounds:
         """Leave what is pending unplayed."""
         self.pending, self._places = [], []
 
-    @property
-    def _is_last(self) -> bool:
-        return self.num_played >= self._policy.max_retries
-
     def _note(self, trajectory: Trajectory) -> None:
         self._log.note(trajectory)
-        if self._on_finish is not None and (self._is_last or not trajectory.failed):
+        is_retried = trajectory.failed and self.num_played < self._policy.max_retries
+        if self._on_finish is not None and not is_retried:
             self._on_finish(trajectory)
 
 
@@ -164,14 +126,14 @@ def play(
     log: FailureLog | None = None,
     **options: Any,
 ) -> list[Trajectory]:
-    """Drive trials to their ends, and log their failures: each kind once, and at the end how many more there were.
+    """Drive trials to their ends, and log each kind of failure once, and at the end the number of further ones.
 
     Args:
         trials: Not started yet.
         agent: Answers.
-        policy: Which failed rollouts are played again, and how many may fail; by default none and all.
-        on_finish: Called with each trajectory as soon as it is finished for good.
-        finished_before: Rollouts of the same run that are not played here, and count.
+        policy: Which failed rollouts are retried, and how many may fail; by default none and all.
+        on_finish: Called with the last attempt of each trial as soon as it is finished.
+        finished_before: Rollouts of the same run that were finished earlier; they count towards the limit.
         log: A log shared by several calls, which its owner closes; None for a log of this call.
         **options: See :func:`~agentsgym.rollouts.driver.drive`.
 

@@ -1,8 +1,8 @@
-"""Find an environment's own players: one that plays at random, one to measure against, and what both earn.
+"""Find an environment's own players, the random one and the reference, and the mean rewards of both.
 
 They are named by the class's :class:`~agentsgym.envs.spec.EnvSpec`, which subclasses inherit. A class may also define
 ``random_player(self, seed)``, ``reference_player(self, seed)``, ``imitation_player(self, seed)`` and
-``anchors_of(self, task_data)``, each of which goes before what is named.
+``anchors_of(self, task_data)``, which take precedence.
 """
 
 from __future__ import annotations
@@ -24,29 +24,28 @@ def has_random_player(env_class: type[MultistepEnv]) -> bool:
 
 
 def random_player(env: MultistepEnv, seed: int = 0) -> Any:
-    """Make the player that takes actions of this environment at random.
+    """Make the environment's own random player, which knows the actions.
 
-    One that knows the actions, where the environment has one, or an
-    :class:`~agentsgym.agents.exploring.ExploringAgent`, which repeats what the prompts show.
+    Without one, return an :class:`~agentsgym.agents.exploring.ExploringAgent`, which repeats words of the prompts.
     """
     player = _own_player(env, "random", seed)
     return ExploringAgent(seed=seed) if player is None else player
 
 
 def reference_player(env: MultistepEnv, seed: int = 0) -> Any:
-    """Make the best player that the environment brings along.
+    """Make the best player that the environment provides.
 
     Raises:
-        ConfigError: It brings none, or none for this configuration.
+        ConfigError: It provides none, or none for this configuration.
     """
     return _required_player(env, "reference", seed, "reference player")
 
 
 def imitation_player(env: MultistepEnv, seed: int = 0) -> Any:
-    """Make the demonstrator of a warm start: it shows much of what can be done, the best and other things.
+    """Make the demonstrator of a warm start, which shows good play and much of the rest.
 
     Raises:
-        ConfigError: The environment brings none.
+        ConfigError: The environment provides none.
     """
     return _required_player(env, "imitation", seed, "demonstrator")
 
@@ -54,7 +53,7 @@ def imitation_player(env: MultistepEnv, seed: int = 0) -> Any:
 def anchors_of(env: MultistepEnv) -> Callable[[Mapping[str, Any]], Anchors | None] | None:
     """Find the anchors of random and optimal play, as a function of a task; None where only ``info`` has them.
 
-    To be handed to :func:`agentsgym.evaluate` as ``references``.
+    :func:`agentsgym.evaluate` takes them as ``references``.
     """
     own: Callable[[Mapping[str, Any]], Anchors | None] | None = getattr(env, "anchors_of", None)
     name = type(env).spec.anchors

@@ -1,18 +1,19 @@
-"""Start episodes, and warn of wrong starts: rollouts of a task from different prompts, sessions from one state."""
+"""Check tasks and the starts of episodes: rollouts of a task from different prompts, sessions with one state."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import Any
 
-from agentsgym.envs.boundary import as_flag, call_environment, not_a_start
 from agentsgym.envs.dataset_rows import TaskData, check_task_keys
 from agentsgym.errors import AgentsGymError, TaskError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Message, Trajectory
+
+logger = logging.getLogger(__name__)
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
@@ -61,29 +62,6 @@ def _check_plainly(task_data: TaskData, name: str) -> None:
                     f"{name}[{shown(key)}] must support copy.deepcopy, since every episode gets a copy; it "
                     f"raised {sentence}"
                 ) from error
-
-
-logger = logging.getLogger(__name__)
-
-
-def start_state(
-    initialize: Callable[[str, dict[str, Any]], Any],
-    session_id: str,
-    task_data: Mapping[str, Any],
-    active_states: dict[str, dict[str, Any]],
-) -> dict[str, Any]:
-    """Make the state that an episode starts from, and put it in ``active_states``.
-
-    Raises:
-        EnvError: The state is not a dict whose ``"done"`` is False.
-    """
-    state = call_environment(initialize, session_id, call_environment(copy.deepcopy, dict(task_data)))
-    if not isinstance(state, dict):
-        raise not_a_start(state)
-    started = active_states[session_id] = cast("dict[str, Any]", state)  # also where it is refused: it is to be closed
-    if as_flag("_initialize_episode's state['done']", call_environment(started.get, "done")):
-        raise not_a_start(started)
-    return started
 
 
 class StartChecks:

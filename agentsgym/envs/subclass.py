@@ -1,4 +1,4 @@
-"""Prepare a subclass of ``MultistepEnv`` when it is made: refuse what nobody would call, bind what an instance has."""
+"""Prepare a subclass of ``MultistepEnv`` when it is defined, and find out with which arguments one is built."""
 
 from __future__ import annotations
 
@@ -24,47 +24,33 @@ _NEVER_CALLED = {
 
 
 def prepare_class(env_class: type[Any], base: type[Any]) -> None:
-    """Check a class as it is made, and bind what its instances are to have; arguments as for what this calls.
-
-    Raises:
-        ConfigError: It is written in a way that could not work.
-    """
-    check_class(env_class, base)
-    refuse_uncalled_overrides(env_class, base)
-    bind_dataset_methods(env_class)
-    env_class.takes_actions = env_class._step_action is not base._step_action
-
-
-def refuse_uncalled_overrides(env_class: type, base: type) -> None:
-    """Refuse an override of a method that nothing would call.
+    """Check a new class, and give its dataset methods the configuration of the instance they are called on.
 
     Args:
         env_class: The new class.
-        base: The class whose methods must not be overridden.
+        base: The class that names the hooks.
 
     Raises:
-        ConfigError: There is one.
+        ConfigError: See :func:`~agentsgym.envs.user_checks.check_class`; or an overridden method is never called.
     """
+    check_class(env_class, base)
     for name, hooks in _NEVER_CALLED.items():
         if getattr(env_class, name) is not getattr(base, name):
             raise ConfigError(
                 f"{env_class.__name__}.{name} would never be called: evaluate and the trainer play episodes only "
                 f"through the hooks; override {hooks}"
             )
-
-
-def bind_dataset_methods(env_class: type) -> None:
-    """Let ``get_train_dataset`` and ``get_eval_dataset``, where they are class methods, know an instance's config."""
     for name in DATASET_METHODS:
         method: Any = inspect.getattr_static(env_class, name)
         if type(method) is classmethod:
             setattr(env_class, name, DatasetMethod(method.__func__))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+    env_class.takes_actions = env_class._step_action is not base._step_action
 
 
 def given_and_valid(
     env_class: type[Any], base: type[Any], env_config: Any, called_with: dict[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tell what an environment was given from what it goes by.
+    """Separate the configuration that an environment was given from the validated one.
 
     Args:
         env_class: Its class.

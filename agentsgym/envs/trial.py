@@ -32,14 +32,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from agentsgym.credit.payments import attributed
+from agentsgym.credit.role_rewards import attributed
 from agentsgym.envs.boundary import (
     Step,
     action_error,
     as_hashable,
     as_messages,
     as_number,
-    as_shown_messages,
     as_step,
     as_system_prompt,
     as_token_rewards,
@@ -47,6 +46,7 @@ from agentsgym.envs.boundary import (
     failure_of_hook,
     failure_of_value,
     is_unicode,
+    rewritten_history,
     with_plain_text,
     with_role_reward,
 )
@@ -62,7 +62,7 @@ from agentsgym.tokens.transcript import History
 from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
 
 # pyright: reportPrivateUsage=false
-# The hooks are private to users of an environment; a trial is the one who calls them.
+# The hooks are private for users of an environment; trials call them.
 
 logger = logging.getLogger(__name__)
 
@@ -79,12 +79,12 @@ class Trial:
         budget: The token limits.
         task_index: Index of the task in the list given to ``rollout``.
         rollout_index: Index among the rollouts of that task.
-        num_retries: How often it was played before, and failed.
+        num_retries: Failed attempts before this one.
         episodes: Which episodes are played, by their indices; None for all.
         conversation: The record; of the last episode alone, unless episodes share one.
         num_close_errors: How often ``_close_episode`` raised.
         place: Episode and turn that are being played, each None before it begins.
-        failures: Logs what goes wrong when an episode is closed.
+        failures: Logs errors of closing an episode.
     """
 
     env: PlayableEnv
@@ -109,13 +109,19 @@ class Trial:
         config, stop_reason = self.env.env_config, StopReason.DONE
         try:
             for episode in range(config["episodes_per_trial"]) if self.episodes is None else self.episodes:
-                self._begin(episode)
+                if not config["keep_history"]:
+                    self.conversation = self._new_conversation()
+                self._close()  # of the episode before
+                self.env.active_states.pop(self.session_id, None)  # it is closed, even if the next one cannot begin
+                self.place = (episode, None)
+                self.env.start_session(self.session_id, self.task_data, self.seed, episode)
                 stop_reason = yield from self._episode(episode, is_practice=episode < config["free_shots"])
                 if config["keep_history"] and stop_reason is StopReason.MAX_TOKENS:
                     break  # the next episode would continue in the conversation that is full
             trajectory = self._ended(stop_reason)
         except EpisodeError as fault:
-            trajectory = self._failed(fault)
+            fault.place = fault.place or place_of_hook(type(self.env), str(fault))
+            trajectory = self._trajectory(StopReason.FAILED, describe(fault, self._where()))
         finally:  # also where the driver closes this generator: an interrupt, a limit of time
             try:
                 self._close()
@@ -159,21 +165,12 @@ class Trial:
         )
 
     def __reduce__(self) -> tuple[Callable[..., Trial], tuple[dict[str, Any]]]:
-        """A trial that has not begun, as another process plays it."""
+        """Pickle a trial that has not begun for another process."""
         return _in_this_process, ({one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init},)
 
     def _new_conversation(self) -> Conversation:
         history: History = self.env.env_config["history"]
-        return Conversation(self.env.chat_format, partial(_rewritten, history) if callable(history) else history)
-
-    def _begin(self, episode: int) -> None:
-        """Close the episode before, and start this one."""
-        if not self.env.env_config["keep_history"]:
-            self.conversation = self._new_conversation()
-        self._close()
-        self.env.active_states.pop(self.session_id, None)  # closed already, should the next one not begin
-        self.place = (episode, None)
-        self.env.start_session(self.session_id, self.task_data, self.seed, episode)
+        return Conversation(self.env.chat_format, partial(rewritten_history, history) if callable(history) else history)
 
     def _close(self) -> None:
         """Close the live episode, if any; an error is counted and changes no result."""
@@ -203,8 +200,11 @@ class Trial:
                 break
             rewards.append(outcome.reward)
             num_invalid += outcome.invalid
-            if outcome.done or num_invalid > config["error_allowance"]:
-                stop_reason = _stop_reason(outcome)
+            if outcome.done:
+                stop_reason = StopReason.MAX_TURNS if outcome.truncated else StopReason.DONE
+                break
+            if num_invalid > config["error_allowance"]:
+                stop_reason = StopReason.INVALID
                 break
         if stop_reason is not StopReason.MAX_TOKENS:
             conversation.last_messages = self._last_messages()
@@ -219,9 +219,13 @@ class Trial:
         conversation, state = self.conversation, self.env.active_states[self.session_id]
         transcript = conversation.transcript
         self._observe(state, step)
-        room = conversation.room(self.budget)
+        room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
         if room is not None and room <= 0:
-            self._leave()
+            if conversation.turns:  # a row ends on an agent token; a first prompt that is too long stays visible
+                transcript.retract()
+            else:
+                text = "session %s: the first prompt leaves no room for a turn in %s"
+                logger.warning(text, self.session_id, self.budget)
             return None
         conversation.last_messages = []
         key = as_hashable("_state_key", call_environment(self.env._state_key, state))
@@ -242,12 +246,12 @@ class Trial:
         try:
             outcome = with_role_reward(role, self._step(state, action))
         finally:  # an environment that breaks does not lose the action
-            paid = outcome.role_rewards
+            role_rewards = outcome.role_rewards
             turn = Turn(
                 start=start,
                 stop=stop,
                 reward=0.0 if is_practice else outcome.reward,
-                role_rewards=dict.fromkeys(paid, 0.0) if is_practice and paid is not None else paid,
+                role_rewards=dict.fromkeys(role_rewards, 0.0) if is_practice and role_rewards else role_rewards,
                 invalid=outcome.invalid,
                 exact=action.token_ids is not None,
                 episode=episode,
@@ -279,30 +283,23 @@ class Trial:
             conversation.transcript.observe(messages)
         except TemplateError as error:
             if is_first:
-                raise  # environment and template do not go together at all: no episode's fault
+                raise  # environment and template do not fit together: not the fault of an episode
             raise EnvError(f"the observation before turn {step} cannot be recorded: {error}") from error
         if is_first:
             conversation.prompt_length = len(conversation.transcript.token_ids)
 
     def _last_messages(self) -> list[Message]:
-        """The environment's last message of an episode; empty for none."""
-        said = call_environment(self.env._last_message, self.env.active_states[self.session_id])
-        if said is None:
+        """Return the environment's last message of an episode; empty for none."""
+        returned = call_environment(self.env._last_message, self.env.active_states[self.session_id])
+        if returned is None:
             return []
-        messages = as_messages(said, "_last_message")
+        messages = as_messages(returned, "_last_message")
         if not all(is_unicode(message["content"]) for message in messages):
             raise EnvError(f"_last_message must return valid Unicode, got {shown(messages)}")
         return messages
 
-    def _leave(self) -> None:
-        """Make the record end where the last turn did."""
-        if self.conversation.turns:  # a row ends on an agent token; a first prompt that is too long stays to be seen
-            self.conversation.transcript.retract()
-        else:
-            logger.warning("session %s: the first prompt leaves no room for a turn in %s", self.session_id, self.budget)
-
     def _record(self, action: Action, room: int | None) -> tuple[Action, tuple[int, int]]:
-        """Put the action on record; returns it as the environment sees it, its calls read, and its span."""
+        """Record the action; return it as the environment sees it, with its tool calls, and its span."""
         conversation = self.conversation
         chat_format = self.env.chat_format
         vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
@@ -310,7 +307,7 @@ class Trial:
             if type(action) is not Action or type(action.text) is not str:
                 action = with_plain_text(action)
             error = action_error(action, room, vocabulary_size)
-        except BaseException as raised:  # what the agent returned is foreign too
+        except BaseException as raised:  # the agent's answer is foreign too
             if is_interruption(raised):
                 raise
             raise failure_of(AgentError, "what the agent returned", raised) from raised
@@ -383,12 +380,8 @@ class Trial:
         as_number("the sum of _calculate_rewards", call_environment(sum, rewards))
         return dataclasses.replace(trajectory, per_token_rewards=rewards)
 
-    def _failed(self, fault: EpisodeError) -> Trajectory:
-        fault.place = fault.place or place_of_hook(type(self.env), str(fault))
-        return self._trajectory(StopReason.FAILED, describe(fault, self._where()))
-
     def _where(self) -> str:
-        """Say what is being played, for people."""
+        """Describe the rollout and the place in it for error messages."""
         parts = [f"task {self.task_index}", f"rollout {self.rollout_index}"]
         episode, turn = self.place
         if episode is not None and self.env.env_config["episodes_per_trial"] > 1:
@@ -398,13 +391,6 @@ class Trial:
         return f"{', '.join(parts)} of {type(self.env).__name__}"
 
 
-def _stop_reason(outcome: Step) -> StopReason:
-    """Return what ended the episode: the environment, its own turn limit, or too many invalid actions."""
-    if not outcome.done:
-        return StopReason.INVALID
-    return StopReason.MAX_TURNS if outcome.truncated else StopReason.DONE
-
-
 _FAILURES_HERE = FailureLog(logger)  # of all trials that a worker process is sent
 
 
@@ -412,7 +398,3 @@ def _in_this_process(given: dict[str, Any]) -> Trial:
     trial = Trial(**given)
     trial.failures = _FAILURES_HERE
     return trial
-
-
-def _rewritten(history: Callable[[list[Message]], list[Message]], messages: list[Message]) -> list[Message]:
-    return as_shown_messages(call_environment(history, messages))

@@ -38,7 +38,7 @@ _SET_BY_BASE = frozenset(
 
 
 class _NotGiven:
-    """The default of a required argument, so that an unknown keyword is named before the one that is missing."""
+    """The default of a required argument, so that an unknown keyword is reported before a missing argument."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -55,13 +55,16 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
         base: The class that names the hooks.
 
     Raises:
-        ConfigError: A hook is a coroutine function, or ``config_fields`` holds something that is no
-            :class:`~agentsgym.fields.Field`, or ``task_fields`` is a single name, or ``spec`` is not an
+        ConfigError: A hook is a coroutine function, ``config_fields`` holds something that is not a
+            :class:`~agentsgym.fields.Field`, ``task_fields`` is a single name, or ``spec`` is not an
             :class:`~agentsgym.envs.spec.EnvSpec`.
     """
     name = env_class.__name__
     for hook in vars(base):
-        if hook.startswith("_") and not hook.startswith("__") and _is_async(inspect.getattr_static(env_class, hook)):
+        method = inspect.getattr_static(env_class, hook)
+        function = getattr(method, "__func__", method)  # of a static method or a class method
+        is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        if is_async and hook.startswith("_") and not hook.startswith("__"):
             raise ConfigError(
                 f"{name}.{hook} is async, but an environment's hooks are not awaited: write a plain def, and use an "
                 "EnvThreadPool for environments that wait for something"
@@ -83,7 +86,7 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
 
 
 def check_tokenizer(tokenizer: Any, env_class: type[Any]) -> None:
-    """Check what was given as the tokenizer.
+    """Check the tokenizer argument.
 
     Raises:
         ConfigError: The tokenizer has the wrong type, or no pad token.
@@ -150,14 +153,14 @@ def check_keywords(env_class: type[Any], given: Mapping[str, Any]) -> None:
 
 
 class NotInitializedError(ConfigError, AttributeError):
-    """The constructor of the base class has not run: a wrong class, and a missing attribute for ``hasattr``."""
+    """The base class's constructor has not run; also an ``AttributeError``, for ``hasattr``."""
 
 
 def check_initialized(env: Any, name: str = "_starts") -> None:
-    """Check that the constructor of the base class has run, where an attribute of that name is its work.
+    """Check that the base class's constructor has run, if it sets an attribute of that name.
 
     Raises:
-        NotInitializedError: It has not.
+        NotInitializedError: It has not run.
     """
     if name in _SET_BY_BASE and "_starts" not in vars(env):
         read = "" if name.startswith("_") else f" before anything reads self.{name}"
@@ -182,17 +185,17 @@ def check_single_stream(env: Any, caller: str) -> None:
 
 
 def check_info_keys(env_class: type[Any], info: Mapping[Any, Any]) -> None:
-    """Warn, once a class, of a key of ``info`` that is almost one of those that are read."""
+    """Warn, once per class, about misspelled keys of ``info``."""
     for key in info:
         if isinstance(key, str) and key not in _READ_KEYS:
             _warn_of_key(env_class, key)
 
 
 def place_of_hook(env_class: type[Any], sentence: str) -> str:
-    """Find where the hook is defined that a sentence about what it returned begins with.
+    """Find the definition of the hook whose name begins an error sentence.
 
     Returns:
-        File and line, as in ``"guess.py:31"``; empty if the sentence is about something else.
+        File and line, as in ``"guess.py:31"``; empty if the sentence begins otherwise.
     """
     name = re.match(r"_\w+|", sentence)
     code = getattr(getattr(env_class, name[0] if name else "", None), "__code__", None)
@@ -209,8 +212,3 @@ def _warn_of_key(env_class: type[Any], key: str) -> None:
             env_class.__name__,
             meant,
         )
-
-
-def _is_async(method: Any) -> bool:
-    function = getattr(method, "__func__", method)  # of a static method or a class method
-    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from agentsgym.texts import shown
 from agentsgym.types import StopReason, Trajectory
 
 Run = RolloutStore | Iterable[StoredRollout | Trajectory]
-_COLUMNS = ("env_class_path", "env_config", "task_data", "success", "final_reward", "stop_reason")
-_ROUNDING: Final = 1e-12  # of means, relative to the largest
+_COLUMNS = ("session_id", "env_class_path", "env_config", "task_data", "success", "final_reward", "stop_reason")
+_ROUNDING: Final = 1e-12  # error of means, relative to the largest value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +127,14 @@ class Comparison:
 def compare(run_a: Run, run_b: Run, *, confidence: float = 0.95, seed: int = 0) -> Comparison:
     """Pair two runs by task and estimate the improvement of the second.
 
-    A task is the same if environment, ``task_data`` (its seed included) and the environment's own keys of
-    ``env_config`` are the same; the keys that all environments have, limits of turns for example, may differ, and so
-    may the number of rollouts. Each shared task counts once, with the mean over its rollouts. The intervals are
-    percentile bootstraps over the shared tasks' differences
-    (:func:`~agentsgym.statistics.intervals.bootstrap_intervals`), which are narrower than those of two unpaired
-    runs. If the win rate changed by the same amount in each of the n tasks, resampling sees no spread;
-    its interval then allows that a fraction ``1 - (α/2)^(1/n)`` of all tasks, the most that n tasks may never show
-    (Clopper & Pearson 1934), changes in any other way. A reward has no known bounds, so if it changed by the same
-    amount in every task, its interval is left out.
+    Two tasks are the same if the environment, ``task_data`` (seed included) and the environment's own keys of
+    ``env_config`` are equal; keys that all environments have, such as limits of turns, and the number of rollouts may
+    differ. Each shared task counts once, with the mean over its rollouts. The intervals are percentile bootstraps over
+    the shared tasks' differences (:func:`~agentsgym.statistics.intervals.bootstrap_intervals`), which are narrower than
+    those of two unpaired runs. If the win rate changed by the same amount in each of the n tasks, resampling shows no
+    spread; the interval then allows for any other change in a fraction ``1 - (α/2)^(1/n)`` of all tasks, the largest
+    that n tasks may fail to show (Clopper & Pearson 1934). A reward has no known bounds, so if it changed by the same
+    amount in every task, its interval is None.
 
     Args:
         run_a: First run: a store, records, or trajectories (which do not name their environment).
@@ -148,68 +147,57 @@ def compare(run_a: Run, run_b: Run, *, confidence: float = 0.95, seed: int = 0) 
     """
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence must lie between 0 and 1, got {confidence}")
-    played_a, played_b = _by_task(run_a), _by_task(run_b)
-    shared = [_shared(key, played_a.tasks[key], played_b.tasks[key]) for key in played_a.tasks if key in played_b.tasks]
+    (tasks_a, num_failed_a), (tasks_b, num_failed_b) = _by_task(run_a), _by_task(run_b)
+    shared = [_shared_task(key, tasks_a[key], tasks_b[key]) for key in tasks_a if key in tasks_b]
     outcomes = [(one.wins_a, one.wins_b) for one in shared if one.wins_a is not None and one.wins_b is not None]
     return Comparison(
         win_rate=_paired(outcomes, confidence, seed, is_rate=True),
         reward=_paired([(one.reward_a, one.reward_b) for one in shared], confidence, seed),
-        tasks=sorted(shared, key=_most_changed_first),
-        num_only_a=len(played_a.tasks) - len(shared),
-        num_only_b=len(played_b.tasks) - len(shared),
-        num_failed_a=played_a.num_failed,
-        num_failed_b=played_b.num_failed,
+        tasks=sorted(shared, key=lambda task: (-abs(task.change), task.change, -abs(task.reward_b - task.reward_a))),
+        num_only_a=len(tasks_a) - len(shared),
+        num_only_b=len(tasks_b) - len(shared),
+        num_failed_a=num_failed_a,
+        num_failed_b=num_failed_b,
         confidence=confidence,
     )
 
 
-class _Key(NamedTuple):
-    """The identity of a task; configuration and task as canonical JSON."""
-
-    env: str | None
-    config: str
-    task: str
+#: Class path, and configuration and task as canonical JSON.
+_Key = tuple[str | None, str, str]
+#: Success and final reward of each rollout that did not fail.
+_Results = list[tuple[bool | None, float]]
 
 
-class _Result(NamedTuple):
-    success: bool | None
-    reward: float
-
-
-class _Played(NamedTuple):
-    tasks: dict[_Key, list[_Result]]
-    num_failed: int
-
-
-def _by_task(run: Run) -> _Played:
-    tasks: dict[_Key, list[_Result]] = {}
+def _by_task(run: Run) -> tuple[dict[_Key, _Results], int]:
+    """Return the results of each task, and the number of failed rollouts."""
+    tasks: dict[_Key, _Results] = {}
     num_failed = 0
     configs: dict[str | None, str] = {None: ""}
     for row in _rows(run):
+        if row["task_data"] in {None, "{}"}:
+            session_id = shown(row["session_id"])
+            raise ConfigError(f"session {session_id} does not contain its task, which is needed to pair runs")
         config = row["env_config"]
         if config not in configs:
             configs[config] = _canonical(config, without=COMMON_FIELDS)
-        key = _Key(row["env_class_path"], configs[config], _canonical(row["task_data"]))
         if row["stop_reason"] == StopReason.FAILED:
             num_failed += 1
         else:
-            tasks.setdefault(key, []).append(_Result(row["success"], row["final_reward"]))
-    return _Played(tasks, num_failed)
+            key = row["env_class_path"], configs[config], _canonical(row["task_data"])
+            tasks.setdefault(key, []).append((row["success"], row["final_reward"]))
+    return tasks, num_failed
 
 
 def _rows(run: Run) -> Iterable[dict[str, Any]]:
     """Return the compared columns, one dict per rollout."""
     if isinstance(run, RolloutStore):
-        rows = run.table(("session_id", *_COLUMNS)).to_pylist()
-        for row in rows:
-            _check_task(row["session_id"], is_known=row["task_data"] not in {None, "{}"})
-        yield from rows
+        yield from run.table(_COLUMNS).to_pylist()
         return
     for one in run:
         record = StoredRollout(trajectory=one) if isinstance(one, Trajectory) else one
         trajectory = record.trajectory
-        _check_task(trajectory.session_id, is_known=bool(trajectory.task_data))
         yield {
+            "session_id": trajectory.session_id,
             "env_class_path": record.env_class_path,
             "env_config": None if record.env_config is None else to_json(dict(record.env_config)),
             "task_data": to_json(dict(trajectory.task_data)),
@@ -217,11 +205,6 @@ def _rows(run: Run) -> Iterable[dict[str, Any]]:
             "final_reward": trajectory.final_reward,
             "stop_reason": trajectory.stop_reason,
         }
-
-
-def _check_task(session_id: str, *, is_known: bool) -> None:
-    if not is_known:
-        raise ConfigError(f"session {shown(session_id)} does not contain its task, which is needed to pair runs")
 
 
 def _canonical(text: str, without: Iterable[str] = ()) -> str:
@@ -232,28 +215,25 @@ def _canonical(text: str, without: Iterable[str] = ()) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _shared(key: _Key, a: Sequence[_Result], b: Sequence[_Result]) -> SharedTask:
+def _shared_task(key: _Key, a: _Results, b: _Results) -> SharedTask:
+    env, _, task = key
     return SharedTask(
-        env=key.env,
-        task_data=from_json(key.task),
+        env=env,
+        task_data=from_json(task),
         num_a=len(a),
         num_b=len(b),
-        wins_a=_share_of_wins(a),
-        wins_b=_share_of_wins(b),
-        reward_a=math.fsum(one.reward for one in a) / len(a),
-        reward_b=math.fsum(one.reward for one in b) / len(b),
+        wins_a=_win_rate(a),
+        wins_b=_win_rate(b),
+        reward_a=math.fsum(reward for _, reward in a) / len(a),
+        reward_b=math.fsum(reward for _, reward in b) / len(b),
     )
 
 
-def _share_of_wins(results: Sequence[_Result]) -> float | None:
+def _win_rate(results: _Results) -> float | None:
     """Return the win rate; unknown outcomes count as not won, unless all are unknown."""
-    if all(one.success is None for one in results):
+    if all(success is None for success, _ in results):
         return None
-    return sum(bool(one.success) for one in results) / len(results)
-
-
-def _most_changed_first(task: SharedTask) -> tuple[float, float, float]:
-    return -abs(task.change), task.change, -abs(task.reward_b - task.reward_a)
+    return sum(bool(success) for success, _ in results) / len(results)
 
 
 def _paired(

@@ -17,7 +17,7 @@ from agentsgym.envs.datasets.mix import LABEL_COLUMN
 from agentsgym.envs.datasets.registry import make
 from agentsgym.envs.play import play as play_all
 from agentsgym.errors import ConfigError, TaskError, check_options
-from agentsgym.evaluation.run import KeptRollouts
+from agentsgym.evaluation.run import kept_in_errors
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import is_int, require
 from agentsgym.rollouts.driver import drive
@@ -51,39 +51,37 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
     on_resume: Callable[[Sequence[Trajectory]], None] | None = None,
     **options: Any,
 ) -> Evaluation:
-    """Play rows of several environments at once, each in its own, and report every environment and the whole.
+    """Play rows that each name their environment, and report estimates for each environment and overall.
 
-    For rows that name their environment; :func:`agentsgym.evaluate` takes one environment and its tasks.
-
-    Whatever error ends it, the rollouts that were finished until then are the error's ``trajectories``.
+    For a single environment and its tasks there is :func:`agentsgym.evaluate`. If an error ends the evaluation, the
+    rollouts finished so far are in the error's ``trajectories``.
 
     Args:
         agent: An :class:`~agentsgym.agents.base.Agent`, or any object with ``get_action(messages, agent_state)``.
-        rows: Dataset rows, as :func:`agentsgym.mix` makes them; a column ``environment`` names their parts.
-        tokenizer: The policy's; None for agents that only read and write text.
-        num_rollouts: Rollouts of each row.
-        seed: Random seed of the bootstrap, and of tasks without a seed.
-        failures: Policy for failed rollouts; by default they are counted, and the others continue.
-        on_finish: Called with each rollout as soon as it is finished.
-        store: As of :func:`~agentsgym.evaluation.run.evaluate`: a folder, or a writer, that keeps every rollout, each
-            with its own environment.
-        resume: Likewise.
-        agent_name: Likewise.
-        on_resume: Likewise.
-        **options: ``max_turn_tokens`` and ``max_completion_length``, and what
-            :func:`~agentsgym.rollouts.driver.drive` takes: ``max_concurrent``, ``pool``, ``turn_timeout_s``,
+        rows: Dataset rows, for example from :func:`agentsgym.mix`; the column ``environment`` names the parts of a mix.
+        tokenizer: The policy's tokenizer; None for agents that only read and write text.
+        num_rollouts: The number of rollouts per row.
+        seed: Random seed of the bootstrap and of tasks without one.
+        failures: The policy for failed rollouts; by default they are counted, and the others continue.
+        on_finish: A function that is called with each finished rollout.
+        store: The folder or writer of a rollout store, as in :func:`~agentsgym.evaluation.run.evaluate`.
+        resume: Whether to skip stored rollouts, as there.
+        agent_name: The agent's name in the store, as there.
+        on_resume: A function that is called with the skipped rollouts, as there.
+        **options: ``max_turn_tokens`` and ``max_completion_length``, and the options of
+            :func:`~agentsgym.rollouts.driver.drive`: ``max_concurrent``, ``pool``, ``turn_timeout_s`` and
             ``episode_timeout_s``.
 
     Returns:
-        The estimates over all rollouts, rewards of different environments averaged as they are, and in
-        ``by_environment`` those of each environment, where there are several. ``fraction_of_optimal`` of the whole is
-        None unless every environment has one. ``task_index`` of a trajectory is the index of its row.
+        The estimates over all rollouts, without rescaling rewards of different environments, and in ``by_environment``
+        those of each environment if there are several. The overall ``fraction_of_optimal`` is None unless every
+        environment has one. ``task_index`` of a trajectory is the index of its row.
 
     Raises:
         ConfigError: There are no rows, or the environment of a row cannot be built.
-        TaskError: Some task cannot be played; nothing has been played then.
+        TaskError: A task is invalid; nothing has been played.
         TypeError: An option is unknown.
-        StoreError: There can be no store at that place.
+        StoreError: The store cannot be created.
         TooManyFailuresError: More rollouts failed than ``failures`` allows.
     """
     check_options(options, evaluate_mixed, drive, MultistepEnv.trials)
@@ -108,27 +106,27 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
             known = [*stored.known.values()]
             if on_resume is not None:
                 on_resume(known)
-        kept = KeptRollouts(on_finish, known)
-        with kept.in_errors():
-            everything = play(on_finish=kept.add)
+        with kept_in_errors(on_finish, known) as keep:
+            everything = play(on_finish=keep)
             counted = policy.without_small_groups(everything)
     return _summary(counted, everything, players.labels, seed)
 
 
 def pooled(parts: Mapping[str, Evaluation], *, seed: int = 0) -> Evaluation:
-    """Sum up evaluations that were made environment by environment, as :func:`evaluate_mixed` does of all at once.
+    """Combine evaluations of single environments into one, as :func:`evaluate_mixed` would return it.
 
-    So players that know one environment each become one, to be held against a policy that plays all.
+    This way, agents for one environment each can be compared with a policy that plays all of them.
 
     Args:
-        parts: The evaluations, by the names of their environments; each holds its rollouts.
+        parts: The evaluations by the names of their environments, with their rollouts.
         seed: Random seed of the bootstrap.
 
     Returns:
-        The estimates over all rollouts, tasks numbered through, and in ``by_environment`` those of each environment.
+        The estimates over all rollouts, with consecutive task indices, and in ``by_environment`` those of each
+        environment.
 
     Raises:
-        ConfigError: There are none, or they hold no rollouts.
+        ConfigError: There are no rollouts.
     """
     trajectories: list[Trajectory] = []
     labels: list[str] = []
@@ -146,7 +144,7 @@ def pooled(parts: Mapping[str, Evaluation], *, seed: int = 0) -> Evaluation:
 
 
 def label_of(row: DatasetRow) -> str:
-    """Return the display name of a row's environment: its column ``environment``, else the class.
+    """Return the display name of a row's environment: its column ``environment``, or else the name of the class.
 
     >>> label_of({"env_class_path": "my_games.chess.Chess"})
     'Chess'
@@ -159,7 +157,7 @@ class _Players:
     """Builds the environment of each class and configuration once, and the trials of rows.
 
     Attributes:
-        trials: Those of all rows so far, task-major.
+        trials: The trials of all rows so far, row by row.
         envs: The environment of each row.
         tasks: The task of each row, with its seed.
         labels: The name of each row's environment.
@@ -174,11 +172,11 @@ class _Players:
         self._tokenizer, self._seed, self._limits = tokenizer, seed, limits
 
     def add_all(self, rows: Iterable[Any], num_rollouts: int) -> None:
-        """Create the trials of all rows, not started yet.
+        """Create the trials of all rows without starting them.
 
         Raises:
-            ConfigError: There is none, or one names no environment that can be built.
-            TaskError: Some task cannot be played.
+            ConfigError: There are no rows, or the environment of a row cannot be built.
+            TaskError: A task is invalid.
         """
         for index, row in enumerate(rows):
             try:
@@ -196,7 +194,10 @@ class _Players:
         task = dict(fields["task_data"])
         if task.get("seed") is None:
             task["seed"] = derive_seed("evaluation", self._seed, index)
-        env = self._environment(fields)
+        key = json.dumps([fields.get("env_class_path"), fields.get("env_config")], sort_keys=True, default=repr)
+        if key not in self._built:
+            self._built[key] = make(fields, self._tokenizer)
+        env = self._built[key]
         trials = env.trials([task], num_rollouts, **self._limits)
         for trial in trials:
             trial.task_index = index
@@ -205,29 +206,23 @@ class _Players:
         self.tasks.append(task)
         self.labels.append(label_of(fields))
 
-    def _environment(self, row: DatasetRow) -> MultistepEnv:
-        key = json.dumps([row.get("env_class_path"), row.get("env_config")], sort_keys=True, default=repr)
-        if key not in self._built:
-            self._built[key] = make(row, self._tokenizer)
-        return self._built[key]
-
 
 def _summary(
     kept: Sequence[Trajectory], everything: Sequence[Trajectory], labels: Sequence[str], seed: int
 ) -> Evaluation:
-    """Estimate from the filtered rollouts, and count all of them."""
+    """Return the estimates of the kept rollouts with the counts of all."""
     evaluation, whole = (
         summarize(some, seed=seed, environments=[labels[one.task_index] for one in some]) for some in (kept, everything)
     )
     parts = {name: _counted(evaluation.by_environment.get(name), part) for name, part in whole.by_environment.items()}
     total = replace(_counted(evaluation, whole), by_environment=parts)
     if any(part.fraction_of_optimal is None for part in parts.values()):
-        return replace(total, fraction_of_optimal=None)  # it would stand for some of the environments alone
+        return replace(total, fraction_of_optimal=None)  # it would only cover some of the environments
     return total
 
 
 def _counted(kept: Evaluation | None, whole: Evaluation) -> Evaluation:
-    """Return the estimates of the filtered rollouts with the counts of all."""
+    """Replace the counts of an evaluation, of which None stands for no rollouts, with those of all rollouts."""
     counts: dict[str, Any] = {
         "num_failed": whole.num_failed,
         "stop_reasons": whole.stop_reasons,

@@ -1,26 +1,26 @@
 """Replay the actions of a recorded rollout in the current environment, and report the first difference.
 
-A record contains the task with its seed and the agent's actions; everything else is produced by the environment
-again. A difference means that something has changed since: its code, its data, a package or a
-server that it uses, or a draw that does not come from ``self.rng``.
+A record contains the task with its seed and the agent's actions; the environment produces everything else again. A
+difference means that its code, its data, or a package or server that it uses has changed, or that it draws random
+numbers from elsewhere than ``self.rng``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.conversation import Budget
 from agentsgym.envs.datasets.registry import make
-from agentsgym.envs.trial import Trial
 from agentsgym.errors import AgentError, ConfigError, MissingDependencyError, TaskError, TemplateError
 from agentsgym.evaluation.replay_difference import Difference, Played, first_difference
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.values import Unkept, to_json
 from agentsgym.texts import sentence_of, shown
-from agentsgym.types import Action, FinishReason, StopReason, ToolCall, Trajectory, TurnRequest
+from agentsgym.types import Action, FinishReason, StopReason, ToolCall, Trajectory
 
 _NOT_PLAYABLE = (ConfigError, TaskError, TemplateError, MissingDependencyError)
 
@@ -31,9 +31,9 @@ class Replay:
 
     Attributes:
         recorded: The rollout as it was recorded.
-        played: As it was played now, up to the last recorded action; None if it cannot be replayed.
-        difference: Where the two first differ; None if they do not.
-        impossible: Why it cannot be replayed, a sentence; else None.
+        played: The replay, up to the last recorded action; None if it is impossible.
+        difference: The first difference of the two; None if they are the same.
+        impossible: The reason why the rollout cannot be replayed, a sentence; None if it can.
     """
 
     recorded: Trajectory
@@ -67,16 +67,16 @@ def replay(rollout: StoredRollout | Trajectory, env: MultistepEnv | None = None)
     the stop reason, ``info["success"]`` and the final reward. Not compared are tokens, and the end of a rollout in
     which the agent failed or that a token limit ended: there the environment only has to continue as recorded.
 
-    With an environment that has the tokenizer of the record, actions come with their token ids, and calls of tools are
-    read from them again; without one they come as text, with the calls that were read then.
+    If the environment has the tokenizer of the record, tool calls are parsed again from the recorded token ids;
+    otherwise actions are text, with the calls that were parsed at the time.
 
     Args:
         rollout: A record from a store (``store.record(i)``), or a trajectory.
-        env: The environment; by default the one that the record names, if it is one of the package or registered. No
-            code is imported because a record names it.
+        env: The environment; by default the one that the record names, if it is built in or registered. No code is
+            imported just because a record names it.
 
     Raises:
-        ConfigError: A trajectory comes without an environment.
+        ConfigError: ``rollout`` is a trajectory and ``env`` is None.
     """
     if isinstance(rollout, Trajectory) and env is None:
         raise ConfigError("a trajectory does not name its environment: pass it, as in replay(trajectory, env)")
@@ -92,7 +92,7 @@ def replay_all(
 
     Args:
         rollouts: The records.
-        env: One environment for all; or what gives each record's; by default :class:`EnvsOfRecords`.
+        env: One environment for all, or a function that returns each record's; by default :class:`EnvsOfRecords`.
     """
     env_of = EnvsOfRecords() if env is None else env
     for record in rollouts:
@@ -103,7 +103,7 @@ def replay_all(
 
 
 class EnvsOfRecords:
-    """Builds the environments of records, without a tokenizer, each once."""
+    """Builds the environments of records without a tokenizer, each once."""
 
     def __init__(
         self, env_class: type[MultistepEnv] | None = None, env_config: Mapping[str, Any] | None = None
@@ -111,7 +111,7 @@ class EnvsOfRecords:
         """Build no environment yet.
 
         Args:
-            env_class: The class of all; by default the one that a record names.
+            env_class: The class of all environments; by default the one that a record names.
             env_config: Keys that replace those of the records.
         """
         self._env_class, self._env_config = env_class, dict(env_config or {})
@@ -129,15 +129,13 @@ class EnvsOfRecords:
             raise ConfigError(f"its env_config had {unkept}, which cannot be stored: pass the environment")
         key = (path, to_json(config))
         if key not in self._made:
-            self._made[key] = self._make(path, config)
+            if self._env_class is not None:
+                self._made[key] = self._env_class(None, config)
+            elif path is None:
+                raise ConfigError("the record does not name its environment")
+            else:
+                self._made[key] = make({"env_class_path": path, "env_config": config})
         return self._made[key]
-
-    def _make(self, path: str | None, config: dict[str, Any]) -> MultistepEnv:
-        if self._env_class is not None:
-            return self._env_class(None, config)
-        if path is None:
-            raise ConfigError("the record does not name its environment")
-        return make({"env_class_path": path, "env_config": config})
 
 
 def _unkept(value: Any) -> str | None:
@@ -158,7 +156,7 @@ def _replay(recorded: Trajectory, env: MultistepEnv) -> Replay:
     played = _play(recorded, env, episodes, finishes)
     difference = first_difference(recorded, played)
     while difference is not None and env.takes_actions:
-        # A record does not contain whether an answer was truncated, which such an environment sees.
+        # The record does not contain whether an answer was truncated, which this environment can see.
         turn = _action_before(difference)
         if turn < 0 or finishes[turn] == "length":
             break
@@ -168,7 +166,7 @@ def _replay(recorded: Trajectory, env: MultistepEnv) -> Replay:
         if later is not None and _action_before(later) <= turn:
             break
         played, difference = other, later
-    if difference is not None and _is_text_of_ids(recorded, env, _action_before(difference)):
+    if difference is not None and _may_hide_calls(recorded, env, _action_before(difference)):
         raise ConfigError(
             f"the tool calls of turn {_action_before(difference)} can be recovered only from its tokens: pass an "
             "environment with the tokenizer it was played with"
@@ -181,7 +179,7 @@ def _action_before(difference: Difference) -> int:
     return difference.turn - (difference.what == "observation")
 
 
-def _is_text_of_ids(recorded: Trajectory, env: MultistepEnv, turn: int) -> bool:
+def _may_hide_calls(recorded: Trajectory, env: MultistepEnv, turn: int) -> bool:
     """Return whether an answer may contain unreadable tool calls, which its message does not show."""
     if not env.takes_actions or env.tokenizer is not None or turn < 0:
         return False
@@ -225,33 +223,22 @@ def _play(recorded: Trajectory, env: MultistepEnv, episodes: range | None, finis
     [trial] = env.trials([{"task_data": recorded.task_data}])
     trial.episodes = episodes
     trial.task_index, trial.rollout_index = recorded.task_index, recorded.rollout_index
-    game = trial.play()
-    try:
-        return _advance(trial, game, recorded, finishes)
-    finally:
-        game.close()
-
-
-def _advance(
-    trial: Trial,
-    game: Generator[TurnRequest, Action, Trajectory],
-    recorded: Trajectory,
-    finishes: Sequence[FinishReason],
-) -> Played:
     last = len(recorded.turns) - 1
-    is_cut = recorded.stop_reason is StopReason.MAX_TOKENS  # its limits are not on record: they end it here as there
-    try:
-        if last < 0 and is_cut:
-            trial.budget = _Spent()
-        next(game)
-        for turn in range(last + 1):
-            action = _action(recorded, turn, finishes[turn], has_tokens=trial.env.chat_format is not None)
-            if turn == last and is_cut:
+    # The token limits are not recorded, so the budget is set to be spent where they ended the rollout.
+    is_cut = recorded.stop_reason is StopReason.MAX_TOKENS
+    with closing(trial.play()) as episode:
+        try:
+            if last < 0 and is_cut:
                 trial.budget = _Spent()
-            game.send(action)
-    except StopIteration as over:
-        return Played(trajectory=over.value, continues=False)
-    return Played(trajectory=trial.abandon(AgentError("the record has no further action")), continues=True)
+            next(episode)
+            for turn in range(last + 1):
+                action = _action(recorded, turn, finishes[turn], has_tokens=env.chat_format is not None)
+                if turn == last and is_cut:
+                    trial.budget = _Spent()
+                episode.send(action)
+        except StopIteration as end:
+            return Played(trajectory=end.value, continues=False)
+        return Played(trajectory=trial.abandon(AgentError("the record has no further action")), continues=True)
 
 
 def _action(recorded: Trajectory, index: int, finish_reason: FinishReason, *, has_tokens: bool) -> Action:
@@ -259,15 +246,14 @@ def _action(recorded: Trajectory, index: int, finish_reason: FinishReason, *, ha
     turn = recorded.turns[index]
     message = recorded.messages[turn.message_index]
     has_ids = has_tokens and turn.exact and turn.stop > turn.start
+    calls: list[ToolCall] = []
+    for call in () if has_ids else message.get("tool_calls", ()):
+        function = call["function"]
+        calls.append(ToolCall(name=function["name"], arguments=function["arguments"], id=call.get("id")))
     return Action(
         text=message["content"],
         token_ids=[*recorded.token_ids[turn.start : turn.stop]] if has_ids else None,
-        tool_calls=() if has_ids else [_call(one) for one in message.get("tool_calls", ())],
+        tool_calls=calls,
         reasoning=message.get("reasoning_content"),
         finish_reason=finish_reason,
     )
-
-
-def _call(written: Mapping[str, Any]) -> ToolCall:
-    function = cast("Mapping[str, Any]", written["function"])
-    return ToolCall(name=function["name"], arguments=function["arguments"], id=written.get("id"))

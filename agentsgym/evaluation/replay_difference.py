@@ -12,18 +12,18 @@ from agentsgym.texts import shown
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 
 _CONTINUES = "continues"
-_REL, _ABS = 1e-9, 1e-12  # rewards that another machine has rounded otherwise are equal
+_REL, _ABS = 1e-9, 1e-12  # rewards are equal if only the rounding of another machine differs
 
 
 class Difference(NamedTuple):
     """The first difference between a replay and its record.
 
     Attributes:
-        turn: The turn, from 0 on: before its action for an observation, after it for everything else.
+        turn: The turn, from 0: an observation differs before its action, everything else after it.
         what: ``"observation"``, ``"role"``, ``"invalid"``, ``"reward"``, ``"rewards by role"``, ``"stop reason"``,
             ``"success"`` or ``"final reward"``.
-        recorded: How it was.
-        played: How it is now.
+        recorded: The recorded value.
+        played: The value in the replay.
     """
 
     turn: int
@@ -37,7 +37,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """A replay: its trajectory, and whether the environment requests more actions than the record has."""
+    """A replay: its trajectory, and whether the environment requests more actions than were recorded."""
 
     trajectory: Trajectory
     continues: bool
@@ -49,27 +49,27 @@ def first_difference(recorded: Trajectory, played: Played) -> Difference | None:
     num_common, num_seen = min(len(recorded.turns), len(now.turns)), (0, 0)
     for k, (before, after) in enumerate(zip(recorded.turns, now.turns, strict=False)):
         seen = recorded.messages[num_seen[0] : before.message_index], now.messages[num_seen[1] : after.message_index]
-        difference = _of_observations(k, *seen)
+        difference = _compare_observations(k, *seen)
         if difference is None and (recorded.failed or now.failed) and k == num_common - 1:
-            difference = _of_ends(recorded, played)  # a step that raised gave no reward, so report its end instead
+            difference = _compare_ends(recorded, played)  # a step that raised gave no reward, so report its end instead
         if difference is None:
-            difference = _of_turns(k, before, after)
+            difference = _compare_turns(k, before, after)
         if difference is not None:
             return difference
         num_seen = before.message_index + 1, after.message_index + 1
     if not recorded.turns and recorded.messages and now.messages:
-        difference = _of_observations(0, recorded.messages, now.messages)
+        difference = _compare_observations(0, recorded.messages, now.messages)
         if difference is not None:
             return difference
-    difference = _of_ends(recorded, played)
+    difference = _compare_ends(recorded, played)
     last = recorded.messages[num_seen[0] :], now.messages[num_seen[1] :]
-    # A record of an environment that had no last message then holds none to compare with.
+    # The environment may not have had a last message when the record was made.
     if difference is None and recorded.turns and not recorded.failed and last[0]:
-        difference = _of_observations(len(recorded.turns), *last)
+        difference = _compare_observations(len(recorded.turns), *last)
     return difference
 
 
-def _of_observations(turn: int, before: Sequence[Message], after: Sequence[Message]) -> Difference | None:
+def _compare_observations(turn: int, before: Sequence[Message], after: Sequence[Message]) -> Difference | None:
     if [*map(_content, before)] == [*map(_content, after)]:
         return None
     pair = next((pair for pair in zip(before, after, strict=False) if _content(pair[0]) != _content(pair[1])), None)
@@ -87,7 +87,7 @@ def _content(message: Message) -> tuple[Any, ...]:
     return message["role"], message["content"], message.get("name")
 
 
-def _of_turns(k: int, before: Turn, after: Turn) -> Difference | None:
+def _compare_turns(k: int, before: Turn, after: Turn) -> Difference | None:
     if before.role != after.role:
         return Difference(k, "role", shown(before.role), shown(after.role))
     if before.invalid != after.invalid:
@@ -100,19 +100,19 @@ def _of_turns(k: int, before: Turn, after: Turn) -> Difference | None:
     return None
 
 
-def _of_ends(recorded: Trajectory, played: Played) -> Difference | None:
+def _compare_ends(recorded: Trajectory, played: Played) -> Difference | None:
     now = played.trajectory
     turn = max(0, len(now.turns) - 1)
-    has_requested = len(now.turns) < len(recorded.turns) or (recorded.failed and _is_agents(recorded.error))
+    # The agent failed after the environment had requested an action.
+    is_agents = any(line.startswith("AgentError:") for line in (recorded.error or "").splitlines()[:2])
+    has_requested = len(now.turns) < len(recorded.turns) or (recorded.failed and is_agents)
     before, after = _CONTINUES if has_requested else _end(recorded), _CONTINUES if played.continues else _end(now)
-    if recorded.failed and now.failed and not (has_requested or played.continues):
-        return None  # both in the environment's code; the sentences may name addresses and times
-    if before != after:
+    # If both failed in the environment's code, their messages may contain addresses and times.
+    both_failed = recorded.failed and now.failed and not (has_requested or played.continues)
+    if before != after and not both_failed:
         return Difference(turn, "stop reason", before, after)
-    return None if has_requested else _of_results(turn, recorded, now)
-
-
-def _of_results(turn: int, recorded: Trajectory, now: Trajectory) -> Difference | None:
+    if has_requested or both_failed:
+        return None
     if recorded.success != now.success:
         return Difference(turn, "success", str(recorded.success), str(now.success))
     if not _are_equal(recorded.final_reward, now.final_reward):
@@ -125,11 +125,6 @@ def _of_results(turn: int, recorded: Trajectory, now: Trajectory) -> Difference 
 def _end(trajectory: Trajectory) -> str:
     reason = trajectory.stop_reason
     return f"{reason}: {headline(trajectory.error or '')}" if reason is StopReason.FAILED else reason.value
-
-
-def _is_agents(error: str | None) -> bool:
-    """Return whether an error is the agent's, after the environment had requested an action."""
-    return any(line.startswith("AgentError:") for line in (error or "").splitlines()[:2])
 
 
 def _are_equal_maps(before: Mapping[Any, float], after: Mapping[Any, float]) -> bool:

@@ -1,4 +1,4 @@
-"""Keep the rollouts of an evaluation in a store, and play only those that it does not hold yet."""
+"""Store the rollouts of an evaluation, and play only those that are not stored yet."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
@@ -34,18 +35,18 @@ if TYPE_CHECKING:
 
     Play = Callable[..., list[Trajectory]]
 
-LIMITS = ("max_turn_tokens", "max_completion_length")  # without them an episode is another
+_LIMITS = ("max_turn_tokens", "max_completion_length")  # other limits may make another episode
 _KEY = "evaluation_key"
 
 
 class StoredEvaluation:
-    """The rollouts of one evaluation, on disk: what is there already, and where new ones go.
+    """The rollouts of one evaluation in a store.
 
     Attributes:
-        known: Those that are not played again, by task and rollout index.
+        known: The stored rollouts that are not played again, by task and rollout index.
     """
 
-    def __init__(  # noqa: PLR0913  # what an evaluation is made of
+    def __init__(  # noqa: PLR0913  # the arguments of an evaluation
         self,
         envs: Sequence[MultistepEnv],
         agent: Any,
@@ -56,28 +57,36 @@ class StoredEvaluation:
         resume: bool | Literal["failed"],
         agent_name: str | None,
     ) -> None:
-        """Open the store; nothing is played.
+        """Open the store without playing anything.
 
         Args:
             envs: The environment of each task.
             agent: The agent.
-            task_data: The tasks as they are asked for, each with its seed.
-            options: What ``env.rollout`` takes besides; of several environments, the limits of tokens.
-            store: A folder, or a writer.
-            resume: Whether to look for what is there; ``"failed"``: for what is there and did not fail.
-            agent_name: What the agent is called.
+            task_data: The tasks, each with its seed.
+            options: Further options of ``env.rollout``; for several environments, the token limits.
+            store: A folder or a writer.
+            resume: Whether to skip stored rollouts; ``"failed"`` plays the failed ones again.
+            agent_name: The agent's name in the store.
 
         Raises:
-            ConfigError: There is nothing to resume from, or nobody says who played.
-            StoreError: There can be no store.
+            ConfigError: An argument is invalid, or ``resume`` lacks the store or the agent's name.
+            StoreError: The store cannot be created.
         """
         self._is_own = not isinstance(store, RolloutWriter)
         name = agent_name or (store.shared.get("agent") if isinstance(store, RolloutWriter) else None)
-        _check(store, resume, name)
+        if not isinstance(store, str | Path | RolloutWriter | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"store must be a folder or a writer from RolloutStore.writer, got {shown(store)}")
+        if resume is not True and resume is not False and resume != "failed":
+            raise ConfigError(f"resume must be a bool or 'failed', got {shown(resume)}")
+        require("agent_name", name, or_none(is_str), "a string or None")
+        if store is None:
+            raise ConfigError("resume requires store, the folder to resume from")
+        if resume and name is None:
+            raise ConfigError("resume requires agent_name, the agent whose rollouts in the store are continued")
         self._envs, self._agent, self._options = envs, agent, options
         self._resume = resume
         self._name = name or type(agent).__name__
-        limits = {limit: options.get(limit) for limit in LIMITS}
+        limits = {limit: options.get(limit) for limit in _LIMITS}
         self._prefixes = {
             id(env): [
                 class_path(type(env)),
@@ -88,8 +97,14 @@ class StoredEvaluation:
             ]
             for env in {id(env): env for env in envs}.values()
         }
-        self._tasks = _numbered(envs, task_data)
-        self._writer = RolloutWriter(store) if isinstance(store, str | Path) else cast("RolloutWriter", store)
+        # Each task with its number among the equal tasks of its environment.
+        self._tasks: list[tuple[Mapping[str, Any], int]] = []
+        seen: Counter[tuple[int, str]] = Counter()
+        for env, task in zip(envs, task_data, strict=True):
+            key = id(env), _canonical(task)
+            self._tasks.append((task, seen[key]))
+            seen[key] += 1
+        self._writer = RolloutWriter(store) if isinstance(store, str | Path) else store
         self.known: dict[tuple[int, int], Trajectory] = {}
         self._run: str | None = self._writer.shared.get("run")
 
@@ -99,58 +114,66 @@ class StoredEvaluation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Write what is left; a disk that takes nothing is logged, for the evaluation has all rollouts."""
+        """Write the rest; a write error is only logged, since the evaluation returns all rollouts."""
         if self._is_own:
             self._writer.close(strict=False)
         else:
             self._writer.flush(wait=False)
 
     def playing(self, play: Play, num_rollouts: int) -> Play:
-        """Give a function that plays as the given one does, stores what it plays, and leaves out what is stored.
+        """Return a function that plays as ``play`` does, but skips stored rollouts and stores the others.
 
-        It is for one environment, whose ``rollout`` is the given function.
+        Args:
+            play: The ``rollout`` of the only environment.
+            num_rollouts: The number of rollouts per task.
+
+        Raises:
+            ConfigError: Some rollouts are stored, but the environment overrides ``rollout``.
         """
         self.look_up(num_rollouts)
-        if not self.known:
-            return partial(self._play_all, play)
-        env = self._envs[0]
-        if type(env).rollout is not MultistepEnv.rollout:
-            raise ConfigError(
-                f"{type(env).__name__} overrides rollout, so single rollouts cannot be skipped: use resume=False"
-            )
-        return partial(self._play_missing, env, num_rollouts)
+        if self.known and type(self._envs[0]).rollout is not MultistepEnv.rollout:
+            name = type(self._envs[0]).__name__
+            raise ConfigError(f"{name} overrides rollout, so single rollouts cannot be skipped: use resume=False")
+        return partial(self._play, play, num_rollouts)
 
     def look_up(self, num_rollouts: int) -> None:
-        """Find what is stored already, if it is not to be played again."""
-        self.known = self._find(num_rollouts) if self._resume else {}
+        """Find the newest stored rollout of each task and rollout index, if resuming."""
+        if self._resume:
+            if not self._is_own:
+                self._writer.flush()
+            places = {self._key(i, j): (i, j) for i in range(len(self._tasks)) for j in range(num_rollouts)}
+            store = RolloutStore(self._writer.path)
+            table = store.table(["extra", "run", "stop_reason"])
+            extras, reasons = (table.column(name).to_pylist() for name in ("extra", "stop_reason"))
+            rows: dict[tuple[int, int], int] = {}
+            for row, (extra, reason) in enumerate(zip(extras, reasons, strict=True)):
+                place = places.get(from_json(extra).get(_KEY)) if _KEY in extra else None
+                if place is not None and not (self._resume == "failed" and reason == "failed"):
+                    rows[place] = row
+            if rows and self._run is None:
+                self._run = table.column("run")[max(rows.values())].as_py()
+            in_store_order = sorted(rows.items(), key=itemgetter(1))  # reads each part of the store once
+            self.known = {place: replace(store[row], task_index=place[0]) for place, row in in_store_order}
         self._run = self._run or f"evaluation-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
     def play_missing(
         self, trials: Sequence[Trial], policy: FailurePolicy, on_finish: OnFinish, **options: Any
     ) -> list[Trajectory]:
-        """Play the trials that are not stored, store them, and give all rollouts in the order of the trials."""
+        """Play and store the trials that are not stored, and return all rollouts in the order of the trials."""
         missing = [one for one in trials if (one.task_index, one.rollout_index) not in self.known]
-        # Also where nothing is missing: more of the known ones may have failed than is allowed this time.
+        # Even if nothing is missing: more of the known rollouts may have failed than is allowed this time.
         options = {"on_finish": self._storing(on_finish), "finished_before": [*self.known.values()], **options}
         played = play(missing, as_agent(self._agent), policy, **options)
         results = self.known | {(one.task_index, one.rollout_index): one for one in played}
         return [results[one.task_index, one.rollout_index] for one in trials]
 
-    def _play_all(self, play: Play, *, on_finish: OnFinish, **options: Any) -> list[Trajectory]:
-        return play(on_finish=self._storing(on_finish), **options)
-
-    def _play_missing(
-        self,
-        env: MultistepEnv,
-        num_rollouts: int,
-        *,
-        on_finish: OnFinish,
-        failures: FailurePolicy | None = None,
-    ) -> list[Trajectory]:
-        options = dict(self._options)
-        limits = {name: options.pop(name) for name in LIMITS if name in options}
+    def _play(self, play: Play, num_rollouts: int, *, on_finish: OnFinish, **given: Any) -> list[Trajectory]:
+        if not self.known:
+            return play(on_finish=self._storing(on_finish), **given)
+        env, options = self._envs[0], dict(self._options)
+        limits = {name: options.pop(name) for name in _LIMITS if name in options}
         trials = env.trials([task for task, _ in self._tasks], num_rollouts, **limits)
-        everything = self.play_missing(trials, as_policy(failures), on_finish, **options)
+        everything = self.play_missing(trials, as_policy(given.get("failures")), on_finish, **options)
         env.check_starts(everything)
         return everything
 
@@ -175,58 +198,13 @@ class StoredEvaluation:
         return finished
 
     def _key(self, task_index: int, rollout_index: int) -> str:
-        """Name one rollout of this evaluation, equal for equal arguments in any process."""
+        """Return the key of a rollout of this evaluation, the same in any process."""
         task, number = self._tasks[task_index]
         prefix = self._prefixes[id(self._envs[task_index])]
         text = json.dumps([*prefix, _canonical(task), number, rollout_index], sort_keys=True)
         return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
-    def _find(self, num_rollouts: int) -> dict[tuple[int, int], Trajectory]:
-        """Find the rollouts that are there, the newest of each."""
-        if not self._is_own:
-            self._writer.flush()
-        places = {self._key(i, j): (i, j) for i in range(len(self._tasks)) for j in range(num_rollouts)}
-        store = RolloutStore(self._writer.path)
-        table = store.table(["extra", "run", "stop_reason"])
-        rows: dict[tuple[int, int], int] = {}
-        for row, (extra, reason) in enumerate(
-            zip(table.column("extra").to_pylist(), table.column("stop_reason").to_pylist(), strict=True)
-        ):
-            place = places.get(from_json(extra).get(_KEY)) if _KEY in extra else None
-            if place is not None and not (self._resume == "failed" and reason == "failed"):
-                rows[place] = row
-        if rows and self._run is None:
-            self._run = table.column("run")[max(rows.values())].as_py()
-        return {
-            place: replace(store[row], task_index=place[0])
-            for place, row in sorted(
-                rows.items(), key=lambda item: item[1]
-            )  # as they lie, so that each part is read once
-        }
-
-
-def _check(store: Any, resume: Any, agent_name: str | None) -> None:
-    if not isinstance(store, str | Path | RolloutWriter | None):
-        raise ConfigError(f"store must be a folder or a writer from RolloutStore.writer, got {shown(store)}")
-    require("resume", resume, lambda value: value is True or value is False or value == "failed", "a bool or 'failed'")
-    require("agent_name", agent_name, or_none(is_str), "a string or None")
-    if store is None:
-        raise ConfigError("resume requires store, the folder to resume from")
-    if resume and agent_name is None:
-        raise ConfigError("resume requires agent_name, the agent whose rollouts in the store are continued")
-
-
-def _numbered(envs: Sequence[MultistepEnv], tasks: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:
-    """Each task with its number among those of its environment that are equal to it."""
-    seen: Counter[tuple[int, str]] = Counter()
-    numbered: list[tuple[Mapping[str, Any], int]] = []
-    for env, task in zip(envs, tasks, strict=True):
-        key = (id(env), _canonical(task))
-        numbered.append((task, seen[key]))
-        seen[key] += 1
-    return numbered
-
 
 def _canonical(value: Mapping[str, Any]) -> str:
-    """Write a dict so that equal ones are equal texts, whatever the order of their keys."""
+    """Write a dict as JSON so that equal dicts are equal texts, whatever the order of their keys."""
     return json.dumps(json.loads(to_json(value)), sort_keys=True)

@@ -84,12 +84,12 @@ def dpo_examples(records: Iterable[StoredRollout]) -> Iterator[Example]:
 
 
 def _tools(record: StoredRollout) -> Example:
-    """The schemas of a rollout's tools, as a field; empty without tools, or if the store does not have them."""
+    """Return the field with the schemas of a rollout's tools; empty if there are none, or none are stored."""
     return {"tools": json.dumps(as_json(record.tools), ensure_ascii=False)} if record.tools else {}
 
 
 def _is_won(trajectory: Trajectory, turn: Turn, min_reward: float | None) -> bool | None:
-    """Whether the role of a turn won; None if that is unknown, or the rollout failed."""
+    """Return whether the role of a turn won; None if that is unknown, or the rollout failed."""
     if trajectory.failed:
         return None
     earned = _earned(trajectory, turn)
@@ -99,31 +99,31 @@ def _is_won(trajectory: Trajectory, turn: Turn, min_reward: float | None) -> boo
 
 
 def _earned(trajectory: Trajectory, turn: Turn) -> float:
-    """The total reward of a turn's role."""
+    """Return the final reward of a turn's role."""
     return trajectory.final_rewards.get(turn.role, trajectory.final_reward)
 
 
 def _first_difference(better: Trajectory, worse: Trajectory) -> Iterator[Example]:
     for one, other in zip(better.turns, worse.turns, strict=False):
         prompt = _prompt(better, one)
-        if [*map(_said, prompt)] != [*map(_said, _prompt(worse, other))]:
+        if [*map(_without_call_ids, prompt)] != [*map(_without_call_ids, _prompt(worse, other))]:
             return
         answers = [(_earned(better, one), _answer(better, one)), (_earned(worse, other), _answer(worse, other))]
         (most, chosen), (least, rejected) = sorted(answers, key=lambda answer: -answer[0])
-        if _said(chosen) != _said(rejected):
+        if _without_call_ids(chosen) != _without_call_ids(rejected):
             if most > least:
                 yield as_json({"prompt": prompt, "chosen": [chosen], "rejected": [rejected]})
             return
 
 
-def _said(message: Message) -> Mapping[str, Any]:
-    """A message without the ids of its calls, which servers generate anew each time."""
+def _without_call_ids(message: Message) -> Mapping[str, Any]:
+    """Return a message without the ids of its calls, which servers generate anew each time."""
     calls = [{key: value for key, value in call.items() if key != "id"} for call in message.get("tool_calls", ())]
     return {**message, "tool_calls": calls, "tool_call_id": None}
 
 
 def _task(record: StoredRollout) -> tuple[Any, ...]:
-    """The key that rollouts of one task share; for a record without its task, the index in its run."""
+    """Return a key that rollouts of one task share; for a record without its task, the index in its run."""
     own = record.trajectory
     task = (to_json(own.task_data),) if own.task_data else (record.run, own.task_index)
     return (record.env_class_path, to_json(record.env_config), to_json(record.tools), *task)

@@ -31,20 +31,19 @@ from agentsgym.texts import visible
 from agentsgym.types import Trajectory
 
 if TYPE_CHECKING:
-    from inspect_ai.log import EvalLog, EvalMetric, EvalResults, EvalSample, EvalScore, EvalSpec, EvalStats
+    from inspect_ai.log import EvalLog, EvalMetric, EvalResults, EvalSample, EvalScore, EvalSpec
 
-    from agentsgym.statistics.metrics import Estimate, Evaluation
+    from agentsgym.statistics.metrics import Evaluation
 
-SUFFIXES: Final = (".eval", ".json")
-_SHARED: Final = ("env_class_path", "env_config", "agent", "run", "source")  # shared by all rollouts of a log
+_SHARED: Final = ("env_class_path", "env_config", "agent", "run", "source")  # equal for all rollouts of a log
 _EVALUATION: Final = "evaluation"
-_MAX_CHARACTERS: Final = 50_000_000  # of a log's conversations: its samples are in memory until it is written
+_MAX_CHARACTERS: Final = 50_000_000  # of the conversations of a log, whose samples are in memory until it is written
 
 
 def write_inspect_logs(store: RolloutStore, path: str | Path, *, max_samples: int = 5000) -> list[Path]:
     """Write the rollouts of a store as Inspect logs, which ``inspect view`` shows and ``read_eval_log`` reads.
 
-    A log has one task, so each environment (class and configuration), agent, run and source gets a separate log, and so
+    A log has one task, so each environment (class and configuration), agent, run and source gets a separate log, as
     does each evaluation within a run, by its step. A sample is a rollout: its epoch is its index among the rollouts of
     its task, from 1 (``rollout_index + 1``, or the index in its task group), its scores are ``success`` (if the
     environment defines it), ``reward`` and ``turns``; a failed rollout has an error and no scores. Tokens, masks and
@@ -52,11 +51,11 @@ def write_inspect_logs(store: RolloutStore, path: str | Path, *, max_samples: in
 
     Args:
         store: The rollouts; a filtered store is also accepted.
-        path: ``FILE.eval`` or ``FILE.json`` for a single log, or a folder for any number of ``.eval`` files, which is
-            made. Nothing is overwritten, and what is written is there as a whole or not at all.
-        max_samples: The maximum number of samples per log, since samples are in memory until it is written; a log also
-            ends at 50 million characters of conversation. The rest follows in further logs, each with separate results,
-            numbered in ``metadata["part"]``.
+        path: ``FILE.eval`` or ``FILE.json`` for a single log, or a new folder for any number of ``.eval`` files.
+            Nothing is overwritten, and either everything is written or nothing.
+        max_samples: Maximum number of samples per log, since samples are in memory until it is written; a log also ends
+            at 50 million characters of conversation. The rest follows in further logs with separate results, numbered
+            in ``metadata["part"]``.
 
     Returns:
         The files, in the order in which they were written.
@@ -72,14 +71,19 @@ def write_inspect_logs(store: RolloutStore, path: str | Path, *, max_samples: in
         raise MissingDependencyError("inspect_ai", "inspect")
     require("max_samples", max_samples, is_int(1), "a positive int")
     path = Path(path)
-    _check_place(path)
+    if path.suffix and path.suffix not in {".eval", ".json"}:
+        raise ConfigError(f"the path of Inspect logs must be FILE.eval, FILE.json or a folder, got {path}")
+    if path.exists() or path.is_symlink():
+        raise ConfigError(f"{path} already exists")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: the folder {path.parent} does not exist")
     groups = _groups(store)
     if not groups:
         raise ConfigError(f"{store!r} has no rollouts to write")
     is_file = bool(path.suffix)
     if is_file and len(groups) > 1:
         raise _several(path, [_title(one) for one in groups])
-    with _whole(path) as place:
+    with _renamed_on_success(path) as place:
         if not is_file:
             place.mkdir()
         return [path if is_file else path / one.name for one in _written(store, groups, place, max_samples, path)]
@@ -97,7 +101,10 @@ def _written(
         for log in _logs(_chosen(store, shared), shared, max_samples):
             if is_file and names:
                 raise _several(path, [f"{_title(shared)}, in parts of {max_samples} samples at most"])
-            name = _file_name(shared)
+            # named like Inspect's own logs, with only letters, digits and dashes
+            parts = (_task_name(shared), shared["agent"], shared["run"], _step_name(shared))
+            plain = (re.sub(r"[^A-Za-z0-9.]+", "-", str(one)).strip("-.")[:60] for one in parts if one)
+            name = "_".join(one or "unknown" for one in plain)
             names[name] += 1
             number = f"_{names[name]}" if names[name] > 1 else ""
             file = place if is_file else place / f"{name}{number}.eval"
@@ -105,26 +112,17 @@ def _written(
             yield file
 
 
-def _check_place(path: Path) -> None:
-    if path.suffix and path.suffix not in SUFFIXES:
-        raise ConfigError(f"the path of Inspect logs must be FILE.eval, FILE.json or a folder, got {path}")
-    if path.exists() or path.is_symlink():
-        raise ConfigError(f"{path} already exists")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{path} cannot be written: the folder {path.parent} does not exist")
-
-
 def _several(path: Path, titles: Sequence[str]) -> ConfigError:
     listed = "; ".join(titles[:5]) + ("; …" if len(titles) > 5 else "")
     return ConfigError(
-        f"an Inspect log has one task, and these rollouts need several ({listed}): give a folder, as in "
-        f"{path.with_suffix('')}, or choose some of the rollouts"
+        f"an Inspect log has one task, and these rollouts need several ({listed}): use a folder, such as "
+        f"{path.with_suffix('')}, or select fewer rollouts"
     )
 
 
 @contextlib.contextmanager
-def _whole(path: Path) -> Generator[Path]:
-    """Yield a temporary path that is renamed to the final one on success."""
+def _renamed_on_success(path: Path) -> Generator[Path]:
+    """Yield a temporary path, which is renamed to ``path`` on success and deleted on failure."""
     place = path.absolute().with_name(f".unfinished-{secrets.token_hex(4)}-{path.name}")
     try:
         yield place
@@ -138,7 +136,7 @@ def _whole(path: Path) -> Generator[Path]:
 
 
 def _chosen(store: RolloutStore, shared: Mapping[str, Any]) -> RolloutStore:
-    """The rollouts with these shared values; ``env_config`` is compared as text, in which NaN equals itself."""
+    """Select the rollouts with these values; ``env_config`` is compared as text, in which NaN equals itself."""
     config = shared["env_config"]
     wanted = {name: value for name, value in shared.items() if name != "step" or shared["source"] == _EVALUATION}
 
@@ -149,7 +147,7 @@ def _chosen(store: RolloutStore, shared: Mapping[str, Any]) -> RolloutStore:
 
 
 def _groups(store: RolloutStore) -> list[dict[str, Any]]:
-    """The shared values of each log's rollouts, in the order of the store."""
+    """Return the values that the rollouts of each log share, in the order of the store."""
     names = (*_SHARED, "step")
     columns: list[list[Any]] = [column.to_pylist() for column in store.table(names).columns]
     rows = [dict(zip(names, one, strict=True)) for one in dict.fromkeys(zip(*columns, strict=True))]
@@ -171,12 +169,6 @@ def _task_name(shared: Mapping[str, Any]) -> str:
     return name_of_env(shared["env_class_path"], from_json(config) if config else {}) or "unknown"
 
 
-def _file_name(shared: Mapping[str, Any]) -> str:
-    """Name a log by its time, task, agent and run, as Inspect's own are: letters, digits and dashes alone."""
-    named = [_task_name(shared), shared["agent"], shared["run"], _step_name(shared)]
-    return "_".join(re.sub(r"[^A-Za-z0-9.]+", "-", str(one)).strip("-.")[:60] or "unknown" for one in named if one)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
     """The samples of one log, and their outcomes.
@@ -193,11 +185,9 @@ class _Part:
 
 
 def _logs(store: RolloutStore, shared: Mapping[str, Any], max_samples: int) -> Iterator[EvalLog]:
-    """Give the logs of rollouts that have everything in common, one after another."""
+    """Yield the logs of the rollouts of one group; they are numbered only if there are several."""
     parts = _parts(store.records(), max_samples)
-    part = next(parts)
-    number = 1
-    following = next(parts, None)
+    part, following, number = next(parts), next(parts, None), 1
     while following is not None:
         yield _log(part, shared, number)
         part, following, number = following, next(parts, None), number + 1
@@ -217,20 +207,18 @@ def _parts(records: Iterator[StoredRollout], max_samples: int) -> Iterator[_Part
         num_characters += size
         task, identity, epoch = identities.of(record)
         part.samples.append(sample_of(record, identity=identity, epoch=epoch))
-        part.outcomes.append(_outcome(record.trajectory, task))
+        turns = [
+            replace(turn, start=0, stop=0, prompt_start=0, prompt_messages=None) for turn in record.trajectory.turns
+        ]
+        # without the fields that use much memory
+        thin: dict[str, Any] = {"token_ids": (), "messages": (), "logprobs": None, "per_token_rewards": ()}
+        part.outcomes.append(replace(record.trajectory, turns=turns, task_index=task, **thin))
         part.times.append(record.created_at.isoformat())
     yield part
 
 
-def _outcome(trajectory: Trajectory, task: int) -> Trajectory:
-    """Drop the fields that use much memory."""
-    turns = [replace(turn, start=0, stop=0, prompt_start=0, prompt_messages=None) for turn in trajectory.turns]
-    thin: dict[str, Any] = {"token_ids": (), "messages": (), "logprobs": None, "per_token_rewards": ()}
-    return replace(trajectory, turns=turns, task_index=task, **thin)
-
-
 class _Identities:
-    """Names the sample of each rollout so that no two of a log are alike; rollouts of one task share their name."""
+    """Assigns a name and an epoch to each rollout, unique within a log; rollouts of one task share their name."""
 
     def __init__(self) -> None:
         self._tasks: dict[tuple[str, bytes], tuple[int, int | str]] = {}
@@ -239,7 +227,7 @@ class _Identities:
         self._seen: Counter[tuple[int | str, int]] = Counter()
 
     def of(self, record: StoredRollout) -> tuple[int, int | str, int]:
-        """Give the number of a rollout's task, what its sample is called, and its epoch."""
+        """Return the number of a rollout's task, the name of its sample, and its epoch."""
         own = record.trajectory
         index = own.task_index if record.group is None else record.group
         place = str(index) if record.generation is None else f"batch-{record.generation}-task-{index}"
@@ -248,7 +236,7 @@ class _Identities:
         if key not in self._tasks:
             self._of_place[place] += 1
             plain = index if record.generation is None else place
-            count = self._of_place[place]  # tasks of several evaluations may stand at one place
+            count = self._of_place[place]  # tasks of several evaluations may have the same index
             self._tasks[key] = (len(self._tasks), plain if count == 1 else f"{place}-other-{count}")
         number, name = self._tasks[key]
         epoch = own.rollout_index + 1
@@ -256,34 +244,31 @@ class _Identities:
             self._of_group[name] += 1
             epoch = self._of_group[name]
         self._seen[name, epoch] += 1
-        again = self._seen[name, epoch]  # as where a failed rollout was played again
-        return number, name if again == 1 else f"{name}-again-{again}", epoch
+        num_seen = self._seen[name, epoch]  # above 1 if, for example, a failed rollout was played again
+        return number, name if num_seen == 1 else f"{name}-again-{num_seen}", epoch
 
 
 def _log(part: _Part, shared: Mapping[str, Any], number: int | None) -> EvalLog:
-    """Make a log of samples."""
-    from inspect_ai.log import EvalLog  # noqa: PLC0415
+    from inspect_ai.log import EvalLog, EvalStats  # noqa: PLC0415
+    from inspect_ai.model import ModelUsage  # noqa: PLC0415
+
+    from agentsgym.export.inspect_samples import unknown_success  # noqa: PLC0415
 
     evaluation = summarize(part.outcomes)
-    _fill_in_success(part, evaluation)
+    usage: dict[str, ModelUsage] = {}
+    for sample in part.samples:
+        # Inspect's tables need the same scores in the same order in every sample
+        if evaluation.win_rate is not None and sample.scores is not None and "success" not in sample.scores:
+            sample.scores = {"success": unknown_success(), **sample.scores}
+        for model, own in sample.model_usage.items():
+            usage[model] = usage.get(model, ModelUsage()) + own
     return EvalLog(
         status="success",
         eval=_spec(part, shared, number),
         results=_results(part, evaluation),
-        stats=_stats(part),
+        stats=EvalStats(started_at=min(part.times), completed_at=max(part.times), model_usage=usage),
         samples=part.samples,
     )
-
-
-def _fill_in_success(part: _Part, evaluation: Evaluation) -> None:
-    """Let every sample have the same scores, in the same order, for the tables of Inspect."""
-    from agentsgym.export.inspect_samples import unknown_success  # noqa: PLC0415
-
-    if evaluation.win_rate is None:
-        return
-    for sample in part.samples:
-        if sample.scores is not None and "success" not in sample.scores:
-            sample.scores = {"success": unknown_success(), **sample.scores}
 
 
 def _spec(part: _Part, shared: Mapping[str, Any], number: int | None) -> EvalSpec:
@@ -292,8 +277,12 @@ def _spec(part: _Part, shared: Mapping[str, Any], number: int | None) -> EvalSpe
     from agentsgym.export.inspect_samples import UNKNOWN_MODEL, clean, text_of  # noqa: PLC0415
 
     task = text_of(_task_name(shared))
-    told = {name: shared[name] for name in ("source", "run", "env_class_path", "step") if shared[name] is not None}
+    known = {name: shared[name] for name in ("source", "run", "env_class_path", "step") if shared[name] is not None}
     named = to_json([shared[name] for name in _SHARED])
+    try:
+        packages = {"agentsgym": version("agentsgym")}
+    except PackageNotFoundError:  # run from a checkout
+        packages = {}
     return EvalSpec(
         created=min(part.times),
         task=task,
@@ -308,8 +297,8 @@ def _spec(part: _Part, shared: Mapping[str, Any], number: int | None) -> EvalSpe
         ),
         model=text_of(shared["agent"] or UNKNOWN_MODEL),
         config=EvalConfig(epochs=max(sample.epoch for sample in part.samples)),
-        packages=_packages(),
-        metadata=clean(told | ({} if number is None else {"part": number})),
+        packages=packages,
+        metadata=clean(known | ({} if number is None else {"part": number})),
     )
 
 
@@ -317,52 +306,34 @@ def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=11).hexdigest()
 
 
-def _packages() -> dict[str, str]:
-    try:
-        return {"agentsgym": version("agentsgym")}
-    except PackageNotFoundError:  # run from a checkout
-        return {}
-
-
 def _results(part: _Part, evaluation: Evaluation) -> EvalResults:
-    from inspect_ai.log import EvalResults  # noqa: PLC0415
+    """Return the mean of each score over all samples, with its interval over tasks."""
+    from inspect_ai.log import EvalMetric, EvalResults, EvalScore  # noqa: PLC0415
 
+    over = {"confidence": evaluation.confidence, "over": "tasks"}
+    scores: list[EvalScore] = []
     estimates = {"success": evaluation.win_rate, "reward": evaluation.reward, "turns": evaluation.turns}
-    scores = [_score(name, one, evaluation) for name, one in estimates.items() if one is not None]
+    for name, estimate in estimates.items():
+        if estimate is None:
+            continue
+        mean = "accuracy" if name == "success" else "mean"
+        metrics: dict[str, EvalMetric] = {
+            mean: EvalMetric(name=mean, value=estimate.mean),
+            "ci_low": EvalMetric(name="ci_low", value=estimate.low, params=over),
+            "ci_high": EvalMetric(name="ci_high", value=estimate.high, params=over),
+        }
+        scores.append(
+            EvalScore(
+                name=name,
+                scorer=name,
+                scored_samples=evaluation.num_episodes,
+                unscored_samples=evaluation.num_failed,
+                metrics=metrics,
+            )
+        )
     return EvalResults(
         total_samples=len(part.samples),
         completed_samples=evaluation.num_episodes,
         scores=scores,
         metadata={"stop_reasons": {reason.value: count for reason, count in evaluation.stop_reasons.items()}},
     )
-
-
-def _score(name: str, estimate: Estimate, evaluation: Evaluation) -> EvalScore:
-    """What is known of a score over all samples: its mean, and the interval of that over tasks."""
-    from inspect_ai.log import EvalMetric, EvalScore  # noqa: PLC0415
-
-    over = {"confidence": evaluation.confidence, "over": "tasks"}
-    mean = "accuracy" if name == "success" else "mean"
-    metrics: dict[str, EvalMetric] = {
-        mean: EvalMetric(name=mean, value=estimate.mean),
-        "ci_low": EvalMetric(name="ci_low", value=estimate.low, params=over),
-        "ci_high": EvalMetric(name="ci_high", value=estimate.high, params=over),
-    }
-    return EvalScore(
-        name=name,
-        scorer=name,
-        scored_samples=evaluation.num_episodes,
-        unscored_samples=evaluation.num_failed,
-        metrics=metrics,
-    )
-
-
-def _stats(part: _Part) -> EvalStats:
-    from inspect_ai.log import EvalStats  # noqa: PLC0415
-    from inspect_ai.model import ModelUsage  # noqa: PLC0415
-
-    usage: dict[str, ModelUsage] = {}
-    for sample in part.samples:
-        for model, own in sample.model_usage.items():
-            usage[model] = usage.get(model, ModelUsage()) + own
-    return EvalStats(started_at=min(part.times), completed_at=max(part.times), model_usage=usage)

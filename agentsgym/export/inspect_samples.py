@@ -1,4 +1,4 @@
-"""One stored rollout as a sample of an Inspect log; imported only where logs are written, for it needs inspect_ai."""
+"""Convert a stored rollout to a sample of an Inspect log; imported only to write logs, since it needs inspect_ai."""
 
 from __future__ import annotations
 
@@ -43,30 +43,42 @@ def sample_of(record: StoredRollout, *, identity: int | str, epoch: int) -> Eval
         epoch: The index among the rollouts of that task, from 1; unique together with ``identity``.
     """
     trajectory = record.trajectory
-    messages = _messages(record)
+    turns = {turn.message_index: (index, turn) for index, turn in enumerate(trajectory.turns)}
+    messages = [
+        _message(one, _notes(record, *turns[at]) if at in turns else None)
+        for at, one in enumerate(cast("Sequence[Mapping[str, Any]]", trajectory.messages))
+    ]
     first = trajectory.turns[0].message_index if trajectory.turns else len(messages)
     usage = usage_of(trajectory)
     model = text_of(record.agent or UNKNOWN_MODEL)
+    answers = [one for one in messages if isinstance(one, ChatMessageAssistant)]
+    why = "max_tokens" if trajectory.stop_reason is StopReason.MAX_TOKENS else "stop"
+    choices = [ChatCompletionChoice(message=one, stop_reason=why) for one in answers[-1:]]
+    limits = {
+        StopReason.MAX_TURNS: EvalSampleLimit(type="turn", limit=trajectory.num_turns),
+        StopReason.MAX_TOKENS: EvalSampleLimit(type="token", limit=len(trajectory.token_ids)),
+    }
     return EvalSample(
         id=identity,
         epoch=epoch,
         input=messages[:first] or str(clean(trajectory.task_data)),
         target="",
         messages=messages,
-        output=_output(messages, trajectory, model, usage),
+        output=ModelOutput(model=model, choices=choices, usage=usage),
         scores=None if trajectory.failed else scores_of(trajectory),
         metadata=_metadata(record),
         model_usage={} if usage is None else {model: usage},
         completed_at=record.created_at.isoformat(),
         error=_error(trajectory),
-        limit=_limit(trajectory),
+        limit=limits.get(trajectory.stop_reason),
         turn_count=trajectory.num_turns,
     )
 
 
 def scores_of(trajectory: Trajectory) -> dict[str, Score]:
     """Return the scores of a rollout: ``success`` if the environment defines it, ``reward`` and ``turns``."""
-    scores = {} if trajectory.success is None else {"success": _success(trajectory.success)}
+    known = {True: CORRECT, False: INCORRECT}
+    scores = {} if trajectory.success is None else {"success": Score(value=known[trajectory.success])}
     rewards = ", ".join(f"{reward:zg}" for reward in trajectory.turn_rewards)
     return scores | {
         "reward": Score(value=float(trajectory.final_reward), explanation=f"rewards of the turns: {rewards}"),
@@ -75,7 +87,7 @@ def scores_of(trajectory: Trajectory) -> dict[str, Score]:
 
 
 def unknown_success() -> Score:
-    """Return the score of a rollout with unknown success, in a log in which others have it."""
+    """Return the score of a rollout with unknown success, for a log in which the success of others is known."""
     return Score(value=NOANSWER, explanation="the environment does not say whether it was won, which counts as not won")
 
 
@@ -107,19 +119,6 @@ def _clean(value: Any) -> Any:
     return text_of(value) if isinstance(value, str) else value
 
 
-def _success(success: bool) -> Score:
-    return Score(value=CORRECT if success else INCORRECT)
-
-
-def _messages(record: StoredRollout) -> list[ChatMessage]:
-    turns = {turn.message_index: (index, turn) for index, turn in enumerate(record.trajectory.turns)}
-    return [_message(one, _notes(record, *turns[at]) if at in turns else None) for at, one in enumerate(_said(record))]
-
-
-def _said(record: StoredRollout) -> Sequence[Mapping[str, Any]]:
-    return cast("Sequence[Mapping[str, Any]]", record.trajectory.messages)
-
-
 def _message(message: Mapping[str, Any], notes: dict[str, Any] | None) -> ChatMessage:
     role, content = text_of(message.get("role")), text_of(message.get("content") or "")
     if role == "assistant":
@@ -139,26 +138,22 @@ def _message(message: Mapping[str, Any], notes: dict[str, Any] | None) -> ChatMe
 def _answer(message: Mapping[str, Any], content: str, notes: dict[str, Any] | None) -> ChatMessageAssistant:
     thought = message.get("reasoning_content")
     parts: list[Content] = [ContentReasoning(reasoning=text_of(thought)), ContentText(text=content)] if thought else []
-    calls = cast("Sequence[Mapping[str, Any]]", message.get("tool_calls") or ())
-    return ChatMessageAssistant(
-        content=parts or content,
-        tool_calls=[_call(one, number) for number, one in enumerate(calls)] or None,
-        metadata=notes,
-    )
-
-
-def _call(call: Mapping[str, Any], number: int) -> ToolCall:
-    function: Mapping[str, Any] = call.get("function") or {}
-    arguments: Any = clean(function.get("arguments"))
-    return ToolCall(
-        id=text_of(call.get("id") or f"call{number}"),
-        function=text_of(function.get("name") or ""),
-        arguments=cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else {"arguments": arguments},
-    )
+    calls: list[ToolCall] = []
+    for number, call in enumerate(cast("Sequence[Mapping[str, Any]]", message.get("tool_calls") or ())):
+        function: Mapping[str, Any] = call.get("function") or {}
+        arguments: Any = clean(function.get("arguments"))
+        calls.append(
+            ToolCall(
+                id=text_of(call.get("id") or f"call{number}"),
+                function=text_of(function.get("name") or ""),
+                arguments=arguments if isinstance(arguments, dict) else {"arguments": arguments},
+            )
+        )
+    return ChatMessageAssistant(content=parts or content, tool_calls=calls or None, metadata=notes)
 
 
 def _notes(record: StoredRollout, index: int, turn: Turn) -> dict[str, Any]:
-    """The metadata of an answer besides its text."""
+    """Return the metadata of an answer."""
     notes: dict[str, Any] = {"turn": index, "reward": turn.reward}
     if turn.invalid:
         notes["invalid"] = True
@@ -194,26 +189,11 @@ def _metadata(record: StoredRollout) -> dict[str, Any]:
     )
 
 
-def _output(messages: list[ChatMessage], trajectory: Trajectory, model: str, usage: ModelUsage | None) -> ModelOutput:
-    """The last answer."""
-    answers = [one for one in messages if isinstance(one, ChatMessageAssistant)]
-    cut = trajectory.stop_reason is StopReason.MAX_TOKENS
-    choices = [ChatCompletionChoice(message=one, stop_reason="max_tokens" if cut else "stop") for one in answers[-1:]]
-    return ModelOutput(model=model, choices=choices, usage=usage)
-
-
 def _error(trajectory: Trajectory) -> EvalError | None:
     if not trajectory.failed:
         return None
-    told = text_of(trajectory.error or "the rollout failed, and nobody said why")
-    lines = told.strip().splitlines() or [""]
+    error = text_of(trajectory.error or "the rollout failed for an unknown reason")
+    lines = error.strip().splitlines() or [""]
     message = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
-    return EvalError(message=message, traceback=told, traceback_ansi=visible(told))  # which is drawn as a terminal does
-
-
-def _limit(trajectory: Trajectory) -> EvalSampleLimit | None:
-    if trajectory.stop_reason is StopReason.MAX_TURNS:
-        return EvalSampleLimit(type="turn", limit=trajectory.num_turns)
-    if trajectory.stop_reason is StopReason.MAX_TOKENS:
-        return EvalSampleLimit(type="token", limit=len(trajectory.token_ids))
-    return None
+    # the ANSI traceback is rendered with its escape sequences
+    return EvalError(message=message, traceback=error, traceback_ansi=visible(error))

@@ -1,7 +1,7 @@
 """Use environments with other trainers: TRL's own ``GRPOTrainer``, and trainers built on it.
 
-Nothing here imports ``trl`` or :mod:`agentsgym.training`, so that it supports versions of TRL that this library's
-trainer does not: 1.9 to 1.16.
+Nothing here imports ``trl`` or :mod:`agentsgym.training`, so versions of TRL are supported that this library's own
+trainer does not support: 1.9 to 1.16.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class ToolLoopEnvironment:
         It begins with an empty line if the row has a prompt, to which TRL appends it directly.
 
         Args:
-            **row: A row of :func:`~agentsgym.interop.prompts.prompt_dataset` with an instruction, to whose prompt TRL
-            appends this text; or one that has ``task_data`` itself: without a seed, every episode is the same.
+            **row: A row of :func:`~agentsgym.interop.prompts.prompt_dataset` with an instruction; or one with
+                ``task_data``, whose episodes are all the same if it has no seed.
         """
         known = row if "task_data" in row else row_of(row.get("task"), "the column 'task' of the row", _REMEDY)
         [task] = tasks_of_rows(self._env, [known])
@@ -63,7 +63,7 @@ class ToolLoopEnvironment:
         return f"\n\n{self._advance(None)}" if row.get("prompt") else self._advance(None)
 
     def get_reward(self) -> float | None:
-        """Return the final reward; the sum so far if the model left the episode; None, no reward, if it failed."""
+        """Return the final reward; the sum so far if the model ended the episode early; None if the episode failed."""
         played, trial = self._played, self._trial
         self._end()
         if played is not None:
@@ -96,15 +96,16 @@ class ToolLoopEnvironment:
 def as_environment_factory(env: MultistepEnv, *, tool_name: str = "act") -> type[ToolLoopEnvironment]:
     """Make the ``environment_factory`` of a stock ``trl.GRPOTrainer`` that exposes an environment as tools.
 
-    The tools of an environment that has them become methods, along with ``answer``, for text that is not a call (only
-    TRL sees a model that stops calling tools). Any other environment has a single tool, which takes the action as text.
+    The tools of an environment become methods, along with ``answer`` for text that is not a call, since the environment
+    does not see an answer without calls. An environment without tools gets a single one, which takes the action as
+    text.
 
     Limitations: the policy must write well-formed calls; observations have the role ``tool``, with the system message
-        inside the first user message; a reward is one number per rollout, without turn-level credit; the trainer knows
-        neither the budget of a turn, nor why an episode ended, nor the share of failed ones.
+    inside the first user message; a reward is one number per rollout, without turn-level credit; there is no token
+    budget per turn; and stop reasons and failures are not logged.
 
     Args:
-        env: The environment of every row. It needs no tokenizer, and records no tokens without one.
+        env: The environment of all rows. It needs no tokenizer, without which it records no tokens.
         tool_name: The name of the single tool of an environment without tools.
 
     Raises:
@@ -112,7 +113,7 @@ def as_environment_factory(env: MultistepEnv, *, tool_name: str = "act") -> type
     """
     if not isinstance(env, MultistepEnv):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"as_environment_factory needs a MultistepEnv, got {shown(env)}")
-    methods = {name: _tool(schema["function"]) for schema in env.tool_schemas for name in [schema["function"]["name"]]}
+    methods = {schema["function"]["name"]: _tool(schema["function"]) for schema in env.tool_schemas}
     if not methods:
         methods[tool_name] = _text_tool(tool_name, "Do something, and see what happens.", "What to do or say.")
     elif env.env_config.get("submit_tool") is None:
@@ -158,24 +159,23 @@ def _described(
         default: Any = inspect.Parameter.empty if argument in required else properties[argument].get("default")
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters.append(inspect.Parameter(argument, kind, default=default, annotation=kinds[argument]))
-    # transformers reads one line per argument, and takes any such heading as the start or the end of the arguments.
-    summary = _unheaded(summary).strip() or name
-    texts = {one: _unheaded(schema.get("description") or "").split() for one, schema in properties.items()}
-    lines = [f"        {one}: {' '.join(words) or one}" for one, words in texts.items()]
+    # transformers reads one line per argument, and a heading in a text would start or end the arguments.
+    summary = _HEADING.sub(r"\1", summary).strip() or name
+    lines: list[str] = []
+    for argument, schema in properties.items():
+        words = _HEADING.sub(r"\1", schema.get("description") or "").split()
+        lines.append(f"        {argument}: {' '.join(words) or argument}")
     described = f"{summary}\n\n    Args:\n" + "\n".join(lines) if lines else summary
-    made: Any = tool
-    made.__name__ = made.__qualname__ = name
-    made.__doc__ = f"{described}\n\n    Returns:\n        What happened."
-    made.__annotations__ = {**kinds, "return": str}
-    made.__signature__ = inspect.Signature(parameters, return_annotation=str)
-    return made
-
-
-def _unheaded(text: str) -> str:
-    return _HEADING.sub(r"\1", text)
+    method: Any = tool
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"{described}\n\n    Returns:\n        What happened."
+    method.__annotations__ = {**kinds, "return": str}
+    method.__signature__ = inspect.Signature(parameters, return_annotation=str)
+    return method
 
 
 def _kind(schema: Mapping[str, Any]) -> Any:
+    """Return the Python type of a JSON schema."""
     if schema.get("enum"):
         return Literal[tuple(schema["enum"])]
     named = schema.get("type") or [one.get("type") for one in schema.get("anyOf", ())]

@@ -22,7 +22,7 @@ from agentsgym.types import StopReason
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.interop.player import Played
-    from agentsgym.rollouts.interfaces import Pool
+    from agentsgym.rollouts.scheduler import Pool
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ Credit = Literal["final", "turn"]
 class RolloutFunc:
     """The rollout function of a stock trainer; made by :func:`rollout_func`.
 
-    It may serve one trainer after the other; a trainer is inspected at its first call. Its state is the estimator's
-    state between batches, and the number of batches so far.
+    It can be reused by another trainer; each trainer's settings are checked at its first call. Its state consists of
+    the estimator's state between batches and the number of batches so far.
 
     Attributes:
         settings: The settings of rollouts.
@@ -48,10 +48,10 @@ class RolloutFunc:
         self._warned = False
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any] | None]:
-        """Collective: roll out the tasks of this process's prompts.
+        """Collective: generate the rollouts of this process's prompts.
 
         Args:
-            prompts: Prompts of :func:`~agentsgym.interop.prompts.prompt_dataset`, each repeated once per rollout.
+            prompts: Prompts from :func:`~agentsgym.interop.prompts.prompt_dataset`, each repeated once per rollout.
             trainer: The calling trainer.
 
         Returns:
@@ -64,29 +64,32 @@ class RolloutFunc:
             TaskError: A task is invalid.
             TooManyFailuresError: More rollouts failed than ``max_failed_fraction`` allows.
         """
-        player = self._player_for(trainer)
+        if self._trainer() is not trainer or self._player is None:
+            check_trainer(trainer, by_turn=self.credit == "turn", rollouts_per_group=self.rollouts_per_group)
+            self._player = GroupPlayer(trainer, self.settings)
+            self._trainer = weakref.ref(trainer)
         is_training = bool(trainer.model.training)
         num_rows = trainer.num_generations if is_training else trainer.num_generations_eval
-        rows = [row_of(prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
         by_turn = self.credit == "turn" and is_training
         num_rollouts = cast("int", self.rollouts_per_group) if by_turn else num_rows
-        played = player.play(
-            rows,
+        played = self._player.play(
+            [row_of(prompt, f"prompt {index}") for index, prompt in enumerate(prompts)],
             num_rows=num_rows,
             num_rollouts=num_rollouts,
             step=trainer.state.global_step,
             is_training=is_training,
         )
         self._warn_of_budget(played, trainer)
-        made = _rows_by_turn(played, num_rows, num_rollouts) if by_turn else _whole_rows(played)
-        return _columns(made, player.filler)
-
-    def _player_for(self, trainer: Any) -> GroupPlayer:
-        if self._trainer() is not trainer or self._player is None:
-            check_trainer(trainer, by_turn=self.credit == "turn", rollouts_per_group=self.rollouts_per_group)
-            self._player = GroupPlayer(trainer, self.settings)
-            self._trainer = weakref.ref(trainer)
-        return self._player
+        if by_turn:
+            rows = _rows_by_turn(played, num_rows, num_rollouts)
+        else:
+            parts = zip(played.trajectories, played.advantages, played.included, strict=True)
+            rows = [whole_row(one, advantages, included=included) for one, advantages, included in parts]
+        entries = [row.columns(self._player.filler) for row in rows]
+        columns: dict[str, list[Any] | None] = {name: [entry[name] for entry in entries] for name in entries[0]}
+        if any(entry["logprobs"] is None for entry in entries):
+            columns["logprobs"] = None
+        return columns
 
     def _warn_of_budget(self, played: Played, trainer: Any) -> None:
         cut = sum(one.stop_reason is StopReason.MAX_TOKENS for one in played.trajectories)
@@ -99,15 +102,6 @@ class RolloutFunc:
                 len(played.trajectories),
                 trainer.args.max_completion_length,
             )
-
-
-def _whole_rows(played: Played) -> list[StockRow]:
-    return [
-        whole_row(trajectory, advantages, included=included)
-        for trajectory, advantages, included in zip(
-            played.trajectories, played.advantages, played.included, strict=True
-        )
-    ]
 
 
 def _rows_by_turn(played: Played, num_rows: int, num_rollouts: int) -> list[StockRow]:
@@ -123,14 +117,6 @@ def _rows_by_turn(played: Played, num_rows: int, num_rollouts: int) -> list[Stoc
             "%d turns share a row with turns of nearly equal advantage, since there are too few rows", num_joined
         )
     return rows
-
-
-def _columns(rows: Sequence[StockRow], filler: int) -> dict[str, list[Any] | None]:
-    entries = [row.columns(filler) for row in rows]
-    columns: dict[str, list[Any] | None] = {name: [entry[name] for entry in entries] for name in entries[0]}
-    if any(entry["logprobs"] is None for entry in entries):
-        columns["logprobs"] = None
-    return columns
 
 
 def rollout_func(  # noqa: PLR0913  # keywords, mostly left at their defaults
@@ -232,7 +218,8 @@ def environment_reward(
 ) -> list[float | None]:
     """Return the reward of each row, as set by :func:`rollout_func`; the reward function of a stock trainer.
 
-    It also logs ``final_reward`` and, if the environment defines success, ``win_rate``, each a mean over rollouts.
+    It also logs ``final_reward`` and, if the environment defines success, ``win_rate``, each a mean over the rollouts
+    that did not fail.
 
     Args:
         prompts: The prompts, which TRL passes; unused.
@@ -250,15 +237,10 @@ def environment_reward(
         )
     log_metric = columns.get("log_metric")
     if log_metric is not None:
-        _log_rollouts(columns, log_metric)
+        stops = zip(columns["is_first_row"], columns["stop_reason"], strict=True)
+        counted = [index for index, (is_first, stop) in enumerate(stops) if is_first and stop != StopReason.FAILED]
+        for name, column in (("final_reward", "final_reward"), ("win_rate", "success")):
+            values = [float(columns[column][index]) for index in counted if columns[column][index] is not None]
+            if values:
+                log_metric(name, fmean(values))
     return [None if reward is None or math.isnan(reward) else reward for reward in row_reward]
-
-
-def _log_rollouts(columns: Mapping[str, Any], log_metric: Callable[[str, float], None]) -> None:
-    """Log the per-rollout values of the rollouts that did not fail."""
-    stops = zip(columns["is_first_row"], columns["stop_reason"], strict=True)
-    places = [place for place, (is_first, stop) in enumerate(stops) if is_first and stop != StopReason.FAILED]
-    for name, column in (("final_reward", "final_reward"), ("win_rate", "success")):
-        values = [float(columns[column][place]) for place in places if columns[column][place] is not None]
-        if values:
-            log_metric(name, fmean(values))

@@ -1,4 +1,4 @@
-"""Generate the rollouts of a stock trainer's batch as this library's own trainer does."""
+"""Generate the rollouts of a stock trainer's batch in the same way as this library's own trainer."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class GroupPlayer:
     def _play(
         self, rows: Sequence[DatasetRow], places: Sequence[tuple[int, int]], seed_parts: Sequence[Any], step: int
     ) -> tuple[list[Trajectory], list[ScoredRollout]]:
-        """Collective: the rollouts of this process, and the estimator inputs from all processes."""
+        """Collective: return the rollouts of this process, and the estimator inputs of all processes."""
         first, error = _place_among_ranks()[0] * len(rows), DeferredError()
         trials, trajectories, found = list[Any](), list[Trajectory](), list[tuple[ScoredRollout, str | None]]()
         with error.capturing():
@@ -174,46 +174,39 @@ class GroupPlayer:
                 max_completion_length=self._args.max_completion_length,
             )
         with error.capturing():
-            self._prepare(seed_parts, [trial.session_id for trial in trials], first, step)
-        with error.capturing():  # an agent may run in lockstep with other ranks: without trials it still joins
+            if isinstance(self.agent, VLLMPolicyAgent | LockstepVLLMPolicyAgent):
+                self.agent.weights_loaded(step)  # by TRL, before this call
+            sessions = [trial.session_id for trial in trials]
+            start = BatchStart(seed_parts=seed_parts, session_ids=sessions, first_session=first, step=step)
+            self._policy_in_training.prepare(start)
+        with error.capturing():  # an agent in lockstep with other ranks must take part even without trials
             trajectories = play([] if error.first else trials, self.agent, **self._settings.driving)
         with error.capturing():
             if not error.first:
                 self.environments.check_starts(rows, trajectories)
-                found = [self._scored(*one) for one in zip(rows, trajectories, strict=True)]
+                for row, trajectory in zip(rows, trajectories, strict=True):
+                    scored = ScoredRollout.from_trajectory(
+                        trajectory,
+                        group=trajectory.task_index,
+                        turn_credit=self.environments.of(row).env_config["turn_credit"],
+                        environment=self.environments.identity(row),
+                    )
+                    found.append((scored, trajectory.error))
         everywhere = all_gather_objects(found, error.first)
-        self._check_failures(everywhere)
-        return trajectories, [scored for scored, _ in everywhere]
-
-    def _prepare(self, seed_parts: Sequence[Any], session_ids: Sequence[str], first: int, step: int) -> None:
-        if isinstance(self.agent, VLLMPolicyAgent | LockstepVLLMPolicyAgent):
-            self.agent.weights_loaded(step)  # by TRL, before this call
-        start = BatchStart(seed_parts=seed_parts, session_ids=session_ids, first_session=first, step=step)
-        self._policy_in_training.prepare(start)
-
-    def _scored(self, row: DatasetRow, trajectory: Trajectory) -> tuple[ScoredRollout, str | None]:
-        scored = ScoredRollout.from_trajectory(
-            trajectory,
-            group=trajectory.task_index,
-            turn_credit=self.environments.of(row).env_config["turn_credit"],
-            environment=self.environments.identity(row),
-        )
-        return scored, trajectory.error
-
-    def _check_failures(self, rollouts: Sequence[tuple[ScoredRollout, str | None]]) -> None:
-        """Raise if too many rollouts failed; every rank has the outcomes of all, so all of them raise."""
-        errors = [error for scored, error in rollouts if scored.failed]
-        if len(errors) > self._settings.max_failed_fraction * len(rollouts):
+        errors = [message for scored, message in everywhere if scored.failed]
+        if len(errors) > self._settings.max_failed_fraction * len(everywhere):  # on all ranks, or on none
             raise TooManyFailuresError(
-                f"{len(errors)} of {len(rollouts)} rollouts failed, more than max_failed_fraction = "
+                f"{len(errors)} of {len(everywhere)} rollouts failed, more than max_failed_fraction = "
                 f"{self._settings.max_failed_fraction}; the first failure was:\n{errors[0]}"
             )
+        return trajectories, [scored for scored, _ in everywhere]
 
 
 class _BatchNumbers(TrainerCallback):
-    """Numbers the generation batches of a run as this library's trainer does, so that the seeds are equal.
+    """Numbers the generation batches of a run as this library's own trainer does, so that the seeds are equal.
 
-    Training batches count from 1, also after a resume; those of an evaluation by the rollouts before them.
+    Training batches count from 1, also in a resumed run; the number of an evaluation batch is that of the rollouts
+    before it.
     """
 
     def __init__(self) -> None:
@@ -221,39 +214,36 @@ class _BatchNumbers(TrainerCallback):
         self._num_evaluated = 0
 
     def next_training(self, args: Any, step: int) -> int:
-        """The number of the training batch that begins after ``step`` optimizer steps."""
+        """Return the number of the training batch that begins after ``step`` optimizer steps."""
         if self._num_generations is None:
-            self._num_generations = self._before(args, step)
+            accumulation = args.gradient_accumulation_steps
+            micro_steps = args.steps_per_generation * args.num_iterations
+            cycle = math.lcm(micro_steps, accumulation) // accumulation
+            if step % cycle:
+                logger.warning(
+                    "the run resumes at step %d, inside a generation cycle of %d steps, whose unused rows are not in "
+                    "checkpoints: it continues with different rollouts; set save_steps to a multiple of %d",
+                    step,
+                    cycle,
+                    cycle,
+                )
+            self._num_generations = math.ceil(step * accumulation / micro_steps)
         self._num_generations += 1
         self._num_evaluated = 0
         return self._num_generations
 
     def next_evaluation(self, num_rollouts: int) -> int:
-        """The number of the next evaluation batch, with ``num_rollouts`` rollouts over all processes."""
+        """Return the number of the next evaluation batch, with ``num_rollouts`` rollouts over all processes."""
         index = self._num_evaluated
         self._num_evaluated += num_rollouts
         return index
 
-    def _before(self, args: Any, step: int) -> int:
-        """Count the training batches of the run before a step."""
-        accumulation, micro_steps = args.gradient_accumulation_steps, args.steps_per_generation * args.num_iterations
-        cycle = math.lcm(micro_steps, accumulation) // accumulation
-        if step % cycle:
-            logger.warning(
-                "the run resumes at step %d, inside a generation cycle of %d steps, whose unused rows are not in "
-                "checkpoints: it continues with different rollouts; set save_steps to a multiple of %d",
-                step,
-                cycle,
-                cycle,
-            )
-        return math.ceil(step * accumulation / micro_steps)
-
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Start a run."""
+        """Forget the batches of an earlier run."""
         self._num_generations = None
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
-        """End an evaluation, so that the next one repeats its numbers."""
+        """Let the next evaluation repeat the numbers of this one."""
         self._num_evaluated = 0
 
     on_predict = on_evaluate
@@ -277,7 +267,7 @@ def check_groups(rows: Sequence[DatasetRow], num_rows: int, *, first: int) -> No
 
 
 def _place_among_ranks() -> tuple[int, int]:
-    """The rank of this process, and the number of processes."""
+    """Return the rank of this process and the number of processes."""
     state: Any = PartialState()
     return state.process_index, state.num_processes
 

@@ -53,24 +53,22 @@ def row_of(prompt: Any, name: str = "the prompt", remedy: str = _REMEDY) -> Data
     Raises:
         ConfigError: The prompt does not contain a row.
     """
-    for text in _texts(prompt):
+    texts: list[Any] = [prompt]
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        messages: list[Any] = [message for message in cast("Sequence[Any]", prompt) if isinstance(message, Mapping)]
+        texts = [message.get("content") for message in messages]
+    for text in texts:
+        if not isinstance(text, str):
+            continue
         try:
             found = json.loads(text)
         except json.JSONDecodeError:
             continue
         if isinstance(found, dict) and _MARK in found:
             return cast("DatasetRow", found[_MARK])
-    raise ConfigError(f"{name} must contain a task of an agentsgym environment, got {shown(prompt)}: {remedy}")
-
-
-def _texts(prompt: Any) -> list[str]:
-    if isinstance(prompt, str):
-        return [prompt]
-    if not isinstance(prompt, Sequence):
-        return []
-    messages: list[Any] = [message for message in cast("Sequence[Any]", prompt) if isinstance(message, Mapping)]
-    contents = [message.get("content") for message in messages]
-    return [content for content in contents if isinstance(content, str)]
+    raise ConfigError(
+        f"{name} must contain a task of an agentsgym environment, got {shown(cast('object', prompt))}: {remedy}"
+    )
 
 
 def prompt_dataset(rows: Any, *, instruction: str | None = None) -> Any:
@@ -92,16 +90,18 @@ def prompt_dataset(rows: Any, *, instruction: str | None = None) -> Any:
         ConfigError: There are no rows.
         TaskError: A row is not a dict, or cannot be written as JSON.
     """
-    library: Any = datasets  # its makers leave their arguments untyped
+    library: Any = datasets  # its constructors are not fully typed
     if isinstance(rows, datasets.IterableDataset):
-        return library.IterableDataset.from_generator(_made_rows, gen_kwargs={"rows": rows, "instruction": instruction})
-    made = list(_made_rows(rows, instruction))
-    if not made:
+        return library.IterableDataset.from_generator(
+            _prompt_rows, gen_kwargs={"rows": rows, "instruction": instruction}
+        )
+    prompt_rows = list(_prompt_rows(rows, instruction))
+    if not prompt_rows:
         raise ConfigError("prompt_dataset needs at least one row, got none")
-    return library.Dataset.from_list(made)
+    return library.Dataset.from_list(prompt_rows)
 
 
-def _made_rows(rows: Iterable[Mapping[str, Any]], instruction: str | None) -> Iterator[dict[str, Any]]:
+def _prompt_rows(rows: Iterable[Mapping[str, Any]], instruction: str | None) -> Iterator[dict[str, Any]]:
     for index, row in enumerate(rows):
         text = as_prompt(row)
         if instruction is None:

@@ -14,7 +14,7 @@ With rewards that sum to 0, TRL subtracts 0; every token keeps its own advantage
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +77,7 @@ class StockRow:
 
 
 def agent_positions(trajectory: Trajectory) -> list[int]:
-    """The positions of the agent's trainable tokens, in order: the first token of a row has no context."""
+    """Return the positions of the agent's trainable tokens, in order; the first token of a row has no context."""
     return [place for turn in trajectory.turns for place in range(max(1, turn.start), turn.stop)]
 
 
@@ -95,10 +95,10 @@ def whole_row(trajectory: Trajectory, advantages: Sequence[float], *, included: 
 
 
 def averaged_exactly(reward: float) -> float:
-    """Round a reward to 16 significant bits, so that in float32 the mean of up to 256 equal ones is the same number.
+    """Round a reward to 16 significant bits, so that in float32 the mean of up to 256 equal rewards is exact.
 
-    TRL divides the difference of a reward from its group's mean by the group's standard deviation: of eight rewards of
-    0.1 each the sum is rounded, the deviation is 8e-9 rather than 0, and a group without signal trains on noise.
+    TRL divides the difference between a reward and its group's mean by the group's standard deviation: with eight
+    rewards of 0.1, the sum is rounded, the deviation is 8e-9 rather than 0, and a group without signal trains on noise.
 
     >>> averaged_exactly(0.5), averaged_exactly(-0.1)
     (0.5, -0.10000038146972656)
@@ -152,12 +152,13 @@ def group_rows(
         _levels(trajectory, own) if counts else []
         for trajectory, own, counts in zip(trajectories, advantages, included, strict=True)
     ]
-    # A rollout without agent tokens has no row; if it is the only relevant one, it is still in the metrics.
+    # A rollout without trained tokens gets a row that marks nothing, so that metrics include it.
     num_bare = sum(not own for own in levels)
     num_joined = 0
     while sum(map(len, levels)) + num_bare > num_rows - 1:
-        own, place = min(_neighbors(levels), key=lambda pair: pair[0][pair[1]].cost_of_joining(pair[0][pair[1] + 1]))
-        own[place].join(own.pop(place + 1))
+        neighbors = [(own, index) for own in levels for index in range(len(own) - 1)]
+        own, index = min(neighbors, key=lambda pair: pair[0][pair[1]].cost_of_joining(pair[0][pair[1] + 1]))
+        own[index].join(own.pop(index + 1))
         num_joined += 1
     rows = [
         StockRow(
@@ -174,15 +175,9 @@ def group_rows(
 
 
 def _levels(trajectory: Trajectory, advantages: Sequence[float]) -> list[_Level]:
-    """The tokens of a rollout by their advantage, the smallest first."""
+    """Group the tokens of a rollout by their advantage, the smallest first."""
     found: dict[float, _Level] = {}
     for place in agent_positions(trajectory):
         value = advantages[place]
         found.setdefault(value, _Level(value=value)).positions.append(place)
     return [found[value] for value in sorted(found)]
-
-
-def _neighbors(levels: Sequence[list[_Level]]) -> Iterator[tuple[list[_Level], int]]:
-    for own in levels:
-        for place in range(len(own) - 1):
-            yield own, place

@@ -1,4 +1,4 @@
-"""Reject settings of a stock trainer that would treat multi-turn rollouts wrongly, each with the reason."""
+"""Reject settings of a stock trainer that would handle multi-turn rollouts wrongly, and explain why."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _REFUSED: Final[tuple[Rule, ...]] = (
     (
         "mask_truncated_completions",
         bool,
-        "TRL calls a rollout truncated by its last token, which is an end of turn also where a limit of turns ended "
-        "the episode, and none where the last turn alone was cut: leave it out",
+        "TRL detects truncation by the last token, which is an end of turn also if a turn limit ended the episode, and "
+        "no end of turn if only the last turn was truncated: leave it out",
     ),
     (
         "use_transformers_paged",
         bool,
-        "rollout_func samples by itself and keeps its own key/value cache across turns, so that it would do nothing",
+        "it would have no effect, since rollout_func samples itself and keeps its own key/value cache across turns",
     ),
     (
         "use_transformers_continuous_batching",
         bool,
-        "rollout_func samples by itself and keeps its own key/value cache across turns, so that it would do nothing",
+        "it would have no effect, since rollout_func samples itself and keeps its own key/value cache across turns",
     ),
     ("cache_implementation", _IS_SET, "rollouts keep their own key/value cache across turns"),
     (
@@ -48,12 +48,12 @@ _REFUSED_BY_TURN: Final[tuple[Rule, ...]] = (
     (
         "scale_rewards",
         lambda value: value not in {"none", False},
-        "the rows' rewards are advantages already, scaled as rollout_func was told: set scale_rewards='none'",
+        "the rows' rewards are advantages already, scaled as set in rollout_func: set scale_rewards='none'",
     ),
     (
         "loss_type",
         lambda value: value not in _TURN_LOSSES,
-        f"it would weigh each row by its own tokens or by its neighbors, and a row is a part of a rollout: use one of "
+        f"it would weight each row by its own tokens or its neighbors, and a row is a part of a rollout: use one of "
         f"{', '.join(_TURN_LOSSES)}",
     ),
     (
@@ -71,8 +71,8 @@ _REFUSED_BY_TURN: Final[tuple[Rule, ...]] = (
         lambda value: value is not None and list(value) != [1.0],
         "the rows' rewards are advantages already: leave it out",
     ),
-    ("off_policy_mask_threshold", _IS_SET, "it would judge parts of a rollout by themselves: leave it out"),
-    ("top_entropy_quantile", lambda value: value < 1.0, "it would rank tokens among parts of rollouts: leave it at 1"),
+    ("off_policy_mask_threshold", _IS_SET, "it would mask parts of a rollout separately: leave it out"),
+    ("top_entropy_quantile", lambda value: value < 1.0, "it would rank tokens across parts of rollouts: leave it at 1"),
 )
 
 
@@ -86,7 +86,7 @@ def check_trainer(trainer: Any, *, by_turn: bool, rollouts_per_group: int | None
     """
     args = trainer.args
     for name, reason in _structural_errors(trainer):
-        raise ConfigError(f"rollout_func cannot play for this trainer: {name}: {reason}")
+        raise ConfigError(f"rollout_func does not support this trainer: {name}: {reason}")
     for name, is_refused, reason in (*_REFUSED, *(_REFUSED_BY_TURN if by_turn else ())):
         if hasattr(args, name) and is_refused(getattr(args, name)):
             raise ConfigError(f"GRPOConfig({name}={getattr(args, name)!r}) is refused with rollout_func: {reason}")
@@ -102,27 +102,27 @@ def check_trainer(trainer: Any, *, by_turn: bool, rollouts_per_group: int | None
     if args.use_vllm and args.vllm_importance_sampling_correction and str(mode).startswith("sequence"):
         logger.warning(
             "vllm_importance_sampling_mode=%r multiplies the ratios of all tokens of a rollout, so that most rows of "
-            "many turns fall outside its bounds: 'token_truncate' corrects each token by itself",
+            "many turns fall outside its bounds: 'token_truncate' corrects each token separately",
             mode,
         )
 
 
 def _structural_errors(trainer: Any) -> Iterator[tuple[str, str]]:
     if getattr(trainer, "environment_factories", None) or getattr(trainer, "environments", None):
-        yield "environment_factory", "TRL plays those by itself: pass one or the other"
+        yield "environment_factory", "TRL runs those itself: pass one or the other"
     elif getattr(trainer, "tools", None):
-        yield "tools", "TRL ignores env_mask where it has tools, so that observations would be trained on: leave it out"
+        yield "tools", "TRL ignores env_mask if it has tools, so observations would be trained on: leave it out"
     if len(trainer.reward_funcs) == 0:
-        yield "reward_funcs", "there is none: pass reward_funcs=agentsgym.interop.environment_reward"
+        yield "reward_funcs", "it is empty: pass reward_funcs=agentsgym.interop.environment_reward"
 
 
 def _check_turns(trainer: Any, rollouts_per_group: int | None) -> None:
     num_rows = trainer.num_generations
     if rollouts_per_group is None or rollouts_per_group >= num_rows:
         raise ConfigError(
-            f"credit='turn' spends the rows of a task group (num_generations={num_rows}) on the turns of fewer "
+            f"credit='turn' uses the rows of a task group (num_generations={num_rows}) for the turns of fewer "
             f"rollouts and one row that balances their sum, so rollouts_per_group must be an int below {num_rows}, "
-            f"got {rollouts_per_group!r}; rollouts_per_group * turns + 1 rows keep every turn's own"
+            f"got {rollouts_per_group!r}; rollouts_per_group * turns + 1 rows give every turn its own"
         )
     if len(trainer.reward_funcs) != 1:
         raise ConfigError(

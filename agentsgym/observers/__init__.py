@@ -1,1 +1,1 @@
-"""Keep and show what a trainer plays: a store, conversations in the terminal and in trackers."""
+"""Store and show what a trainer plays: rollout stores, learning curves, and conversations in terminals and trackers."""

@@ -1,4 +1,4 @@
-"""Choose a few rollouts and cut each down to what a person reads: its conversation, and what its turns were worth."""
+"""Choose a few rollouts and reduce each to what a person reads: its conversation, rewards and advantages."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ _MAX_NAME: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A rollout as it is shown. All texts are inert: escape sequences are written out.
+    """A rollout as it is shown, with the control characters of all texts escaped.
 
     Attributes:
-        headline: Which rollout it is and how it went, in a line.
+        headline: The rollout and its outcome, in one line.
         messages: The messages with their roles; the middle of a very long conversation is left out.
-        notes: What a turn was worth, a line, by the index of its answer in ``messages``.
-        facts: Everything else about it, as JSON has it: ``reward``, ``turn_rewards``, ``turn_advantages`` (None where
-            there are none), ``outcome``, ``stop_reason``, ``task_index``, ``rollout_index``, ``seed``, ``task_data``,
-            ``environment``, ``session_id``, ``num_turns``, ``num_tokens``, ``invalid_turns``, and ``error`` if it
-            failed.
+        notes: Reward and advantage of each turn, in one line, by the index of its answer in ``messages``.
+        facts: Everything else, as JSON values: ``reward``, ``turn_rewards``, ``turn_advantages`` (None if unknown),
+            ``outcome``, ``stop_reason``, ``task_index``, ``rollout_index``, ``seed``, ``task_data``, ``environment``,
+            ``session_id``, ``num_turns``, ``num_tokens``, ``invalid_turns``, and ``error`` if it failed.
     """
 
     headline: str
@@ -41,14 +40,32 @@ class Conversation:
 
     @classmethod
     def of(cls, trajectory: Trajectory, advantages: Sequence[float] | None = None, environment: str = "") -> Self:
-        """Show a rollout.
+        """Build the view of a rollout.
 
         Args:
             trajectory: The rollout.
-            advantages: One number a token, (T,); None if there are none.
-            environment: What its environment is called.
+            advantages: One number per token, (T,); None if unknown.
+            environment: Name of its environment.
         """
         by_turn = None if advantages is None else turn_advantages(trajectory, advantages)
+        facts = {
+            "reward": trajectory.final_reward,
+            "turn_rewards": trajectory.turn_rewards,
+            "turn_advantages": by_turn,
+            "outcome": trajectory.outcome,
+            "stop_reason": trajectory.stop_reason.value,
+            "task_index": trajectory.task_index,
+            "rollout_index": trajectory.rollout_index,
+            "seed": trajectory.seed,
+            "task_data": trajectory.task_data,
+            "environment": environment,
+            "session_id": trajectory.session_id,
+            "num_turns": trajectory.num_turns,
+            "num_tokens": len(trajectory.token_ids),
+            "invalid_turns": [k for k, turn in enumerate(trajectory.turns) if turn.invalid],
+        }
+        if trajectory.error is not None:
+            facts["error"] = trajectory.error.strip()
         indices = shown_indices(len(trajectory.messages), _MAX_MESSAGES)
         left_out = len(trajectory.messages) - _MAX_MESSAGES
         gap: Message = {"role": "system", "content": f"… {left_out} messages are left out …"}
@@ -56,19 +73,22 @@ class Conversation:
             headline=visible(trajectory.headline),
             messages=[gap if index is None else _inert_message(trajectory.messages[index]) for index in indices],
             notes=_notes(trajectory, by_turn, {index: place for place, index in enumerate(indices)}),
-            facts=_facts(trajectory, by_turn, environment),
+            facts=inert(facts),
         )
 
     @property
     def text(self) -> str:
-        """The conversation as one text, at most about 20,000 bytes of it."""
-        parts = [f"[{one['role']}{self._note(index)}] {speech(one)}" for index, one in enumerate(self.messages)]
+        """The conversation as one text, cut to about 20,000 bytes."""
+        notes = {index: f", {note}" for index, note in self.notes.items()}
+        parts = [
+            f"[{one['role']}{notes.get(index, '')}] {message_text(one)}" for index, one in enumerate(self.messages)
+        ]
         if "error" in self.facts:
             parts.append(f"[error] {self.facts['error']}")
         return shortened("\n".join(parts), _MAX_CELL)
 
     def row(self, step: int) -> list[Any]:
-        """The cells of a table's row, in the order of :data:`COLUMNS`: numbers and texts."""
+        """Return the cells of a table row, in the order of :data:`COLUMNS`: numbers and texts."""
         facts = self.facts
         return [
             *(step, facts["task_index"], facts["rollout_index"], facts["environment"], facts["outcome"]),
@@ -76,30 +96,22 @@ class Conversation:
             *("" if facts["turn_advantages"] is None else _listed(facts["turn_advantages"]), self.text),
         ]
 
-    def _note(self, index: int) -> str:
-        return f", {self.notes[index]}" if index in self.notes else ""
-
 
 def trace_of(conversation: Conversation, facts: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Give the messages of a trace, and its metadata: what the conversation's turns were worth, and ``facts``."""
+    """Return the messages of a trace, and its metadata: the facts of the conversation, and the given ones."""
     own = conversation.facts
     status = "error" if own["outcome"] == "failed" else "ok"
     return [{**message} for message in conversation.messages], {"status": status, **own, **facts}
 
 
 def turn_advantages(trajectory: Trajectory, advantages: Sequence[float]) -> list[float | None]:
-    """The mean advantage of each turn's tokens, (K,); None for a turn without tokens.
-
-    Args:
-        trajectory: The rollout.
-        advantages: One number a token, (T,).
-    """
+    """Average the advantages (T,) over the tokens of each turn, (K,); None for a turn without tokens."""
     spans = [advantages[turn.start : turn.stop] for turn in trajectory.turns]
     return [sum(span) / len(span) if len(span) else None for span in spans]  # fmean refuses inf and -inf together
 
 
 def chosen(rewards: Sequence[float], number: int) -> list[int]:
-    """Choose rollouts from the best to the worst, evenly by rank; of one, the best.
+    """Choose ``number`` rollouts from the best to the worst, evenly by rank; the best if it is 1.
 
     >>> chosen([0.0, 3.0, 1.0, 2.0, 4.0], 3)
     [4, 3, 0]
@@ -113,7 +125,7 @@ def chosen(rewards: Sequence[float], number: int) -> list[int]:
 
 
 def shown_indices(num_messages: int, limit: int) -> list[int | None]:
-    """Choose the messages of a conversation that are shown; None stands for those in the middle that are not.
+    """Choose the messages of a conversation to show; None stands for those left out in the middle.
 
     >>> shown_indices(3, 4), shown_indices(9, 4)
     ([0, 1, 2], [0, 1, None, 7, 8])
@@ -123,14 +135,14 @@ def shown_indices(num_messages: int, limit: int) -> list[int | None]:
     return [*range(limit // 2), None, *range(num_messages - limit // 2, num_messages)]
 
 
-def speech(message: Message) -> str:
+def message_text(message: Message) -> str:
     """Format a message's text, and below it its tool calls."""
     calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls", ())]
     return "\n".join([*([message["content"]] if message["content"] or not calls else ()), *calls])
 
 
 def _inert_message(message: Message) -> Message:
-    """A message that no terminal obeys and no tracker refuses, bounded, with its calls of tools."""
+    """Return a bounded message with its tool calls, without control characters."""
     content = visible(shortened(str(message["content"]), _MAX_MESSAGE))
     plain: Message = {"role": visible(message["role"][:_MAX_NAME]), "content": content}
     if "tool_calls" in message:
@@ -155,28 +167,8 @@ def _notes(
     return notes
 
 
-def _facts(trajectory: Trajectory, advantages: Sequence[float | None] | None, environment: str) -> dict[str, Any]:
-    facts = {
-        "reward": trajectory.final_reward,
-        "turn_rewards": trajectory.turn_rewards,
-        "turn_advantages": advantages,
-        "outcome": trajectory.outcome,
-        "stop_reason": trajectory.stop_reason.value,
-        "task_index": trajectory.task_index,
-        "rollout_index": trajectory.rollout_index,
-        "seed": trajectory.seed,
-        "task_data": trajectory.task_data,
-        "environment": environment,
-        "session_id": trajectory.session_id,
-        "num_turns": trajectory.num_turns,
-        "num_tokens": len(trajectory.token_ids),
-        "invalid_turns": [k for k, turn in enumerate(trajectory.turns) if turn.invalid],
-    }
-    return inert(facts if trajectory.error is None else facts | {"error": trajectory.error.strip()})
-
-
 def inert(value: Any) -> Any:
-    """A value as JSON whose texts, keys of dicts included, no terminal obeys and no tracker refuses, bounded."""
+    """Convert a value to JSON with bounded texts and keys, and escape their control characters."""
     return _each_text(as_json(value))
 
 
@@ -191,5 +183,5 @@ def _each_text(value: Any) -> Any:
 
 
 def _listed(numbers: Sequence[float | str | None]) -> str:
-    """Write numbers as JSON has them: of an infinite one it has the name."""
+    """Format numbers as one text; infinite ones are names in JSON."""
     return shortened(" ".join("-" if one is None else f"{float(one):z.3g}" for one in numbers), 1000)

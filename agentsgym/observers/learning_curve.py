@@ -1,4 +1,4 @@
-"""Show the win rate while a run trains: as a plot, in a notebook, and beside a progress bar."""
+"""Show the win rate during training: as a plot, in a notebook, and next to a progress bar."""
 
 from __future__ import annotations
 
@@ -24,44 +24,21 @@ logger = logging.getLogger(__name__)
 
 
 def in_notebook() -> bool:
-    """Whether this process answers a notebook, whose displays can be updated; a terminal's IPython does not.
+    """Return whether this process runs a notebook, whose displays can be updated, unlike IPython in a terminal.
 
-    IPython is not imported: whoever runs in a notebook has it loaded.
+    IPython is not imported: in a notebook it is loaded already.
     """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
-class LiveDisplay:
-    """Shows one thing in the cell that runs, in the place of what it showed before; outside of a notebook nothing."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-
-    def show(self, thing: Any) -> None:
-        """Show it.
-
-        Args:
-            thing: Anything that a notebook can draw, a :class:`~agentsgym.reports.plots.style.Picture` for example.
-        """
-        if not in_notebook():
-            return
-        if self._handle is None:
-            self._handle = sys.modules["IPython"].display.display(thing, display_id=True)
-        else:
-            self._handle.update(thing)
-
-
-_REDRAW_EVERY_S, _REDRAW_NOTEBOOK_EVERY_S = 30.0, 3.0  # a drawing takes a third of a second
-
-
 class LearningCurve(TrainerCallback):
-    """Plots the win rate of the training rollouts as it develops, and shows it beside a progress bar.
+    """Plots the win rate of the training rollouts, and shows it next to a progress bar.
 
-    In a notebook the plot stands in the cell that trains, and is drawn again in place. Where standard error is neither
-    a notebook's nor a terminal, there is no bar: each log is a line of the logger
-    ``agentsgym.observers.learning_curve`` at level INFO.
+    In a notebook, the plot is shown in the running cell and updated in place. If standard error is neither a notebook
+    nor a terminal, there is no bar: each log is a line of the logger ``agentsgym.observers.learning_curve`` at level
+    INFO.
 
     Attributes:
         points: (episodes played so far, win rate of the rollouts since the last log).
@@ -79,10 +56,10 @@ class LearningCurve(TrainerCallback):
         """Set up the plot.
 
         Args:
-            path: The PNG, which is redrawn during the run; None to write none.
-            before: The win rate before training, drawn at 0 episodes.
-            references: Other players' win rates by name, drawn as lines.
-            redraw_every_s: Seconds between two drawings; None for 30, and for 3 in a notebook.
+            path: PNG file, redrawn during the run; None to write none.
+            before: Win rate before training, drawn at 0 episodes.
+            references: Win rates of other players by name, drawn as lines.
+            redraw_every_s: Seconds between two drawings; None for 30, or 3 in a notebook.
 
         Raises:
             ConfigError: The path does not end in ``.png``.
@@ -92,11 +69,11 @@ class LearningCurve(TrainerCallback):
         self._path = None if path is None else check_path(path)
         self._before = before
         self._references = references or {}
-        default = _REDRAW_NOTEBOOK_EVERY_S if in_notebook() else _REDRAW_EVERY_S
+        default = 3.0 if in_notebook() else 30.0  # a drawing takes a third of a second
         self._redraw_every_s = default if redraw_every_s is None else redraw_every_s
-        self._display = LiveDisplay()
+        self._display: Any = None  # the handle of the notebook's display
         self._drawn_at = time.monotonic()
-        self._begun = (self._drawn_at, 0)  # when the run began, and at which step
+        self._begun = (self._drawn_at, 0)  # time and step at which the run began
         self._bar: tqdm[Any] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -124,7 +101,11 @@ class LearningCurve(TrainerCallback):
         if self._bar is not None and shown:
             self._bar.set_postfix_str(", ".join(shown))
             if state.is_world_process_zero and not _shows_bars():
-                logger.info("step %s: %s", self._progress(state), ", ".join(shown))
+                since, first = self._begun
+                pace_s = (time.monotonic() - since) / max(1, state.global_step - first)
+                left = timedelta(seconds=round(pace_s * (state.max_steps - state.global_step)))
+                progress = f"{state.global_step} of {state.max_steps}, {left} left"
+                logger.info("step %s: %s", progress, ", ".join(shown))
         win_rate = (logs or {}).get("win_rate")
         if win_rate is None:
             return
@@ -132,20 +113,13 @@ class LearningCurve(TrainerCallback):
         if time.monotonic() - self._drawn_at > self._redraw_every_s:
             self.draw()
 
-    def _progress(self, state: Any) -> str:
-        """Say at which step the run is, and how long the rest takes at the speed so far."""
-        since, first = self._begun
-        pace_s = (time.monotonic() - since) / max(1, state.global_step - first)
-        left = timedelta(seconds=round(pace_s * (state.max_steps - state.global_step)))
-        return f"{state.global_step} of {state.max_steps}, {left} left"
-
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the progress bar and draw the plot."""
         self.close()
         self.draw()
 
     def close(self) -> None:
-        """Close the progress bar; to be called after an interrupted run too."""
+        """Close the progress bar; also needed after an interrupted run."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -162,12 +136,15 @@ class LearningCurve(TrainerCallback):
             references=self._references,
             title="Win rate during training",
         )
-        self._display.show(picture)
+        if self._display is not None:
+            self._display.update(picture)
+        elif in_notebook():
+            self._display = sys.modules["IPython"].display.display(picture, display_id=True)
         self._drawn_at = time.monotonic()
 
 
 def _shows_bars() -> bool:
-    """Whether there is somebody to see a bar move; a file is given lines."""
+    """Return whether progress bars can be shown; lines are logged otherwise."""
     return in_notebook() or sys.stderr.isatty()
 
 

@@ -8,26 +8,31 @@ from typing import TYPE_CHECKING, Any, Final
 
 from accelerate import PartialState
 
-from agentsgym.observers.console import print_conversations
-from agentsgym.observers.conversations import COLUMNS, Conversation, chosen, trace_of
-from agentsgym.texts import sentence_of
+from agentsgym.observers.conversations import COLUMNS, Conversation, chosen, message_text, shown_indices, trace_of
+from agentsgym.texts import sentence_of, shortened
 from agentsgym.training.observing import BatchObserver, ObservedBatch
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.types import Trajectory
 
 logger = logging.getLogger(__name__)
 
 _KINDS: Final = {"train": "training", "eval": "evaluation"}
-_STEP: Final = "train/global_step"  # by which the trackers' own curves are drawn
+_STEP: Final = "train/global_step"  # the x axis of the trackers' own curves
+_MAX_MESSAGE: Final = 1_000  # bytes of a message in a terminal
+_MAX_MESSAGES: Final = 24
+_COLORS: Final = {"system": "cyan", "tool": "magenta", "assistant": "green"}
+_OUTCOMES: Final = {"won": "green", "lost": "yellow", "failed": "red"}
 
 
 class ShownConversations(BatchObserver):
     """Shows some of the main rank's own rollouts when metrics are logged."""
 
     def __init__(self, args: GRPOEnvConfig) -> None:
-        """Begin without any rollout, with the settings of a run."""
+        """Start without rollouts, with the settings of a run."""
         self._args = args
         self._newest: dict[str, list[tuple[Trajectory, Sequence[float] | None, str]]] = {}
         self._failed: set[str] = set()
@@ -47,7 +52,7 @@ class ShownConversations(BatchObserver):
         ]
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Show what was played since the last log; that it cannot be shown is logged once, and costs nothing else."""
+        """Show the rollouts since the last log; failures are logged once per place, and training continues."""
         newest, self._newest = self._newest, {}
         for kind, rollouts in newest.items():
             conversations = [Conversation.of(*rollout) for rollout in rollouts]
@@ -58,20 +63,50 @@ class ShownConversations(BatchObserver):
     def _attempt(self, place: str, function: Any, /, *args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  # trackers are foreign code, and a closed terminal is no reason to end
+        except Exception as error:  # noqa: BLE001  # trackers are foreign code, and training outlives a closed terminal
             if place not in self._failed:
                 self._failed.add(place)
                 logger.warning("conversations cannot be shown in %s; training continues: %s", place, sentence_of(error))
 
 
-def send_conversations(name: str, conversations: Sequence[Conversation], *, kind: str, step: int) -> None:
-    """Send conversations to a tracker that has tables: wandb or trackio. To another nothing is sent.
+def print_conversations(conversations: Sequence[Conversation], title: str, console: Console | None = None) -> None:
+    """Print each conversation in a frame, without the middle of long ones; control characters are escaped.
 
     Args:
-        name: The tracker, as ``report_to`` names it.
-        conversations: What to send.
-        kind: ``"train"`` or ``"eval"``: the first part of the keys.
-        step: Optimizer steps that are done.
+        conversations: Conversations to print.
+        title: Heading, on a line above them.
+        console: Console to print to; None for standard output.
+    """
+    from rich.console import Console, Group  # noqa: PLC0415  # slow to import
+    from rich.panel import Panel  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console(markup=False, highlight=False, emoji=False) if console is None else console
+    console.print(Text(title, style="bold"))
+    for one in conversations:
+        lines: list[Text] = []
+        for index in shown_indices(len(one.messages), _MAX_MESSAGES):
+            if index is None:
+                lines.append(Text(f"… {len(one.messages) - _MAX_MESSAGES} messages are left out …", style="dim"))
+                continue
+            message, note = one.messages[index], one.notes.get(index)
+            heading = f"[{message['role']}{'' if note is None else f', {note}'}]"
+            lines.append(Text(heading, style=f"bold {_COLORS.get(message['role'], 'blue')}"))
+            lines.append(Text(shortened(message_text(message), _MAX_MESSAGE).expandtabs(8)))
+        if "error" in one.facts:
+            lines.append(Text(shortened(one.facts["error"], _MAX_MESSAGE, tail=0.9), style="red"))
+        color = _OUTCOMES.get(one.facts["outcome"], "cyan")
+        console.print(Panel(Group(*lines), title=Text(one.headline), title_align="left", border_style=color))
+
+
+def send_conversations(name: str, conversations: Sequence[Conversation], *, kind: str, step: int) -> None:
+    """Send conversations to wandb or trackio; other trackers have no tables and receive nothing.
+
+    Args:
+        name: Name of the tracker, as in ``report_to``.
+        conversations: Conversations to send.
+        kind: ``"train"`` or ``"eval"``, the prefix of the keys.
+        step: Number of completed optimizer steps.
 
     Raises:
         Exception: Whatever the tracker raises, such as when it has no run.

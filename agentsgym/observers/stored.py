@@ -1,4 +1,4 @@
-"""Keep the rollouts of a training run in a store, each rank its own files."""
+"""Write the rollouts of a training run to a store, with separate files for each rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from accelerate import PartialState
 
@@ -31,7 +31,7 @@ _SOURCES = {"train": "training", "eval": "evaluation"}
 
 
 def new_run_name() -> str:
-    """Make a name for a run."""
+    """Return a unique name for a run."""
     return f"training-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
@@ -39,7 +39,7 @@ class TrainingStore(BatchObserver):
     """Writes the rollouts of a run to a store.
 
     Attributes:
-        run: What the run is called there; the first rank's counts. Empty for a new name.
+        run: Name of the run in the store, set by the first rank; empty for a new name.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class TrainingStore(BatchObserver):
         environments: Environments,
         estimator: BoundEstimator,
     ) -> None:
-        """Open nothing yet: that is done on all ranks together.
+        """Set up; all ranks open the store together, with the first batch.
 
         Args:
-            folder: The store's.
+            folder: Folder of the store.
             args: The settings.
             environments: The environments of the rows.
-            estimator: What makes the advantages.
+            estimator: The estimator of the advantages.
         """
         self._folder, self._args, self._environments, self._estimator = folder, args, environments, estimator
         self._writer: RolloutWriter | None = None
@@ -63,65 +63,63 @@ class TrainingStore(BatchObserver):
         self._tokenizer: str | None = None
 
     def on_batch(self, observed: ObservedBatch) -> None:
-        """Collective: hand this rank's rollouts to the store, which writes them meanwhile.
+        """Hand this rank's rollouts to the store, which writes them in the background; a collective operation.
 
-        A disk that takes nothing is logged once, and the rollouts are kept until it does.
+        If the disk cannot be written, that is logged once, and the rollouts are kept in memory until it can.
 
         Raises:
-            StoreError: There can be no store at that place, on some rank; it is raised on all of them.
+            StoreError: The store cannot be created on some rank; raised on all ranks.
         """
         error = DeferredError()
         if self._writer is None:
-            self._open(error)
+            with error.capturing():
+                self._writer = RolloutStore.writer(self._folder, agent="policy")
+                self._tokenizer = self._writer.keep_tokenizer(self._environments.tokenizer)
+            self.run = all_gather_objects([self.run or new_run_name()], error.first)[0]
+        batch, phase, advantages = observed.batch, observed.phase, observed.advantages
         with error.capturing():
-            self._add(observed)
+            writer = self._writer
+            model_logprobs = _by_token(observed, observed.logprobs.model)
+            entropies = _by_token(observed, observed.logprobs.entropies)
+            credit = CreditSettings.of(self._args, self._estimator).as_dict() | {"num_rollouts": len(batch.rollouts)}
+            for i, trajectory in enumerate(batch.trajectories):
+                env = self._environments.of(batch.dataset_rows[i])
+                writer.add(
+                    trajectory,
+                    run=self.run,
+                    source=_SOURCES[phase.kind],
+                    **stored_columns(env, trajectory),
+                    step=phase.step,
+                    generation=phase.index if phase.is_training else None,
+                    policy_version=phase.step,
+                    group=trajectory.task_index,
+                    advantages=list(advantages.advantages[i]),
+                    trainer_logprobs=model_logprobs[i],
+                    entropies=entropies[i],
+                    tokenizer=self._tokenizer,
+                    extra={
+                        "is_trained": advantages.included[i],
+                        "rank": PartialState().process_index,
+                        "credit": credit,
+                    },
+                )
+            writer.flush(wait=False)
         all_gather_objects((), error.first)
 
     def flush(self) -> None:
-        """Write what is left."""
+        """Write the remaining rollouts."""
         if self._writer is not None:
-            with contextlib.suppress(StoreError):  # logged where it happened; the writer tries again at its end
+            with contextlib.suppress(StoreError):  # already logged; the writer tries again when it is closed
                 self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left, and end the writer's thread."""
+        """Write the remaining rollouts, and end the writer's thread."""
         if self._writer is not None:
             self._writer.close(strict=False)
 
-    def _open(self, error: DeferredError) -> None:
-        """Collective: make this rank's writer, and agree on the name of the run."""
-        with error.capturing():
-            self._writer = RolloutStore.writer(self._folder, agent="policy")
-            self._tokenizer = self._writer.keep_tokenizer(self._environments.tokenizer)
-        self.run = all_gather_objects([self.run or new_run_name()], error.first)[0]
-
-    def _add(self, observed: ObservedBatch) -> None:
-        writer, batch, phase = cast("RolloutWriter", self._writer), observed.batch, observed.phase
-        advantages, logprobs = observed.advantages, observed.logprobs
-        model_logprobs, entropies = (_by_token(observed, one) for one in (logprobs.model, logprobs.entropies))
-        credit = CreditSettings.of(self._args, self._estimator).as_dict() | {"num_rollouts": len(batch.rollouts)}
-        for i, trajectory in enumerate(batch.trajectories):
-            env = self._environments.of(batch.dataset_rows[i])
-            writer.add(
-                trajectory,
-                run=self.run,
-                source=_SOURCES[phase.kind],
-                **stored_columns(env, trajectory),
-                step=phase.step,
-                generation=phase.index if phase.is_training else None,
-                policy_version=phase.step,
-                group=trajectory.task_index,
-                advantages=list(advantages.advantages[i]),
-                trainer_logprobs=model_logprobs[i],
-                entropies=entropies[i],
-                tokenizer=self._tokenizer,
-                extra={"is_trained": advantages.included[i], "rank": PartialState().process_index, "credit": credit},
-            )
-        writer.flush(wait=False)
-
 
 def _by_token(observed: ObservedBatch, logprobs: torch.Tensor | None) -> list[list[float] | None]:
-    """Lay numbers of tokens, (B, L), on the tokens of each rollout, (T,): NaN where an agent token has none."""
+    """Convert numbers of the batch's tokens (B, L) to the tokens of each rollout (T,); NaN for agent tokens without."""
     trajectories = observed.batch.trajectories
     if logprobs is None:
         return [None] * len(trajectories)

@@ -6,11 +6,10 @@
     sections      dataclasses whose fields are checked, and errors that name the key
     recipe        the configuration of a run, read from a file or from plain values
     environments  the environments of a recipe: their tasks, rows and players
-    paths         checks of a run's folders
     warm_start    demonstrations: episodes to play, or stored rollouts
     train         the training run
     run           TrainingRun: from the first evaluation to the files, for scripts that build their own trainer
     scripts       helpers for training scripts: progress bars, models, transcripts
-    command_line  overrides from a command line
+    command_line  the options of a training script, parsed from a command line
     from_values   settings from plain values
 """

@@ -70,7 +70,9 @@ def parse_options(
         torch.set_num_threads(1)
         parser.set_defaults(**(tiny_defaults(options) if callable(tiny_defaults) else tiny_defaults))
         options, args, model_config = _parsed(parser, argv)
-    _check_model(options, model_config)
+    check_model_config(model_config, prefix="--")
+    if options.model and model_config.model_name_or_path:
+        raise ConfigError("--model and --model_name_or_path are the same option: use only one")
     options.model = options.model or model_config.model_name_or_path
     return options, args, model_config
 
@@ -120,9 +122,3 @@ def check_model_config(model_config: ModelConfig, *, prefix: str = "") -> None:
         raise ConfigError(
             f"{prefix}load_in_4bit requires {prefix}use_peft: 4-bit weights cannot be trained, only adapters on them"
         )
-
-
-def _check_model(options: PolicyOptions, model_config: ModelConfig) -> None:
-    check_model_config(model_config, prefix="--")
-    if options.model and model_config.model_name_or_path:
-        raise ConfigError("--model and --model_name_or_path are the same option: give only one")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.envs.dataset_rows import tasks_of_rows
+from agentsgym.envs.datasets.default_tasks import tasks_of
 from agentsgym.envs.datasets.mix import mix
 from agentsgym.envs.datasets.naming import NamedEnv, find_env
-from agentsgym.envs.datasets.own_tasks import tasks_of
 from agentsgym.errors import AgentsGymError
 from agentsgym.recipes.sections import PlacedError
 from agentsgym.seeding import derive_seed
@@ -35,7 +34,6 @@ class World:
         eval_named: Class and configuration for evaluation.
         eval_env: Environment for evaluation, without a tokenizer.
         dataset: Options of its dataset.
-        index: Index in the recipe.
     """
 
     label: str
@@ -45,7 +43,6 @@ class World:
     eval_named: NamedEnv
     eval_env: MultistepEnv
     dataset: Mapping[str, Any]
-    index: int
 
     def tasks(self, split: str, most: int, *, seed: int) -> list[dict[str, Any]]:
         """Return tasks of the environment, checked and with seeds.
@@ -131,7 +128,12 @@ class Worlds:
 
 def _world(recipe: Recipe, part: EnvironmentPart, index: int, taken: set[str]) -> World:
     """Build an environment of a recipe."""
-    named = _named(part, recipe.folder)
+    if isinstance(part.class_, type):
+        named = NamedEnv(name=part.class_.__name__, env_class=part.class_, env_config=part.env_config)
+    else:
+        name: str = part.class_
+        # an absolute path stays unchanged
+        named = find_env(str(recipe.folder / name) if ".py" in name else name, part.env_config)
     label = part.label or named.name.rpartition("/")[2] or f"environment {index}"
     if label in taken:
         if part.label:
@@ -154,14 +156,4 @@ def _world(recipe: Recipe, part: EnvironmentPart, index: int, taken: set[str]) -
         eval_named=eval_named,
         eval_env=eval_env,
         dataset={**named.dataset_options, **part.dataset},
-        index=index,
     )
-
-
-def _named(part: EnvironmentPart, folder: Path) -> NamedEnv:
-    if isinstance(part.class_, type):
-        return NamedEnv(name=part.class_.__name__, env_class=part.class_, env_config=part.env_config)
-    name: str = part.class_
-    if ".py" in name:
-        name = str(folder / name)  # an absolute path stays unchanged
-    return find_env(name, part.env_config)

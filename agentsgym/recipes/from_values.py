@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from agentsgym.training.settings import MOVED, EnvSettings, number_in
 
 SettingsT = TypeVar("SettingsT")
 
-# Types wider than the hints, which have one type per setting for the command line.
+# Types wider than the hints, which allow one type per setting for the command line.
 _WIDER: dict[str, Any] = dict.fromkeys(("resume_from_checkpoint", "fsdp"), bool | str | None)
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
@@ -81,32 +80,25 @@ def checked_values(settings: type[Any], values: Mapping[str, Any]) -> dict[str, 
         FieldError: A field is unknown or of the wrong type.
     """
     known = {one.name: one for one in dataclasses.fields(settings) if one.init}
-    hints = _hints(settings)
+    hints = typing.get_type_hints(settings) | _WIDER
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
             moved = MOVED.get(name) if issubclass(settings, EnvSettings) else None
             raise FieldError(name, moved or f"is unknown{did_you_mean(name, known)}")
-        check = known[name].metadata.get("check")  # of our own settings, which may accept more than their type
-        checked[name] = _as(hints[name], value, name) if check is None else _checked(check, value, name)
+        check: Field | None = known[name].metadata.get("check")  # in our settings, which may accept more than the type
+        if check is None:
+            checked[name] = _converted(value, hints[name], name)
+            continue
+        valid = [one for one in (value, number_in(value)) if check.valid(one)]
+        if not valid:
+            raise FieldError(name, f"must be {check.expected}, got {shown(value)}")
+        checked[name] = valid[0]
     return checked
 
 
-def _checked(check: Field, value: Any, name: str) -> Any:
-    for one in (value, number_in(value)):
-        if check.valid(one):
-            return one
-    raise FieldError(name, f"must be {check.expected}, got {shown(value)}")
-
-
-@functools.cache
-def _hints(settings: type[Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(settings)
-    return hints | {name: hint for name, hint in _WIDER.items() if name in hints}
-
-
-def _as(hint: Any, value: Any, name: str) -> Any:
-    """Check a value against a type of bools, numbers and texts; other types are checked by the settings."""
+def _converted(value: Any, hint: Any, name: str) -> Any:
+    """Check a value against a type hint of bools, numbers and strings; the settings check other types themselves."""
     is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
     kinds = typing.get_args(hint) if is_union else (hint,)
     if isinstance(value, str) and float in kinds and str not in kinds:

@@ -298,7 +298,10 @@ class TrainingRun:
         """
         if self.phases.interrupted:
             return None
-        self._load_from_path_if_needed()
+        if self.args.beta or self.args.use_vllm:  # the trainer needs a path, for a reference model or for vLLM
+            self.save_policy("start")
+            PartialState().wait_for_everyone()
+            self.model = AutoModelForCausalLM.from_pretrained(self.output / "start")
         trainer = GRPOEnvTrainer(
             self.model,
             env,
@@ -326,13 +329,6 @@ class TrainingRun:
             self.model = adapted if is_packed else adapted.merge_and_unload()
         self.save_policy()
         return trainer.state
-
-    def _load_from_path_if_needed(self) -> None:
-        """Reload the policy from disk if the trainer needs its path, for a reference model or for vLLM."""
-        if self.args.beta or self.args.use_vllm:
-            self.save_policy("start")
-            PartialState().wait_for_everyone()
-            self.model = AutoModelForCausalLM.from_pretrained(self.output / "start")
 
     def _bar(self, label: str, num_episodes: int) -> AbstractContextManager[Callable[[Trajectory], None]]:
         return episodes_bar(label, num_episodes, unit=self._unit, is_shown=self.is_main)

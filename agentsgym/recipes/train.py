@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,6 @@ from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import pooled
 from agentsgym.recipes.environments import Worlds
 from agentsgym.recipes.from_values import FieldError, imitation_values, model_settings, training_settings
-from agentsgym.recipes.paths import check_places, make_folder
 from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_recipe
 from agentsgym.recipes.run import TrainingRun
 from agentsgym.recipes.scripts import load_policy
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
     from agentsgym.training.config import GRPOEnvConfig
 
-_REFERENCES = ("random", "reference")
-_NUM_READ = 64  # tasks sampled for words that the embedded policy does not know
+_NUM_READ = 64  # tasks played to find words that the embedded policy does not know
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +68,12 @@ def train(
     Raises:
         ConfigError: A key is unknown or a value is invalid; the key is named. Nothing is played then.
     """
-    return prepare(config, overrides=overrides).follow()
+    return prepare(config, overrides=overrides).execute()
 
 
-def prepare(config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mapping[str, Any] | None = None) -> Course:
+def prepare(
+    config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mapping[str, Any] | None = None
+) -> PreparedRun:
     """Check a configuration and build everything that its run needs; nothing is played or written yet.
 
     Args:
@@ -89,10 +90,10 @@ def prepare(config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mappi
     else:
         recipe = read_recipe(config, overrides)
     with naming_the_file(config, overrides):
-        return Course(recipe)
+        return PreparedRun(recipe)
 
 
-class Course:
+class PreparedRun:
     """The run of a recipe: everything is checked and built before anything is played.
 
     Attributes:
@@ -109,7 +110,7 @@ class Course:
         """
         with _in_section("training"):
             args = training_settings(recipe.training, output_dir=f"outputs/{recipe.name}")
-        check_places(args)
+        _check_folders(args)
         _check_tiny(recipe.tiny)
         with _in_section("model_settings"):
             models = model_settings(recipe.model_settings)
@@ -127,14 +128,19 @@ class Course:
         is_tiny = recipe.model == "tiny"
         if is_tiny and models.load_in_4bit:
             raise PlacedError(("model_settings", "load_in_4bit"), "cannot be combined with the model 'tiny'")
-        policy = _tiny_policy(recipe, self.worlds, args.seed) if is_tiny else _loaded(recipe, models, args)
+        policy = _tiny_policy(recipe, self.worlds, args.seed) if is_tiny else _loaded_policy(recipe, models, args)
         limit_threads(policy[0])
         self.run = TrainingRun(policy, args, models, store_evaluations=recipe.evaluation.store)
-        self.env, self.eval_env = _alone(self.worlds, self.run.tokenizer)
+        first = self.worlds[0]
+        # None for several environments, whose rows name theirs
+        self.env = first.named.build(self.run.tokenizer) if len(self.worlds) == 1 else None
+        self.eval_env = self.env
+        if self.env is not None and first.eval_named is not first.named:
+            self.eval_env = first.eval_named.build(self.run.tokenizer)
         self.stored = None if store is None else stored_demonstrations(self.run.tokenizer, store)
         self.references: dict[str, dict[str, Evaluation]] = {}
 
-    def follow(self) -> TrainingRun:
+    def execute(self) -> TrainingRun:
         """Evaluate, warm up, train, and write the files; the folder always holds the results so far.
 
         Raises:
@@ -142,7 +148,10 @@ class Course:
             KeyboardInterrupt: Ctrl-C came while episodes were played outside of training.
         """
         if self.run.is_main:
-            make_folder(self.run.output)
+            try:
+                self.run.output.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"training.output_dir cannot be created: {sentence_of(error)}") from error
         try:
             if self.recipe.model == "tiny" and self.run.is_main:
                 self.warn_of_unknown_words()
@@ -180,14 +189,18 @@ class Course:
         """Evaluate the environments' random and reference players, where there are any."""
         for world in self.worlds:
             env = world.eval_named.build(self.run.tokenizer)
-            for name in _REFERENCES:
-                player = _reference(world, name, self.run.args.seed, env)
-                if player is not None:
-                    label = name if len(self.worlds) == 1 else f"{name}, {world.label}"
-                    tasks = self.worlds.eval[world.label]
-                    found = self.run.evaluate(label, env, tasks, player, references=anchors_of(env))
-                    self.references.setdefault(name, {})[world.label] = found
-                    self._write_summary()
+            for name in ("random", "reference"):
+                if name == "random" and not has_random_player(world.named.env_class):
+                    continue
+                try:
+                    player = player_of(world, name, self.run.args.seed, env)
+                except ConfigError:
+                    continue  # the environment has no such player
+                label = name if len(self.worlds) == 1 else f"{name}, {world.label}"
+                tasks = self.worlds.eval[world.label]
+                found = self.run.evaluate(label, env, tasks, player, references=anchors_of(env))
+                self.references.setdefault(name, {})[world.label] = found
+                self._write_summary()
 
     def warm_up(self) -> None:
         """Run the warm start, if there is one."""
@@ -227,6 +240,28 @@ class Course:
         return found
 
 
+def _check_folders(args: GRPOEnvConfig) -> None:
+    """Check that the output folder can be created and that the checkpoint to resume from exists."""
+    output = Path(args.output_dir or "outputs")
+    there = next(path for path in (output, *output.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise PlacedError(("training", "output_dir"), f"must be a folder, but {there} is a file")
+    if not os.access(there, os.W_OK):
+        raise PlacedError(("training", "output_dir"), f"cannot be created: no permission to write to {there}")
+    requested: Any = args.resume_from_checkpoint  # a YAML file may also set true
+    if not requested or requested == "auto":
+        return
+    if requested is True and not any(output.glob("checkpoint-*")):
+        raise PlacedError(
+            ("training", "resume_from_checkpoint"),
+            f"is true, but {output} has no checkpoint; use auto to start a new run in that case",
+        )
+    if requested is not True and not Path(requested).is_dir():
+        raise PlacedError(
+            ("training", "resume_from_checkpoint"), f"must be a folder, auto or true, got {shown(requested)}"
+        )
+
+
 def _num_train_tasks(args: GRPOEnvConfig, most: int) -> int:
     """Return the number of tasks that the run's steps need, if known, limited to ``most``."""
     if args.max_steps <= 0:
@@ -263,15 +298,6 @@ def _tiny_policy(recipe: Recipe, worlds: Worlds, seed: int) -> Any:
         return tiny_policy(texts, **{"seed": seed, **recipe.tiny})
 
 
-def _alone(worlds: Worlds, tokenizer: Any) -> tuple[MultistepEnv | None, MultistepEnv | None]:
-    """Build the environments for training and evaluation of a run with one environment; None for a mixture."""
-    if len(worlds) > 1:
-        return None, None
-    [world] = worlds
-    env = world.named.build(tokenizer)
-    return env, env if world.eval_named is world.named else world.eval_named.build(tokenizer)
-
-
 def _played_envs(world: World, worlds: Worlds) -> Iterator[tuple[MultistepEnv, Sequence[Mapping[str, Any]]]]:
     """Yield the training environment with its tasks and, if it differs, the evaluation environment with its tasks."""
     yield world.env, worlds.train[world.label]
@@ -298,7 +324,7 @@ def _unknown_words(
     return num_words, unknown
 
 
-def _loaded(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:
+def _loaded_policy(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:
     beside = recipe.folder / recipe.model
     source = str(beside) if beside.is_dir() else recipe.model
     with _in_section("model"):
@@ -307,16 +333,6 @@ def _loaded(recipe: Recipe, models: Any, args: GRPOEnvConfig) -> Any:
         except (OSError, ValueError, KeyError) as error:
             reason = " ".join(sentence_of(error, 300).split())
             raise ConfigError(f"cannot be loaded from {source!r}: {reason}") from error
-
-
-def _reference(world: World, name: str, seed: int, env: Any) -> Any:
-    """Build a reference player; None if the environment has none."""
-    if name == "random" and not has_random_player(world.named.env_class):
-        return None
-    try:
-        return player_of(world, name, seed, env)
-    except ConfigError:
-        return None
 
 
 @contextmanager

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from agentsgym.envs.conversation import chat_format_of
 from agentsgym.envs.players import imitation_player, random_player, reference_player
-from agentsgym.errors import ConfigError, StoreError
+from agentsgym.errors import ConfigError, StoreError, TemplateError
 from agentsgym.fields import is_number
-from agentsgym.recipes.encoding import Encoder
 from agentsgym.recipes.sections import PlacedError, is_mapping
+from agentsgym.recorded.replay import replay
 from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
 from agentsgym.texts import sentence_of, shown
+from agentsgym.tokens.transcript import Transcript
+from agentsgym.types import Action
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.recipes.environments import World, Worlds
     from agentsgym.recipes.recipe import Recipe, WarmStart
     from agentsgym.recipes.run import TrainingRun
+    from agentsgym.store.records import StoredRollout
+    from agentsgym.tokens.chat_format import ChatFormat
     from agentsgym.types import Trajectory
 
 logger = logging.getLogger(__name__)
 
+_CHAT_DEFAULTS: Final[Mapping[str, Any]] = {  # the keys of env_config that affect the tokens of a conversation
+    "history": "append",
+    "guard_added_tokens": False,
+    "unguarded_tokens": [],
+    "chat_template_kwargs": {},
+}
 _PLAYERS: Mapping[str, Callable[[MultistepEnv, int], Any]] = {
     "random": random_player,
     "reference": reference_player,
@@ -80,29 +93,19 @@ def open_store(recipe: Recipe) -> RolloutStore:
 
 
 def play_demonstrations(run: TrainingRun, worlds: Worlds, warm_start: WarmStart) -> list[Trajectory]:
-    """Play the demonstrations, by weight of the environments."""
+    """Play the demonstrations, split by the weights of the environments; the random player plays a fraction of them."""
     total = sum(world.weight for world in worlds)
     demonstrations: list[Trajectory] = []
     for world in worlds:
         num_episodes = max(1, round(warm_start.num_episodes * world.weight / total))
-        demonstrations += _played(run, world, worlds, warm_start, num_episodes)
-    return demonstrations
-
-
-def _played(
-    run: TrainingRun, world: World, worlds: Worlds, warm_start: WarmStart, num_episodes: int
-) -> list[Trajectory]:
-    """Play one environment's demonstrations, a fraction of them by the random player."""
-    seed = run.args.seed
-    env = world.named.build(run.tokenizer)
-    tasks = list(islice(cycle(worlds.train[world.label]), num_episodes))
-    num_random = round(warm_start.noise * num_episodes)
-    label = "demonstrations" if len(worlds) == 1 else f"demonstrations ({world.label})"
-    demonstrations: list[Trajectory] = []
-    for name, own in (("random", tasks[:num_random]), (warm_start.player, tasks[num_random:])):
-        if own:
-            player = player_of(world, name, derive_seed("demonstrations", name, seed) % 2**31, env)
-            demonstrations += run.play(label, env, own, player)
+        num_random = round(warm_start.noise * num_episodes)
+        env = world.named.build(run.tokenizer)
+        tasks = list(islice(cycle(worlds.train[world.label]), num_episodes))
+        label = "demonstrations" if len(worlds) == 1 else f"demonstrations ({world.label})"
+        for name, own in (("random", tasks[:num_random]), (warm_start.player, tasks[num_random:])):
+            if own:
+                player = player_of(world, name, derive_seed("demonstrations", name, run.args.seed) % 2**31, env)
+                demonstrations += run.play(label, env, own, player)
     return demonstrations
 
 
@@ -113,7 +116,7 @@ def stored_demonstrations(tokenizer: Any, store: RolloutStore) -> list[Trajector
         PlacedError: The texts of a rollout cannot be encoded.
     """
     demonstrations: list[Trajectory] = []
-    encoder = Encoder(tokenizer)
+    formats: dict[str, ChatFormat] = {}
     problems: list[str] = []
     for index, record in enumerate(store.records()):
         problem = _misfit(tokenizer, record.trajectory)
@@ -122,7 +125,7 @@ def stored_demonstrations(tokenizer: Any, store: RolloutStore) -> list[Trajector
             continue
         problems.append(f"{problem} in rollout {index}")
         try:
-            demonstrations.append(encoder.encode(record))
+            demonstrations.append(_reencoded(record, tokenizer, formats))
         except ConfigError as error:
             raise PlacedError(
                 ("warm_start", "player"),
@@ -152,6 +155,46 @@ def _misfit(tokenizer: Any, trajectory: Trajectory) -> str | None:
     if not first or "".join(first.split()) in "".join(decoded.split()):
         return None
     return f"prompt {shown(first, 60)} decoded as {shown(decoded, 60)}"
+
+
+def _reencoded(record: StoredRollout, tokenizer: Any, formats: dict[str, ChatFormat]) -> Trajectory:
+    """Return a rollout with another tokenizer's tokens of its messages, as if an agent had answered in text.
+
+    Its turns are not exact and have no log-probabilities. Observations after the last answer are left out.
+
+    Args:
+        record: The rollout.
+        tokenizer: The policy's tokenizer.
+        formats: Chat formats by configuration, to build each only once.
+
+    Raises:
+        ConfigError: The rollout has tool calls, a function rewrote its history, or an answer has a word that the
+            tokenizer does not know.
+    """
+    own = record.trajectory
+    if any(one.get("tool_calls") or one["role"] == "tool" for one in own.messages):
+        raise ConfigError("rollouts with tool calls cannot be re-encoded")
+    if any(turn.prompt_messages is not None for turn in own.turns):
+        raise ConfigError("rollouts whose history was rewritten by a function cannot be re-encoded")
+    known = record.env_config or {}
+    config = {name: known.get(name, default) for name, default in _CHAT_DEFAULTS.items()}
+    key = json.dumps(config, sort_keys=True, default=repr)
+    answers = {
+        turn.message_index: Action(
+            text=own.messages[turn.message_index]["content"],
+            reasoning=own.messages[turn.message_index].get("reasoning_content"),
+        )
+        for turn in own.turns
+    }
+    try:
+        if key not in formats:
+            formats[key] = cast("ChatFormat", chat_format_of(tokenizer, config))
+        transcript = Transcript(formats[key], config["history"])
+        places = replay(transcript, own.messages, answers, formats[key])
+    except TemplateError as error:
+        raise ConfigError(sentence_of(error)) from error
+    turns = [replace(turn, **place._asdict(), exact=False) for turn, place in zip(own.turns, places, strict=True)]
+    return replace(own, token_ids=transcript.record(), turns=turns, logprobs=None, per_token_rewards=())
 
 
 def _wanted(name: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Check recorded rollouts as if nothing had been checked before: they may come from a file or another library."""
+"""Check recorded rollouts without any assumption: they may come from a file or another library."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple, cast
 
-from agentsgym.credit.payments import total_error
 from agentsgym.credit.rewards import TOKEN_CREDITS, check_credit, credited_rewards
+from agentsgym.credit.role_rewards import total_error
 from agentsgym.errors import ConfigError
 from agentsgym.record_audit.report import AuditReport, Check, Problem
 from agentsgym.texts import shown
@@ -39,14 +39,14 @@ def audit(
     token_credit: str | None = "spread",
     final_reward_is_sum: bool = True,
 ) -> AuditReport:
-    """Check everything that training relies on, in the data alone; nothing is changed and nothing raised for it.
+    """Check everything in the data that training relies on; nothing is changed, and problems are not raised.
 
     Args:
         trajectories: The rollouts, of any class that has the attributes of a :class:`~agentsgym.types.Trajectory`.
         vocabulary_size: Every id must be below it; None for no limit.
         turn_credit: Which turns are rewarded, as in ``env_config``; None for an environment that places its rewards
             itself (``_calculate_rewards``): amounts are not compared then.
-        token_credit: Where in the turn, likewise.
+        token_credit: Where in the turn rewards are placed, as in ``env_config``; None as above.
         final_reward_is_sum: Whether final rewards must be the sums of the turn rewards; False for an environment
             with its own ``_final_reward``.
 
@@ -63,7 +63,10 @@ def audit(
     problems: list[Problem] = []
     readable: list[Any] = []
     for index, trajectory in enumerate(trajectories):
-        findings = [*_fields(trajectory)]
+        findings = [*_wrong_kinds(trajectory, _TRAJECTORY_FIELDS)]
+        turns: Any = getattr(trajectory, "turns", None)
+        for k, turn in enumerate(turns if _is_list(turns) else ()):
+            findings += _wrong_kinds(turn, _TURN_FIELDS, k)
         if not findings:
             readable.append(trajectory)
             findings = [*_contents(trajectory, expected)]
@@ -73,21 +76,19 @@ def audit(
             Problem(check=check, trajectory=index, session_id=session_id, turn=turn, message=message)
             for check, turn, message in findings
         ]
-    return AuditReport(num_trajectories=len(trajectories), **_counts(readable), problems=tuple(problems))
-
-
-def _counts(trajectories: list[Any]) -> dict[str, int]:
-    turns = [(turn, trajectory.logprobs is None) for trajectory in trajectories for turn in trajectory.turns]
-    return {
-        "num_failed": sum(trajectory.stop_reason is StopReason.FAILED for trajectory in trajectories),
-        "num_turns": len(turns),
-        "num_segments": sum(len({0, *(turn.prompt_start for turn in row.turns)}) for row in trajectories),
-        "num_tokens": sum(len(trajectory.token_ids) for trajectory in trajectories),
-        "num_agent_tokens": sum(max(0, turn.stop - turn.start) for turn, _ in turns),
-        "num_invalid_turns": sum(turn.invalid for turn, _ in turns),
-        "num_inexact_turns": sum(not turn.exact for turn, _ in turns),
-        "num_turns_without_logprobs": sum(unknown and turn.stop > turn.start for turn, unknown in turns),
-    }
+    played = [(turn, row.logprobs is None) for row in readable for turn in row.turns]
+    return AuditReport(
+        num_trajectories=len(trajectories),
+        num_failed=sum(row.stop_reason is StopReason.FAILED for row in readable),
+        num_turns=len(played),
+        num_segments=sum(len({0, *(turn.prompt_start for turn in row.turns)}) for row in readable),
+        num_tokens=sum(len(row.token_ids) for row in readable),
+        num_agent_tokens=sum(max(0, turn.stop - turn.start) for turn, _ in played),
+        num_invalid_turns=sum(turn.invalid for turn, _ in played),
+        num_inexact_turns=sum(not turn.exact for turn, _ in played),
+        num_turns_without_logprobs=sum(is_unknown and turn.stop > turn.start for turn, is_unknown in played),
+        problems=tuple(problems),
+    )
 
 
 def _is_list(value: Any) -> bool:
@@ -113,7 +114,11 @@ def _is_message(value: Any) -> bool:
 
 
 _Kinds = Mapping[tuple[str, Callable[[Any], bool]], tuple[str, ...]]
-_INDEX, _LIST, _NUMBER = ("an int >= 0", _is_index), ("a list", _is_list), ("a number", _is_number)
+_INDEX, _LIST, _NUMBER = (
+    ("an int >= 0", _is_index),
+    ("a list", _is_list),
+    ("a number", _is_number),
+)
 _TRAJECTORY_FIELDS: _Kinds = {
     _LIST: ("token_ids", "turns", "messages"),
     _NUMBER: ("final_reward",),
@@ -135,13 +140,6 @@ _TURN_FIELDS: _Kinds = {
 }
 
 
-def _fields(trajectory: Any) -> _Findings:
-    yield from _wrong_kinds(trajectory, _TRAJECTORY_FIELDS)
-    turns: Any = getattr(trajectory, "turns", None)
-    for k, turn in enumerate(turns if _is_list(turns) else ()):
-        yield from _wrong_kinds(turn, _TURN_FIELDS, k)
-
-
 def _wrong_kinds(value: object, kinds: _Kinds, turn: int | None = None) -> _Findings:
     for (kind, is_right), names in kinds.items():
         for name in names:
@@ -152,31 +150,29 @@ def _wrong_kinds(value: object, kinds: _Kinds, turn: int | None = None) -> _Find
 
 
 def _contents(trajectory: Any, expected: _Expected) -> _Findings:
-    yield from _token_ids(trajectory, expected)
-    yield from _messages(trajectory)
-    yield from _outcome(trajectory, expected)
-    spans = [*_spans(trajectory)]
-    yield from spans
-    if not spans:  # without valid spans, values cannot be matched to tokens
-        yield from _prompts(trajectory)
-        yield from _mask(trajectory)
-        yield from _logprobs(trajectory)
-        yield from _rewards(trajectory, expected)
-
-
-def _token_ids(trajectory: Any, expected: _Expected) -> _Findings:
-    ids, limit = trajectory.token_ids, expected.vocabulary_size
+    ids, limit, size = trajectory.token_ids, expected.vocabulary_size, len(trajectory.token_ids)
     if wrong := [index for index, token in enumerate(ids) if type(token) is not int or not 0 <= token < limit]:
         yield "token_ids", None, f"ids must be ints in [0, {limit}), got {_at(wrong, ids)}"
-
-
-def _spans(trajectory: Any) -> _Findings:
-    edge, size = 0, len(trajectory.token_ids)
+    yield from _messages(trajectory)
+    yield from _outcome(trajectory, expected)
+    edge, are_spans_valid = 0, True
     for k, turn in enumerate(trajectory.turns):
         if edge <= turn.start <= turn.stop <= size:
             edge = turn.stop
         else:
+            are_spans_valid = False
             yield "spans", k, f"its span must lie in [{edge}, {size}), got [{turn.start}, {turn.stop})"
+    if are_spans_valid:  # else values cannot be matched to tokens
+        yield from _prompts(trajectory)
+        given = list(getattr(trajectory, "agent_token_mask", ()))
+        spoken = {index for turn in trajectory.turns for index in range(turn.start, turn.stop)}
+        right = [int(index in spoken) for index in range(size)]
+        if len(given) != size:
+            yield _wrong_length("agent_token_mask", given, trajectory)
+        elif wrong := [index for index, mask in enumerate(given) if mask != right[index]]:
+            yield "mask", None, f"agent_token_mask must be 1 in the turns' spans alone, got {_at(wrong, given)}"
+        yield from _logprobs(trajectory)
+        yield from _rewards(trajectory, expected)
 
 
 def _prompts(trajectory: Any) -> _Findings:
@@ -191,16 +187,6 @@ def _prompts(trajectory: Any) -> _Findings:
         else:
             segment = begin
         edge = turn.stop
-
-
-def _mask(trajectory: Any) -> _Findings:
-    given = list(getattr(trajectory, "agent_token_mask", ()))
-    spoken = {index for turn in trajectory.turns for index in range(turn.start, turn.stop)}
-    right = [int(index in spoken) for index in range(len(trajectory.token_ids))]
-    if len(given) != len(right):
-        yield _wrong_length("agent_token_mask", given, trajectory)
-    elif wrong := [index for index, mask in enumerate(given) if mask != right[index]]:
-        yield "mask", None, f"agent_token_mask must be 1 in the turns' spans alone, got {_at(wrong, given)}"
 
 
 def _messages(trajectory: Any) -> _Findings:
@@ -260,17 +246,13 @@ def _rewards(trajectory: Any, expected: _Expected) -> _Findings:
     endless = [k for k, amounts in enumerate(rewards) if not all(map(math.isfinite, amounts))]
     for k in endless:
         yield "rewards", k, f"rewards must be finite, got {shown(rewards[k])}"
-    if not failed and not endless and math.isfinite(trajectory.final_reward):
-        yield from _placement(trajectory, expected)
-
-
-def _placement(trajectory: Any, expected: _Expected) -> _Findings:
-    if expected.turn_credit is None or expected.token_credit is None:
+    is_finite = not endless and math.isfinite(trajectory.final_reward)
+    if failed or not is_finite or expected.turn_credit is None or expected.token_credit is None:
         return
     amounts = credited_rewards(trajectory, expected.turn_credit)
-    for k, (turn, amount) in enumerate(zip(trajectory.turns, amounts, strict=True)):
+    for k, (turn, amount) in enumerate(zip(turns, amounts, strict=True)):
         right = TOKEN_CREDITS[expected.token_credit](amount, turn.stop - turn.start)
-        given = trajectory.per_token_rewards[turn.start : turn.stop]
+        given = values[turn.start : turn.stop]
         if not all(map(_is_close, given, right)):
             how = f"(turn_credit {expected.turn_credit!r}, token_credit {expected.token_credit!r})"
             yield "rewards", k, f"its tokens' rewards must be {shown(right)} {how}, got {shown(given)}"

@@ -1,4 +1,4 @@
-"""Say what an audit of recorded rollouts counted and found."""
+"""The report of an audit of recorded rollouts: its counts, and the problems that were found."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Check = Literal[
     "lengths",  # a list does not hold one value a token
     "token_ids",  # an id is not a token
     "spans",  # turns overlap, are out of order or leave the tokens
-    "prompts",  # a turn's prompt does not extend what stood before it
+    "prompts",  # a turn's prompt does not extend the tokens before it
     "mask",  # the agent token mask is not the union of the spans
     "messages",  # an invalid message, or a turn that does not point at its own answer
     "logprobs",  # an invalid log-probability
@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """What an audit counted and found; the counts leave out trajectories whose fields cannot be read.
+    """The result of an audit; the counts leave out trajectories whose fields cannot be read.
 
     Attributes:
         num_trajectories: All that were given.

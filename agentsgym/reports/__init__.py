@@ -1,1 +1,1 @@
-"""Results for people: ``tables`` as plain text, ``plots`` as pictures."""
+"""Show results: plain-text ``tables``, ``plots``, and HTML and data frames for notebooks."""

@@ -1,7 +1,7 @@
-"""The colors of pages and plots, which people with any kind of color vision can tell apart.
+"""Colors of pages and plots, distinguishable with any kind of color vision.
 
-Blue stands for training and for what is positive, vermilion for evaluation and for what is negative; no meaning is
-told by color alone. The tests measure contrast, and distances as people with red, green or blue weakness see them.
+Blue stands for training and positive values, vermilion for evaluation and negative ones; no meaning is conveyed by
+color alone. The tests measure contrast, and color distances as people with red, green or blue weakness see them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ AXIS: Final = "#9ca3af"
 PAPER: Final = "#ffffff"
 
 POSITIVE, NEGATIVE = BLUE, VERMILION
-#: Of lines in one plot, in this order; the first is what the plot is about.
+#: Colors of the lines in one plot, in this order; the first is for the subject of the plot.
 SERIES: Final = (BLUE, VERMILION, GRAY, BROWN, VIOLET, ORCHID)
-#: Of what a plot compares with, say random and greedy play.
+#: Colors of baselines in a plot, such as random and greedy play.
 REFERENCES: Final = (GRAY, VIOLET, BROWN, ORCHID)
-#: By how a rollout ended: ``Trajectory.outcome``.
+#: Colors by ``Trajectory.outcome``.
 OUTCOMES: Final = {"won": BLUE, "lost": VERMILION, "played": GRAY, "failed": BROWN}
 
-#: Of pages, by theme: the values of the CSS variables ``--NAME``. Triples can be made translucent.
+#: Colors of pages by theme, as values of the CSS variables ``--NAME``; triples allow transparency.
 CSS: Final = {
     "light": {
         "paper": PAPER,
@@ -57,9 +57,9 @@ CSS: Final = {
 
 
 def strength(value: float, limit: float) -> float:
-    """Say how strongly a value is colored, in [-1, 1]: as far as it reaches to ``limit``, and at least a fifth.
+    """Return the signed color intensity of a value, in [-1, 1]: ``value / limit``, but at least a fifth.
 
-    Zero, NaN and a limit of 0 have no color.
+    Zero, NaN and a limit of 0 give 0, no color.
 
     >>> strength(0.5, 2.0), strength(-9.0, 2.0), strength(1e-9, 2.0), strength(0.0, 2.0)
     (0.25, -1.0, 0.2, 0.0)
@@ -71,5 +71,5 @@ def strength(value: float, limit: float) -> float:
 
 
 def largest(values: Iterable[float]) -> float:
-    """The limit of a scale: the largest magnitude of the finite values, 0.0 if there is none."""
+    """Return the largest magnitude of the finite values, the limit of a color scale; 0.0 if there are none."""
     return max((abs(value) for value in values if isfinite(value)), default=0.0)

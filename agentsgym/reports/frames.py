@@ -1,33 +1,21 @@
-"""Rollouts, turns and tokens as rows of tables, for pandas.
-
-::
-
-    Evaluation ─▶ one row a rollout ─▶ one row a turn ─▶ one row a token
-"""
+"""Rollouts as pandas tables, with one row per rollout, turn or token."""
 
 # pyright: reportUnknownMemberType=false
 # pandas types its constructor in part only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.types import Trajectory, Turn
+from agentsgym.types import Trajectory
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from agentsgym.statistics.metrics import Evaluation
-
-Rows = Callable[[Trajectory], list[dict[str, Any]]]
-
-
-def evaluation_frame(evaluation: Evaluation, by: str = "rollout") -> DataFrame:
-    """Return an evaluation's rollouts as a table, one row per rollout or turn: see :func:`rollouts_frame`."""
-    return rollouts_frame(evaluation.trajectories, by)
+_Rows = Callable[[Trajectory], list[dict[str, Any]]]
 
 
 def trajectory_frame(trajectory: Trajectory, by: str = "turn") -> DataFrame:
@@ -36,7 +24,7 @@ def trajectory_frame(trajectory: Trajectory, by: str = "turn") -> DataFrame:
     Raises:
         ConfigError: ``by`` is neither.
     """
-    return _frame([trajectory], _chosen(by, {"turn": turn_rows, "token": token_rows}))
+    return _frame([trajectory], by, {"turn": turn_rows, "token": token_rows})
 
 
 def rollouts_frame(trajectories: Iterable[Trajectory], by: str = "rollout") -> DataFrame:
@@ -50,17 +38,17 @@ def rollouts_frame(trajectories: Iterable[Trajectory], by: str = "rollout") -> D
     Raises:
         ConfigError: ``by`` is none of these.
     """
-    kinds: dict[str, Rows] = {"rollout": lambda one: [rollout_row(one)], "turn": turn_rows, "token": token_rows}
-    return _frame(trajectories, _chosen(by, kinds))
+    kinds: dict[str, _Rows] = {"rollout": lambda one: [rollout_row(one)], "turn": turn_rows, "token": token_rows}
+    return _frame(trajectories, by, kinds)
 
 
 def rollout_row(trajectory: Trajectory) -> dict[str, Any]:
-    """Describe a rollout in a row.
+    """Return the row of a rollout.
 
-    ``task`` and ``rollout`` (indices), ``reward``, ``outcome`` ("won", "lost", "failed", "played"), ``success`` (None
-    where the environment does not say), ``failed``, ``stop_reason``, ``turns``, ``invalid_turns``, ``tokens``,
-    ``agent_tokens``, ``exact``, ``retries``, ``session`` and ``error`` (its first line; None if it did not fail). Where
-    the game pays by role, ``reward/ROLE`` is what each was paid. ``info/KEY`` is each number of ``info``.
+    Its columns are ``task`` and ``rollout`` (indices), ``reward``, ``outcome`` ("won", "lost", "failed", "played"),
+    ``success`` (None if unknown), ``failed``, ``stop_reason``, ``turns``, ``invalid_turns``, ``tokens``,
+    ``agent_tokens``, ``exact``, ``retries``, ``session`` and ``error`` (its first line; None if it did not fail);
+    ``reward/ROLE`` for each role if rewards are given by role; and ``info/KEY`` for each number in ``info``.
     """
     return {
         "task": trajectory.task_index,
@@ -78,18 +66,20 @@ def rollout_row(trajectory: Trajectory) -> dict[str, Any]:
         "retries": trajectory.num_retries,
         "session": trajectory.session_id,
         "error": None if trajectory.error is None else trajectory.error.partition("\n")[0],
-        **{f"reward/{role}": paid for role, paid in trajectory.final_rewards.items()},
+        **{f"reward/{role}": reward for role, reward in trajectory.final_rewards.items()},
         **{f"info/{key}": number for key, number in trajectory.metrics.items()},
     }
 
 
 def turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """Describe each turn in a row.
+    """Return one row per turn.
 
-    ``task`` and ``rollout``; ``turn`` (k of the trajectory, from 0) and ``episode``; ``role``, ``reward``, ``invalid``
-    and ``exact``; ``start`` and ``stop`` (its span of tokens), ``tokens``, ``prompt_tokens``; ``logprob`` (the sum over
-    its tokens; NaN where one is not known, and where it has no tokens) and ``text`` (what the agent said).
+    Its columns are ``task`` and ``rollout``; ``turn`` (its index in the trajectory) and ``episode``; ``role``,
+    ``reward``, ``invalid`` and ``exact``; ``start`` and ``stop`` (its span of tokens), ``tokens``, ``prompt_tokens``;
+    ``logprob`` (the sum over its tokens; NaN if one is unknown, None if all are or there are none) and ``text`` (the
+    agent's answer; None if the messages do not contain it).
     """
+    logprobs, messages = trajectory.logprobs, trajectory.messages
     return [
         {
             "task": trajectory.task_index,
@@ -104,18 +94,18 @@ def turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
             "stop": turn.stop,
             "tokens": turn.stop - turn.start,
             "prompt_tokens": turn.start - turn.prompt_start,
-            "logprob": _logprob_of(trajectory, turn),
-            "text": _text_of(trajectory, turn),
+            "logprob": None if logprobs is None or turn.start == turn.stop else sum(logprobs[turn.start : turn.stop]),
+            "text": messages[turn.message_index]["content"] if turn.message_index < len(messages) else None,
         }
         for index, turn in enumerate(trajectory.turns)
     ]
 
 
 def token_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """Describe each token in a row.
+    """Return one row per token.
 
-    ``task``, ``rollout`` and ``position``; ``token_id``; ``mask`` (1 for the agent's); ``turn`` (None for a token of
-    the environment); ``reward``, and ``logprob`` where they are known.
+    Its columns are ``task``, ``rollout`` and ``position``; ``token_id``; ``mask`` (1 for the agent's); ``turn`` (None
+    for a token of the environment); and ``reward`` and ``logprob``, None if unknown.
     """
     turns: list[int | None] = [None] * len(trajectory.token_ids)
     for index, turn in enumerate(trajectory.turns):
@@ -135,26 +125,9 @@ def token_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
     ]
 
 
-def _logprob_of(trajectory: Trajectory, turn: Turn) -> float | None:
-    """Sum the log-probabilities of a turn's tokens; None where they are not known, or it has none."""
-    if trajectory.logprobs is None or turn.start == turn.stop:
-        return None
-    return sum(trajectory.logprobs[turn.start : turn.stop])
-
-
-def _text_of(trajectory: Trajectory, turn: Turn) -> str | None:
-    """The agent's text; None if the trajectory's messages do not contain it."""
-    messages: Sequence[Any] = trajectory.messages
-    return messages[turn.message_index]["content"] if turn.message_index < len(messages) else None
-
-
-def _chosen(by: str, kinds: dict[str, Rows]) -> Rows:
+def _frame(trajectories: Iterable[Trajectory], by: str, kinds: dict[str, _Rows]) -> DataFrame:
     if by not in kinds:
         raise ConfigError(f"by must be one of {', '.join(kinds)}, got {by!r}{did_you_mean(str(by), kinds)}")
-    return kinds[by]
+    from pandas import DataFrame  # noqa: PLC0415  # takes half a second, and a notebook's HTML does not need it
 
-
-def _frame(trajectories: Iterable[Trajectory], rows_of: Rows) -> DataFrame:
-    from pandas import DataFrame  # noqa: PLC0415  # takes half a second, and a notebook's HTML does without it
-
-    return DataFrame(list(chain.from_iterable(map(rows_of, trajectories))))
+    return DataFrame(list(chain.from_iterable(map(kinds[by], trajectories))))

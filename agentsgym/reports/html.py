@@ -1,12 +1,12 @@
-"""Rollouts and evaluations as pieces of a page, for notebooks: no scripts, nothing from elsewhere, all text escaped.
+"""Rollouts and evaluations as HTML for notebooks, without scripts or external resources.
 
-What environments, agents and models wrote is data here: it is escaped, control characters are written out, and long
-texts, conversations and token lists are shown by their beginning and end, with how much is left out.
+Everything that environments, agents and models wrote is escaped, and control characters are written out. Of long texts,
+conversations and token lists, the beginning and the end are shown, and the number of omitted items between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -18,7 +18,6 @@ from agentsgym.types import Trajectory, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
 
 Item = TypeVar("Item")
 
@@ -52,9 +51,20 @@ background:var(--given);border-bottom:2px solid transparent}
 .agentsgym summary{color:var(--faint);cursor:pointer}
 """.replace("\n", "")
 
+_LIGHT, _DARK = (
+    ".agentsgym{" + "".join(f"--{name}:{value};" for name, value in CSS[theme].items()) + "}"
+    for theme in ("light", "dark")
+)
+_STYLE: Final = f"{_LIGHT}@media(prefers-color-scheme:dark){{{_DARK}}}.agentsgym{{color-scheme:light dark}}{_LAYOUT}"
+_MOST_MESSAGES = 24
+_MOST_TOKENS = 480
+_MOST_ROLLOUTS = 20
+_MOST_CALLS = 8  # of a message
+_MOST_PARTS = 12  # environments or roles of an evaluation
+
 
 def page(*parts: str) -> str:
-    """Put parts into one box with its style, light or dark according to the reader's system."""
+    """Put parts into one box with its own style, light or dark as the reader's system is."""
     return f'<div class="agentsgym"><style>{_STYLE}</style>{"".join(parts)}</div>'
 
 
@@ -76,7 +86,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def ends(items: Sequence[Item], most: int) -> tuple[Sequence[Item], int, Sequence[Item]]:
-    """Split what is too long to be shown whole: its beginning, how many are left out, and its end.
+    """Split a sequence into its beginning, the number of omitted items if there are more than ``most``, and its end.
 
     >>> ends("abcdefg", 4)
     ('abc', 3, 'g')
@@ -92,36 +102,19 @@ def left_out(count: int, what: str) -> str:
     return tag("p", f"… {count:,} {text(what)} are left out …", "faint") if count else ""
 
 
-def _variables(theme: Mapping[str, str]) -> str:
-    return ".agentsgym{" + "".join(f"--{name}:{value};" for name, value in theme.items()) + "}"
-
-
-_STYLE: Final = (
-    f"{_variables(CSS['light'])}@media(prefers-color-scheme:dark){{{_variables(CSS['dark'])}}}"
-    f".agentsgym{{color-scheme:light dark}}{_LAYOUT}"
-)
-
-
-_MOST_MESSAGES = 24
-_MOST_TOKENS = 480
-_MOST_ROLLOUTS = 20
-_MOST_CALLS = 8  # of a message
-_MOST_PARTS = 12  # environments or roles of an evaluation
-
-
 def trajectory_html(
     trajectory: Trajectory,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     advantages: Sequence[float] | None = None,
 ) -> str:
-    """Draw a rollout: how it went, its conversation, and its tokens colored by reward or advantage.
+    """Draw a rollout: its outcome, its conversation, and its tokens colored by reward or advantage.
 
     Hovering over a token shows its position, id, turn, reward, log-probability and advantage.
 
     Args:
         trajectory: The rollout.
-        tokenizer: The tokenizer that decodes tokens; without one they are boxes.
+        tokenizer: The tokenizer that decodes tokens; without one they are empty boxes.
         advantages: The advantages that color the agent's tokens, (T,); None for ``per_token_rewards``.
 
     Returns:
@@ -134,19 +127,24 @@ def trajectory_html(
         raise ConfigError(
             f"advantages must have one value per token, got {len(advantages)} for {len(trajectory.token_ids)} tokens"
         )
-    paid = {"reward of " + str(role): f"{amount:zg}" for role, amount in trajectory.final_rewards.items()}
+    rewards = {f"reward of {role}": f"{reward:zg}" for role, reward in trajectory.final_rewards.items()}
+    turns = {turn.message_index: (index, turn) for index, turn in enumerate(trajectory.turns)}
+    messages = [*enumerate(cast("Sequence[Mapping[str, Any]]", trajectory.messages))]
+    begin, num_omitted, end = ends(messages, _MOST_MESSAGES)
+    first, last = ("".join(_message(one, turns.get(index)) for index, one in part) for part in (begin, end))
     return page(
         tag("p", tag("b", text(trajectory.outcome)) + " · " + text(trajectory.headline, 400)),
-        table([*paid], [[*paid.values()]]) if paid else "",
-        _conversation(trajectory),
+        table([*rewards], [[*rewards.values()]]) if rewards else "",
+        first + left_out(num_omitted, "messages") + last,
         _tokens(trajectory, tokenizer, advantages),
-        _error(trajectory),
+        tag("p", text(f"ended: {trajectory.stop_reason}"), "faint"),
+        "" if trajectory.error is None else tag("div", text(trajectory.error, 4000), "text"),
         _folded("info", shown(dict(trajectory.info), 1000)) if trajectory.info else "",
     )
 
 
 def evaluation_html(evaluation: Evaluation) -> str:
-    """Draw an evaluation: its estimates with intervals, by environment and role too, why rollouts ended, the rollouts.
+    """Draw an evaluation: its estimates, overall and by environment and role, its stop reasons and its rollouts.
 
     Returns:
         One HTML element with its own style, of bounded size.
@@ -154,150 +152,8 @@ def evaluation_html(evaluation: Evaluation) -> str:
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in evaluation.stop_reasons.items())
     counts = f"{evaluation.num_episodes:,} episodes, {evaluation.num_failed:,} failed"
     counts += f", {evaluation.num_left_out:,} left out" if evaluation.num_left_out else ""
-    return page(
-        tag("p", tag("b", "Evaluation") + text(f" · {counts} · ended by {reasons}", 400)),
-        _estimates_table(evaluation),
-        _folded_rollouts(evaluation.trajectories),
-    )
-
-
-def rollouts_html(trajectories: Sequence[Trajectory]) -> str:
-    """Draw a table of rollouts, one row each with its turn rewards; of many, those at both ends.
-
-    Only the rollouts that are shown are looked at, so a store of any size may be given.
-
-    Returns:
-        One HTML element with its own style, of bounded size.
-    """
-    return page(tag("p", tag("b", f"{len(trajectories):,} rollouts")), _rollout_table(trajectories))
-
-
-def _conversation(trajectory: Trajectory) -> str:
-    turns = {turn.message_index: (index, turn) for index, turn in enumerate(trajectory.turns)}
-    drawn = [*enumerate(cast("Sequence[Mapping[str, Any]]", trajectory.messages))]
-    begin, count, end = ends(drawn, _MOST_MESSAGES)
-    first, last = ("".join(_message(one, turns.get(index)) for index, one in part) for part in (begin, end))
-    return first + left_out(count, "messages") + last
-
-
-def _message(message: Mapping[str, Any], played: tuple[int, Turn] | None) -> str:
-    who = [str(message.get("role"))]
-    if played is not None:
-        who += _notes(*played)
-    calls = cast("Sequence[Any]", message.get("tool_calls") or ())
-    begin, count, end = ends(calls, _MOST_CALLS)
-    thought = message.get("reasoning_content")
-    lines = [
-        tag("div", text(" · ".join(who), 200), "faint"),
-        _folded("thought", str(thought)) if thought else "",
-        tag("div", text(str(message.get("content") or "")), "text"),
-        *(tag("div", tag("code", _call(call), "call")) for call in [*begin, *end]),
-        left_out(count, "calls"),
-    ]
-    return tag("div", "".join(lines), "message assistant" if played is not None else "message")
-
-
-def _notes(index: int, turn: Turn) -> list[str]:
-    """The annotations of a turn besides its role."""
-    notes = [f"turn {index}", f"reward {turn.reward:+zg}"]
-    if turn.role is not None:
-        notes.append(_role(turn.role))
-    if turn.invalid:
-        notes.append("invalid")
-    if turn.prompt_messages is not None:
-        notes.append(f"saw a rewritten history of {len(turn.prompt_messages)} messages")
-    return notes
-
-
-def _role(role: object) -> str:
-    return f"as {role[:40] if isinstance(role, str) else shown(role, 40)}"
-
-
-def _call(call: Any) -> str:
-    """Format a tool call as ``name(key=value)``; anything else is written as it is."""
-    inner: Any = cast("Mapping[str, Any]", call).get("function") if isinstance(call, Mapping) else None
-    if not isinstance(inner, Mapping):
-        return text(shown(cast("object", call), 400))
-    named = cast("Mapping[str, Any]", inner)
-    arguments: Any = named.get("arguments")
-    if isinstance(arguments, Mapping):
-        given = ", ".join(f"{key}={shown(value, 120)}" for key, value in cast("Mapping[Any, Any]", arguments).items())
-    else:
-        given = str(arguments or "")
-    return text(f"{named.get('name')}({given})", 400)
-
-
-def _tokens(
-    trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase | None, advantages: Sequence[float] | None
-) -> str:
-    num_tokens = len(trajectory.token_ids)
-    if not num_tokens:
-        return ""
-    turn_of: list[int | None] = [None] * num_tokens
-    for index, turn in enumerate(trajectory.turns):
-        turn_of[turn.start : turn.stop] = [index] * (turn.stop - turn.start)
-    name, values = ("reward", trajectory.per_token_rewards) if advantages is None else ("advantage", advantages)
-    limit = largest(value for value, turn in zip(values, turn_of, strict=False) if turn is not None)
-    write = _writer(tokenizer)
-    begin, count, end = ends(range(num_tokens), _MOST_TOKENS)
-
-    def cell(place: int) -> str:
-        turn = turn_of[place]
-        label = f"<b>turn {turn}</b>" if turn is not None and trajectory.turns[turn].start == place else ""
-        strong = strength(values[place], limit) if values and turn is not None else 0.0
-        kind = "" if turn is None else f' class="a{" p" if strong > 0 else " n" if strong < 0 else ""}"'
-        style = f' style="--s:{abs(strong):.2f}"' if strong else ""
-        hint = text(_hint(trajectory, place, turn, advantages), 300)
-        return f'{label}<i{kind}{style} title="{hint}">{write(trajectory.token_ids[place])}</i>'
-
-    first, last = ("".join(map(cell, part)) for part in (begin, end))
-    between = f' <span class="faint">… {count:,} tokens are left out …</span> ' if count else ""
-    return tag("div", first + between + last, "tokens") + _legend(name, limit)
-
-
-def _writer(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[int], str]:
-    if tokenizer is None:
-        return lambda _: ""
-    decode = cast("Any", tokenizer).decode
-    return lambda token_id: text(str(decode([token_id])).replace("\n", "⏎"), 64)
-
-
-def _hint(trajectory: Trajectory, place: int, turn: int | None, advantages: Sequence[float] | None) -> str:
-    parts = [f"token {place}", f"id {trajectory.token_ids[place]}", "given" if turn is None else f"turn {turn}"]
-    if turn is not None:
-        named = (
-            ("reward", trajectory.per_token_rewards),
-            ("log-probability", trajectory.logprobs),
-            ("advantage", advantages),
-        )
-        parts += [f"{name} {values[place]:z.4g}" for name, values in named if values is not None and len(values)]
-    return ", ".join(parts)
-
-
-def _legend(name: str, limit: float) -> str:
-    keys = [("", "given by the environment"), ("a", f"the agent's, {name} 0")]
-    if limit:
-        keys += [("a p", f"{name} up to +{limit:.3g}"), ("a n", f"{name} down to -{limit:.3g}")]
-    return tag("div", " ".join(f'<i class="{kind}"></i> {text(word)} ' for kind, word in keys), "legend")
-
-
-def _error(trajectory: Trajectory) -> str:
-    if trajectory.error is None:
-        return tag("p", text(f"ended: {trajectory.stop_reason}"), "faint")
-    return tag("p", text(f"ended: {trajectory.stop_reason}"), "faint") + tag(
-        "div", text(trajectory.error, 4000), "text"
-    )
-
-
-def _folded(title: str, content: str) -> str:
-    return f"<details><summary>{text(title)}</summary>{tag('div', text(content), 'text')}</details>"
-
-
-def _estimates_table(evaluation: Evaluation) -> str:
-    parts: list[tuple[str, Evaluation]] = [("all", evaluation)]
-    parts += [(name, one) for name, one in evaluation.by_environment.items()]
+    parts: list[tuple[str, Evaluation]] = [("all", evaluation), *evaluation.by_environment.items()]
     parts += [(_role(role), one) for role, one in evaluation.by_role.items()]
-    header = ["", "win rate", "reward", "turns", "of optimal", "episodes", "failed"]
     rows = [
         [
             name,
@@ -310,8 +166,117 @@ def _estimates_table(evaluation: Evaluation) -> str:
         ]
         for name, one in parts[: _MOST_PARTS + 1]
     ]
-    note = tag("p", f"mean [{evaluation.confidence:.0%} interval over tasks]", "faint")
-    return table(header, rows) + left_out(len(parts) - len(rows), "environments and roles") + note
+    rollouts = evaluation.trajectories
+    return page(
+        tag("p", tag("b", "Evaluation") + text(f" · {counts} · ended by {reasons}", 400)),
+        table(["", "win rate", "reward", "turns", "of optimal", "episodes", "failed"], rows),
+        left_out(len(parts) - len(rows), "environments and roles"),
+        tag("p", f"mean [{evaluation.confidence:.0%} interval over tasks]", "faint"),
+        tag("details", f"<summary>{len(rollouts):,} rollouts</summary>{_rollout_table(rollouts)}") if rollouts else "",
+    )
+
+
+def rollouts_html(trajectories: Sequence[Trajectory]) -> str:
+    """Draw a table of rollouts, one row each with its turn rewards; of many, the first and the last.
+
+    Only the rollouts that are shown are read, so a store of any size may be passed.
+
+    Returns:
+        One HTML element with its own style, of bounded size.
+    """
+    return page(tag("p", tag("b", f"{len(trajectories):,} rollouts")), _rollout_table(trajectories))
+
+
+def _message(message: Mapping[str, Any], played: tuple[int, Turn] | None) -> str:
+    """Draw a message, and the turn whose answer it is with that turn's index."""
+    notes = [str(message.get("role"))]
+    if played is not None:
+        index, turn = played
+        notes += [f"turn {index}", f"reward {turn.reward:+zg}"]
+        if turn.role is not None:
+            notes.append(_role(turn.role))
+        if turn.invalid:
+            notes.append("invalid")
+        if turn.prompt_messages is not None:
+            notes.append(f"saw a rewritten history of {len(turn.prompt_messages)} messages")
+    begin, num_omitted, end = ends(cast("Sequence[Any]", message.get("tool_calls") or ()), _MOST_CALLS)
+    thought = message.get("reasoning_content")
+    lines = [
+        tag("div", text(" · ".join(notes), 200), "faint"),
+        _folded("thought", str(thought)) if thought else "",
+        tag("div", text(str(message.get("content") or "")), "text"),
+        *(tag("div", tag("code", _call(call), "call")) for call in [*begin, *end]),
+        left_out(num_omitted, "calls"),
+    ]
+    return tag("div", "".join(lines), "message assistant" if played is not None else "message")
+
+
+def _role(role: object) -> str:
+    return f"as {role[:40] if isinstance(role, str) else shown(role, 40)}"
+
+
+def _call(call: Any) -> str:
+    """Format a tool call as ``name(key=value)``, and anything else as it is."""
+    inner: Any = cast("Mapping[str, Any]", call).get("function") if isinstance(call, Mapping) else None
+    if not isinstance(inner, Mapping):
+        return text(shown(cast("object", call), 400))
+    function = cast("Mapping[str, Any]", inner)
+    arguments: Any = function.get("arguments")
+    if isinstance(arguments, Mapping):
+        given = ", ".join(f"{key}={shown(value, 120)}" for key, value in cast("Mapping[Any, Any]", arguments).items())
+    else:
+        given = str(arguments or "")
+    return text(f"{function.get('name')}({given})", 400)
+
+
+def _tokens(
+    trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase | None, advantages: Sequence[float] | None
+) -> str:
+    """Draw the tokens and the legend of their colors."""
+    num_tokens = len(trajectory.token_ids)
+    if not num_tokens:
+        return ""
+    turn_of: list[int | None] = [None] * num_tokens
+    for index, turn in enumerate(trajectory.turns):
+        turn_of[turn.start : turn.stop] = [index] * (turn.stop - turn.start)
+    name, values = ("reward", trajectory.per_token_rewards) if advantages is None else ("advantage", advantages)
+    limit = largest(value for value, turn in zip(values, turn_of, strict=False) if turn is not None)
+    begin, num_omitted, end = ends(range(num_tokens), _MOST_TOKENS)
+
+    def cell(position: int) -> str:
+        turn, token_id = turn_of[position], trajectory.token_ids[position]
+        label = f"<b>turn {turn}</b>" if turn is not None and trajectory.turns[turn].start == position else ""
+        strong = strength(values[position], limit) if values and turn is not None else 0.0
+        kind = "" if turn is None else f' class="a{" p" if strong > 0 else " n" if strong < 0 else ""}"'
+        style = f' style="--s:{abs(strong):.2f}"' if strong else ""
+        hint = text(_hint(trajectory, position, turn, advantages), 300)
+        decoded = "" if tokenizer is None else str(cast("Any", tokenizer).decode([token_id])).replace("\n", "⏎")
+        return f'{label}<i{kind}{style} title="{hint}">{text(decoded, 64)}</i>'
+
+    first, last = ("".join(map(cell, part)) for part in (begin, end))
+    between = f' <span class="faint">… {num_omitted:,} tokens are left out …</span> ' if num_omitted else ""
+    keys = [("", "given by the environment"), ("a", f"the agent's, {name} 0")]
+    if limit:
+        keys += [("a p", f"{name} up to +{limit:.3g}"), ("a n", f"{name} down to -{limit:.3g}")]
+    legend = " ".join(f'<i class="{kind}"></i> {text(word)} ' for kind, word in keys)
+    return tag("div", first + between + last, "tokens") + tag("div", legend, "legend")
+
+
+def _hint(trajectory: Trajectory, position: int, turn: int | None, advantages: Sequence[float] | None) -> str:
+    """Describe a token in the words that hovering over it shows."""
+    parts = [f"token {position}", f"id {trajectory.token_ids[position]}", "given" if turn is None else f"turn {turn}"]
+    if turn is not None:
+        named = (
+            ("reward", trajectory.per_token_rewards),
+            ("log-probability", trajectory.logprobs),
+            ("advantage", advantages),
+        )
+        parts += [f"{name} {values[position]:z.4g}" for name, values in named if values is not None and len(values)]
+    return ", ".join(parts)
+
+
+def _folded(title: str, content: str) -> str:
+    return f"<details><summary>{text(title)}</summary>{tag('div', text(content), 'text')}</details>"
 
 
 def _estimate(estimate: Estimate | None, form: str) -> str:
@@ -321,25 +286,19 @@ def _estimate(estimate: Estimate | None, form: str) -> str:
     return f"{form.format(estimate.mean)} [{low}, {high}]"
 
 
-def _folded_rollouts(trajectories: Sequence[Trajectory]) -> str:
-    if not trajectories:
-        return ""
-    return f"<details><summary>{len(trajectories):,} rollouts</summary>{_rollout_table(trajectories)}</details>"
-
-
 def _rollout_table(trajectories: Sequence[Trajectory]) -> str:
     header = ["task, rollout", "outcome", "reward", "turns", "ended by", "tokens", "turn rewards"]
-    begin, count, end = ends(trajectories, _MOST_ROLLOUTS)
+    begin, num_omitted, end = ends(trajectories, _MOST_ROLLOUTS)
     return (
         table(header, map(_rollout_cells, begin))
-        + left_out(count, "rollouts")
-        + (table(header, map(_rollout_cells, end)) if count else "")
+        + left_out(num_omitted, "rollouts")
+        + (table(header, map(_rollout_cells, end)) if num_omitted else "")
     )
 
 
 def _rollout_cells(trajectory: Trajectory) -> list[str]:
-    rewards, count, last = ends(trajectory.turn_rewards, 12)
-    between = [f"… {count} more …"] if count else []
+    first, num_omitted, last = ends(trajectory.turn_rewards, 12)
+    between = [f"… {num_omitted} more …"] if num_omitted else []
     return [
         f"{trajectory.task_index}, {trajectory.rollout_index}",
         trajectory.outcome,
@@ -347,5 +306,5 @@ def _rollout_cells(trajectory: Trajectory) -> list[str]:
         str(trajectory.num_turns),
         trajectory.stop_reason.value,
         str(len(trajectory.token_ids)),
-        " ".join([*(f"{one:zg}" for one in rewards), *between, *(f"{one:zg}" for one in last)]),
+        " ".join([*(f"{reward:zg}" for reward in first), *between, *(f"{reward:zg}" for reward in last)]),
     ]

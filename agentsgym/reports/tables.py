@@ -11,15 +11,15 @@ _MOST_CHARACTERS = 100  # of a cell
 
 
 def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
-    """Compare agents in one look, one row each: win rate, turns and reward with their intervals, and how many episodes.
+    """Compare agents, one row each: win rate, turns and reward with their intervals, and the number of episodes.
 
-    The fraction of optimal play gets a column if it is known of any, and failed rollouts if there are any.
+    The fraction of optimal play gets a column if it is known for any agent, and failed rollouts if there are any.
 
     Args:
-        evaluations: By the agent's name, in the order of the rows.
+        evaluations: Evaluations by agent name, in the order of the rows.
 
     Raises:
-        ValueError: There is no evaluation, or they differ in confidence.
+        ValueError: There are no evaluations, or they differ in confidence.
     """
     confidences = {evaluation.confidence for evaluation in evaluations.values()}
     if len(confidences) != 1:
@@ -56,11 +56,11 @@ def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Align cells in columns: the first to the left, the others to the right.
 
-    A cell is one line: line ends, control characters and escape sequences are written out, and a long one is cut.
+    A cell is one line: line ends, control characters and escape sequences are written out; long ones are truncated.
 
     Args:
-        header: One name a column.
-        rows: As many cells each.
+        header: The names of the columns.
+        rows: The rows, each with as many cells.
 
     >>> print(text_table(["agent", "episodes"], [["random", "512"], ["me", "8"]]))
     agent   episodes
@@ -70,18 +70,16 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """
     names, *cells = [[_one_line(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-    lines = [names, ["-" * width for width in widths], *cells]
-    return "\n".join(_line(line, widths) for line in lines)
+    lines: list[str] = []
+    for first, *others in (names, ["-" * width for width in widths], *cells):
+        aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *aligned]).rstrip())
+    return "\n".join(lines)
 
 
 def _one_line(cell: str) -> str:
     text = visible(cell[:_MOST_CHARACTERS]).replace("\n", "\\n").replace("\t", "\\t")
     return text if len(cell) <= _MOST_CHARACTERS else f"{text}…"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = zip(cells, widths, strict=True)
-    return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()
 
 
 def _cells(estimate: Estimate | None, form: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Call an agent: once for a batch of requests, or concurrently, each request by itself."""
+"""Call an agent: once for a batch of requests, or once for each request, concurrently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from agentsgym.agents.event_loop import agents_loop, is_on_agents_loop
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
-from agentsgym.rollouts.interfaces import GRACE_S, Raised, SchedulerPort
+from agentsgym.rollouts.interfaces import GRACE_S, Raised
+from agentsgym.rollouts.scheduler import Scheduler
 from agentsgym.texts import shown
 from agentsgym.types import Action, TurnRequest
 
@@ -26,7 +27,7 @@ class AgentLike(Protocol):
     """The driver's view of an agent; one that also has ``async def aact(request)`` is called through that."""
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Answer the requests in order; an error stands for a session that cannot be answered."""
+        """Answer the requests in order, with an error for a session that cannot be answered."""
         ...
 
     def finish(self) -> None:
@@ -35,13 +36,22 @@ class AgentLike(Protocol):
 
 
 def call_agent(agent: AgentLike, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-    """Call an agent once for all requests; where that raises, find those that cannot be answered by halving."""
+    """Call an agent once for all requests; if that raises, halve them to find those that cannot be answered."""
     if not requests:
         return []
-    answers = _answers(agent, requests)
+    answers: Any
+    try:
+        answers = agent.act(requests)
+        answers = [*cast("Sequence[Any]", answers)] if isinstance(answers, Sequence) else answers
+    except ConfigError:
+        raise  # not the failure of one trial: none can be played
+    except BaseException as error:  # foreign code: the error belongs to the trials that met it
+        if is_interruption(error):
+            raise
+        answers = failure_of(AgentError, f"{type(agent).__name__}.act", error, agent.act)
     if isinstance(answers, AgentError) and len(requests) > 1:
-        # Halving finds the requests that the agent cannot answer, so that only their trials fail. It is done out
-        # here, where what is raised next does not name what was raised before as its context.
+        # Halving finds the requests that the agent cannot answer, so that only their trials fail. It happens outside of
+        # the except block, so that the next error does not have this one as its context.
         half = len(requests) // 2
         return [*call_agent(agent, requests[:half]), *call_agent(agent, requests[half:])]
     if isinstance(answers, AgentError):
@@ -53,23 +63,10 @@ def call_agent(agent: AgentLike, requests: Sequence[TurnRequest]) -> Sequence[Ac
     return cast("list[Action | AgentError]", answers)
 
 
-def _answers(agent: AgentLike, requests: Sequence[TurnRequest]) -> Any:
-    """Call an agent: what it returned, as a list if it is a sequence, or the failure of what it raised."""
-    try:
-        answers: Any = agent.act(requests)
-        return [*cast("Sequence[Any]", answers)] if isinstance(answers, Sequence) else answers
-    except ConfigError:
-        raise  # no trial's failure: none could be played
-    except BaseException as error:  # foreign code: the error belongs to the trials that met it
-        if is_interruption(error):
-            raise
-        return failure_of(AgentError, f"{type(agent).__name__}.act", error, agent.act)
-
-
 def finish_agent(agent: AgentLike) -> None:
-    """Let an agent free what it keeps; if that fails, it is logged, since every trial is over and its result is there.
+    """Call an agent's ``finish``; errors are logged, since every trial already has its result.
 
-    What a policy in training raises is raised: its ranks wait for each other in there.
+    Errors of a policy in training are raised, since its ranks wait for each other in ``finish``.
     """
     try:
         agent.finish()
@@ -85,19 +82,19 @@ class BatchCaller:
 
     is_batched = True
 
-    def __init__(self, port: SchedulerPort, agent: AgentLike) -> None:
-        self._port = port
+    def __init__(self, scheduler: Scheduler[Any], agent: AgentLike) -> None:
+        self._scheduler = scheduler
         self._agent = agent
 
     def call(self, requests: dict[int, TurnRequest]) -> None:
-        """Call, and wait for the answers; in the trials' order, since an agent may draw for one after the other."""
+        """Call the agent in the trials' order, since it may draw random numbers for one after the other."""
         order = sorted(requests)
         answers = call_agent(self._agent, [requests[index] for index in order])
         for index, given in zip(order, answers, strict=True):
-            self._port.answered(index, given)
+            self._scheduler.answered(index, given)
 
     def oldest(self) -> None:
-        """None: outside of :meth:`call`, no trial waits for an answer."""
+        """Return None: outside of :meth:`call`, no trial waits for an answer."""
 
     def cancel(self, index: int) -> bool:
         """Do nothing: no trial waits."""
@@ -108,12 +105,12 @@ class BatchCaller:
 
 
 class ConcurrentCaller:
-    """Calls the agent for each trial by itself, all concurrently on the agents' event loop."""
+    """Calls the agent separately for each trial, all concurrently on the agents' event loop."""
 
     is_batched = False
 
-    def __init__(self, port: SchedulerPort, agent: Any) -> None:
-        self._port = port
+    def __init__(self, scheduler: Scheduler[Any], agent: Any) -> None:
+        self._scheduler = scheduler
         self._agent = agent
         self._open: dict[int, tuple[TurnRequest, float]] = {}  # in the order of time
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -121,7 +118,7 @@ class ConcurrentCaller:
         self._ending: list[asyncio.Task[None]] = []
 
     def call(self, requests: dict[int, TurnRequest]) -> None:
-        """Have the coroutines started; their answers are posted.
+        """Start the coroutines; their answers are posted.
 
         Raises:
             RuntimeError: It is called on the loop that is to run them.
@@ -163,7 +160,7 @@ class ConcurrentCaller:
         del self._open[index]
         if isinstance(answer, Raised):
             raise answer.error
-        self._port.answered(index, answer)
+        self._scheduler.answered(index, answer)
 
     # On the loop
 
@@ -183,7 +180,7 @@ class ConcurrentCaller:
             raise
         except BaseException as error:  # noqa: BLE001  # raised again on the scheduler's thread
             given = Raised(error)
-        self._port.post(self._arrived, index, request, given)
+        self._scheduler.post(self._arrived, index, request, given)
 
     def _cancel(self, index: int) -> None:
         task = self._tasks.pop(index, None)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic
 
-from agentsgym.errors import AgentError, ConfigError, EpisodeError
+from agentsgym.errors import ConfigError, EpisodeError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
 from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCaller, call_agent, finish_agent
-from agentsgym.rollouts.interfaces import Executor, PlayableTrial, Pool, Result, TimeLimits, TrialGenerator
-from agentsgym.rollouts.scheduler import InlineExecutor, Scheduler
-from agentsgym.types import Action, TurnRequest
+from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits, TrialGenerator
+from agentsgym.rollouts.scheduler import InlineExecutor, Pool, Scheduler
+from agentsgym.types import TurnRequest
 
 
 def drive(  # noqa: PLR0913  # keywords, most of them left out
@@ -31,20 +31,20 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
     thrown into its own trial, which decides how to handle it; the others continue. What is played does not depend on
     how the agent is called or where the environments run.
 
-    A time limit ends a trial with an error; the others continue. What runs in a pool is given up; what runs on
-    this thread cannot be interrupted, so that there the limit is noticed when the environment's call returns. The call
-    of an agent that answers in batches counts toward the limit of a trial, not toward that of a turn.
+    A time limit ends a trial with an error; the others continue. Steps in a pool are abandoned; steps on
+    this thread cannot be interrupted, so there the limit is checked when the environment's call returns. Calls of an
+    agent that answers in batches count toward the limit of a trial, not toward that of a turn.
 
     Args:
-        trials: The trials to play; also generators, not started yet, without a pool and a time limit.
-        agent: Answers the requests.
-        max_concurrent: The most trials that are live at once; None for all of them.
-        on_finish: Called with each result as soon as it is there, on the calling thread.
+        trials: The trials to play; without a pool and a time limit also generators that are not started yet.
+        agent: The agent that answers the requests.
+        max_concurrent: Maximum number of live trials; None for all of them.
+        on_finish: Called with each result as soon as it is available, on the calling thread.
         pool: Where the environments run: an ``EnvThreadPool``, an ``EnvProcessPool``, or None for the calling thread.
         turn_timeout_s: Wall time of one call of an environment between two answers, and of one answer of an agent
             that answers with coroutines; None for no limit.
         episode_timeout_s: Wall time of a whole trial, its waits for a free thread or process included; None for none.
-        interrupt: Called between turns, and in waits a few times a second; what it raises ends all and is raised here.
+        interrupt: Called between turns, and a few times a second while waiting; what it raises ends the run.
 
     Raises:
         ConfigError: A setting is not valid, the environment cannot be sent to the pool's processes, or the agent
@@ -58,20 +58,18 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
     try:
         if pool is None and limits == TimeLimits() and caller is BatchCaller:
             return _lockstep(trials, agent, max_concurrent, on_finish, interrupt)
-        playable = [_playable(trial, is_bare_allowed=pool is None and limits == TimeLimits()) for trial in trials]
+        playable: list[PlayableTrial[Result]] = []
+        for trial in trials:
+            if isinstance(trial, Generator) and not (pool is None and limits == TimeLimits()):
+                raise ConfigError("a pool or a time limit needs trials with play() and abandon(error), got a generator")
+            playable.append(_BareTrial(trial) if isinstance(trial, Generator) else trial)
         scheduler = Scheduler(
             playable, limits=limits, max_concurrent=max_concurrent, on_finish=on_finish, interrupt=interrupt
         )
-        return scheduler.run(executor_of(scheduler, pool), caller(scheduler, agent))
+        executor = InlineExecutor(scheduler) if pool is None else pool.begin_run(scheduler)
+        return scheduler.run(executor, caller(scheduler, agent))
     finally:
         finish_agent(agent)
-
-
-def executor_of(scheduler: Scheduler[Result], pool: Pool | None) -> Executor:
-    """The executor that advances a scheduler's trials: a pool's, or one on its own thread."""
-    if pool is not None:
-        return pool.begin_run(scheduler)
-    return InlineExecutor(scheduler)
 
 
 def _lockstep(
@@ -81,55 +79,37 @@ def _lockstep(
     on_finish: Callable[[Result], None] | None,
     interrupt: Callable[[], None] | None,
 ) -> list[Result]:
-    """Advance all trials together, one turn a round: as the scheduler does, and faster, as nothing is waited for."""
+    """Advance all trials together, one turn a round: like the scheduler, but faster, since nothing has to wait."""
     generators = [trial if isinstance(trial, Generator) else trial.play() for trial in trials]
     waiting = list(enumerate(generators))[::-1]
-    run = _LockstepRun(dict(waiting), on_finish, interrupt)
+    unfinished = dict(waiting)
+    live: list[int] = []  # those that wait for an answer, and their requests
+    requests: list[TurnRequest] = []
+    results: dict[int, Result] = {}
     try:
-        while waiting or run.live:
-            while waiting and (max_concurrent is None or len(run.live) < max_concurrent):
-                run.advance(waiting.pop()[0], None)
-            indices, answers = run.live, call_agent(agent, run.requests)
-            run.live, run.requests = [], []
-            for index, answer in zip(indices, answers, strict=True):
-                run.advance(index, answer)
+        while waiting or live:
+            can_start = waiting and (max_concurrent is None or len(live) < max_concurrent)
+            inputs: list[tuple[int, Any]] = [(waiting.pop()[0], None)] if can_start else []
+            if not can_start:
+                inputs = list(zip(live, call_agent(agent, requests), strict=True))
+                live, requests = [], []
+            for index, answer in inputs:
+                if interrupt is not None:
+                    interrupt()
+                generator = unfinished[index]
+                try:
+                    is_error = isinstance(answer, EpisodeError)
+                    requests.append(generator.throw(answer) if is_error else generator.send(answer))
+                    live.append(index)
+                except StopIteration as stop:
+                    del unfinished[index]
+                    results[index] = stop.value
+                    if on_finish is not None:
+                        on_finish(stop.value)
     finally:
-        for generator in run.unfinished.values():
+        for generator in unfinished.values():
             generator.close()  # so that its session is dropped
-    return [run.results[index] for index in sorted(run.results)]
-
-
-class _LockstepRun(Generic[Result]):
-    """The live trials, and the results of those that are over."""
-
-    def __init__(
-        self,
-        unfinished: dict[int, TrialGenerator[Result]],
-        on_finish: Callable[[Result], None] | None,
-        interrupt: Callable[[], None] | None,
-    ) -> None:
-        self.unfinished = unfinished
-        self.on_finish = on_finish
-        self.interrupt = interrupt
-        self.live: list[int] = []
-        self.requests: list[TurnRequest] = []
-        self.results: dict[int, Result] = {}
-
-    def advance(self, index: int, answer: Action | AgentError | None) -> None:
-        """Give one trial its answer (None to start it), and keep its next request or its result."""
-        if self.interrupt is not None:
-            self.interrupt()
-        generator: Any = self.unfinished[index]
-        try:
-            request = generator.throw(answer) if isinstance(answer, EpisodeError) else generator.send(answer)
-        except StopIteration as stop:
-            del self.unfinished[index]
-            self.results[index] = stop.value
-            if self.on_finish is not None:
-                self.on_finish(stop.value)
-        else:
-            self.live.append(index)
-            self.requests.append(request)
+    return [results[index] for index in sorted(results)]
 
 
 class _BareTrial(Generic[Result]):
@@ -146,11 +126,3 @@ class _BareTrial(Generic[Result]):
 
     def abandon(self, error: EpisodeError, /) -> Result:
         raise error
-
-
-def _playable(trial: PlayableTrial[Result] | TrialGenerator[Result], *, is_bare_allowed: bool) -> PlayableTrial[Result]:
-    if not isinstance(trial, Generator):
-        return trial
-    if not is_bare_allowed:
-        raise ConfigError("a pool or a time limit needs trials with play() and abandon(error), got a generator")
-    return _BareTrial(trial)

@@ -1,19 +1,18 @@
-"""Interfaces between the parts of a run: trials, their inputs and outcomes, executors and agent callers."""
+"""Types between the parts of a run: trials, their inputs and outcomes, executors and agent callers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from agentsgym.errors import AgentError, EnvError, EpisodeError
-from agentsgym.fields import is_int, require
+from agentsgym.errors import EpisodeError
 from agentsgym.types import Action, TurnRequest
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 TrialGenerator = Generator[TurnRequest, Action, Result]
-Input = Action | EpisodeError | None  # what a trial is given: an answer, an error to end it, None to start it
+Input = Action | EpisodeError | None  # of a trial: an answer, an error to end it, None to start it
 
 BATCHING_WINDOW_S = 0.001  # how long a finished step may wait for others, so that they are handed on together
 GRACE_S = 5.0  # how long what still runs may take to end when a run is aborted
@@ -77,62 +76,6 @@ class TimeLimits:
     trial_s: float | None = None
 
 
-class SchedulerPort(Protocol):
-    """The scheduler's interface for executors and agent callers.
-
-    Attributes:
-        limits: Wall times.
-    """
-
-    limits: TimeLimits
-
-    @property
-    def trials(self) -> Mapping[int, PlayableTrial[Any]]:
-        """The trials, by index."""
-        ...
-
-    @property
-    def num_trials(self) -> int:
-        """The maximum number of live trials, whatever the limits."""
-        ...
-
-    def post(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Have a function called on the scheduler's thread; the only method that other threads may call."""
-        ...
-
-    def stepped(self, index: int, outcome: TrialOutcome) -> None:
-        """Take the outcome of a trial's last input."""
-        ...
-
-    def answered(self, index: int, answer: Action | AgentError) -> None:
-        """Take the agent's answer to a trial's request."""
-        ...
-
-    def fail_at_next_request(self, index: int, error: EpisodeError) -> None:
-        """Have an error thrown into a trial at its next request."""
-        ...
-
-    def timeout_error(self, index: int) -> EnvError:
-        """Make the error of a trial whose environment took too long."""
-        ...
-
-    def postpone(self, index: int) -> None:
-        """Have nobody wait for a trial's next outcome: it has no place where it could be advanced."""
-        ...
-
-    def resume(self, index: int) -> None:
-        """Wait for a trial's next outcome again."""
-        ...
-
-    def stop_clock(self, index: int) -> None:
-        """Count no time of a trial that cannot begin yet: its worker is still starting."""
-        ...
-
-    def start_clock(self, index: int) -> None:
-        """Count a trial's time from now on, if it is not counted already."""
-        ...
-
-
 class Executor(Protocol):
     """Where the trials of one run are advanced.
 
@@ -156,18 +99,6 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """End every live trial."""
-        ...
-
-
-class Pool(Protocol):
-    """Workers that advance trials; kept over any number of runs."""
-
-    def begin_run(self, port: SchedulerPort) -> Executor:
-        """Make the executor of one run."""
-        ...
-
-    def close(self) -> None:
-        """End the workers; a run that follows starts others."""
         ...
 
 
@@ -195,8 +126,3 @@ class AgentCaller(Protocol):
     def close(self) -> None:
         """Drop every answer that is still to come."""
         ...
-
-
-def check_num_workers(num_workers: Any) -> None:
-    """Raise :class:`ConfigError` for anything but a positive int."""
-    require("num_workers", num_workers, is_int(1), "a positive int")

@@ -10,9 +10,10 @@ from typing import Any
 
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError, EnvError, EpisodeError
 from agentsgym.interruptions import is_interruption
-from agentsgym.rollouts.interfaces import Finished, Input, Raised, SchedulerPort
+from agentsgym.rollouts.interfaces import Finished, Input, Raised
 from agentsgym.rollouts.remote_trial import RemoteTrial
-from agentsgym.rollouts.worker_set import Placement, WorkerLimits, WorkerSet
+from agentsgym.rollouts.scheduler import Scheduler
+from agentsgym.rollouts.worker_set import WorkerLimits, WorkerSet, place
 from agentsgym.rollouts.workers.handle import WorkerHandle, resident_mb
 from agentsgym.rollouts.workers.wire import (
     CLOSED,
@@ -20,6 +21,7 @@ from agentsgym.rollouts.workers.wire import (
     DeserializationFailure,
     Reply,
     RequestDelta,
+    StartTrial,
     WorkBatch,
     WorkItem,
     dump_trial,
@@ -42,25 +44,25 @@ class ProcessExecutor:
     """One run's part of a pool."""
 
     def __init__(
-        self, workers: WorkerSet, limits: WorkerLimits, port: SchedulerPort, on_close: Callable[[], None]
+        self, workers: WorkerSet, limits: WorkerLimits, scheduler: Scheduler[Any], on_close: Callable[[], None]
     ) -> None:
         """Begin a run.
 
         Args:
             workers: The pool's processes.
             limits: Limits of the processes.
-            port: The scheduler.
+            scheduler: The scheduler.
             on_close: Called when the run is over.
         """
         self._workers = workers
         self._limits = limits
-        self._port = port
+        self._scheduler = scheduler
         self._on_close = on_close
-        num_trials = port.num_trials
+        num_trials = scheduler.num_trials
         self._max_sessions = min(limits.max_sessions or num_trials, max(1, num_trials))
         self.max_live: int | None = self._max_sessions * workers.size
         self._trials: dict[int, RemoteTrial] = {}
-        self._placement = Placement(self._trials)
+        self._waiting: list[RemoteTrial] = []  # for a place
         self._envs: dict[int, tuple[str, bytes]] = {}  # by identity: name and pickle
         self._num_failed_starts = self._num_deaths_without_progress = 0
         self._is_any_draining = False
@@ -73,10 +75,18 @@ class ProcessExecutor:
     def advance(self, inputs: dict[int, Input]) -> None:
         """Hand each input to the process where its trial lives."""
         for index, given in inputs.items():
-            if index in self._trials:
-                self._resume(self._trials[index], given)
-            else:
+            remote = self._trials.get(index)
+            if remote is None:
                 self._add(index)
+            elif remote.end is not None:
+                self._forget(remote)
+                self._scheduler.stepped(index, remote.end)
+            else:
+                if isinstance(given, Action):
+                    remote.agent_state = given.agent_state
+                remote.in_flight, remote.is_stepping = to_wire(given, remote.trial.session_id), True
+                if remote.worker is not None and not remote.is_replaying:
+                    remote.worker.outbox.append((index, remote.in_flight))
         inputs.clear()
         self._place_trials()
 
@@ -115,7 +125,7 @@ class ProcessExecutor:
 
     def on_message(self, worker: WorkerHandle, message: bytes | None) -> None:
         """Post a message; called on the process's reader thread."""
-        self._port.post(self._received, worker, message)
+        self._scheduler.post(self._received, worker, message)
 
     def _received(self, worker: WorkerHandle, message: bytes | None) -> None:
         """Handle a message of a process; None is its end."""
@@ -125,7 +135,7 @@ class ProcessExecutor:
             self._died(worker)
         elif message == LOADED:
             for index in worker.residents:
-                self._port.start_clock(index)
+                self._scheduler.start_clock(index)
         elif message != CLOSED and not worker.is_killed:  # else its trials are played again, from where they were
             self._read(worker, message)
         self._place_trials()
@@ -164,7 +174,7 @@ class ProcessExecutor:
             self._settle(remote, outcome)
 
     def _handle_request(self, remote: RemoteTrial, worker: WorkerHandle, delta: RequestDelta) -> None:
-        request, is_different = remote.shows(delta)
+        request, is_different = remote.next_request(delta)
         if not (remote.is_replaying and remote.has_requested):
             self._note_progress(remote)
             if not remote.is_replaying and remote.in_flight is not None:
@@ -180,14 +190,14 @@ class ProcessExecutor:
                 return
         remote.is_replaying = remote.is_stepping = False
         remote.has_requested, remote.in_flight = True, None
-        self._port.stepped(remote.index, request)
+        self._scheduler.stepped(remote.index, request)
 
     def _settle(self, remote: RemoteTrial, outcome: Finished | Raised) -> None:
         self._note_progress(remote)
         remote.leave()
         if remote.is_stepping or isinstance(outcome, Raised):
             self._forget(remote)
-            self._port.stepped(remote.index, outcome)
+            self._scheduler.stepped(remote.index, outcome)
         else:
             remote.end = outcome
 
@@ -203,7 +213,21 @@ class ProcessExecutor:
         culprit = next((one for one in residents if one.index == worker.stepped), None)
         suspect = culprit or (residents[0] if len(residents) == 1 else None)
         self._workers.replace(worker, self.on_message)
-        self._check_deaths(worker)
+        self._num_failed_starts = 0 if worker.is_ready else self._num_failed_starts + 1
+        self._num_deaths_without_progress += 1
+        if not worker.is_ready and not worker.killed_by_signal:
+            raise ConfigError(
+                f"an EnvProcessPool's process ended ({worker.how_it_ended()}) before it was ready; see its "
+                'output: a script must start its pool under `if __name__ == "__main__":`'
+            )
+        num_failed, num_deaths = self._num_failed_starts, self._num_deaths_without_progress
+        num_allowed = _MAX_DEATHS_WITHOUT_PROGRESS * (len(self._trials) + self._workers.size)
+        if num_failed > _MAX_FAILED_STARTS * self._workers.size or num_deaths > num_allowed:
+            raise AgentsGymError(  # processes die and no session makes progress, so that no session is at fault
+                f"the last {max(num_failed, num_deaths)} processes of an EnvProcessPool ended one after another "
+                f"({worker.how_it_ended()}) without progress in any session: check that there is enough memory for "
+                f"num_workers = {self._workers.size} of them, and that nothing else kills them"
+            )
         if worker.is_ready:
             self._judge(worker, residents, suspect)
         for remote in residents:
@@ -215,40 +239,24 @@ class ProcessExecutor:
                 self._settle(remote, Finished(remote.trial.abandon(remote.error)))
             else:
                 remote.is_replaying = True
-                self._placement.waiting.append(remote)
-
-    def _check_deaths(self, worker: WorkerHandle) -> None:
-        """End a run in which processes die and no session makes progress: no session is at fault."""
-        self._num_failed_starts = 0 if worker.is_ready else self._num_failed_starts + 1
-        self._num_deaths_without_progress += 1
-        if not worker.is_ready and not worker.killed_by_signal:
-            raise ConfigError(
-                f"an EnvProcessPool's process ended ({worker.how_it_ended()}) before it was ready; see its "
-                'output: a script must start its pool under `if __name__ == "__main__":`'
-            )
-        num_failed, num_deaths = self._num_failed_starts, self._num_deaths_without_progress
-        num_allowed = _MAX_DEATHS_WITHOUT_PROGRESS * (len(self._trials) + self._workers.size)
-        if num_failed > _MAX_FAILED_STARTS * self._workers.size or num_deaths > num_allowed:
-            raise AgentsGymError(
-                f"the last {max(num_failed, num_deaths)} processes of an EnvProcessPool ended one after another "
-                f"({worker.how_it_ended()}) without progress in any session: check that there is enough memory for "
-                f"num_workers = {self._workers.size} of them, and that nothing else kills them"
-            )
+                self._waiting.append(remote)
 
     def _judge(self, worker: WorkerHandle, residents: list[RemoteTrial], suspect: RemoteTrial | None) -> None:
         """Decide which of the process's trials may have caused its death."""
         alone = residents[0] if len(residents) == 1 else None
         if worker.is_closing:
-            pass  # a trial of the run before held it up
+            pass  # a trial of the previous run delayed it
         elif suspect is None:
             for remote in residents:
                 remote.company = max(1, remote.company // 2)
         elif suspect.error is not None:
             pass  # its process was killed for the time that it took, or it is known already
         elif alone is not None and len(worker.hosted) == 1 and alone.is_proven(worker):
-            self._fail(alone, alone.died(worker.how_it_ended()))
+            where = f"session {alone.trial.session_id}, turn {len(alone.inputs)}"
+            self._fail(alone, EnvError(f"{where}: its environment's process died ({worker.how_it_ended()})"))
         else:
-            suspect.suspect(residents)
+            suspect.is_suspect = True  # it is tried alone next
+            suspect.bystanders += [one for one in residents if one is not suspect]
 
     def _measure(self) -> None:
         """Watch the memory of the processes; runs in its own thread."""
@@ -257,7 +265,7 @@ class ProcessExecutor:
             for worker in [*self._workers.handles]:
                 held = resident_mb(worker.process.pid)
                 if held is not None and held > limit and worker.is_ready and not worker.is_killed:
-                    self._port.post(self._kill_for_memory, worker, held)
+                    self._scheduler.post(self._kill_for_memory, worker, held)
 
     def _kill_for_memory(self, worker: WorkerHandle, held: float) -> None:
         limit = self._limits.max_memory_mb or 0.0
@@ -270,8 +278,20 @@ class ProcessExecutor:
     # Trials
 
     def _add(self, index: int) -> None:
-        trial = self._port.trials[index]
-        name, _ = self._env(trial.env)
+        trial = self._scheduler.trials[index]
+        known = self._envs.get(id(trial.env))
+        if known is None:
+            try:
+                dumped = pickle.dumps(trial.env, pickle.HIGHEST_PROTOCOL)
+            except BaseException as error:  # foreign code: an environment's attributes
+                if is_interruption(error):
+                    raise
+                raise ConfigError(
+                    f"an EnvProcessPool sends environments to its processes, but {type(trial.env).__name__} cannot be "
+                    f"pickled: {sentence_of(error)}"
+                ) from error
+            known = self._envs[id(trial.env)] = (hashlib.sha256(dumped).hexdigest(), dumped)
+        name, _ = known
         try:
             dumped = dump_trial(trial, name)
         except BaseException as error:  # foreign values in the task
@@ -281,81 +301,64 @@ class ProcessExecutor:
                 f"session {trial.session_id}: its task cannot be sent to its process: {type(error).__name__}: "
                 f"{sentence_of(error)}; {_TASKS}"
             )
-            self._port.stepped(index, Finished(trial.abandon(EnvError(sentence))))
+            self._scheduler.stepped(index, Finished(trial.abandon(EnvError(sentence))))
             return
         remote = self._trials[index] = RemoteTrial(index, trial, dumped, name, self._max_sessions)
-        self._placement.waiting.append(remote)
+        self._waiting.append(remote)
 
     def _place_trials(self) -> None:
-        """Give every trial that waits a place, where there is one, and send what is to be sent."""
-        if self._placement.waiting or self._is_any_draining:
+        """Place waiting trials where there is room, and send the work of each process."""
+        if self._waiting or self._is_any_draining:
             self._assign_workers()
         for worker in self._workers.handles:
-            self._flush(worker)
+            if worker.is_busy or worker.is_killed or not worker.outbox:
+                continue
+            items, worker.outbox = worker.outbox, []
+            needed = {self._trials[item[0]].env_name for item in items}
+            dropped = worker.droppable_envs - needed
+            worker.known_envs -= dropped
+            envs = {name: dumped for name, dumped in self._envs.values() if name in needed - worker.known_envs}
+            worker.known_envs |= needed
+            worker.droppable_envs, worker.is_busy, worker.is_loading = set(), True, bool(envs)
+            batch = WorkBatch(envs, dropped, items)
+            try:
+                message = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
+            except BaseException as error:  # foreign values: what an agent put into its action
+                if is_interruption(error):
+                    raise
+                message = pickle.dumps(batch._replace(items=[*map(self._sendable, items)]), pickle.HIGHEST_PROTOCOL)
+            worker.send(message)
 
     def _assign_workers(self) -> None:
         for worker in [*self._workers.handles]:
             if worker.is_draining and not (worker.residents or worker.is_busy or worker.is_killed):
                 self._workers.replace(worker, self.on_message)
-        for remote, worker in self._placement.place(self._workers.handles):
-            place = worker
-            if remote.is_suspect and worker.hosted:
-                place = self._workers.replace(worker, self.on_message)
-            remote.worker = place
-            place.residents.add(remote.index)
-            place.host(remote.trial.session_id)
-            if not (remote.has_requested or place.has_env(remote.env_name)):
-                self._port.stop_clock(remote.index)
+        for remote, found in place(self._waiting, self._workers.handles, self._trials):
+            must_be_new = remote.is_suspect and bool(found.hosted)
+            worker = self._workers.replace(found, self.on_message) if must_be_new else found
+            remote.worker = worker
+            worker.residents.add(remote.index)
+            worker.host(remote.trial.session_id)
+            if remote.has_requested or (remote.env_name in worker.known_envs and not worker.is_loading):
+                self._scheduler.start_clock(remote.index)
             else:
-                self._port.start_clock(remote.index)
-            place.outbox.append(remote.start())
+                self._scheduler.stop_clock(remote.index)
+            worker.outbox.append(StartTrial(remote.index, remote.dumped, [*remote.inputs]))
             if remote.is_stepping:
-                self._port.resume(remote.index)
-        for remote in self._placement.waiting:
-            self._port.postpone(remote.index)
+                self._scheduler.resume(remote.index)
+        for remote in self._waiting:
+            self._scheduler.postpone(remote.index)
         self._is_any_draining = any(worker.is_draining for worker in self._workers.handles)
-
-    def _resume(self, remote: RemoteTrial, given: Input) -> None:
-        if remote.end is not None:
-            self._forget(remote)
-            self._port.stepped(remote.index, remote.end)
-            return
-        if isinstance(given, Action):
-            remote.agent_state = given.agent_state
-        remote.in_flight, remote.is_stepping = to_wire(given, remote.trial.session_id), True
-        if remote.worker is not None and not remote.is_replaying:
-            remote.worker.outbox.append((remote.index, remote.in_flight))
 
     def _fail(self, remote: RemoteTrial, error: EpisodeError) -> None:
         remote.error = error
-        self._port.fail_at_next_request(remote.index, error)
+        self._scheduler.fail_at_next_request(remote.index, error)
 
     def _forget(self, remote: RemoteTrial) -> None:
         remote.leave()
         del self._trials[remote.index]
-        if remote in self._placement.waiting:
-            self._placement.waiting.remove(remote)
-
-    # Messages
-
-    def _flush(self, worker: WorkerHandle) -> None:
-        if worker.is_busy or worker.is_killed or not worker.outbox:
-            return
-        items, worker.outbox = worker.outbox, []
-        needed = {self._trials[item[0]].env_name for item in items}
-        dropped = worker.droppable_envs - needed
-        worker.known_envs -= dropped
-        envs = {name: dumped for name, dumped in self._envs.values() if name in needed - worker.known_envs}
-        worker.known_envs |= needed
-        batch = WorkBatch(envs, dropped, items)
-        worker.droppable_envs, worker.is_busy, worker.is_loading = set(), True, bool(envs)
-        try:
-            message = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
-        except BaseException as error:  # foreign values: what an agent put into its action
-            if is_interruption(error):
-                raise
-            message = pickle.dumps(batch._replace(items=[*map(self._sendable, items)]), pickle.HIGHEST_PROTOCOL)
-        worker.send(message)
+        if remote in self._waiting:
+            self._waiting.remove(remote)
 
     def _sendable(self, item: WorkItem) -> WorkItem:
         try:
@@ -370,18 +373,3 @@ class ProcessExecutor:
             remote.in_flight = AgentError(sentence)
             return item[0], remote.in_flight
         return item
-
-    def _env(self, env: Any) -> tuple[str, bytes]:
-        known = self._envs.get(id(env))
-        if known is None:
-            try:
-                dumped = pickle.dumps(env, pickle.HIGHEST_PROTOCOL)
-            except BaseException as error:  # foreign code: an environment's attributes
-                if is_interruption(error):
-                    raise
-                raise ConfigError(
-                    f"an EnvProcessPool sends environments to its processes, but {type(env).__name__} cannot be "
-                    f"pickled: {sentence_of(error)}"
-                ) from error
-            known = self._envs[id(env)] = (hashlib.sha256(dumped).hexdigest(), dumped)
-        return known

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
-from agentsgym.rollouts.interfaces import Executor, SchedulerPort, check_num_workers
+from agentsgym.rollouts.interfaces import Executor
 from agentsgym.rollouts.process_executor import ProcessExecutor
+from agentsgym.rollouts.scheduler import Scheduler
 from agentsgym.rollouts.worker_set import WorkerLimits, WorkerSet
 from agentsgym.rollouts.workers.handle import WorkerHandle
 
@@ -18,23 +19,22 @@ from agentsgym.rollouts.workers.handle import WorkerHandle
 class EnvProcessPool:
     """Advances trials in processes: for environments that compute, or that may hang or crash.
 
-    A session lives in one process from its start to its end; the agent answers in this one. The environment is sent
-    to each process at most once a run, and only if the process does not have it already, so it must be picklable; what
-    its hooks change on it in a process stays there.
+    A session lives in one process from its start to its end; the agent answers in the process that owns the pool. The
+    environment must be picklable: it is sent to each process at most once per run, and only if the process does not
+    have it already. What its hooks change on it in a process stays there.
 
-    A process that dies, whose step is abandoned, or that sends invalid messages, is replaced. The other sessions that
-    lived in it are replayed from their recorded actions, with the same result because environments draw from
-    their sessions' generators alone. A session fails only if it is known that it was the one: one of its steps took
-    too long, or its process died while none but it had ever lived there. So one that was being stepped when a shared
-    process died is first tried alone.
+    A process that dies, whose step is abandoned, or that sends invalid messages, is replaced. Its other sessions are
+    replayed from their recorded actions, with the same result, because environments draw only from their sessions'
+    generators. A session fails only if it is known to be the cause: one of its steps took too long, or its process died
+    and had never held another session. So a session that was being stepped when a shared process died is tried alone.
 
-    Processes are spawned, not forked, so that they are safe beside threads and accelerators. As everywhere in
-    Python, a script must start them below ``if __name__ == "__main__":``, for each process imports it, and
-    an environment that is defined in a notebook cannot be found by them: put it into a module.
+    Processes are spawned, not forked, so that they are safe beside threads and accelerators. As everywhere in Python, a
+    script must start them below ``if __name__ == "__main__":``, since each process imports it, and an environment
+    defined in a notebook must be moved to a module.
 
     The processes are started when they are first needed and end with :meth:`close`, the ``with`` block, or the pool
-    itself where nobody has it any more; used again after that, the pool starts new ones. They end within seconds of the
-    process that owns the pool, whatever ends it. One rollout uses a pool at a time.
+    itself; a closed pool that is used again starts new ones. They end within seconds of the process that owns the pool.
+    One rollout uses a pool at a time.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class EnvProcessPool:
 
         Args:
             num_workers: Number of processes.
-            max_sessions_per_worker: The most sessions that live in a process at once, so that one that breaks it makes
-                at most so many be played again; the others of a rollout wait for a place. None for any number.
+            max_sessions_per_worker: Maximum number of sessions in a process at once, and so of sessions that are played
+                again if one of them breaks it; further sessions wait for a place. None for any number.
             max_memory_mb: Megabytes (10^6 bytes) of memory above which a process is replaced, measured ten times a
                 second as its resident set, which includes what all processes share. A session fails if it passes
                 the limit alone. None for no limit.
@@ -63,7 +63,7 @@ class EnvProcessPool:
         Raises:
             ConfigError: A value is not a positive int, or not a positive number.
         """
-        check_num_workers(num_workers)
+        require("num_workers", num_workers, is_int(1), "a positive int")
         for name, count in (
             ("max_sessions_per_worker", max_sessions_per_worker),
             ("recycle_after_episodes", recycle_after_episodes),
@@ -106,7 +106,7 @@ class EnvProcessPool:
             raise ConfigError("an EnvProcessPool cannot be closed while a rollout uses it")
         self._workers.close()
 
-    def begin_run(self, port: SchedulerPort) -> Executor:
+    def begin_run(self, scheduler: Scheduler[Any]) -> Executor:
         """Make the executor of one run.
 
         Raises:
@@ -115,7 +115,7 @@ class EnvProcessPool:
         if not self._in_use.acquire(blocking=False):
             raise ConfigError("an EnvProcessPool plays one rollout at a time, but this one is in use: create another")
         try:
-            executor = ProcessExecutor(self._workers, self.limits, port, self._in_use.release)
+            executor = ProcessExecutor(self._workers, self.limits, scheduler, self._in_use.release)
             self._workers.start(executor.on_message)
         except BaseException:
             self._in_use.release()

@@ -1,17 +1,18 @@
-"""A trial that lives in a worker process, as the pool sees it, and what is held against it when processes die."""
+"""A trial that lives in a worker process, as the pool sees it, and the evidence against it when processes die."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentsgym.errors import EnvError, EpisodeError
 from agentsgym.interruptions import is_interruption
 from agentsgym.rollouts.interfaces import Finished, PlayableTrial, Raised
 from agentsgym.rollouts.workers.handle import WorkerHandle
-from agentsgym.rollouts.workers.wire import RequestDelta, RequestMirror, StartTrial, TrialEnd, WireInput
+from agentsgym.rollouts.workers.wire import RequestDelta, TrialEnd, WireInput
 from agentsgym.texts import sentence_of
-from agentsgym.types import TurnRequest
+from agentsgym.types import Message, TurnRequest
 
 _PROOFS_OF_A_KILL = 2  # deaths by signals that also come from outside, as when memory is short, that count as proof
 
@@ -22,9 +23,9 @@ class RemoteTrial:
     Attributes:
         index: Its index in the run.
         trial: It.
-        env_name: The environment that it needs.
+        dumped: It, pickled with a name in place of its environment.
+        env_name: The name of that environment.
         worker: Its process; None while it waits for one.
-        mirror: Its last request.
         agent_state: State to return to the agent.
         inputs: Inputs that it has processed.
         in_flight: Its current input; None at its start.
@@ -45,7 +46,6 @@ class RemoteTrial:
         self.trial = trial
         self.env_name = env_name
         self.worker: WorkerHandle | None = None
-        self.mirror = RequestMirror(trial.session_id)
         self.agent_state: Any = None
         self.inputs: list[WireInput] = []
         self.in_flight: WireInput | None = None
@@ -56,27 +56,42 @@ class RemoteTrial:
         self.company = company
         self.is_suspect = False
         self.bystanders: list[RemoteTrial] = []
-        self._dumped = dumped
+        self.dumped = dumped
+        self._messages: list[Message] = []  # these and the next three: of its last request
+        self._token_ids: list[int] = []
+        self._tools: Sequence[Mapping[str, Any]] = ()
         self._max_new_tokens: int | None = None
         self._num_deaths_alone = 0  # at this turn
 
-    def start(self) -> StartTrial:
-        """The message to a process that is to play it, or to replay it."""
-        return StartTrial(self.index, self._dumped, [*self.inputs])
-
     def leave(self) -> None:
-        """Live nowhere."""
+        """Remove it from its process."""
         if self.worker is not None:
             self.worker.residents.discard(self.index)
             self.worker = None
 
-    def shows(self, delta: RequestDelta) -> tuple[TurnRequest, bool]:
-        """Take what a process sent; returns the request, and whether it differs from the last one."""
-        mirror = self.mirror
-        before = (mirror.messages, mirror.token_ids, self._max_new_tokens)
-        request = mirror.request(delta, self.agent_state)
+    def next_request(self, delta: RequestDelta) -> tuple[TurnRequest, bool]:
+        """Apply the difference that a process sent; returns the request, and whether a replay's differs from the last.
+
+        Lists that are extended stay the same objects.
+        """
+        before = (self._messages, self._token_ids, self._max_new_tokens)
+        if delta.num_messages == 0:
+            self._messages = []
+        if delta.num_tokens == 0:
+            self._token_ids = []
+        self._messages += delta.messages
+        self._token_ids += delta.token_ids
         self._max_new_tokens = delta.max_new_tokens
-        return request, self.is_replaying and before != (mirror.messages, mirror.token_ids, self._max_new_tokens)
+        self._tools = self._tools if delta.tools is None else delta.tools
+        request = TurnRequest(
+            session_id=self.trial.session_id,
+            messages=self._messages,
+            token_ids=self._token_ids,
+            agent_state=self.agent_state if delta.has_state else None,
+            max_new_tokens=delta.max_new_tokens,
+            tools=self._tools,
+        )
+        return request, self.is_replaying and before != (self._messages, self._token_ids, self._max_new_tokens)
 
     def outcome(self, end: TrialEnd) -> Finished | Raised:
         """Read its end."""
@@ -102,16 +117,10 @@ class RemoteTrial:
             "recorded actions gave another episode; an environment must be deterministic given task, seed and actions"
         )
 
-    def died(self, ended: str) -> EnvError:
-        """Make the error of a trial that its process died of."""
-        return EnvError(
-            f"session {self.trial.session_id}, turn {len(self.inputs)}: its environment's process died ({ended})"
-        )
-
     # Suspicion
 
     def clear_suspicion(self) -> None:
-        """Clear a trial that went on alone: another of the same process caused its death."""
+        """Clear a trial that continued alone: another trial caused the death of their process."""
         self._num_deaths_alone = 0
         if self.is_suspect:
             self.is_suspect = False
@@ -123,8 +132,3 @@ class RemoteTrial:
         """Count a death of a process in which it was alone; returns whether that proves that it caused it."""
         self._num_deaths_alone += 1
         return self._num_deaths_alone >= (_PROOFS_OF_A_KILL if worker.may_be_killed_externally else 1)
-
-    def suspect(self, bystanders: list[RemoteTrial]) -> None:
-        """Try it alone next, and remember the other trials of its process."""
-        self.is_suspect = True
-        self.bystanders += [one for one in bystanders if one is not self]

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from queue import Empty, SimpleQueue
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 from agentsgym.errors import AgentError, EnvError, EpisodeError
 from agentsgym.rollouts.interfaces import (
@@ -29,7 +29,6 @@ from agentsgym.rollouts.interfaces import (
     PlayableTrial,
     Raised,
     Result,
-    SchedulerPort,
     TimeLimits,
     TrialGenerator,
     TrialOutcome,
@@ -45,30 +44,30 @@ class InlineExecutor:
 
     max_live: int | None = None
 
-    def __init__(self, port: SchedulerPort) -> None:
-        self._port = port
+    def __init__(self, scheduler: Scheduler[Any]) -> None:
+        self._scheduler = scheduler
         self._generators: dict[int, TrialGenerator[Any]] = {}
 
     def advance(self, inputs: dict[int, Input]) -> None:
-        """Take inputs for a short while, so that a fast trial's request does not wait for all the others' steps."""
+        """Advance trials for a short time, so that a fast trial's request does not wait for all other steps."""
         start = now = time.monotonic()
-        limit = self._port.limits.turn_s
+        limit = self._scheduler.limits.turn_s
         while inputs and now - start < BATCHING_WINDOW_S:
             index = next(iter(inputs))
             generator = self._generators.get(index)
             if generator is None:
-                generator = self._generators[index] = self._port.trials[index].play()
+                generator = self._generators[index] = self._scheduler.trials[index].play()
             outcome = advance(generator, inputs.pop(index))
             began, now = now, time.monotonic()
             if limit is not None and now - began > limit and not isinstance(outcome, Raised):
                 generator.close()
-                outcome = Finished(self._port.trials[index].abandon(self._port.timeout_error(index)))
+                outcome = Finished(self._scheduler.trials[index].abandon(self._scheduler.timeout_error(index)))
             if not isinstance(outcome, TurnRequest):
                 del self._generators[index]
-            self._port.stepped(index, outcome)
+            self._scheduler.stepped(index, outcome)
 
     def running(self) -> list[tuple[int, float]]:
-        """None, seen from outside of :meth:`advance`."""
+        """Return an empty list: outside of :meth:`advance`, no step runs."""
         return []
 
     def abandon(self, index: int, error: EpisodeError) -> None:
@@ -80,8 +79,20 @@ class InlineExecutor:
             generator.close()
 
 
+class Pool(Protocol):
+    """Workers that advance trials; kept over any number of runs."""
+
+    def begin_run(self, scheduler: Scheduler[Any]) -> Executor:
+        """Make the executor of one run."""
+        ...
+
+    def close(self) -> None:
+        """End the workers; a run that follows starts others."""
+        ...
+
+
 class Scheduler(Generic[Result]):
-    """Takes every trial to its end, in any order, one turn after the other.
+    """Plays every trial to its end, in any order, one turn after the other.
 
     Attributes:
         trials: The trials to play.
@@ -145,13 +156,13 @@ class Scheduler(Generic[Result]):
                 else:
                     self._wait()
                 if time.monotonic() >= self._check_at:
-                    self._handle_posted()  # what came in time is not late because nobody has looked
+                    self._handle_posted()  # an outcome that came in time is not late because it was not handled yet
                     self._enforce_limits(executor, caller)
                     self._check_at = self._next_check(executor, caller)
         return [self._results[index] for index in sorted(self._results)]
 
     def post(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Have a function called on the scheduler's thread; the only method that other threads may call."""
+        """Call a function on the scheduler's thread; the only method that other threads may call."""
         self._inbox.put((function, arguments))
 
     def stepped(self, index: int, outcome: TrialOutcome) -> None:
@@ -173,21 +184,21 @@ class Scheduler(Generic[Result]):
         self._inputs[index] = answer
 
     def fail_at_next_request(self, index: int, error: EpisodeError) -> None:
-        """Have an error thrown into a trial at its next request, for which nobody else waits."""
+        """Throw an error into a trial at its next request; the scheduler does not wait for it."""
         self._pending_errors[index] = error
         self._stepping.discard(index)
 
     def postpone(self, index: int) -> None:
-        """Have nobody wait for a trial's next outcome, so that an agent that answers in batches answers the others."""
+        """Stop waiting for a trial's next outcome, so that an agent that answers in batches answers the others."""
         self._stepping.discard(index)
 
     def resume(self, index: int) -> None:
-        """Wait for it again, unless it is to fail."""
+        """Wait for a trial's next outcome again, unless it is to fail."""
         if index not in self._pending_errors:
             self._stepping.add(index)
 
     def stop_clock(self, index: int) -> None:
-        """Count no time of a trial that cannot begin yet."""
+        """Stop counting a trial's time, since it cannot begin yet."""
         self._began.pop(index, None)
 
     def start_clock(self, index: int) -> None:
@@ -197,13 +208,10 @@ class Scheduler(Generic[Result]):
 
     def timeout_error(self, index: int) -> EnvError:
         """Make the error of a trial whose environment took too long."""
-        return EnvError(f"{self._where(index)} its environment took longer than {self._turn_limit()}")
+        return EnvError(f"{self._where(index)} its environment took longer than turn_timeout_s = {self.limits.turn_s}")
 
     def _where(self, index: int) -> str:
         return f"session {self.trials[index].session_id}, turn {max(0, self._turns[index])}:"
-
-    def _turn_limit(self) -> str:
-        return f"turn_timeout_s = {self.limits.turn_s}"
 
     def _admit(self) -> None:
         while self._waiting and self._num_live < self._max_live:
@@ -239,7 +247,7 @@ class Scheduler(Generic[Result]):
             function(*arguments)
 
     def _next_check(self, executor: Executor, caller: AgentCaller) -> float:
-        """When a limit may be passed for the first time from now on: what begins later has all its time before it."""
+        """The earliest time at which a limit may be exceeded; what begins later has all its time left."""
         now = time.monotonic()
         ends: list[float] = []
         if self.limits.turn_s is not None:
@@ -251,13 +259,13 @@ class Scheduler(Generic[Result]):
         return min(ends)
 
     def _enforce_limits(self, executor: Executor, caller: AgentCaller) -> None:
-        """End what took too long."""
+        """Fail the trials and calls that took too long."""
         now, turn, trial = time.monotonic(), self.limits.turn_s, self.limits.trial_s
         if turn is not None:
             while (waiting := caller.oldest()) is not None and now - waiting[1] >= turn:
                 where = self._where(waiting[0])
                 caller.cancel(waiting[0])
-                self._inputs[waiting[0]] = AgentError(f"{where} the agent took longer than {self._turn_limit()}")
+                self._inputs[waiting[0]] = AgentError(f"{where} the agent took longer than turn_timeout_s = {turn}")
             for index, since in executor.running():
                 if now - since >= turn:
                     error = self.timeout_error(index)
@@ -272,7 +280,7 @@ class Scheduler(Generic[Result]):
             self._end(index, executor, caller)
 
     def _end(self, index: int, executor: Executor, caller: AgentCaller) -> None:
-        """Let a trial that ran out of time fail, wherever it is."""
+        """Fail a trial that ran out of time, wherever it is."""
         sentence = f"{self._where(index)} the trial took longer than episode_timeout_s = {self.limits.trial_s}"
         if index in self._inputs and self._turns[index] < 0 and self._inputs[index] is None:
             del self._inputs[index]  # nothing was played

@@ -15,13 +15,12 @@ from typing import Any
 
 from agentsgym.errors import AgentsGymError
 from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCaller, finish_agent
-from agentsgym.rollouts.driver import executor_of
-from agentsgym.rollouts.interfaces import PlayableTrial, Pool, Result, TimeLimits
-from agentsgym.rollouts.scheduler import Scheduler
+from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits
+from agentsgym.rollouts.scheduler import InlineExecutor, Pool, Scheduler
 
 logger = logging.getLogger(__name__)
 
-_END_S = 60.0  # for what runs when a stream is closed: an answer of an agent that answers in batches
+_END_S = 60.0  # for a running answer of a batched agent when a stream is closed
 
 
 class _Ended(BaseException):
@@ -71,7 +70,7 @@ class OpenScheduler(Scheduler[Result]):
 
 
 class TrialStream:
-    """Plays trials in a thread, first come first served, at most this many at once.
+    """Plays trials in a thread, first come first served, at most ``max_concurrent`` at once.
 
     What is played does not depend on the thread. An error that is not a trial's own ends the stream and is raised by
     :meth:`check`.
@@ -90,12 +89,12 @@ class TrialStream:
         """Start the thread, with nothing to play.
 
         Args:
-            agent: Answers; its ``finish`` is called when the stream is closed.
+            agent: The agent; its ``finish`` is called when the stream is closed.
             on_finish: Called with each result, on the stream's thread.
-            max_concurrent: The most trials that are live at once.
+            max_concurrent: Maximum number of live trials.
             pool: Where the environments run; None for the stream's thread. Nothing else may use it until :meth:`close`.
             turn_timeout_s: See :func:`~agentsgym.rollouts.driver.drive`.
-            episode_timeout_s: Likewise.
+            episode_timeout_s: See :func:`~agentsgym.rollouts.driver.drive`.
         """
         limits = TimeLimits(turn_s=turn_timeout_s, trial_s=episode_timeout_s)
         self._scheduler: OpenScheduler[Any] = OpenScheduler(
@@ -127,12 +126,13 @@ class TrialStream:
         scheduler = self._scheduler
         try:
             try:
-                scheduler.run(executor_of(scheduler, self._pool), caller(scheduler, self._agent))
+                executor = InlineExecutor(scheduler) if self._pool is None else self._pool.begin_run(scheduler)
+                scheduler.run(executor, caller(scheduler, self._agent))
             finally:
                 finish_agent(self._agent)
         except _Ended:
             pass
-        except BaseException as error:  # noqa: BLE001  # raised where somebody looks
+        except BaseException as error:  # noqa: BLE001  # raised by check()
             self._error = error
 
 

@@ -12,18 +12,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from agentsgym.errors import ConfigError, EpisodeError
+from agentsgym.fields import is_int, require
 from agentsgym.rollouts.interfaces import (
     GRACE_S,
     Executor,
     Finished,
     Input,
     Raised,
-    SchedulerPort,
     TrialGenerator,
     TrialOutcome,
     advance,
-    check_num_workers,
 )
+from agentsgym.rollouts.scheduler import Scheduler
 
 
 class EnvThreadPool:
@@ -35,20 +35,19 @@ class EnvThreadPool:
     dropped and its session's state is forgotten.
 
     The threads are started when they are first needed and end with :meth:`close`, the ``with`` block, or the pool
-    itself where nobody has it any more; used again after that, the pool starts new ones. A pool that a rollout uses
-    cannot be closed.
+    itself; a closed pool that is used again starts new ones. A pool that a rollout uses cannot be closed.
     """
 
     def __init__(self, num_workers: int) -> None:
         """Set the bound.
 
         Args:
-            num_workers: The most steps that run at once.
+            num_workers: Maximum number of steps that run at once.
 
         Raises:
             ConfigError: ``num_workers`` is not a positive int.
         """
-        check_num_workers(num_workers)
+        require("num_workers", num_workers, is_int(1), "a positive int")
         self.num_workers = num_workers
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
@@ -77,7 +76,7 @@ class EnvThreadPool:
             thread.join()
         self._threads.clear()
 
-    def begin_run(self, port: SchedulerPort) -> Executor:
+    def begin_run(self, scheduler: Scheduler[Any]) -> Executor:
         """Make the executor of one run.
 
         Raises:
@@ -85,7 +84,7 @@ class EnvThreadPool:
         """
         if threading.current_thread() in self._threads:
             raise ConfigError("a step in an EnvThreadPool cannot wait for others in the same pool: use another pool")
-        executor = _ThreadExecutor(self, port, self._runs.discard)
+        executor = _ThreadExecutor(self, scheduler, self._runs.discard)
         self._runs.add(executor)
         return executor
 
@@ -169,21 +168,14 @@ def _end_threads(jobs: SimpleQueue[_Job | None], threads: set[threading.Thread])
 def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
     """Run one step after the other, until there are no more or this thread was replaced."""
     while (job := jobs.get()) is not None:
-        if not _run_job(job):
-            return
-        del job  # an idle thread keeps no pool alive
-
-
-def _run_job(job: _Job) -> bool:
-    """Run one step; returns whether its thread is still the pool's."""
-    if not job.begin():
-        return True
-    outcome = advance(job.generator, job.given)
-    if not job.end():
-        job.generator.close()
-        return False
-    job.executor.done(job.index, outcome)
-    return True
+        outcome = None
+        if job.begin():
+            outcome = advance(job.generator, job.given)
+            if not job.end():
+                job.generator.close()
+                return
+            job.executor.done(job.index, outcome)
+        del job, outcome  # an idle thread keeps no pool alive
 
 
 class _ThreadExecutor:
@@ -191,22 +183,24 @@ class _ThreadExecutor:
 
     max_live: int | None = None
 
-    def __init__(self, pool: EnvThreadPool, port: SchedulerPort, on_close: Callable[[_ThreadExecutor], None]) -> None:
+    def __init__(
+        self, pool: EnvThreadPool, scheduler: Scheduler[Any], on_close: Callable[[_ThreadExecutor], None]
+    ) -> None:
         self._pool = pool
         self._on_close = on_close
-        self._port = port
+        self._scheduler = scheduler
         self._generators: dict[int, TrialGenerator[Any]] = {}
         self._jobs: dict[int, _Job] = {}
 
     def done(self, index: int, outcome: TrialOutcome) -> None:
         """Report a step; called on the pool's threads."""
-        self._port.post(self._stepped, index, outcome)
+        self._scheduler.post(self._stepped, index, outcome)
 
     def advance(self, inputs: dict[int, Input]) -> None:
         """Submit all inputs."""
         for index, given in inputs.items():
             if index not in self._generators:
-                self._generators[index] = self._port.trials[index].play()
+                self._generators[index] = self._scheduler.trials[index].play()
             self._jobs[index] = job = _Job(self, index, self._generators[index], given)
             self._pool.submit(job)
         inputs.clear()
@@ -223,7 +217,7 @@ class _ThreadExecutor:
             job.generator.close()
         if not has_begun or self._pool.give_up(job):
             del self._jobs[index], self._generators[index]
-            self._port.stepped(index, Finished(self._port.trials[index].abandon(error)))
+            self._scheduler.stepped(index, Finished(self._scheduler.trials[index].abandon(error)))
 
     def close(self) -> None:
         """Close every generator: at once where no step runs, else when it returns."""
@@ -240,4 +234,4 @@ class _ThreadExecutor:
         if self._jobs.pop(index, None) is not None:
             if isinstance(outcome, Finished | Raised):
                 del self._generators[index]
-            self._port.stepped(index, outcome)
+            self._scheduler.stepped(index, outcome)

@@ -9,42 +9,38 @@ from agentsgym.rollouts.remote_trial import RemoteTrial
 from agentsgym.rollouts.workers.handle import WorkerHandle, resident_mb
 
 
-class Placement:
-    """The trials that wait for a place.
+def place(
+    waiting: list[RemoteTrial], workers: Sequence[WorkerHandle], trials: Mapping[int, RemoteTrial]
+) -> Iterator[tuple[RemoteTrial, WorkerHandle]]:
+    """Assign a worker to each waiting trial where one has room; the caller of this iterator starts it there.
 
     A trial shares a process with no more than its own and its neighbors' ``company`` allow. Suspects come first, each
     into an empty process; without one, the process with the fewest trials is reserved for it and gets no others.
+
+    Args:
+        waiting: The trials that wait for a place; afterwards those that still wait.
+        workers: The processes.
+        trials: All live trials of the run by index.
     """
+    waiting.sort(key=lambda trial: 0 if trial.is_suspect else trial.company)
+    is_open = [worker for worker in workers if not (worker.is_draining or worker.is_killed or worker.is_dead)]
+    still_waiting: list[RemoteTrial] = []
+    for trial in waiting:
+        is_open.sort(key=lambda worker: len(worker.residents))
+        worker = next((one for one in is_open if len(one.residents) < _room(one, trial, trials)), None)
+        if worker is None:
+            still_waiting.append(trial)
+        else:
+            yield trial, worker
+        if worker is None or trial.is_suspect:
+            del is_open[:1]  # the one that is kept for it, or that it is alone in: both have the fewest trials
+    waiting[:] = still_waiting
 
-    def __init__(self, trials: Mapping[int, RemoteTrial]) -> None:
-        """Begin with nothing that waits.
 
-        Args:
-            trials: All live trials of the run by index, a live view.
-        """
-        self._trials = trials
-        self.waiting: list[RemoteTrial] = []
-
-    def place(self, workers: Sequence[WorkerHandle]) -> Iterator[tuple[RemoteTrial, WorkerHandle]]:
-        """Assign a worker to each waiting trial where one has room; the caller of this iterator starts it there."""
-        self.waiting.sort(key=lambda trial: 0 if trial.is_suspect else trial.company)
-        is_open = [worker for worker in workers if not (worker.is_draining or worker.is_killed or worker.is_dead)]
-        still_waiting: list[RemoteTrial] = []
-        for trial in self.waiting:
-            is_open.sort(key=lambda worker: len(worker.residents))
-            worker = next((one for one in is_open if len(one.residents) < self._room(one, trial)), None)
-            if worker is None:
-                still_waiting.append(trial)
-            else:
-                yield trial, worker
-            if worker is None or trial.is_suspect:
-                del is_open[:1]  # the one that is kept for it, or that it is alone in: both have the fewest trials
-        self.waiting = still_waiting
-
-    def _room(self, worker: WorkerHandle, trial: RemoteTrial) -> int:
-        """How many trials may live in a process, this one among them."""
-        everyone = [trial, *(self._trials[index] for index in worker.residents)]
-        return min(1 if one.is_suspect else one.company for one in everyone)
+def _room(worker: WorkerHandle, trial: RemoteTrial, trials: Mapping[int, RemoteTrial]) -> int:
+    """How many trials may live in a process, this one among them."""
+    everyone = [trial, *(trials[index] for index in worker.residents)]
+    return min(1 if one.is_suspect else one.company for one in everyone)
 
 
 OnMessage = Callable[[WorkerHandle, bytes | None], None]
@@ -97,7 +93,7 @@ class WorkerSet:
                 self.replace(worker, on_message)
 
     def replace(self, worker: WorkerHandle, on_message: OnMessage) -> WorkerHandle:
-        """Put a new process in the place of one that is dead, or idle and to end by itself."""
+        """Replace a process that is dead, or idle and to be ended, by a new one."""
         worker.on_message = None
         worker.request_shutdown()
         place = self.handles.index(worker)
@@ -105,7 +101,7 @@ class WorkerSet:
         return self.handles[place]
 
     def request_shutdown(self) -> None:
-        """Ask all to end, without waiting for them."""
+        """Request the end of all, without waiting for it."""
         for worker in self.handles:
             worker.on_message = None
             worker.request_shutdown()

@@ -104,18 +104,26 @@ def seat_outcomes(rollout: RolloutOutcome) -> list[SeatOutcome]:
     rewards = rollout.final_rewards
     if len(roles) > 1 and not rewards and not rollout.failed:
         return []
-    return [
-        SeatOutcome(
-            role=role,
-            stop_reason=rollout.stop_reason,
-            success=_won(rollout, role, is_alone=len(roles) == 1),
-            final_reward=rewards.get(role, rollout.final_reward),
-            num_turns=list(rollout.roles).count(role),
-            failed=rollout.failed,
+    outcomes: list[SeatOutcome] = []
+    for role in roles:
+        if rewards and role not in rewards:
+            continue
+        others = [amount for other, amount in rewards.items() if other != role]
+        is_decided_by_info = len(roles) == 1 and rollout.success is not None
+        success = rollout.success
+        if not is_decided_by_info and any(amount != rewards[role] for amount in others):
+            success = rewards[role] > max(others)
+        outcomes.append(
+            SeatOutcome(
+                role=role,
+                stop_reason=rollout.stop_reason,
+                success=success,
+                final_reward=rewards.get(role, rollout.final_reward),
+                num_turns=list(rollout.roles).count(role),
+                failed=rollout.failed,
+            )
         )
-        for role in roles
-        if role in rewards or not rewards
-    ]
+    return outcomes
 
 
 def by_role(rollouts: Iterable[RolloutOutcome]) -> dict[Hashable, list[tuple[int, SeatOutcome]]]:
@@ -137,11 +145,3 @@ def by_label(labels: Iterable[str]) -> dict[str, list[int]]:
     for index, label in enumerate(labels):
         found.setdefault(label, []).append(index)
     return dict(sorted(found.items()))
-
-
-def _won(rollout: RolloutOutcome, role: Hashable, *, is_alone: bool) -> bool | None:
-    rewards = rollout.final_rewards
-    others = [amount for other, amount in rewards.items() if other != role]
-    if (is_alone and rollout.success is not None) or all(amount == rewards[role] for amount in others):
-        return rollout.success
-    return rewards[role] > max(others)

@@ -18,10 +18,10 @@ _ENTRIES_PER_BLOCK = 1_000_000  # of drawn indices held at once: a few tens of M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over rollouts and the interval in which the mean over such tasks lies.
+    """A mean over rollouts, and the confidence interval of the mean over such tasks.
 
     Attributes:
-        mean: The mean over the rollouts played.
+        mean: The mean over the rollouts.
         low: Lower end of the interval.
         high: Upper end.
     """
@@ -41,7 +41,7 @@ def bootstrap_intervals(
 ) -> NDArray[np.float64]:
     """Bound the mean of each column by a percentile bootstrap over clusters.
 
-    C clusters are drawn with replacement out of the C there are, and all rows of a drawn cluster come along:
+    C of the C clusters are drawn with replacement, each with all of its rows:
     ``mean* = Σ_c sum_c / Σ_c count_c`` over the drawn c; the bounds are the ``(1 ± confidence) / 2`` quantiles of
     ``mean*`` (Efron & Tibshirani 1993, chapters 8 and 13). Columns share the draws.
 
@@ -78,7 +78,7 @@ def bootstrap_intervals(
 
 
 def without_spread(mean: float, num_tasks: int, confidence: float) -> Estimate:
-    """Bound a rate of which every task shows the same, 0 or 1, and so resampling no spread.
+    """Bound a rate that is 0 or 1 in every task, so that resampling shows no spread.
 
     The exact binomial interval: it reaches ``(α/2)^(1/n)`` from the far end (Clopper & Pearson 1934).
 
@@ -94,11 +94,11 @@ def without_spread(mean: float, num_tasks: int, confidence: float) -> Estimate:
 def cluster_totals(
     values: NDArray[np.float64], clusters: Sequence[Hashable]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Add up the rows of each cluster: sums (C, M) and how many rows they are (C, 1).
+    """Add up the rows of each cluster: sums (C, M) and numbers of rows (C, 1).
 
     Args:
         values: (N, M).
-        clusters: (N,), equal keys belong together.
+        clusters: Cluster key of each row, (N,).
     """
     codes: dict[Hashable, int] = {}
     rows = np.array([codes.setdefault(key, len(codes)) for key in clusters])  # (N,)

@@ -35,35 +35,34 @@ __all__ = [
 ]
 
 _html_of = deferred("agentsgym.reports.html", "evaluation_html")
-_frame_of = deferred("agentsgym.reports.frames", "evaluation_frame")
+_frame_of = deferred("agentsgym.reports.frames", "rollouts_frame")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Estimates from a set of rollouts. One is None where no rollout says anything about it.
+    """Estimates from a set of rollouts; None where no rollout has the value.
 
     Attributes:
-        win_rate: Fraction of rollouts that were won, in [0, 1]; None if no environment says so. As soon as one does,
-            a rollout of which it is not known counts as not won.
+        win_rate: Fraction of rollouts that were won, in [0, 1]; None if success is unknown in all. If it is known in
+            one, rollouts with unknown success count as not won.
         reward: Final reward of a rollout; None if all failed.
         turns: Turns of a rollout; None if all failed.
-        num_episodes: The rollouts that the estimates rest on, one episode or one trial each; failed ones are not among
-            them.
-        num_failed: Rollouts in which the environment or the agent broke.
-        stop_reasons: How many rollouts ended for which reason, failed ones included.
+        num_episodes: Number of rollouts behind the estimates, one episode or one trial each, without failed ones.
+        num_failed: Number of rollouts in which the environment or the agent failed.
+        stop_reasons: Number of rollouts by stop reason, failed ones included.
         trajectories: All rollouts, as given.
-        confidence: The probability with which the method's intervals hold the truth, in (0, 1).
-        num_left_out: Rollouts that did not fail, and whose task groups were too small (``min_group_size``).
+        confidence: Confidence level of the intervals, in (0, 1).
+        num_left_out: Number of rollouts that did not fail, but whose task groups were too small (``min_group_size``).
         by_environment: The same for each environment, where there are several; else empty.
         by_role: The same for each role (:func:`~agentsgym.statistics.breakdown.seat_outcomes`), where there are
             several; else empty. Its turns are those of the role, and it holds no trajectories.
-        fraction_of_optimal: Where the reward lies between that of random play (0) and that of optimal play (1), of the
-            rollouts for which both are known, where one role is paid; None if there are none, as in a game that the
-            agent plays against itself, or random play is optimal.
-        clusters: What the intervals take as one task, a key a trajectory; empty where that is not kept.
-        metrics: The means of the numbers that environments give in ``info``
-            (:attr:`~agentsgym.types.Trajectory.metrics`) by their keys, each over the rollouts that have it; empty for
-            a role.
+        fraction_of_optimal: The reward between random play (0) and optimal play (1), over the rollouts for which both
+            are known and at most one role is rewarded; None without such rollouts, as in self-play, or if random play
+            is optimal.
+        clusters: Key of each trajectory; trajectories with equal keys count as one task in the intervals. Empty where
+            the keys are not kept.
+        metrics: Mean of each number in the environments' ``info`` (:attr:`~agentsgym.types.Trajectory.metrics`), over
+            the rollouts that have it; empty for a role.
     """
 
     win_rate: Estimate | None
@@ -84,7 +83,11 @@ class Evaluation:
     def __repr__(self) -> str:
         counts = {"failed": self.num_failed, "left out": self.num_left_out}
         parts = [f"{self.num_episodes} episodes", *(f"{n} {name}" for name, n in counts.items() if n)]
-        parts += [f"{name} {_short(estimate)}" for name, estimate in self._estimates() if estimate is not None]
+        parts += [
+            f"{name} {estimate.mean:z.3g} [{estimate.low:z.3g}, {estimate.high:z.3g}]"
+            for name, estimate in self._estimates()
+            if estimate is not None
+        ]
         return f"<Evaluation of {', '.join(parts)}>"
 
     def _repr_html_(self) -> str:
@@ -92,7 +95,7 @@ class Evaluation:
         return _html_of(self)
 
     def to_pandas(self, by: Literal["rollout", "turn"] = "rollout") -> DataFrame:
-        """Give the rollouts as a table with one row each, failed ones included, or with one row a turn.
+        """Return the rollouts as a table with one row each, failed ones included, or with one row per turn.
 
         The columns are those of :func:`~agentsgym.reports.frames.rollout_row` and
         :func:`~agentsgym.reports.frames.turn_rows`.
@@ -100,7 +103,7 @@ class Evaluation:
         Raises:
             ConfigError: ``by`` is neither.
         """
-        return _frame_of(self, by)
+        return _frame_of(self.trajectories, by)
 
     def pass_at_k(self, k: int) -> float:
         """Estimate the chance that at least one of k rollouts of a task is won: see :func:`pass_at_k`."""
@@ -109,7 +112,7 @@ class Evaluation:
     def pass_at_k_interval(self, k: int) -> Estimate:
         """Estimate the same with an interval over tasks: see :func:`~agentsgym.statistics.passing.pass_at_k_interval`.
 
-        The confidence is that of the other estimates, and so is what is one task (``cluster_by``).
+        Confidence and clusters (``cluster_by``) are those of the other estimates.
         """
         return pass_at_k_interval(self.trajectories, k, clusters=self.clusters or None, confidence=self.confidence)
 
@@ -135,9 +138,9 @@ class Evaluation:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the numbers as plain JSON values; what was not computed is None.
+        """Return the numbers as plain JSON values; estimates that were not computed are None.
 
-        The numbers of ``info`` are named ``info/KEY``. ``by_environment`` and ``by_role`` are there where there are
+        The numbers of ``info`` are named ``info/KEY``. ``by_environment`` and ``by_role`` are included where there are
         several; a role's key is its ``str``.
         """
         numbers: dict[str, Any] = {}
@@ -166,23 +169,23 @@ def summarize(
     environments: Sequence[str] | None = None,
     anchors: Sequence[Anchors | None] | None = None,
 ) -> Evaluation:
-    """Sum up rollouts in an :class:`Evaluation`.
+    """Summarize rollouts in an :class:`Evaluation`.
 
-    Intervals come from a bootstrap over tasks (:func:`bootstrap_intervals`), since repeats of one task are not
-    independent evidence about the next. If all rollouts are of one task they come from a bootstrap over these, and
-    speak of that task only. If every rollout was won or every one lost, resampling sees no spread at all, and the win
-    rate's interval is the exact binomial one over the n tasks instead, ``(α/2)^(1/n)`` away from the far end
+    Intervals come from a bootstrap over tasks (:func:`bootstrap_intervals`), since repetitions of one task are not
+    independent evidence about the next. If there is only one task, its rollouts are resampled, and the intervals are
+    about that task only. If every rollout was won or every one lost, resampling shows no spread, and the win rate's
+    interval is the exact binomial one over the n tasks instead, ``(α/2)^(1/n)`` away from the far end
     (Clopper & Pearson 1934).
 
     Args:
         trajectories: The rollouts, failed ones included; they are counted and left out of every estimate.
-        clusters: What belongs together, one key a trajectory; default is each one's ``task_index``. Rows of a task
-            list count as tasks of their own, so give, say, the secrets if the list repeats them with other seeds and
-            the question is how the agent would do on other secrets.
+        clusters: One key per trajectory, by default its ``task_index``; trajectories with equal keys count as one
+            task. Each row of a task list is a separate task, so pass, for example, the secrets if the list repeats
+            them with other seeds and you want to know how the agent would do on other secrets.
         seed: Random seed for the bootstrap; equal input and seed give equal intervals.
         confidence: Confidence of the intervals, in (0, 1).
-        environments: What environment each one is of, by a name, for ``by_environment``; None if all are of one.
-        anchors: What random and optimal play earn on each one's task; default is what its environment says of it.
+        environments: Name of each trajectory's environment, for ``by_environment``; None if there is only one.
+        anchors: Rewards of random and optimal play on each trajectory's task; by default those in its ``info``.
 
     Raises:
         ValueError: There are no trajectories, or ``clusters``, ``environments`` or ``anchors`` has another length.
@@ -203,16 +206,16 @@ def summarize_outcomes(  # noqa: PLR0913  # keywords, most of them left out
     environments: Sequence[str] | None = None,
     anchors: Sequence[Anchors | None] | None = None,
 ) -> Evaluation:
-    """Do as :func:`summarize` where not all rollouts are at hand, but what came of them is.
+    """Summarize rollouts as :func:`summarize` does, where only their outcomes are available.
 
     Args:
-        outcomes: All rollouts, failed ones included.
-        trajectories: Those of them that are at hand.
-        clusters: One key an outcome, as in :func:`summarize`.
-        seed: Likewise.
-        confidence: Likewise.
-        environments: Likewise, one an outcome.
-        anchors: One an outcome; None if none is known.
+        outcomes: Outcomes of all rollouts, failed ones included.
+        trajectories: The rollouts that are available as trajectories.
+        clusters: One key per outcome, as in :func:`summarize`.
+        seed: See :func:`summarize`.
+        confidence: See :func:`summarize`.
+        environments: One name per outcome, as in :func:`summarize`.
+        anchors: One per outcome; None if none is known.
 
     Raises:
         ValueError: There are no outcomes, or ``clusters``, ``environments`` or ``anchors`` has another length.
@@ -223,7 +226,7 @@ def summarize_outcomes(  # noqa: PLR0913  # keywords, most of them left out
         if labels is not None and len(labels) != len(outcomes):
             raise ValueError(f"{name} must have one entry per trajectory, got {len(labels)} for {len(outcomes)}")
     summary = partial(_summary, seed=seed, confidence=confidence)
-    at_hand = trajectories if trajectories is outcomes else None
+    whole = trajectories if trajectories is outcomes else None
     environment_rows = by_label(environments or ())
     role_rows = by_role(outcomes)
     return replace(
@@ -232,7 +235,7 @@ def summarize_outcomes(  # noqa: PLR0913  # keywords, most of them left out
             name: summary(
                 [outcomes[i] for i in rows],
                 [clusters[i] for i in rows],
-                [at_hand[i] for i in rows] if at_hand is not None else (),
+                [whole[i] for i in rows] if whole is not None else (),
                 [anchors[i] for i in rows] if anchors is not None else (),
             )
             for name, rows in (environment_rows.items() if len(environment_rows) > 1 else ())
@@ -255,7 +258,15 @@ def _summary(
 ) -> Evaluation:
     played = [outcome for outcome in outcomes if not outcome.failed]
     keys = [key for key, outcome in zip(clusters, outcomes, strict=True) if not outcome.failed]
-    win_rate, reward, turns = _estimates(played, keys, seed, confidence) if played else (None, None, None)
+    win_rate = reward = turns = None
+    if played:
+        values = [[bool(one.success), one.final_reward, one.num_turns] for one in played]
+        win_rate, reward, turns = _means(values, keys, seed, confidence)
+        if all(one.success is None for one in played):
+            win_rate = None
+        elif win_rate.mean in {0.0, 1.0}:
+            num_tasks = len(set(keys))
+            win_rate = without_spread(win_rate.mean, num_tasks if num_tasks > 1 else len(played), confidence)
     return Evaluation(
         win_rate=win_rate,
         reward=reward,
@@ -280,23 +291,10 @@ def fraction_of_optimal(value: float, *, random: float, optimal: float) -> float
     return (value - random) / (optimal - random)
 
 
-def _estimates(
-    played: Sequence[RolloutOutcome], keys: Sequence[Hashable], seed: int, confidence: float
-) -> tuple[Estimate | None, Estimate, Estimate]:
-    values = [[bool(one.success), one.final_reward, one.num_turns] for one in played]
-    win_rate, reward, turns = _means(values, keys, seed, confidence)
-    if all(one.success is None for one in played):
-        return None, reward, turns
-    if win_rate.mean in {0.0, 1.0}:
-        num_tasks = len(set(keys))
-        win_rate = without_spread(win_rate.mean, num_tasks if num_tasks > 1 else len(played), confidence)
-    return win_rate, reward, turns
-
-
 def _info_estimates(
     played: Sequence[RolloutOutcome], keys: Sequence[Hashable], seed: int, confidence: float
 ) -> dict[str, Estimate]:
-    """Estimate each number of ``info`` from the rollouts that have it; those of the same rollouts share the draws."""
+    """Estimate each number of ``info`` from the rollouts that have it; numbers of the same rollouts share draws."""
     metrics = [one.metrics for one in played]
     rows_of = {
         name: tuple(i for i, own in enumerate(metrics) if name in own)
@@ -311,7 +309,7 @@ def _info_estimates(
 
 
 def _means(values: Sequence[Sequence[float]], keys: Sequence[Hashable], seed: int, confidence: float) -> list[Estimate]:
-    """Estimate the mean of each column of values, (N, M), from rows that belong together where keys are equal."""
+    """Estimate the mean of each column of values, (N, M), where rows with equal keys form a cluster."""
     columns = np.array(values, dtype=np.float64)
     clusters = keys if len(set(keys)) > 1 else range(len(columns))
     low, high = bootstrap_intervals(columns, clusters, confidence=confidence, seed=seed)
@@ -330,7 +328,7 @@ def _fraction(
     seed: int,
     confidence: float,
 ) -> Estimate | None:
-    """Place the rewards of the rollouts whose anchors are known; anchors are no scale of a game that pays each role."""
+    """Estimate the fraction of optimal play from rollouts with known anchors and at most one rewarded role."""
     placed = [
         (key, (outcome.final_reward, known.random, known.optimal))
         for outcome, key, known in zip(outcomes, clusters, anchors, strict=False)
@@ -342,7 +340,3 @@ def _fraction(
     sums, _ = cluster_totals(values, keys if len(set(keys)) > 1 else range(len(keys)))
     estimate = fraction_with_interval(sums, confidence=confidence, seed=seed)
     return None if estimate is None else Estimate(mean=estimate[0], low=estimate[1], high=estimate[2])
-
-
-def _short(estimate: Estimate) -> str:
-    return f"{estimate.mean:z.3g} [{estimate.low:z.3g}, {estimate.high:z.3g}]"

@@ -15,7 +15,7 @@ from agentsgym.texts import shown
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: What random and optimal play earn on average: of every task alike, or of each task; None where it is not known.
+#: Mean rewards of random and optimal play: the same for all tasks, or a function of the task; None if unknown.
 References = Anchors | Callable[[Mapping[str, Any]], Anchors | None]
 
 _NUM_RESAMPLES = 10_000
@@ -32,19 +32,19 @@ def anchors_of_task(references: References, task_data: Mapping[str, Any], num_ep
     """Look up a task's anchors.
 
     Args:
-        references: As ``evaluate`` takes them.
+        references: See ``evaluate``.
         task_data: The task.
-        num_episodes: The episodes that the final reward is the sum of.
+        num_episodes: Number of episodes over which the final reward is summed.
 
     Raises:
-        ConfigError: They are neither anchors nor a function that gives them.
+        ConfigError: ``references`` is neither anchors nor a function that returns them.
     """
     anchors: Any = references if isinstance(references, Anchors) or not callable(references) else references(task_data)
     if anchors is None and callable(references):
         return None
     if not isinstance(anchors, Anchors):
         raise ConfigError(
-            "references must be Anchors(random=…, optimal=…) or a function that gives them for a task's data, "
+            "references must be Anchors(random=…, optimal=…) or a function that returns them for a task's data, "
             f"got {shown(anchors)}"
         )
     return Anchors(random=anchors.random * num_episodes, optimal=anchors.optimal * num_episodes)
@@ -55,9 +55,9 @@ def fraction_with_interval(
 ) -> tuple[float, float, float] | None:
     """Estimate ``(E[reward] − E[random]) / (E[optimal] − E[random])`` and bound it by a bootstrap over clusters.
 
-    A ratio of means, not a mean of ratios: tasks with a large reward range weigh more, and a task in which random play
-    is optimal does no harm. As many clusters as there are are drawn with replacement, and the ratio is taken of what
-    was drawn (Efron & Tibshirani 1993, chapter 13).
+    A ratio of means, not a mean of ratios: tasks with a large reward range weigh more, and tasks in which random play
+    is optimal do no harm. C of the C clusters are drawn with replacement, and the ratio of the drawn sums is taken
+    (Efron & Tibshirani 1993, chapter 13).
 
     Args:
         sums: Sums of rewards, random anchors and optimal anchors per cluster, (C, 3).

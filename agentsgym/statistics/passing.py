@@ -17,10 +17,10 @@ from agentsgym.types import Trajectory
 def maj_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
     """Estimate the chance that the most frequent answer of k rollouts of a task is right, averaged over tasks.
 
-    The vote of a rollout is its ``info["answer"]``, as the environment normalizes it; one that has none, or None, does
-    not vote. Of several answers that are equally frequent each is taken with equal chance; without a vote the task is
-    not solved. An answer's chance to be right is the fraction of its rollouts that were won. With n rollouts of a task
-    this is the exact mean over all choices of k of them, without drawing any (self-consistency, 2203.11171, with the
+    The vote of a rollout is its ``info["answer"]``, as the environment normalizes it; without an answer, or with None,
+    it does not vote. Among equally frequent answers each is taken with equal chance; without a vote the task is not
+    solved. An answer's chance to be right is the fraction of its rollouts that were won. With n rollouts of a task this
+    is the exact mean over all choices of k of them, without drawing any (self-consistency, 2203.11171, with the
     averaging of pass@k, 2107.03374). Failed rollouts are left out.
 
     Raises:
@@ -34,15 +34,14 @@ def maj_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
         raise ValueError(f"maj@k needs 1 <= k <= the fewest rollouts of a task, got k = {k} and {fewest} rollouts")
     if not any(_vote(one) is not None for rollouts in played.values() for one in rollouts):
         raise ValueError("maj@k requires info['answer'], which no rollout has")
-    return sum(_of_task(rollouts, k) for rollouts in played.values()) / len(played)
-
-
-def _of_task(rollouts: Sequence[Trajectory], k: int) -> float:
-    counts = Counter(_vote(one) for one in rollouts)
-    won = Counter(_vote(one) for one in rollouts if one.success)
-    silent = counts.pop(None, 0)
-    chances = winning_chances(list(counts.values()), k, silent=silent)
-    return sum(chance * won[vote] / counts[vote] for vote, chance in zip(counts, chances, strict=True))
+    scores: list[float] = []
+    for rollouts in played.values():
+        counts = Counter(_vote(one) for one in rollouts)
+        won = Counter(_vote(one) for one in rollouts if one.success)
+        silent = counts.pop(None, 0)
+        chances = winning_chances(list(counts.values()), k, silent=silent)
+        scores.append(sum(chance * won[vote] / counts[vote] for vote, chance in zip(counts, chances, strict=True)))
+    return sum(scores) / len(scores)
 
 
 def winning_chances(counts: Sequence[int], k: int, *, silent: int = 0) -> list[float]:
@@ -60,14 +59,13 @@ def winning_chances(counts: Sequence[int], k: int, *, silent: int = 0) -> list[f
     ([1.0, 0.0], [0.25, 0.25])
     """
     total = math.comb(sum(counts) + silent, k)
-    chance_of = {own: _chance(own, counts, k, silent) / total for own in set(counts)}  # equal counts, equal chances
+    chance_of: dict[int, float] = {}  # equal counts, equal chances
+    for own in set(counts):
+        others = [*counts]
+        others.remove(own)
+        ways = sum(math.comb(own, m) * _ways(others, k - m, m, silent) for m in range(1, min(own, k) + 1))
+        chance_of[own] = ways / total
     return [chance_of[own] for own in counts]
-
-
-def _chance(own: int, counts: Sequence[int], k: int, silent: int) -> float:
-    others = [*counts]
-    others.remove(own)
-    return sum(math.comb(own, m) * _ways(others, k - m, m, silent) for m in range(1, min(own, k) + 1))
 
 
 def _ways(others: Sequence[int], num_drawn: int, most: int, silent: int) -> float:
@@ -95,7 +93,7 @@ class _Measure:
     """A criterion for k tries.
 
     Attributes:
-        name: What errors call it.
+        name: Name in errors.
         chance: Probability that k drawn rollouts meet it, from the numbers of played, won and drawn rollouts.
         of_rate: The same for k tries that are each won with a given probability.
     """
@@ -105,16 +103,16 @@ class _Measure:
     of_rate: Callable[[float, int], float]
 
 
-def _any_won(played: int, won: int, k: int) -> float:
-    return 1 - math.comb(played - won, k) / math.comb(played, k)
-
-
-def _all_won(played: int, won: int, k: int) -> float:
-    return math.comb(won, k) / math.comb(played, k)
-
-
-_ANY = _Measure("pass@k", _any_won, lambda rate, k: 1 - (1 - rate) ** k)
-_ALL = _Measure("pass^k", _all_won, lambda rate, k: rate**k)
+_ANY = _Measure(
+    "pass@k",
+    lambda played, won, k: 1 - math.comb(played - won, k) / math.comb(played, k),
+    lambda rate, k: 1 - (1 - rate) ** k,
+)
+_ALL = _Measure(
+    "pass^k",
+    lambda played, won, k: math.comb(won, k) / math.comb(played, k),
+    lambda rate, k: rate**k,
+)
 
 
 def pass_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
@@ -152,21 +150,21 @@ def pass_at_k_interval(
     """Estimate pass@k as :func:`pass_at_k` does, and bound it for other such tasks.
 
     The interval is a percentile bootstrap over tasks, as those of win rate and reward are. Where the estimate is 0 or 1
-    it is the exact binomial one over the tasks. Of a single task there is no spread to see: then the rollouts
-    are drawn with replacement, and the interval speaks of that task only.
+    it is the exact binomial one over the tasks. A single task shows no spread between tasks: then its
+    rollouts are drawn with replacement, and the interval is about that task only.
 
     Args:
         trajectories: The rollouts; failed ones are left out.
         k: The tries.
-        clusters: What belongs together, one key a trajectory, as in :func:`~agentsgym.statistics.metrics.summarize`; a
-            task belongs where its first rollout does. None: each task by itself.
+        clusters: One key per trajectory, as in :func:`~agentsgym.statistics.metrics.summarize`; a task has the key of
+            its first rollout. None: each task is a cluster.
         confidence: Confidence level of the interval, in (0, 1).
         seed: Random seed of the bootstrap.
 
     Raises:
         ValueError: As :func:`pass_at_k`; or ``clusters`` has another length, or ``confidence`` is not in (0, 1).
     """
-    return _bounded(_ANY, _Rollouts(trajectories, clusters), k, confidence, seed)
+    return _bounded(_ANY, trajectories, clusters, k, confidence, seed)
 
 
 def pass_hat_k_interval(
@@ -178,7 +176,7 @@ def pass_hat_k_interval(
     seed: int = 0,
 ) -> Estimate:
     """Estimate pass^k as :func:`pass_hat_k` does, and bound it for other such tasks, as :func:`pass_at_k_interval`."""
-    return _bounded(_ALL, _Rollouts(trajectories, clusters), k, confidence, seed)
+    return _bounded(_ALL, trajectories, clusters, k, confidence, seed)
 
 
 def most_rollouts(trajectories: Sequence[Trajectory]) -> int:
@@ -186,32 +184,30 @@ def most_rollouts(trajectories: Sequence[Trajectory]) -> int:
     return min((played for played, _ in _counts(trajectories).values()), default=0)
 
 
-class _Rollouts:
-    """Rollouts and, by task, what each belongs to."""
-
-    def __init__(self, trajectories: Sequence[Trajectory], clusters: Sequence[Hashable] | None) -> None:
-        if clusters is not None and len(clusters) != len(trajectories):
-            raise ValueError(
-                f"clusters must have one entry per trajectory, got {len(clusters)} for {len(trajectories)}"
-            )
-        self.trajectories = trajectories
-        self.key_of = dict[int, Hashable]()
-        for trajectory, key in zip(trajectories, clusters or [one.task_index for one in trajectories], strict=True):
-            self.key_of.setdefault(trajectory.task_index, key)
-
-
 def _mean(measure: _Measure, trajectories: Sequence[Trajectory], k: int) -> float:
     chances = [measure.chance(n, won, k) for n, won in _counts_for(measure, trajectories, k).values()]
     return sum(chances) / len(chances)
 
 
-def _bounded(measure: _Measure, rollouts: _Rollouts, k: int, confidence: float, seed: int) -> Estimate:
-    counts = _counts_for(measure, rollouts.trajectories, k)
+def _bounded(
+    measure: _Measure,
+    trajectories: Sequence[Trajectory],
+    clusters: Sequence[Hashable] | None,
+    k: int,
+    confidence: float,
+    seed: int,
+) -> Estimate:
+    if clusters is not None and len(clusters) != len(trajectories):
+        raise ValueError(f"clusters must have one entry per trajectory, got {len(clusters)} for {len(trajectories)}")
+    key_of: dict[int, Hashable] = {}
+    for trajectory, key in zip(trajectories, clusters or [one.task_index for one in trajectories], strict=True):
+        key_of.setdefault(trajectory.task_index, key)
+    counts = _counts_for(measure, trajectories, k)
     if len(counts) == 1:
         (only,) = counts.values()
         return _of_one_task(measure, only, k, confidence, seed)
     chances = [measure.chance(n, won, k) for n, won in counts.values()]
-    keys = [rollouts.key_of[task] for task in counts]
+    keys = [key_of[task] for task in counts]
     keys = keys if len(set(keys)) > 1 else list(counts)
     low, high = bootstrap_intervals(np.array(chances)[:, None], keys, confidence=confidence, seed=seed)[:, 0]
     mean = sum(chances) / len(chances)

@@ -58,7 +58,7 @@ class _Vocabularies:
                 if name in self.own.controls or name in printed:
                     raise ConfigError(
                         "unguarded_tokens must be tokens that carry no role, turn, call or thought, got "
-                        f"{shown(name)}, which is marked special or stands in the chat template"
+                        f"{shown(name)}, which is marked special or is printed by the chat template"
                     )
             names = {name for name in added if is_mark(name)} - spared
             self._guarded[spared] = Vocabulary(self.tokenizer, names) if names - {*self.own.controls} else self.own
@@ -69,7 +69,7 @@ class ChatFormat:
     """The format in which one tokenizer writes a conversation; get it with :meth:`of`.
 
     Attributes:
-        tokenizer: A copy of the tokenizer, to be left as it is.
+        tokenizer: A copy of the tokenizer, which must not be changed.
         tools: JSON schemas that the template shows the agent.
         template_options: Further variables of the template.
         end_of_turn_id: The control token that closes an agent turn; None if the template closes turns by plain text
@@ -232,7 +232,18 @@ class ChatFormat:
                 for message in messages
                 for token_id in encode[message["role"] == "assistant"](message["content"])
             ]
-        conversation, hidden = self._hide(self.for_template(messages))
+        conversation = self.for_template(messages)
+        try:
+            texts = [strings_in(message) for message in conversation]
+        except RecursionError as error:
+            raise TemplateError("the arguments of a call are nested too deeply to be printed") from error
+        trusted = [
+            message["role"] in self._trusted for message, some in zip(conversation, texts, strict=True) for _ in some
+        ]
+        masked, hidden = self._hide_texts([text for some in texts for text in some], trusted)
+        masks = iter(masked)
+        mask_of = [dict(zip(some, masks, strict=False)) for some in texts]
+        conversation = [with_strings(message, some) for message, some in zip(conversation, mask_of, strict=True)]
         return self._observed.encode_printed(self._template.whole(conversation, add_prompt=add_prompt), hidden)
 
     def printed(self, messages: Sequence[Message]) -> str:
@@ -257,20 +268,6 @@ class ChatFormat:
         if self._tool_format is None or not any("tool_calls" in m or m["role"] == "tool" for m in messages):
             return messages
         return self._tool_format.conversation(messages)
-
-    def _hide(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Any], dict[int, str]]:
-        """Hide what looks like a control token, and other guarded tokens, in every string of messages."""
-        try:
-            texts = [strings_in(message) for message in messages]
-        except RecursionError as error:
-            raise TemplateError("the arguments of a call are nested too deeply to be printed") from error
-        trusted = [
-            message["role"] in self._trusted for message, some in zip(messages, texts, strict=True) for _ in some
-        ]
-        masked, hidden = self._hide_texts([text for some in texts for text in some], trusted)
-        masks = iter(masked)
-        found = [dict(zip(some, masks, strict=False)) for some in texts]
-        return [with_strings(message, some) for message, some in zip(messages, found, strict=True)], hidden
 
     def _hide_texts(self, texts: Sequence[str], trusted: Sequence[bool]) -> tuple[list[str], dict[int, str]]:
         """Hide what looks like a control token, and other guarded tokens in untrusted text."""
@@ -313,20 +310,25 @@ class ChatFormat:
         encode = vocabulary.encode_first
         return Scaffold([], tuple(Piece("", ((n, ""),), None, encode, []) for n in range(len(roles))), None, None, None)
 
-    def observation(self, messages: Sequence[Message], ended_by: int | None) -> tuple[Scaffold, list[str]]:
-        """The scaffold of an observation after a turn of the agent, and the contents to write into it.
+    def observation(
+        self, messages: Sequence[Message], ended_by: int | None, *, is_first: bool = False
+    ) -> tuple[Scaffold, list[str]]:
+        """The scaffold of an observation, and the contents to write into it.
 
         Args:
             messages: The observation; a tool's result names the call that it answers, if that could be read.
             ended_by: Id that ended the agent's turn.
+            is_first: Whether it is the first prompt of a conversation.
 
         Raises:
-            TemplateError: See :meth:`later`; or results of tools cannot be appended as the template prints them.
+            TemplateError: See :meth:`first` and :meth:`later`; or results of tools cannot be appended as the template
+                prints them.
         """
-        if self._tool_format is not None and messages[0]["role"] == "tool":
+        if self._tool_format is not None and not is_first and messages[0]["role"] == "tool":
             return self._tool_format.results(messages, ended_by)
         roles = tuple([message["role"] for message in messages])
-        return self.later(roles, ended_by), [message["content"] for message in messages]
+        scaffold = self.first(roles) if is_first else self.later(roles, ended_by)
+        return scaffold, [message["content"] for message in messages]
 
     def check_results(self) -> None:
         """Check that results of tools can be recorded, one message per call.
@@ -335,7 +337,7 @@ class ChatFormat:
             TemplateError: They cannot be appended as the template prints them.
         """
         if self._tool_format is not None:
-            self._tool_format.way(("tool",))
+            self._tool_format.result_form(("tool",))
 
     def closing(self, messages: Sequence[Message], ended_by: int | None) -> list[int] | None:
         """The ids of an observation without an answer: those of :meth:`observation` without the generation prompt.

@@ -1,4 +1,4 @@
-"""Find what a chat template prints around messages, by running it on small conversations of sentinels."""
+"""Find the text that a chat template prints around messages, by running it on small conversations of sentinels."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Template:
         """Read a tokenizer's template.
 
         Args:
-            tokenizer: It is left as it is.
+            tokenizer: The tokenizer, which is not changed.
             tools: JSON schemas that each render shows.
             options: Further variables of the template in each render.
         """
@@ -87,7 +87,7 @@ class Template:
         self._given: dict[str, Any] = {**(options or {}), **({"tools": [*tools]} if tools else {})}
         templates: dict[str, str] | str = tokenizer.chat_template
         source = "\n".join(templates.values()) if isinstance(templates, dict) else templates
-        self.frozen: dict[str, Any] = {}  # renders with a clock that stands still
+        self.frozen: dict[str, Any] = {}  # options of renders with a frozen clock
         if "strftime_now" in source:
             clock = f"{{% macro strftime_now(format) %}}{ANOTHER_TIME}{{% endmacro %}}"
             self.frozen["chat_template"] = clock + tokenizer.get_chat_template(tools=self._given.get("tools"))
@@ -102,7 +102,17 @@ class Template:
             except TemplateError:
                 self._blocks = False
         self._implicit_prompt = self._find_implicit_prompt()
-        self._words = self._words_acted_on(source)
+        # The words that the template looks for in contents, in lower case. Many are keys and names ('text' in part),
+        # which are common in contents: a word of letters alone, or of one character, counts only if a render shows that
+        # it changes the output.
+        literals = [match["given"] or match["sought"] for match in _WORDS.finditer(source)]
+        words = sorted({re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), text[1:-1]) for text in literals})
+        acting = [
+            re.escape(word.lower())
+            for word in words
+            if word.strip() and ((len(word) > 1 and not word.isidentifier()) or self._acts_on_word(word))
+        ]
+        self._words = re.compile("|".join(acting)) if acting else None
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True, **options: Any) -> str:
         """Run the template, with or without the generation prompt, also where the template itself always adds it.
@@ -172,7 +182,8 @@ class Template:
         """
         new = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         next_turn = [ANSWERED, *padded(("user",))]
-        word = next((word for word in map(self._word_in, contents) if word), "")
+        matches = [self._words.search(content.lower()) for content in contents] if self._words else []
+        word = next((match[0] for match in matches if match), "")
         kind = " + ".join(roles)
         try:
             text = self.render(new) if first else self.after_answer([QUESTION, ANSWERED, *new])
@@ -188,7 +199,8 @@ class Template:
 
     def acts_on(self, content: str) -> bool:
         """Whether it may treat a content differently from others: an empty one, or one with a word it looks for."""
-        return not content or content.isspace() or self._word_in(content) is not None
+        has_word = self._words is not None and self._words.search(content.lower()) is not None
+        return has_word or not content or content.isspace()
 
     def after_answer(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True) -> str:
         """Print what follows the agent's answer, which is :data:`ANSWER` in ``messages``."""
@@ -355,25 +367,6 @@ class Template:
                 if other != roles and _works(find, other):
                     return [" and ".join(words for words, _ in steps)]
         return []
-
-    def _word_in(self, content: str) -> str | None:
-        match = self._words.search(content.lower()) if self._words else None
-        return match[0] if match else None
-
-    def _words_acted_on(self, source: str) -> re.Pattern[str] | None:
-        """Match the words that the template looks for in contents, in lower case; None if there are none.
-
-        Many such words are keys and names (``'text' in part``), which are common in contents: a word of letters alone,
-        or of one character, counts only if a render shows that it changes the output.
-        """
-        literals = [match["given"] or match["sought"] for match in _WORDS.finditer(source)]
-        words = sorted({re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), text[1:-1]) for text in literals})
-        acting = [
-            re.escape(word.lower())
-            for word in words
-            if word.strip() and ((len(word) > 1 and not word.isidentifier()) or self._acts_on_word(word))
-        ]
-        return re.compile("|".join(acting)) if acting else None
 
     def _acts_on_word(self, word: str) -> bool:
         for roles in (("user",), ("system", "user"), ("user", "assistant", "tool")):

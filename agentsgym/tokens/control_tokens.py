@@ -45,7 +45,7 @@ class Piece(NamedTuple):
         before: Its text up to the first message.
         fills: Index of each message to fill in, with the text after it.
         strip: Sides on which neighboring control tokens swallow white space.
-        encode: Encodes it where it stands.
+        encode: Function that encodes it at its place.
         after: The ids up to the next piece.
     """
 
@@ -107,7 +107,7 @@ class Vocabulary:
         """Read a tokenizer.
 
         Args:
-            tokenizer: It is left as it is.
+            tokenizer: The tokenizer, which is not changed.
             unmarked: Added tokens that are control tokens although the tokenizer does not mark them special.
         """
         self.controls = {

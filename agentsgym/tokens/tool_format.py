@@ -1,6 +1,6 @@
 """Write tool calls and their results exactly as a chat template does, or as text where it has no form for them.
 
-Results of role ``tool`` are recorded in one of three ways, found once for each shape of observation:
+Results of role ``tool`` are recorded in one of three forms, found once for the roles of an observation:
 
 - *plain*: the template prints them after structured calls as after an answer of plain text;
 - *structured*: it prints them differently, or with the names of the tools: the record is what it prints after such
@@ -22,7 +22,7 @@ from agentsgym.tokens.tool_template import Answered, ToolTemplate, num_results
 from agentsgym.tokens.turn_ends import TurnEnd
 from agentsgym.types import Message
 
-Way = Literal["plain", "structured", "text"]
+ResultForm = Literal["plain", "structured", "text"]
 _MAX_SCAFFOLDS = 1024  # where ids of calls are printed, each observation has its own
 
 
@@ -59,7 +59,7 @@ class ToolFormat:
         end = self._tools.end
         self.call_end_id = end.ids[-1] if end and not turn_end.text else None
         self.opens_results = end is not None and end.opens
-        self._shapes: dict[Roles, Way] = {}
+        self._forms: dict[Roles, ResultForm] = {}
         self._scaffolds: dict[tuple[Roles, Answered, int | None], Scaffold] = {}
 
     def results(self, messages: Sequence[Message], ended_by: int | None) -> tuple[Scaffold, list[str]]:
@@ -74,7 +74,7 @@ class ToolFormat:
         """
         messages = self.for_template(messages)
         roles, contents = tuple(message["role"] for message in messages), [message["content"] for message in messages]
-        if "tool" not in roles or self.way(roles) != "structured":
+        if "tool" not in roles or self.result_form(roles) != "structured":
             return self._later(roles, ended_by), contents
         answers = [self._tools.for_template(message) for message in messages[: num_results(roles)]]
         made = tuple(f"call{number:05d}" for number in range(len(answers)))
@@ -87,16 +87,34 @@ class ToolFormat:
             self._scaffolds[key] = self._scaffold(roles, answered, ended_by)
         return self._scaffolds[key], contents
 
-    def way(self, roles: Roles) -> Way:
-        """Find in which way results are recorded.
+    def result_form(self, roles: Roles) -> ResultForm:
+        """Find the form in which results are recorded.
 
         Raises:
             TemplateError: They cannot be appended as the template prints them.
         """
-        way = self._shapes.get(roles)
-        if way is None:
-            way = self._shapes[roles] = self._find_way(roles)
-        return way
+        if roles in self._forms:
+            return self._forms[roles]
+        structured, is_plain = self._tools.takes_results, False
+        refusal: TemplateError | None = None
+        try:
+            suffix = self._template.suffix(roles)[0]
+            is_plain = not structured or self._tools.agrees_with(roles, suffix)
+        except TemplateError as error:
+            refusal = error
+        if is_plain:
+            self._forms[roles] = "plain"
+        elif not structured:
+            if refusal is not None and self._tools.shows(roles):
+                raise refusal
+            self._forms[roles] = "text"
+        else:
+            try:
+                self._tools.checked_results(roles)
+            except TemplateError as error:
+                raise TemplateError(f"{error}; to fix it: {RERENDER}, or {OTHER_TEMPLATE}") from refusal
+            self._forms[roles] = "structured"
+        return self._forms[roles]
 
     def for_template(self, messages: Sequence[Message]) -> list[Message]:
         """Put an observation into the form that the template takes.
@@ -104,15 +122,15 @@ class ToolFormat:
         Where results are structured, a result whose call could not be read becomes text, after the other results.
 
         Raises:
-            TemplateError: See :meth:`way`.
+            TemplateError: See :meth:`result_form`.
         """
         roles = tuple(message["role"] for message in messages)
-        return self._in_way(messages, self.way(roles)) if num_results(roles) else [*messages]
+        return self._in_form(messages, self.result_form(roles)) if num_results(roles) else [*messages]
 
-    def _in_way(self, messages: Sequence[Message], way: Way) -> list[Message]:
-        answers = [m for m in messages if way == "structured" and m["role"] == "tool" and "tool_call_id" in m]
+    def _in_form(self, messages: Sequence[Message], form: ResultForm) -> list[Message]:
+        answers = [m for m in messages if form == "structured" and m["role"] == "tool" and "tool_call_id" in m]
         as_text = [message for message in messages if message not in answers]
-        if way == "plain" or all(message["role"] != "tool" for message in as_text):
+        if form == "plain" or all(message["role"] != "tool" for message in as_text):
             return [*messages]
         # The text form of one user message: content of other roles follows an empty line, unchanged.
         results = [f"<tool_response>\n{m['content']}\n</tool_response>" for m in as_text if m["role"] == "tool"]
@@ -123,7 +141,7 @@ class ToolFormat:
         """Put a whole conversation into the form that the template takes.
 
         Raises:
-            TemplateError: See :meth:`way`.
+            TemplateError: See :meth:`result_form`.
         """
         taken: list[dict[str, Any]] = []
         observation: list[Message] = []
@@ -154,30 +172,11 @@ class ToolFormat:
         return token_ids, [*token_ids, *end]
 
     def _as_possible(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Put an observation into the form that the template takes, also where it could not be appended."""
+        """Convert an observation to what the template takes, also where it could not be appended."""
         try:
             return self.for_template(messages)
         except TemplateError:
-            return self._in_way(messages, "structured" if self._tools.takes_results else "plain")
-
-    def _find_way(self, roles: Roles) -> Way:
-        structured = self._tools.takes_results
-        refusal: TemplateError | None = None
-        try:
-            suffix = self._template.suffix(roles)[0]
-            if not structured or self._tools.agrees_with(roles, suffix):
-                return "plain"
-        except TemplateError as error:
-            refusal = error
-        if not structured:
-            if refusal is not None and self._tools.shows(roles):
-                raise refusal
-            return "text"
-        try:
-            self._tools.checked_results(roles)
-        except TemplateError as error:
-            raise TemplateError(f"{error}; to fix it: {RERENDER}, or {OTHER_TEMPLATE}") from refusal
-        return "structured"
+            return self._in_form(messages, "structured" if self._tools.takes_results else "plain")
 
     def _scaffold(self, roles: Roles, answered: Answered, ended_by: int | None) -> Scaffold:
         """Print the observation after structured calls, with the names of tools hidden, since the agent wrote them."""

@@ -172,7 +172,16 @@ class ToolTemplate:
             raise TemplateError("the chat template prints tool results differently once the conversation continues")
         if ANOTHER_TIME in text:
             raise TemplateError("the chat template prints the time around tool results")
-        self._check_prompt([QUESTION, call, *new], text)
+        # An answer after results must begin where their generation prompt ends.
+        prompted, history = self._render([QUESTION]), self._render([QUESTION], add_prompt=False)
+        prompt = prompted[len(history) :] if prompted.startswith(history) else ""
+        if not prompt or not text.endswith(prompt):
+            whole, _, _ = self._render([QUESTION, call, *new, ANSWERED]).partition(ANSWER)
+            if not whole.endswith(text):
+                raise TemplateError(
+                    "the chat template prints no generation prompt after tool results, and begins the answer to them "
+                    "with different text in history"
+                )
         return printed
 
     def agrees_with(self, roles: Roles, suffix: str) -> bool:
@@ -315,16 +324,3 @@ class ToolTemplate:
         if edge < 0:
             raise TemplateError("the chat template must print the result of a tool once, after its call")
         return edge
-
-    def _check_prompt(self, before: Conversation, text: str) -> None:
-        """Check that an answer after results begins where their generation prompt ends."""
-        prompted, history = self._render([QUESTION]), self._render([QUESTION], add_prompt=False)
-        prompt = prompted[len(history) :] if prompted.startswith(history) else ""
-        if prompt and text.endswith(prompt):
-            return
-        whole, _, _ = self._render([*before, ANSWERED]).partition(ANSWER)
-        if not whole.endswith(text):
-            raise TemplateError(
-                "the chat template prints no generation prompt after tool results, and begins the answer to them "
-                "with different text in history"
-            )

@@ -37,7 +37,7 @@ class _Mark(NamedTuple):
 
 
 class Transcript:
-    """One live conversation: messages and, with a tokenizer, the tokens that stand for them.
+    """One live conversation: messages and, with a tokenizer, their tokens.
 
     Observations and actions take turns, and a last observation may close them: ``observe``, ``act``, …, ``close``.
 
@@ -104,18 +104,26 @@ class Transcript:
             self.token_ids,
             len(self.token_ids),
         )
-        if self._history == "append":
-            self._append(messages, is_first=not self.messages)
-        elif callable(self._history):
+        prompt_messages = self.prompt_messages
+        rendered: list[Message] | None = None  # the conversation to render again; None to append the new messages
+        if callable(self._history):
             whole = [*self.prompt_messages, *messages]
             shown = self._history([message.copy() for message in whole])
-            if shown == whole:
-                self._append(messages, is_first=not self.messages)
-            elif self._format is not None:
-                self._open(self._format.render(shown))
-            self.prompt_messages = [message.copy() for message in shown]  # which the function may hold and change
-        elif self._format is not None:
-            self._open(self._format.render([*self.messages, *messages]))
+            rendered = None if shown == whole else shown
+            prompt_messages = [message.copy() for message in shown]  # which the function may hold and change
+        elif self._history == "rerender":
+            rendered = [*self.messages, *messages]
+        if self._format is not None and rendered is None:
+            scaffold, contents = self._format.observation(messages, self._ended_by, is_first=not self.messages)
+            scaffold.write(contents, self.token_ids)
+        elif self._format is not None and rendered is not None:
+            prompt, current = self._format.render(rendered), self.token_ids
+            if prompt[: len(current)] == current:  # it only extends the record
+                current += prompt[len(current) :]
+            else:
+                self._earlier += current
+                self.token_ids = prompt
+        self.prompt_messages = prompt_messages
         self.messages += messages
         self._mark = mark
 
@@ -124,25 +132,6 @@ class Transcript:
         if not (self._calls or any(message["role"] == "tool" for message in messages)):
             return messages
         return answered_calls(messages, self._calls, self.messages[-1].get("tool_calls", ()) if self._calls else ())
-
-    def _append(self, messages: Sequence[Message], *, is_first: bool) -> None:
-        if self._format is None:
-            return
-        if is_first:
-            scaffold = self._format.first(tuple([message["role"] for message in messages]))
-            contents = [message["content"] for message in messages]
-        else:
-            scaffold, contents = self._format.observation(messages, self._ended_by)
-        scaffold.write(contents, self.token_ids)
-
-    def _open(self, prompt: list[int]) -> None:
-        """Continue from a prompt that was rendered again: in a new segment, unless it only extends the record."""
-        current = self.token_ids
-        if prompt[: len(current)] == current:
-            current += prompt[len(current) :]
-        else:
-            self._earlier += current
-            self.token_ids = prompt
 
     def retract(self) -> None:
         """Take back the last observation, messages and tokens.
@@ -214,14 +203,24 @@ class Transcript:
         """
         if self._mark is None:
             raise RuntimeError("act() was called without an observation to answer: call observe() first")
-        answer, start = self._message(action), len(self._earlier) + len(self.token_ids)
+        answer: Message = self._message(action)
+        start = len(self._earlier) + len(self.token_ids)
         self.was_cut = False
         chat_format = self._format
         if chat_format is not None and action.token_ids is not None:
             self.token_ids += action.token_ids
             self._ended_by = chat_format.ended_by(action.token_ids, action.finish_reason)
         elif chat_format is not None:
-            answer = self._write(chat_format, answer, limit)
+            open_ids, closed = chat_format.answer(answer)
+            is_closed = limit is None or len(closed) <= limit
+            written = closed if is_closed else open_ids[:limit]
+            self.was_cut = not is_closed and len(written) < len(open_ids)
+            if self.was_cut:
+                answer = {"role": "assistant", "content": chat_format.cut_text(written)}
+            self._ended_by = None
+            if is_closed and closed != open_ids:
+                self._ended_by = ENDED_BY_TEXT if chat_format.end_of_turn_id is None else closed[-1]
+            self.token_ids += written
         self._mark = None
         self._calls = () if self.was_cut else action.tool_calls
         self._num_calls += len(self._calls)
@@ -245,21 +244,4 @@ class Transcript:
             answer["content"] = chat_format.decode(action.token_ids)
         elif calls:
             answer = with_text_calls({**answer, "tool_calls": calls})
-        return answer
-
-    def _write(self, chat_format: ChatFormat, answer: Message, limit: int | None) -> Message:
-        """Append the tokens of an answer given as text; returns the answer, cut to the limit."""
-        open_ids, closed = chat_format.answer(answer)
-        if limit is not None and len(closed) > limit:
-            self._ended_by = None
-            self.token_ids += open_ids[:limit]
-            if len(open_ids) <= limit:
-                return answer
-            self.was_cut = True
-            return {"role": "assistant", "content": chat_format.cut_text(open_ids[:limit])}
-        if closed == open_ids:
-            self._ended_by = None
-        else:
-            self._ended_by = ENDED_BY_TEXT if chat_format.end_of_turn_id is None else closed[-1]
-        self.token_ids += closed
         return answer

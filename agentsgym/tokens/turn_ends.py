@@ -130,7 +130,7 @@ def find_call_end(behind_last: str, behind_middle: str, end: TurnEnd, vocabulary
             return CallEnd(text, end.ids, opens=False)
         if not end.closes and names[index] == end.opens_result:
             return CallEnd(matches[index][0], (names[index],), opens=True)
-    for index, match in enumerate(matches):  # the last that stands at a conversation's end too
+    for index, match in enumerate(matches):  # the last that is printed at a conversation's end too
         if behind_last == behind_middle[: match.end()]:
             rest = behind_middle[match.end() :].lstrip()
             return CallEnd(match[0], (names[index],), opens=vocabulary.pattern.match(rest) is None)

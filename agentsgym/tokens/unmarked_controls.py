@@ -77,23 +77,16 @@ def _around_messages(template: Template, names: frozenset[str]) -> frozenset[str
     opening = pattern.match(prompt.lstrip())
     role = {opening[0]} if opening and opening[0] else set[str]()
     # An observation is followed by its own end, then by the beginning of an answer.
-    apart, tails = _around_observations(template, pattern)
-    return frozenset((apart | always | (tails - sometimes) | role) - own)
-
-
-def _around_observations(template: Template, pattern: re.Pattern[str]) -> tuple[set[str], set[str]]:
-    """Collect the tokens before and between messages, and those after them."""
     apart, tails = set[str](), set[str]()
     conversations = [[*_messages(roles), _USER] for roles in _OPENINGS]
     conversations += [[_USER, ANSWERED, *_messages(roles)] for roles in _OBSERVATIONS]
     for messages in conversations:
-        text = _render(template, messages)
-        front, found, behind = text.rpartition(messages[-1]["content"])
+        front, found, behind = _render(template, messages).rpartition(messages[-1]["content"])
         if found:
             first, _, rest = front.partition(slot(0))
             apart |= {*pattern.findall(first), *pattern.findall(rest.partition(ANSWER)[2])}
             tails |= {*pattern.findall(behind)}
-    return apart, tails
+    return frozenset((apart | always | (tails - sometimes) | role) - own)
 
 
 def _render(template: Template, messages: Sequence[Mapping[str, str]], *, add_prompt: bool = True) -> str:

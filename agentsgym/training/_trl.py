@@ -36,10 +36,10 @@ def environment(*_: Any, **__: Any) -> list[float | None]:
 
 
 class NoTelemetry:
-    """A trainer that reports nothing about itself, where TRL's tell the Hugging Face Hub as they are built.
+    """A trainer that sends no telemetry; TRL's trainers send some to the Hugging Face Hub when they are built.
 
-    What TRL would send, unless ``HF_HUB_DISABLE_TELEMETRY`` or ``HF_HUB_OFFLINE`` is set: the kinds of trainer, model,
-    device, dataset and adapter, the number of processes in four classes, versions of packages.
+    Unless ``HF_HUB_DISABLE_TELEMETRY`` or ``HF_HUB_OFFLINE`` is set, TRL would send the kinds of trainer, model,
+    device, dataset and adapter, the number of processes in four classes, and versions of packages.
     """
 
     def _send_telemetry(self) -> None:
@@ -50,7 +50,7 @@ class TRLSeam:
     """The parts of a trainer that the rest of training needs; nothing else takes or stores one."""
 
     def __init__(self, trainer: Any) -> None:
-        """Keep a trainer that TRL's constructor has set up, and change nothing of it."""
+        """Keep a trainer that TRL's constructor has set up, unchanged."""
         self._trainer = trainer
 
     # State of the trainer
@@ -111,9 +111,10 @@ class TRLSeam:
     # Set up once
 
     def set_up(self) -> None:
-        """Mend, once, what TRL's constructor has made otherwise than this package needs it."""
+        """Adapt, once, the parts of TRL's trainer that this package needs otherwise."""
         self.adapt_fused_heads()
-        self.use_token_ratios()
+        # Sequence ratios are passed to TRL's loss as those of tokens: agentsgym.training.loss.use_sequence_ratio.
+        self._trainer.importance_sampling_level = "token"
         zero.announce_head(self.policy(), self._trainer.accelerator)
 
     def adapt_fused_heads(self) -> None:
@@ -130,13 +131,6 @@ class TRLSeam:
             chunked_logprob.TOKEN_CHUNK_SIZE = labeled_head.POSITIONS_AT_ONCE
         labeled_head.make_deepcopy_safe(model)
 
-    def use_token_ratios(self) -> None:
-        """Make TRL's loss take token ratios whatever the settings say.
-
-        Sequence ratios are given to it as those of tokens: :func:`agentsgym.training.loss.use_sequence_ratio`.
-        """
-        self._trainer.importance_sampling_level = "token"
-
     def reset_run_state(self) -> None:
         """Drop the state of an interrupted run: place in the generation cycle, buffered rows, values to be logged."""
         self._trainer._step, self._trainer._buffered_inputs = 0, None
@@ -150,7 +144,7 @@ class TRLSeam:
 
     @contextlib.contextmanager
     def saving_into(self, folder: Path) -> Generator[None]:
-        """Have checkpoints written into another folder, and push none of them, while they are not whole."""
+        """Write checkpoints into another folder, and push none of them, until they are complete."""
         trainer = self._trainer
         redirected = {"_get_output_dir": lambda *_, **__: str(folder), "_push_from_checkpoint": lambda *_: None}
         vars(trainer).update(redirected)
@@ -168,7 +162,7 @@ class TRLSeam:
 
     @contextlib.contextmanager
     def saving_all_state(self) -> Generator[None]:
-        """Have checkpoints written from which a run goes on, also where the settings ask for models alone."""
+        """Write checkpoints that can be resumed, even if the settings request models alone."""
         args = self._trainer.args
         given, args.save_only_model = args.save_only_model, False
         try:
@@ -177,7 +171,7 @@ class TRLSeam:
             args.save_only_model = given
 
     def push_checkpoint(self, folder: Path) -> None:
-        """Push a checkpoint to the hub, as the settings say."""
+        """Push a checkpoint to the hub, as configured."""
         self._trainer._push_from_checkpoint(str(folder))
 
     @property
@@ -208,7 +202,7 @@ class TRLSeam:
         return trainer.accelerator.unwrap_model(trainer.ref_model) if trainer.args.sync_ref_model else None
 
     def release(self) -> None:
-        """Drop the optimizer, the data and whatever holds the process group: a closed trainer needs none of them."""
+        """Drop the optimizer, the data and references to the process group, none of which a closed trainer needs."""
         trainer = self._trainer
         if is_sharded(trainer.accelerator):  # in place: the weights themselves hold the group
             trainer.model = trainer.generator.agent = trainer.generator.policy = None
@@ -312,7 +306,7 @@ class TRLSeam:
             setattr(trainer, name, score) if is_own else delattr(trainer, name)
 
     def holding_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Collective under ZeRO-3: hold all weights on every rank inside, if the settings ask for it."""
+        """Collective under ZeRO-3: hold all weights on every rank inside, if that is configured."""
         trainer = self._trainer
         args, is_zero3 = trainer.args, zero_stage(trainer.accelerator) == 3
         if not (is_zero3 and args.ds3_gather_for_generation) or args.use_vllm:
@@ -381,7 +375,7 @@ class TRLSeam:
             self._metrics(is_training=False).pop(name, None)
 
     def count_tokens(self, num_tokens: int, *, is_training: bool) -> dict[str, float]:
-        """Count tokens seen in training, as TRL does, and give the metric."""
+        """Count tokens seen in training, as TRL does, and return the metric."""
         state = self._trainer.state
         if is_training:
             state.num_input_tokens_seen += num_tokens

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import logging
 import math
 import pickle
-from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, cast
@@ -133,27 +131,27 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
             self.activation_checkpointing = has_accelerator  # its new name; transformers warns of the old one
         if self.dataloader_pin_memory is None:
             self.dataloader_pin_memory = has_accelerator  # pyright: ignore[reportIncompatibleVariableOverride]
-        with self._bounds_that_trl_accepts():
-            super().__post_init__()
+        has_no_bounds = (self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max) == (None, None)
+        if has_no_bounds:  # TRL requires one for some modes, where None is the default here
+            self.vllm_importance_sampling_clip_max = math.inf
+        super().__post_init__()
+        if has_no_bounds and self.vllm_importance_sampling_clip_max == math.inf:  # else TRL took it from an older name
+            self.vllm_importance_sampling_clip_max = None
         check_settings(self)
         if self.loss_type == "cispo" and (self.epsilon if self.epsilon_high is None else self.epsilon_high) < 1:
             logger.warning(
                 "loss_type='cispo' clips ratios at epsilon_high, which is below 1 here (its default is epsilon): even "
                 "a ratio of 1 is clipped; set e.g. epsilon_high=5.0"
             )
-        _check_picklable(self.advantage_estimator)
+        try:
+            pickle.dumps(self.advantage_estimator)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"advantage_estimator must be picklable (a module-level function or a functools.partial of one), "
+                f"since checkpoints contain the settings, got {self.advantage_estimator!r}"
+            ) from error
 
-    @contextlib.contextmanager
-    def _bounds_that_trl_accepts(self) -> Generator[None]:
-        """Set an infinite bound in the block: TRL requires one for some modes, where None is the default here."""
-        is_open = (self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max) == (None, None)
-        if is_open:
-            self.vllm_importance_sampling_clip_max = math.inf
-        yield
-        if is_open and self.vllm_importance_sampling_clip_max == math.inf:  # else TRL took it from an older name
-            self.vllm_importance_sampling_clip_max = None
-
-    # What follows from the fields
+    # Derived values
 
     def estimator(self) -> BoundEstimator:
         """Return a new estimator.
@@ -356,13 +354,3 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         aligned = copy.copy(self)
         aligned.save_steps = rounded
         return aligned
-
-
-def _check_picklable(estimator: Any) -> None:
-    try:
-        pickle.dumps(estimator)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"advantage_estimator must be picklable (a module-level function or a functools.partial of one), "
-            f"since checkpoints contain the settings, got {estimator!r}"
-        ) from error

@@ -53,13 +53,13 @@ class Curriculum:
         """Set the bounds; the rows come with the trainer.
 
         Args:
-            level: What a row's level is: a column of the rows or a key of ``task_data``, or a function of the row. A
-                text, a number or a bool; of each task its own key makes a level of each task.
+            level: The level of a row, a text, a number or a bool: a column of the rows, a key of ``task_data``, or a
+                function of the row. A key that differs for every task makes each task a level.
             low: Lower bound of a level's win rate, in [0, 1].
             high: Upper bound, above ``low``.
             explore: The share of task groups drawn from all levels alike, in [0, 1].
             window: Number of a level's latest rollouts that its win rate is computed from.
-            min_results: With fewer of them a level's win rate is not known.
+            min_results: Minimum number of results from which a win rate is computed.
 
         Raises:
             ConfigError: A value is not valid.
@@ -105,7 +105,7 @@ class Curriculum:
             dataset: Dataset rows, with a length.
 
         Raises:
-            ConfigError: The dataset is a stream, or a row has no level, or one that is none.
+            ConfigError: The dataset is a stream, or a row has no valid level.
         """
         if isinstance(dataset, IterableDataset):
             raise ConfigError("a curriculum requires a dataset with random access, not a stream of rows")
@@ -122,7 +122,14 @@ class Curriculum:
         Raises:
             ConfigError: The task has no level, or one that is not a text, a finite number or a bool.
         """
-        level = self._level(row) if callable(self._level) else self._named(row, name, self._level)
+        if callable(self._level):
+            level: Any = self._level(row)
+        else:
+            task = cast("Mapping[str, Any]", row.get("task_data") or {})
+            level = row.get(self._level) if row.get(self._level) is not None else task.get(self._level)
+            if level is None:
+                known = [key for key in (*row, *task) if key not in ("env_class_path", "env_config", "task_data")]
+                raise ConfigError(f"{name} has no level {self._level!r}{did_you_mean(self._level, known)}")
         if not isinstance(level, str | int | float) or (isinstance(level, float) and not math.isfinite(level)):
             raise ConfigError(
                 f"{name} has the level {shown(level)}: a level must be a string, a finite number or a bool"
@@ -133,7 +140,7 @@ class Curriculum:
         """Draw the row of one task group.
 
         Args:
-            *seed_parts: Name the group; equal parts and equal results before them give equal rows.
+            *seed_parts: Identify the group; equal parts after equal results give equal rows.
 
         Returns:
             Index of the row.
@@ -146,19 +153,23 @@ class Curriculum:
         """The levels that the next task group is drawn from, as long as it does not explore."""
         rates = self.win_rates
         within = [level for level in self._levels if level in rates and self._low <= rates[level] <= self._high]
-        chosen = {*within, *self._untried(rates)}
+        untried = [level for level in self._levels if level not in rates]
+        if self._is_ordered:
+            easier = dict(zip(self._levels[1:], self._levels, strict=False))
+            untried = [one for one in untried if one not in easier or rates.get(easier[one], 0.0) >= self._low]
+        chosen = {*within, *untried}
         if not chosen:
             above = [level for level in rates if rates[level] > self._high]
             below = [level for level in rates if rates[level] < self._low]
             chosen = {*sorted(above, key=lambda level: rates[level])[:1], *sorted(below, key=lambda x: -rates[x])[:1]}
         return [level for level in self._levels if level in chosen]
 
-    def see(self, rows: Sequence[DatasetRow], rollouts: Iterable[RolloutSummary]) -> None:
+    def record(self, rows: Sequence[DatasetRow], rollouts: Iterable[RolloutSummary]) -> None:
         """Record the results of rollouts; failed ones are ignored, and unknown outcomes count as lost.
 
         Args:
-            rows: What was played, one row a rollout.
-            rollouts: Rollouts of the task.
+            rows: The row of each rollout.
+            rollouts: The rollouts.
 
         Raises:
             ConfigError: ``window`` consecutive rollouts had no known outcome.
@@ -177,11 +188,11 @@ class Curriculum:
         self._results, self._num_silent = {}, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the results as JSON values: ``{"results": [[level, [0, 1, …]], …]}``."""
+        """Return the results as JSON values: ``{"results": [[level, [0, 1, …]], …]}``."""
         return {"results": [[level, [int(won) for won in results]] for level, results in self._results.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Go on from the results that :meth:`state_dict` gave; those of levels that are gone are dropped."""
+        """Continue with results from :meth:`state_dict`; those of levels that no longer exist are dropped."""
         given = state["results"]
         self._results = {
             level: deque((bool(won) for won in results), maxlen=self._window)
@@ -190,7 +201,7 @@ class Curriculum:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Give ``curriculum/levels_known`` and ``curriculum/levels_in_bounds``, fractions of all levels."""
+        """Return ``curriculum/levels_known`` and ``curriculum/levels_in_bounds``, fractions of all levels."""
         rates = self.win_rates.values()
         num_within = sum(self._low <= rate <= self._high for rate in rates)
         num_levels = max(1, len(self._levels))
@@ -198,20 +209,3 @@ class Curriculum:
             "curriculum/levels_known": len(rates) / num_levels,
             "curriculum/levels_in_bounds": num_within / num_levels,
         }
-
-    def _untried(self, rates: Mapping[Level, float]) -> list[Level]:
-        """The levels of unknown win rate that may be tried."""
-        unknown = [level for level in self._levels if level not in rates]
-        if not self._is_ordered:
-            return unknown
-        easier = dict(zip(self._levels[1:], self._levels, strict=False))
-        return [level for level in unknown if level not in easier or rates.get(easier[level], 0.0) >= self._low]
-
-    @staticmethod
-    def _named(row: DatasetRow, name: str, level: str) -> Any:
-        task = cast("Mapping[str, Any]", row.get("task_data") or {})
-        found = row.get(level) if row.get(level) is not None else task.get(level)
-        if found is None:
-            known = [key for key in (*row, *task) if key not in ("env_class_path", "env_config", "task_data")]
-            raise ConfigError(f"{name} has no level {level!r}{did_you_mean(level, known)}")
-        return found

@@ -109,7 +109,7 @@ def logprob_gap(
         model: A causal language model of transformers, with the weights that sampled. For what is sampled under
             autocast, call this under autocast too.
         trajectories: Rollouts with log-probabilities, failed ones included.
-        temperature: The sampler's; 0, which takes the likeliest token, scores at 1 as the sampler does.
+        temperature: The sampler's; 0 (greedy) scores at 1 as the sampler does.
         batch_size: Rows of one forward pass.
         pad_token_id: Fills the rows; any id of the vocabulary will do, since nothing attends to it.
 
@@ -140,7 +140,25 @@ def logprob_gap(
                 for start in range(0, len(rows), batch_size)
             ]
         )
-    return _drift([(row.trajectory, token) for row in rows for token in row.tokens], recomputed, left_out)
+    places = [(row.trajectory, token) for row in rows for token in row.tokens]
+    recorded = torch.tensor([token.recorded for _, token in places], dtype=torch.float64)
+    log_ratio = recomputed.double() - recorded  # (N,), in double precision: ratios may be large
+    gap, ratio = log_ratio.abs(), log_ratio.exp()
+    trajectory, worst = places[int(gap.argmax())]
+    return Drift(
+        num_tokens=len(places),
+        largest_gap=gap.max().item(),
+        mean_gap=gap.mean().item(),
+        trajectory=trajectory,
+        turn=worst.turn,
+        token=worst.place,
+        kl_k1=-log_ratio.mean().item(),
+        kl_k3=(log_ratio.expm1() - log_ratio).mean().item(),
+        ratio_min=ratio.min().item(),
+        ratio_mean=ratio.mean().item(),
+        ratio_max=ratio.max().item(),
+        **left_out,
+    )
 
 
 def drift_metrics(recorded: torch.Tensor, recomputed: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
@@ -156,7 +174,7 @@ def drift_metrics(recorded: torch.Tensor, recomputed: torch.Tensor, mask: torch.
 
 
 def _segments(index: int, trajectory: Trajectory) -> list[_ScoredSegment]:
-    """One row for each segment that holds an exact action."""
+    """Return one row for each segment that contains an exact action."""
     tokens: dict[int, list[_Token]] = {}  # by where the segment starts
     for k, turn in enumerate(trajectory.turns):
         if turn.exact and turn.stop > turn.start and trajectory.logprobs is not None:
@@ -171,7 +189,7 @@ def _segments(index: int, trajectory: Trajectory) -> list[_ScoredSegment]:
 def _score(
     model: PreTrainedModel, rows: Sequence[_ScoredSegment], temperature: float, pad_token_id: int
 ) -> torch.Tensor:
-    """The model's log-probabilities of the rows' tokens, one row after the other, (N,)."""
+    """Return the model's log-probabilities of the rows' tokens, row by row, (N,)."""
     width = max(len(row.ids) for row in rows)
     ids = torch.tensor([pad_right(row.ids, width, pad_token_id) for row in rows], device=model.device)  # (B, L)
     mask = torch.tensor([pad_right([1] * len(row.ids), width, 0) for row in rows], device=model.device)
@@ -199,30 +217,3 @@ def _left_out(num_without_logprobs: int, num_inexact_turns: int, num_without_con
         f"left out are {num_without_logprobs} trajectories without log-probabilities, {num_inexact_turns} turns "
         f"encoded afterwards and {num_without_context} tokens without context"
     )
-
-
-def _drift(places: Sequence[tuple[int, _Token]], recomputed: torch.Tensor, left_out: dict[str, int]) -> Drift:
-    recorded = torch.tensor([token.recorded for _, token in places], dtype=torch.float64)
-    trajectory, worst = places[int((recorded - recomputed.double()).abs().argmax())]
-    return Drift(
-        num_tokens=len(places),
-        trajectory=trajectory,
-        turn=worst.turn,
-        token=worst.place,
-        **_statistics(recorded, recomputed),
-        **left_out,
-    )
-
-
-def _statistics(recorded: torch.Tensor, recomputed: torch.Tensor) -> dict[str, float]:
-    log_ratio = recomputed.double() - recorded.double()  # (N,), in double precision: ratios may be large
-    gap, ratio = log_ratio.abs(), log_ratio.exp()
-    return {
-        "largest_gap": gap.max().item(),
-        "mean_gap": gap.mean().item(),
-        "kl_k1": -log_ratio.mean().item(),
-        "kl_k3": (log_ratio.expm1() - log_ratio).mean().item(),
-        "ratio_min": ratio.min().item(),
-        "ratio_mean": ratio.mean().item(),
-        "ratio_max": ratio.max().item(),
-    }

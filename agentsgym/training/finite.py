@@ -60,7 +60,7 @@ class NumberCheck(TrainerCallback):
         """Start without losses.
 
         Args:
-            value_model: What is trained beside the policy; None for nothing.
+            value_model: The model trained beside the policy; None for none.
         """
         self._value_model = value_model
         self._losses: list[torch.Tensor] = []
@@ -82,12 +82,11 @@ class NumberCheck(TrainerCallback):
     def after_backward(self, loss: torch.Tensor, accelerator: Accelerator, step: int) -> None:
         """Collective in the last micro-batch of an optimizer step: check its losses, and the gradients.
 
-        DeepSpeed has let go of the gradients by then, and has taken the step or, where it saw that they are not finite,
-        skipped it: it would continue so until the end of the run.
-        Those of a value head are not averaged over the ranks yet: :func:`check_value_gradients`.
+        By then DeepSpeed has dropped the gradients and taken the step, or skipped it because they are not finite, as it
+        would until the end of the run. A value head's are checked later: :func:`check_value_gradients`.
 
         Args:
-            loss: The micro-batch's, 0-dim, without graph; checked later, since looking at it would wait for the device.
+            loss: The micro-batch's, 0-dim, without graph; checked later, since reading it would wait for the device.
             accelerator: Knows whether the optimizer is stepped next, and whether gradients are scaled.
             step: The number of the optimizer step, from 1 on.
         """
@@ -97,7 +96,11 @@ class NumberCheck(TrainerCallback):
         losses, self._losses = torch.stack(self._losses), []
         broken = ~losses.isfinite().all()
         if accelerator.distributed_type == DistributedType.DEEPSPEED:
-            _check_engine_step(losses, broken, step, is_skipped=has_skipped_step(accelerator))
+            is_skipped = has_skipped_step(accelerator)
+            if any_rank(broken | is_skipped):
+                advice = LOOK_AT_LOSS if is_skipped else LOOK_AT_LOSS_AFTER_STEP
+                _raise([_loss_problem(losses, advice)], f"step {step}")
+                raise NonFiniteError(f"step {step}: {SKIPPED_BY_DEEPSPEED}")  # DeepSpeed does not report the rank
             return
         parameters = [] if accelerator.scaler is not None else self._policy
         if gradients := _gradients(parameters):
@@ -171,13 +174,6 @@ def check_value_gradients(value_model: nn.Module, step: int) -> None:
         raise NonFiniteError(f"step {step}: {_gradient_problem(named)}")
 
 
-def _check_engine_step(losses: torch.Tensor, broken: torch.Tensor, step: int, *, is_skipped: bool) -> None:
-    """Collective: raise where a loss was not finite, or DeepSpeed has skipped the step for its gradients."""
-    if any_rank(broken | is_skipped):
-        _raise([_loss_problem(losses, LOOK_AT_LOSS if is_skipped else LOOK_AT_LOSS_AFTER_STEP)], f"step {step}")
-        raise NonFiniteError(f"step {step}: {SKIPPED_BY_DEEPSPEED}")  # DeepSpeed does not report the rank
-
-
 def _overflows(tensors: list[torch.Tensor], order: float) -> torch.Tensor:
     """Whether the norm of all of them together is NaN or infinite, bool and 0-dim."""
     return ~get_total_norm(tensors, norm_type=order).isfinite() if tensors else torch.tensor(False)
@@ -217,7 +213,7 @@ def _loss_problem(losses: torch.Tensor, advice: str = LOOK_AT_LOSS) -> str:
 
 
 def _gradient_problem(named: Sequence[tuple[str, torch.Tensor]]) -> str:
-    """Say which gradient is broken: of several the one nearest to the loss, where the backward pass met it first."""
+    """Describe the broken gradient, of several the one nearest to the loss, which was computed first."""
     gradients = [(name, _local(one.grad)) for name, one in named if one.grad is not None]
     broken = [(name, gradient) for name, gradient in gradients if not gradient.isfinite().all()]
     if broken:

@@ -51,9 +51,9 @@ def imitate(
 ) -> TrainerState:
     """Train a model in place on the agent tokens of trajectories, with the mean negative log-likelihood as loss.
 
-    Failed trajectories are left out. Rows go through in the order of :func:`bucketed_order`, whatever sampling
-    strategy ``args`` names; to the trainer all passes together are one epoch. Like any ``Trainer``, this seeds the
-    global random generators with ``args.seed``.
+    Failed trajectories are left out. Rows follow the order of :func:`bucketed_order`, regardless of the sampling
+    strategy in ``args``; all passes together are one epoch for the trainer. Like any ``Trainer``, this seeds the global
+    random generators with ``args.seed``.
 
     Args:
         model: A causal language model; only its weights are changed.
@@ -76,14 +76,27 @@ def imitate(
     if args.packing:
         raise ConfigError("imitation lays out its own rows and needs packing=False, got packing=True")
     rows = imitation_rows(trajectories, observation_loss=observation_loss)
-    _check_ids(rows, model)
+    largest, vocabulary_size = max(max(row["input_ids"]) for row in rows), model.config.get_text_config().vocab_size
+    if largest >= vocabulary_size:
+        raise ConfigError(
+            f"a trajectory has the token id {largest}, but the model has embeddings for {vocabulary_size} ids: record "
+            "the demonstrations with the model's own tokenizer"
+        )
     warn_of_unknown_words(tokenizer, trajectories)
     lengths = [len(row["input_ids"]) for row in rows]
-    _check_length(max(lengths), args)
-    with _left_as_found(model):
+    if args.max_length is not None and max(lengths) > args.max_length:
+        raise ConfigError(
+            f"a trajectory has {max(lengths)} tokens, but args.max_length is {args.max_length}: raise it, or leave "
+            "long trajectories out (a truncated one would lose its end)"
+        )
+    sequential = copy.copy(args)  # the rows are laid out and tokenized
+    sequential.train_sampling_strategy = "sequential"
+    sequential.num_train_epochs = 1
+    sequential.dataset_kwargs = {"skip_prepare_dataset": True}
+    with _restoring_all_but_weights(model):
         trainer = _CheckedTrainer(
             model=model,
-            args=_sequential(args),
+            args=sequential,
             train_dataset=Dataset.from_list(rows).select(_layout(lengths, args)),
             processing_class=tokenizer,
             callbacks=callbacks,
@@ -127,7 +140,24 @@ def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool
     Raises:
         ConfigError: There are no trajectories, all failed, or one has no agent tokens.
     """
-    rows = [row for trajectory in trajectories if not trajectory.failed for row in _rows(trajectory, observation_loss)]
+    rows: list[dict[str, list[int]]] = []
+    for trajectory in trajectories:
+        if trajectory.failed:
+            continue
+        mask = trajectory.agent_token_mask
+        if 1 not in mask:
+            raise ConfigError(
+                f"imitation needs agent tokens, but one trajectory has none (session {trajectory.session_id!r}, "
+                f"{len(mask)} tokens): record it from an environment with a tokenizer"
+            )
+        for part in trajectory.segments:
+            ids, own_mask = list(trajectory.token_ids[part.start : part.stop]), mask[part.start : part.stop]
+            if 1 not in own_mask:
+                continue
+            first = own_mask.index(1)
+            is_label = [(observation_loss and k >= first) or agent == 1 for k, agent in enumerate(own_mask)]
+            labels = [token if kept else _IGNORED for token, kept in zip(ids, is_label, strict=True)]
+            rows.append({"input_ids": ids, "labels": labels})
     if not rows:
         raise ConfigError(
             f"imitation needs at least one trajectory that did not fail, got {len(trajectories)}, all of which failed"
@@ -172,7 +202,7 @@ def bucketed_order(lengths: Sequence[int], *, batch_size: int, num_passes: int, 
 
 
 def imitation_config(**settings: Any) -> SFTConfig:
-    """Make TRL's settings without length limit, checkpoints and reporting, and without what is only a cost on a CPU.
+    """Make TRL's settings without length limit, checkpoints and reporting.
 
     Without an accelerator ``bf16`` and ``gradient_checkpointing``, both on by TRL's default, are off.
 
@@ -219,45 +249,6 @@ def tiny_imitation_config(num_steps: int, **settings: Any) -> SFTConfig:
     return imitation_config(**(defaults | settings))
 
 
-def _check_ids(rows: Sequence[dict[str, list[int]]], model: PreTrainedModel) -> None:
-    largest = max(max(row["input_ids"]) for row in rows)
-    num_rows: int = model.config.get_text_config().vocab_size
-    if largest >= num_rows:
-        raise ConfigError(
-            f"a trajectory has the token id {largest}, but the model has embeddings for {num_rows} ids: record the "
-            "demonstrations with the model's own tokenizer"
-        )
-
-
-def _check_length(longest: int, args: SFTConfig) -> None:
-    if args.max_length is not None and longest > args.max_length:
-        raise ConfigError(
-            f"a trajectory has {longest} tokens, but args.max_length is {args.max_length}: raise it, or leave long "
-            "trajectories out (a truncated one would lose its end)"
-        )
-
-
-def _rows(trajectory: Trajectory, observation_loss: bool) -> list[dict[str, list[int]]]:
-    mask = trajectory.agent_token_mask
-    if 1 not in mask:
-        raise ConfigError(
-            f"imitation needs agent tokens, but one trajectory has none (session {trajectory.session_id!r}, "
-            f"{len(mask)} tokens): record it from an environment with a tokenizer"
-        )
-    parts = [
-        (list(trajectory.token_ids[part.start : part.stop]), mask[part.start : part.stop])
-        for part in trajectory.segments
-    ]
-    return [{"input_ids": ids, "labels": _labels(ids, part, observation_loss)} for ids, part in parts if 1 in part]
-
-
-def _labels(ids: list[int], mask: list[int], observation_loss: bool) -> list[int]:
-    if observation_loss:
-        first = mask.index(1)
-        return [_IGNORED] * first + ids[first:]
-    return [token if agent else _IGNORED for token, agent in zip(ids, mask, strict=True)]
-
-
 def _layout(lengths: Sequence[int], args: SFTConfig) -> list[int]:
     """Lay out as many rows as the run reads: ``max_steps`` where given, else ``num_train_epochs``."""
     if args.max_steps > 0:
@@ -273,18 +264,9 @@ def _layout(lengths: Sequence[int], args: SFTConfig) -> list[int]:
     )[:num_rows]
 
 
-def _sequential(args: SFTConfig) -> SFTConfig:
-    """Copy the settings for rows that are laid out and tokenized."""
-    args = copy.copy(args)
-    args.train_sampling_strategy = "sequential"
-    args.num_train_epochs = 1
-    args.dataset_kwargs = {"skip_prepare_dataset": True}
-    return args
-
-
 @contextmanager
-def _left_as_found(model: PreTrainedModel) -> Generator[None]:
-    """Undo what a trainer changes apart from the weights.
+def _restoring_all_but_weights(model: PreTrainedModel) -> Generator[None]:
+    """Undo a trainer's changes to a model, except for the weights.
 
     The wrapper that it puts around ``forward`` is bound to this model: a deep copy would still call the original.
     """

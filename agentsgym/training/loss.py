@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from agentsgym.training.policy.value_head import ValueModel
 
 TRLLoss = Callable[[Any, MicroBatch], torch.Tensor]
-"""(model, what TRL's loss reads) → the loss, 0-dim."""
+"""(model, inputs of TRL's loss) → the loss, 0-dim."""
 
 
 class MicrobatchLoss:
     """The loss of a micro-batch, in parts where it has more rows than the settings allow at once.
 
-    A layout makes several rows of a rollout whose history was rewritten. All parts but the
-    last go backward here, so that memory holds the graph of one part.
+    A layout makes several rows of a rollout whose history was rewritten. The backward pass of all parts but the last
+    runs here, so that memory holds the graph of one part.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class MicrobatchLoss:
         """
         args = self._args
         if args.layout == "trajectory":
-            return self._of_part(model, batch, trl_loss, is_training=is_training)
+            return self._part_loss(model, batch, trl_loss, is_training=is_training)
         size = args.per_device_train_batch_size if is_training else int(batch["num_rollouts"])
         *before, last = split_rows(batch, size)
         done: list[torch.Tensor] = []
         for part in before:
-            loss = self._of_part(model, part, trl_loss, is_training=is_training)
+            loss = self._part_loss(model, part, trl_loss, is_training=is_training)
             if is_training:
                 self._seam.backward(loss)
             done.append(loss.detach())
-        return sum(done, start=self._of_part(model, last, trl_loss, is_training=is_training))
+        return sum(done, start=self._part_loss(model, last, trl_loss, is_training=is_training))
 
-    def _of_part(self, model: Any, batch: MicroBatch, trl_loss: TRLLoss, *, is_training: bool) -> torch.Tensor:
+    def _part_loss(self, model: Any, batch: MicroBatch, trl_loss: TRLLoss, *, is_training: bool) -> torch.Tensor:
         """Collective: compute the loss of rows that fit at once."""
         mask = batch["agent_token_mask"]
         stop = round_up(max(MIN_WIDTH, int(batch["attention_mask"].sum(1).max())), self._width_multiple)
@@ -177,7 +177,10 @@ def sort_by_length(batches: list[MicroBatch], args: GRPOEnvConfig, *, has_aux_lo
         return batches
     ordered: list[MicroBatch] = []
     for start in range(0, len(batches), window):
-        rows = {key: _joined([batch[key] for batch in batches[start : start + window]]) for key in batches[0]}
+        rows = dict(batches[start])
+        for key, value in rows.items():
+            if torch.is_tensor(value) and value.dim():
+                rows[key] = torch.cat([batch[key] for batch in batches[start : start + window]])
         order = rows["attention_mask"].sum(1).argsort(descending=True, stable=True)
         ordered += [_take_rows(rows, places) for places in order.split(size)]
     return ordered
@@ -190,10 +193,6 @@ def split_rows(batch: Mapping[str, Any], size: int) -> list[MicroBatch]:
         return [dict(batch)]
     order = batch["attention_mask"].sum(1).argsort(descending=True, stable=True)
     return [_take_rows(batch, places) for places in order.split(size)]
-
-
-def _joined(parts: list[Any]) -> Any:
-    return torch.cat(parts) if torch.is_tensor(parts[0]) and parts[0].dim() else parts[0]
 
 
 def _take_rows(batch: Mapping[str, Any], places: torch.Tensor) -> MicroBatch:

@@ -1,4 +1,4 @@
-"""Let others watch a run without the trainer knowing them: what they are given, and which the settings name."""
+"""Let callbacks observe generation batches, so that the trainer does not depend on them."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class BatchObserver(TrainerCallback):
     """A callback that receives every generation batch too, in training and in evaluation."""
 
     def on_batch(self, observed: ObservedBatch) -> None:
-        """Collective: take a batch, before it is trained on."""
+        """Collective: receive a batch before it is trained on."""
 
     def flush(self) -> None:
-        """Write what is left, at the end of a training or an evaluation, however it ended."""
+        """Write pending data at the end of a training or an evaluation, also after an error."""
 
     def close(self) -> None:
-        """Release what the observer holds, at the end of the trainer."""
+        """Release resources, at the end of the trainer."""
 
 
 _show_conversations = deferred("agentsgym.observers.shown", "ShownConversations")
@@ -79,7 +79,7 @@ def build_observers(args: GRPOEnvConfig, environments: Environments, estimator: 
 
 @contextlib.contextmanager
 def flushing(observers: Sequence[BatchObserver]) -> Generator[None]:
-    """Flush the observers at the end, however it ends."""
+    """Flush the observers at the end, also after an error."""
     try:
         yield
     finally:

@@ -136,18 +136,6 @@ def are_urls(value: Any) -> bool:
     return bool(urls) and len({*urls}) == len(urls) and all(url.startswith(("http://", "https://")) for url in urls)
 
 
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and is_strings(value) and all(cast("list[str]", value))
-
-
-def _is_treatment(value: Any) -> bool:
-    return value in ("keep", "mask") or is_number(0)(number_in(value))
-
-
-def _is_folder(value: Any) -> bool:
-    return isinstance(value, bool) or (isinstance(value, str) and bool(value))
-
-
 _SECONDS: Final = ("a positive number or None", or_none(is_positive_number))
 
 
@@ -229,7 +217,7 @@ class EnvSettings:
         "keep",
         "Treatment of rollouts ended by a budget: 'keep', 'mask' or the penalty to subtract.",
         "'keep', 'mask' or a penalty to subtract, a non-negative number",
-        _is_treatment,
+        lambda value: value in ("keep", "mask") or is_number(0)(number_in(value)),
     )
     zero_variance_groups: str = choice(
         "keep",
@@ -243,7 +231,10 @@ class EnvSettings:
     )
     max_turn_tokens: int = setting(256, "Token budget of one turn.", "a positive int", is_int(1))
     stop_strings: list[str] | None = setting(  # noqa: RUF009  # likewise
-        None, "Texts that end a turn.", "a list of non-empty strings or None", or_none(_are_texts)
+        None,
+        "Texts that end a turn.",
+        "a list of non-empty strings or None",
+        or_none(lambda value: isinstance(value, list) and is_strings(value) and "" not in value),
     )
     drift_interval: int = setting(
         0,
@@ -274,7 +265,10 @@ class EnvSettings:
         default=None, metadata={"help": "Arguments of the environment pool, such as num_workers, as JSON."}
     )
     store_rollouts: Folder | None = setting(  # noqa: RUF009  # likewise
-        None, "Folder of a rollout store; true for one in output_dir.", "a folder, True or None", or_none(_is_folder)
+        None,
+        "Folder of a rollout store; true for one in output_dir.",
+        "a folder, True or None",
+        or_none(lambda value: isinstance(value, bool) or (isinstance(value, str) and value != "")),
     )
     log_metrics: Groups = setting(  # noqa: RUF009  # likewise
         ALL_GROUPS,

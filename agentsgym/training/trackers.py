@@ -1,4 +1,4 @@
-"""Send a run to the trackers of ``report_to`` in such a way that none of them can end it."""
+"""Send a run to the trackers of ``report_to`` so that none of them can end it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def choose_metrics(metrics: Mapping[str, Any], groups: Collection[str]) -> dict[
 
 
 def set_up_reports(callbacks: Iterable[TrainerCallback], tracked: Collection[str], printed: Collection[str]) -> None:
-    """Let the callbacks that show metrics see only their groups, and let no tracker's error reach the run.
+    """Limit callbacks that show metrics to their groups, and keep errors of trackers from the run.
 
     Args:
         callbacks: Those of a trainer; the ones of trackers, progress bars and printing are changed in place.
@@ -34,41 +34,51 @@ def set_up_reports(callbacks: Iterable[TrainerCallback], tracked: Collection[str
         printed: The groups for the terminal and a notebook's table.
     """
     _QuietTimes.failed.clear()
-    module: Any = profiling  # where TRL looks this up whenever it begins to take a time
+    module: Any = profiling  # where TRL looks this up whenever it starts a timing
     module.ProfilingContext = _QuietTimes
     names: dict[type[Any], str] = {kind: name for name, kind in INTEGRATION_TO_CALLBACK.items()}
     for callback in callbacks:
         name = names.get(type(callback))
         if name is not None:
-            _wrap(callback, functools.partial(_tracked, _Tracker(name, tracked)))
-        elif isinstance(callback, PrinterCallback | ProgressCallback) or _is_notebook(callback):
-            _wrap(callback, lambda _event, inner, *args, **kwargs: inner(*args, **_of_groups(kwargs, printed)))
+            _wrap(callback, _Tracker(name, tracked).pass_on)
+        elif isinstance(callback, PrinterCallback | ProgressCallback) or "NotebookProgressCallback" in {
+            kind.__name__
+            for kind in type(callback).__mro__  # importing it needs IPython
+        }:
+            _wrap(callback, lambda _event, inner, *args, **kwargs: inner(*args, **_select_groups(kwargs, printed)))
 
 
 class _Tracker:
-    """What is known of one tracker: the groups it gets, whether its failure was logged, whether it works at all."""
+    """Passes events on to one tracker with its groups of metrics, and logs its first failure."""
 
     def __init__(self, name: str, groups: Collection[str]) -> None:
         self.name, self.groups = name, groups
         self.is_lost = False
         self._failed = False
 
-    def failed(self, event: str, args: Any, error: Exception) -> None:
-        """Log the first failure; a tracker that cannot begin is left out, since each further try may take minutes.
+    def pass_on(self, event: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the tracker; one that fails at the beginning is not called again, since each try may take minutes.
 
-        It is taken out of ``report_to`` as well, for TRL calls trackers by their names there too.
+        It is taken out of ``report_to`` as well, because TRL calls trackers by their names there too.
         """
-        if event == "on_train_begin":
-            self.is_lost = True
-            args.report_to = [name for name in args.report_to if name != self.name]
-        if not self._failed:
-            self._failed = True
-            what = "gets nothing of this run" if self.is_lost else "may lack some of what is logged"
-            logger.warning("the tracker %s failed, and %s; training continues: %s", self.name, what, sentence_of(error))
+        if self.is_lost:
+            return None
+        try:
+            return inner(*args, **_select_groups(kwargs, self.groups))
+        except Exception as error:  # noqa: BLE001  # foreign code, which may raise anything
+            if event == "on_train_begin":
+                self.is_lost = True
+                args[0].report_to = [name for name in args[0].report_to if name != self.name]
+            if not self._failed:
+                self._failed = True
+                what = "gets nothing of this run" if self.is_lost else "may lack some of what is logged"
+                why = sentence_of(error)
+                logger.warning("the tracker %s failed, and %s; training continues: %s", self.name, what, why)
+            return None
 
 
 class _QuietTimes(profiling.ProfilingContext):
-    """The time that one of TRL's methods takes, which TRL hands to trackers itself: what one raises is logged once."""
+    """Times one of TRL's methods; TRL sends the time to trackers itself, whose errors are logged once."""
 
     failed: ClassVar[set[str]] = set()
 
@@ -93,33 +103,17 @@ def _wrap(callback: TrainerCallback, around: Callable[..., Any]) -> None:
         setattr(callback, event, functools.partial(around, event, getattr(callback, event)))
 
 
-def _tracked(tracker: _Tracker, event: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if tracker.is_lost:
-        return None
-    try:
-        return inner(*args, **_of_groups(kwargs, tracker.groups))
-    except Exception as error:  # noqa: BLE001  # foreign code, which may raise anything
-        tracker.failed(event, args[0], error)
-        return None
-
-
-def _of_groups(kwargs: dict[str, Any], groups: Collection[str]) -> dict[str, Any]:
+def _select_groups(kwargs: dict[str, Any], groups: Collection[str]) -> dict[str, Any]:
     shown = {name: choose_metrics(kwargs[name], groups) for name in ("logs", "metrics") if kwargs.get(name)}
     return {**kwargs, **shown}
 
 
-def _is_notebook(callback: TrainerCallback) -> bool:
-    return any(
-        kind.__name__ == "NotebookProgressCallback" for kind in type(callback).__mro__
-    )  # importing needs IPython
-
-
 def begin_trackio(callbacks: Iterable[TrainerCallback], *args: Any, model: Any) -> None:
-    """Let trackio begin its run, if it has not: TRL logs the time of each step to it, also in an evaluation by itself.
+    """Begin trackio's run if that has not happened: TRL sends it step times, also in a stand-alone evaluation.
 
     Args:
         callbacks: Those of a trainer.
-        *args: What every event is given: settings, state and control.
+        *args: The arguments of every event: settings, state and control.
         model: The model in training.
     """
     for callback in callbacks:

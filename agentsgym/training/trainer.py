@@ -56,9 +56,9 @@ if TYPE_CHECKING:
 
 
 class GRPOEnvTrainer(RestartableTrainer):
-    """TRL's ``GRPOTrainer`` for environments: plays the rows, and gives each turn's tokens their own advantage.
+    """TRL's ``GRPOTrainer`` for environments: plays the rows, and computes an advantage for each turn.
 
-    For scripts in which everything beside training is your own; :class:`~agentsgym.recipes.run.TrainingRun` adds
+    For scripts that do everything beside training themselves; :class:`~agentsgym.recipes.run.TrainingRun` adds
     evaluation, warm starts and files, and :func:`agentsgym.train` makes a whole run of a configuration.
 
     Everything else is TRL's: losses, KL, gradient accumulation, ``num_iterations``, evaluation, checkpoints, logging.
@@ -68,7 +68,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         generator: Plays the rows.
         value_model: Predicts returns for ``turn_gae`` and ``bilevel_gae``; None without ``args.value_head``.
         statistics: Per-turn loss statistics since the last log.
-        observers: What the settings have keep or show the rollouts.
+        observers: Callbacks of the settings that store or show the rollouts.
         last_evaluation: The newest evaluation: the numbers of all ranks, and the trajectories that this rank played;
             None before the first.
 
@@ -76,7 +76,7 @@ class GRPOEnvTrainer(RestartableTrainer):
 
     Args:
         model: A causal language model, or its name or path. With ``args.beta`` above 0 TRL loads the reference
-            from that path, so weights that have changed since they were loaded (by ``imitate``, say) must be saved with
+            from that path, so weights that have changed since they were loaded (e.g. by ``imitate``) must be saved with
             ``save_pretrained`` and loaded from there first.
         env: The environment of every row; None builds each row's own from its ``env_class_path`` and
             ``env_config``, so that one run can mix environments.
@@ -92,7 +92,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         optimizers: As in TRL.
         peft_config: As in TRL: adapters to train in place of the weights; with ``args.beta`` above 0 the reference is
             the model without them. A ``PeftModel`` as ``model`` continues with the adapter it has.
-        **refused: None: TRL's other arguments, such as ``reward_funcs``, are refused with the reason.
+        **refused: TRL's other arguments, such as ``reward_funcs``, which are refused with the reason.
 
     Raises:
         ConfigError: A row or a setting cannot be trained with, or a dataset is empty.
@@ -136,7 +136,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             optimizers=optimizers,
             peft_config=peft_config,
         )
-        self.args.vllm_server_base_url = args.vllm_server_base_url  # of several servers TRL was given the first
+        self.args.vllm_server_base_url = args.vllm_server_base_url  # TRL received only the first of several servers
         self._seam = TRLSeam(self)
         self._seam.set_up()
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
@@ -145,7 +145,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._build(tokenizer, agent)
 
     def _build(self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> None:
-        """Build the parts of the pipeline, each from what it uses."""
+        """Build the parts of the pipeline."""
         args, seam = self.args, self._seam
         policy, accelerator = seam.policy(), self.accelerator
         flags = {"has_aux_loss": seam.has_aux_loss, "has_own_scheduler": self.lr_scheduler is not None}
@@ -171,7 +171,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         if self.value_model is not None:
             self.add_callback(StepValueHead(self.value_model))
         self._watch_over(seam)
-        self.generator.interrupt = self._preemption.look
+        self.generator.interrupt = self._preemption.interrupt
         self.generator.holding_weights = seam.holding_weights
         self.generator.num_batches = lambda: args.generations_at(self.state.max_steps)
 
@@ -187,14 +187,9 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._seam.reset_run_state()
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train, and log a kind of failure once a run: see :class:`RestartableTrainer` for the arguments."""
+        """Train, and log each kind of failure once: see :class:`RestartableTrainer` for the arguments."""
         with self.generator.keeping_workers(), self.generator.counting_failures(), flushing(self.observers):
             return super().train(*args, **kwargs)
-
-    def _end_parts(self) -> None:
-        self.generator.close()
-        for observer in self.observers:
-            observer.close()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Collective: play the rows and return right-padded tensors for the loss.
@@ -215,7 +210,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             batch = self.generator.generate(inputs, phase)
         tokens = self._token_batch(batch, phase)
         rollouts = self._with_values(batch, tokens)
-        with raise_on_all_ranks():  # an estimator of one's own may fail on one of them
+        with raise_on_all_ranks():  # a user's estimator may fail on one of them
             advantages = self._assigner.assign(
                 rollouts, batch.mine, batch.trajectories, batch.num_trained_tokens, is_training=phase.is_training
             )
@@ -272,7 +267,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         return GRPOTrainer.get_gamma_weights(advantages=row_sum(advantages, mask), mask=mask, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Create the accelerator, which must shard the weights where that was asked for."""
+        """Create the accelerator, which must shard the weights if that is configured."""
         check_sharding(self.args)
         super().create_accelerator_and_postprocess()
 
@@ -338,11 +333,11 @@ class GRPOEnvTrainer(RestartableTrainer):
 
     @property
     def estimator(self) -> BoundEstimator:
-        """The estimator of advantages; its ``state`` is what it keeps from one generation batch to the next."""
+        """The estimator of advantages; its ``state`` persists between generation batches."""
         return self._assigner.estimator
 
     def _phase(self) -> Phase:
-        """Number this generation batch, so that its seeds are its own, also after a resume."""
+        """Number this generation batch, so that its seeds are unique, also after a resume."""
         seam = self._seam
         step, num_rollouts = seam.global_step, seam.num_rollouts
         if not seam.is_training:

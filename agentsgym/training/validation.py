@@ -89,7 +89,13 @@ def check_settings(args: Any) -> None:
     own = ((one.name, one.metadata["check"]) for one in dataclasses.fields(args) if "check" in one.metadata)
     for name, (valid, expected) in ({name: (one.valid, one.expected) for name, one in own} | _TRL_CHECKS).items():
         require(f"GRPOEnvConfig.{name}", getattr(args, name), valid, expected)
-    _check_groups(args)
+    for name in args.tracked_groups - GROUPS.keys():
+        if name == ALL_GROUPS:
+            raise ConfigError(
+                f"GRPOEnvConfig.log_metrics must be 'all' alone or names of groups, got {args.log_metrics}"
+            )
+        hint = did_you_mean(name, (ALL_GROUPS, *GROUPS))
+        raise ConfigError(f"GRPOEnvConfig.log_metrics has the unknown group {shown(name)}{hint}")
     for name, is_refused, reason in _REFUSED:
         _refuse(is_refused(getattr(args, name)), args, name, reason)
     args.estimator()  # this and the next two raise if they are invalid; the combinations assume valid single values
@@ -102,16 +108,6 @@ def check_settings(args: Any) -> None:
 def _refuse(is_refused: bool, args: Any, name: str, reason: str) -> None:
     if is_refused:
         raise ConfigError(f"GRPOEnvConfig({name}={getattr(args, name)!r}) is refused: {reason}")
-
-
-def _check_groups(args: Any) -> None:
-    for name in args.tracked_groups - GROUPS.keys():
-        if name == ALL_GROUPS:
-            raise ConfigError(
-                f"GRPOEnvConfig.log_metrics must be 'all' alone or names of groups, got {args.log_metrics}"
-            )
-        hint = did_you_mean(name, (ALL_GROUPS, *GROUPS))
-        raise ConfigError(f"GRPOEnvConfig.log_metrics has the unknown group {shown(name)}{hint}")
 
 
 def check_environment(env: MultistepEnv, args: Any) -> None:
@@ -135,15 +131,10 @@ def _traits(args: Any) -> EstimatorTraits | None:
     return args.estimator().traits
 
 
-def _is_without_values(args: Any) -> bool:
-    """Return whether the estimator is known not to use the value head."""
+def _reads_values(args: Any) -> bool | None:
+    """Whether the estimator uses the values of a value head; None if its traits are unknown."""
     traits = _traits(args)
-    return args.value_head is not None and traits is not None and not traits.reads_values
-
-
-def _lacks_values(args: Any) -> bool:
-    traits = _traits(args)
-    return args.value_head is None and traits is not None and traits.reads_values
+    return None if traits is None else traits.reads_values
 
 
 def _takes_rewards_as_they_are(args: Any) -> bool:
@@ -264,12 +255,12 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
     ),
     (
         "value_head",
-        _lacks_values,
+        lambda args: args.value_head is None and _reads_values(args) is True,
         "advantage_estimator requires values: set value_head='shared' or 'separate'",
     ),
     (
         "value_head",
-        _is_without_values,
+        lambda args: args.value_head is not None and _reads_values(args) is False,
         "only turn_gae, bilevel_gae and user-defined estimators use values",
     ),
     (

@@ -1,6 +1,6 @@
-"""Train under DeepSpeed ZeRO, whose engine takes the optimizer steps, and at stage 3 holds the weights in pieces.
+"""Train under DeepSpeed ZeRO, whose engine takes the optimizer steps, and at stage 3 shards the weights.
 
-Before that: check how DeepSpeed is started, and that its config agrees with the settings.
+Also check how DeepSpeed is started, and that its config agrees with the settings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_launch(args: Any) -> None:
     """Check what DeepSpeed needs before it starts, and on CPUs choose the backend of the ranks.
 
     Args:
-        args: The settings as they were given. ``ddp_backend`` is set on CPUs, where it is not.
+        args: The settings as given. ``ddp_backend`` is filled in on CPUs.
 
     Raises:
         MissingDependencyError: DeepSpeed is not installed.
@@ -65,11 +65,11 @@ def check_launch(args: Any) -> None:
             f"DeepSpeed compiles its gradient communication for CPUs, but {compiler!r} was not found: install a C++ "
             "compiler (Debian and Ubuntu: apt-get install g++), or train without DeepSpeed"
         )
-    args.ddp_backend = args.ddp_backend or "gloo"  # else accelerate finds none, and believes in one process
+    args.ddp_backend = args.ddp_backend or "gloo"  # else accelerate finds none, and assumes one process
 
 
 def check_config(args: TrainingArguments, plugin: Any) -> None:
-    """Check DeepSpeed's config against the settings, and give it those of them that it leaves open.
+    """Check DeepSpeed's config against the settings, and complete it with them.
 
     Args:
         args: The settings.
@@ -95,7 +95,7 @@ def check_config(args: TrainingArguments, plugin: Any) -> None:
             f"the DeepSpeed config and the settings conflict: {conflicts} in the settings. Write 'auto' there to use "
             "the settings' value (accelerate writes 1 where a file has no gradient_accumulation_steps)"
         )
-    # DeepSpeed would take what is missing for 0, no clipping, and refuse to start.
+    # DeepSpeed would read a missing value as 0, no clipping, and refuse to start.
     config.setdefault("gradient_clipping", args.max_grad_norm)
     if "train_batch_size" not in config:
         config.setdefault("train_micro_batch_size_per_gpu", args.per_device_train_batch_size)
@@ -109,7 +109,7 @@ def check_config(args: TrainingArguments, plugin: Any) -> None:
 
 
 def backward_of_part(accelerator: Accelerator, loss: torch.Tensor) -> None:
-    """Add the gradient of a part of a micro-batch whose last part transformers goes backward through.
+    """Add the gradient of a part of a micro-batch; transformers runs the backward pass of the last part.
 
     DeepSpeed's engine would take an optimizer step after any backward pass of the micro-batch that completes the
     gradients, and divide the loss by the accumulation steps, which TRL's loss has been already.
@@ -126,9 +126,9 @@ def backward_of_part(accelerator: Accelerator, loss: torch.Tensor) -> None:
 
 
 def has_skipped_step(accelerator: Accelerator) -> bool:
-    """Whether DeepSpeed's engine has just left out an optimizer step, without a word, as gradients were not finite.
+    """Whether DeepSpeed's engine has just silently skipped an optimizer step because gradients were not finite.
 
-    With ``fp16`` it is how its loss scale is found, as a ``GradScaler`` finds it, and no skipped step.
+    With ``fp16`` such steps adjust the loss scale, as with a ``GradScaler``, and do not count.
     """
     engine: Any = accelerator.deepspeed_engine_wrapped.engine  # pyright: ignore[reportOptionalMemberAccess]
     return not (engine.was_step_applied() or engine.fp16_enabled())
@@ -136,12 +136,12 @@ def has_skipped_step(accelerator: Accelerator) -> bool:
 
 @contextlib.contextmanager
 def whole_weights(model: Any, accelerator: Accelerator, checkpointing: Mapping[str, Any] | None) -> Generator[None]:
-    """Collective: hold all weights on every rank inside, where they are in pieces outside.
+    """Collective: gather all weights on every rank inside.
 
     Args:
         model: DeepSpeed's engine, stage 3.
         accelerator: Its accelerator.
-        checkpointing: The options of gradient checkpointing, which is off meanwhile.
+        checkpointing: The options of gradient checkpointing, which is off inside.
     """
     options = None if checkpointing is None else dict(checkpointing)
     with unwrap_model_for_generation(model, accelerator, gradient_checkpointing_kwargs=options) as whole:
@@ -154,10 +154,10 @@ def whole_weights(model: Any, accelerator: Accelerator, checkpointing: Mapping[s
 
 
 def announce_head(model: Any, accelerator: Accelerator) -> None:
-    """Tell ZeRO-3 of the weights that TRL's fused head reads without calling their module.
+    """Register with ZeRO-3 the weights that TRL's fused head reads without calling their module.
 
-    DeepSpeed finds them out when they are first read. By then it has recorded, from sampling, in which order a forward
-    pass gathers weights, and would refuse a pass with another.
+    Otherwise DeepSpeed detects them when they are first read, after it has recorded from sampling the order in which a
+    forward pass gathers weights, and refuses a pass with another order.
 
     Args:
         model: The model in training, unwrapped.
@@ -173,12 +173,12 @@ def announce_head(model: Any, accelerator: Accelerator) -> None:
 
 
 def is_in_pieces(parameter: torch.Tensor) -> bool:
-    """Whether ZeRO-3 holds a parameter in pieces."""
+    """Whether ZeRO-3 shards a parameter."""
     return hasattr(parameter, "ds_tensor")
 
 
 def own_piece(parameter: Any) -> torch.Tensor:
-    """This rank's piece of a parameter that ZeRO-3 holds in pieces, 1-dim, without what only fills it up."""
+    """Return this rank's piece of a parameter that ZeRO-3 shards, 1-dim, without padding."""
     piece: torch.Tensor = parameter.ds_tensor
     rank = dist.get_rank(parameter.ds_process_group)
     return piece.flatten()[: max(0, parameter.ds_numel - rank * piece.ds_numel)]  # type: ignore[attr-defined]

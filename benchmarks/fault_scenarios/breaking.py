@@ -1,4 +1,4 @@
-"""An environment whose tasks say how they break their worker, and an agent that keeps playing."""
+"""An environment whose tasks specify how they break their worker, and an agent that keeps playing."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _write_stray() -> None:
 
 
 def _steal() -> None:
-    """Read what the pool sends next, from a thread of its own."""
+    """Read the next message of the pool, in a separate thread."""
 
     def read(fd: int) -> None:
         threading.Thread(target=os.read, args=(fd, 7), daemon=True).start()
@@ -151,7 +151,7 @@ def tasks(num_tasks: int, faults: Sequence[str], fraction: float) -> list[dict[s
 
 
 def wait_until_told(told: Path, num_faults: int, patience_s: float) -> None:
-    """Wait until so many tasks that tell it to one file have been struck by their faults.
+    """Wait until the faults of ``num_faults`` tasks that report to one file have struck.
 
     Raises:
         TimeoutError: They have not been in time.

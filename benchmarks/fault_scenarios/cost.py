@@ -96,7 +96,7 @@ def _started(folder: Path) -> Generator[Checkout]:
 
 @contextlib.contextmanager
 def _worktree() -> Generator[Path]:
-    """The older revision in a folder of its own."""
+    """Check out the older revision in a separate folder."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "checkout"
         git = ["git", "-C", str(ROOT), "worktree"]

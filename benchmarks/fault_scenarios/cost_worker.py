@@ -62,7 +62,7 @@ def step_work() -> Callable[[], object]:
 
 
 def main() -> None:
-    """Answer until there is no more to do."""
+    """Answer until there is nothing left to do."""
     if Path(sys.argv[1]) not in Path(agentsgym.__file__).parents:
         raise RuntimeError(f"{agentsgym.__file__} is measured, which is not in {sys.argv[1]}")
     torch.set_num_threads(1)

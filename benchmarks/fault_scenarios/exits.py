@@ -18,7 +18,7 @@ _RANKS = Path(__file__).with_name("exits_ranks.py")
 def run(*, quick: bool) -> Iterator[Outcome]:
     """Train a step on two ranks, close the trainer, and look at how both processes end."""
     num_runs, start = 6 if quick else 100, time.monotonic()
-    # A process of its own: the runs are forked from it, which costs no imports, and has to happen before any thread.
+    # A separate process: the runs are forked from it, which costs no imports and must happen before any thread starts.
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(_RANKS), str(num_runs), folder]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=7200)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a scenario asked for, and what was seen.
+    """What a scenario requires, and what was observed.
 
     Attributes:
         scenario: What was done, as in ``"200 SIGKILLs of training, one rank and two"``.

@@ -76,7 +76,7 @@ def train(folder: Path, **changes: Any) -> None:
 
 
 def digest(weights: Sequence[torch.Tensor]) -> str:
-    """What tells these weights from others."""
+    """Return a digest of weights."""
     return hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in weights)).hexdigest()
 
 

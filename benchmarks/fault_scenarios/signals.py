@@ -1,4 +1,4 @@
-"""Send SIGTERM to training at random moments, on one rank and on one of two, and let the run go on."""
+"""Send SIGTERM to training at random moments, on one rank and on one of two, and resume the run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _signaled(folder: Path, num_ranks: int, count: int, draws: random.Random) ->
 
 
 def _status(signaled: Run, rank: int) -> int:
-    """A rank's status; that of a process which the signal killed is one of its own unless it was done already."""
+    """A rank's status; a process that the signal killed has a status of its own unless it had already finished."""
     status = signaled.statuses[signaled.pids[rank]]
     is_done = (signaled.folder / f"result-{rank}.json").exists()
     return LOST if status == -signal.SIGTERM and not is_done else status
@@ -76,7 +76,7 @@ def _play(started: Run, for_s: float | None = None) -> float:
 
 
 def _train(folder: Path, *, grace_s: float | None) -> None:
-    """Train, without checkpoints of its own accord, and leave a mark at the first turn."""
+    """Train without periodic checkpoints, and leave a mark at the first turn."""
     mark = folder / f"playing-{os.environ.get('RANK', '0')}"
     step: Any = GuessNumber._step_episode  # pyright: ignore[reportPrivateUsage]
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from agentsgym import Action, Agent, AsyncAgent, EnvThreadPool, MultistepEnv, Trajectory, TurnRequest
 from agentsgym.envs.play import play
 from agentsgym.failures import FailureLog
-from agentsgym.rollouts.interfaces import Pool
+from agentsgym.rollouts.scheduler import Pool
 from agentsgym.tiny import tiny_tokenizer
 from fault_scenarios.outcome import Outcome
 
@@ -51,7 +51,7 @@ FAULTS = [(hook, index) for hook in HOOKS for index in range(len(ERRORS))]
 
 
 def break_here(hook: str, fault: Sequence[Any]) -> None:
-    """Raise what the task says, if it is this hook's turn."""
+    """Raise the error that the task specifies, if it is meant for this hook."""
     if fault and fault[0] == hook:
         number: int = fault[1]
         error = ERRORS[number]
@@ -100,7 +100,7 @@ class SoakEnv(MultistepEnv):
 
 
 class SoakAgent(Agent):
-    """Answers at once, and raises where the prompt tells it to."""
+    """Answers at once, and raises if the prompt requests it."""
 
     def act(self, requests: Sequence[TurnRequest]) -> list[Action]:
         """Answer every request."""
@@ -172,7 +172,7 @@ def _outcome(
     size = max(1, len(seconds) // 4)
     time_of = [statistics.median(part) for part in (seconds[:size], seconds[-size:])]
     memory_of = [statistics.median(part) for part in (megabytes[:size], megabytes[-size:])]
-    # The same hook and error is one kind in a thread and in a coroutine; closing has kinds of its own.
+    # The same hook and error is one kind in a thread and in a coroutine; closing has its own kinds.
     is_flat = memory_of[1] <= memory_of[0] * MAX_GROWTH and time_of[1] <= time_of[0] * MAX_GROWTH
     return Outcome(
         scenario=f"{num_episodes:,} episodes, one in {BREAKS_EVERY} broken, in {len(FAULTS)} ways",
@@ -185,7 +185,7 @@ def _outcome(
 
 
 def _play(env: SoakEnv, faults: Sequence[Any], agent: Agent, pool: Pool | None, log: FailureLog) -> int:
-    """Play one rollout; returns how many episodes ended otherwise than their tasks say."""
+    """Play one rollout; returns how many episodes ended otherwise than their tasks specify."""
     trials = env.trials([{"fault": [*fault], "seed": 0} for fault in faults])
     trajectories = play(trials, agent, log=log, pool=pool)
     return sum(not _is_as_told(one, fault) for one, fault in zip(trajectories, faults, strict=True))
@@ -212,7 +212,7 @@ def _counted_log() -> Generator[_Counting]:
 
 
 def _resident_mb() -> float:
-    """Memory of this process now; where the system does not say, the most it has had."""
+    """Memory of this process now; or its peak if the system does not report that."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * resource.getpagesize() / 2**20

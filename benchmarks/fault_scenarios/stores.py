@@ -60,8 +60,8 @@ def run(*, quick: bool) -> Iterator[Outcome]:
 
 
 def play(folder: Path) -> None:
-    """Go on with the evaluation, and leave in the folder what came of it."""
-    logging.disable(logging.WARNING)  # of parts that were left unfinished, which are asked for here
+    """Continue the evaluation, and write its result to the folder."""
+    logging.disable(logging.WARNING)  # about unfinished parts, which are expected here
     store, told = folder / "rollouts", folder / "flushed"
     env = BreakingEnv(TOKENIZER, {"max_steps_per_episode": 20})
     tasks = [{"seed": index, "fault": None, "turn": 0} for index in range(NUM_TASKS)]

@@ -1,8 +1,8 @@
-"""Twenty Questions as Axolotl trains it: what the YAML beside this file names.
+"""Train Twenty Questions with Axolotl: the functions that ``twenty_questions.yaml`` names.
 
 ::
 
-    python twenty_questions_axolotl.py        # writes the tasks and a small warm policy into data/
+    python twenty_questions_axolotl.py        # writes tasks and a tiny warm-started policy to data/
     axolotl train twenty_questions.yaml
 """
 
@@ -30,8 +30,8 @@ play = rollout_func(max_turn_tokens=12)
 
 
 def main(folder: Path = Path("data"), num_tasks: int = 256, warm_up: int = 200) -> None:
-    """Write what the YAML reads: tasks as prompts, and a tiny policy that has seen the game played."""
-    from agentsgym.tiny import tiny_policy  # noqa: PLC0415  # Axolotl imports this module, and needs neither
+    """Write the files that the YAML reads: tasks as prompts, and a tiny policy after imitation."""
+    from agentsgym.tiny import tiny_policy  # noqa: PLC0415  # Axolotl, which imports this module, needs neither
     from agentsgym.training.imitate import imitate, tiny_imitation_config  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""Train as a run file says, and nothing else: for several processes, and for weights that are sharded over them.
+"""Train as specified by a run file, on several processes, with weights that may be sharded over them.
 
     accelerate launch --config_file examples/launch/accelerate/fsdp2.yaml examples/launch/train.py \
         examples/launch/runs/all_weights.yaml --set training.max_steps=100
 
-The file is that of ``agentsgym train``, which also evaluates before and after training and warms up: each process then
-plays with the whole model, which sharded weights do not allow. Here an evaluation is the trainer's own
-(``training.eval_strategy`` and ``training.eval_steps``), on the tasks of the file's ``evaluation``.
+The file has the format of ``agentsgym train``, which also evaluates before and after training and supports a warm
+start: there each process plays with the whole model, which is impossible with sharded weights. Here only the trainer
+evaluates (``training.eval_strategy`` and ``training.eval_steps``), on the tasks of the file's ``evaluation``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from agentsgym.recipes.train import prepare
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the file, train, save; the first process says what was done."""
+    """Read the file, train and save; errors end the process with one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", help="the run file")
-    parser.add_argument("--set", action="append", default=[], metavar="PLACE=VALUE", help="replace a value of it")
+    parser.add_argument("--set", action="append", default=[], metavar="PLACE=VALUE", help="replace a value of the file")
     options = parser.parse_args(arguments)
     quiet_logging()
     try:
@@ -36,15 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def train(file: str, overrides: dict[str, Any]) -> None:
-    """Train as a file says.
+    """Train as specified by a run file, and print a summary on the main process.
 
     Raises:
-        ConfigError: A value is not valid, or the file asks for what is not done here.
+        ConfigError: A value is invalid, or the file has a warm start.
     """
     course = prepare(file, overrides=overrides)
     run, args = course.run, course.run.args
     if course.recipe.warm_start is not None:
-        raise ConfigError(f"{file}: warm_start is for agentsgym train; name the model that it saved as 'model' here")
+        raise ConfigError(
+            f"{file}: warm_start is only supported by agentsgym train; set 'model' to the model that it saved"
+        )
     trainer = GRPOEnvTrainer(
         run.model,
         course.env,

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Trainers on one node, a vLLM server on another, started by hand. On the node of the server:
+# Trainers on one node and a vLLM server on another, started by hand. On the server's node:
 #
 #     MODEL=Qwen/Qwen2.5-7B-Instruct bash examples/launch/two_nodes.sh server
 #
-# and on that of the trainers, with the first one's name:
+# and on the trainers' node, with the name of the server's node:
 #
 #     SERVER=node2 bash examples/launch/two_nodes.sh trainer examples/launch/runs/server.yaml
 #
-# The trainers send their weights to the server over NCCL: its port 8000 and the group's port, 51216, have to be open.
+# The trainers send their weights to the server over NCCL: its ports 8000 and 51216 (for the NCCL group) must be open.
 set -euo pipefail
 
 usage='usage: MODEL=NAME two_nodes.sh server   or   SERVER=HOST two_nodes.sh trainer RUN.yaml [--set PLACE=VALUE ...]'

@@ -182,6 +182,7 @@ def test_retry_after_is_seconds_or_a_date() -> None:
     assert _retry_after_s({"retry-after": formatdate(0, usegmt=True)}) == 0.0
     assert (_retry_after_s({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}) or 0) > 1e9
     assert _retry_after_s({"retry-after": "soon"}) is None
+    assert _retry_after_s({"retry-after": "nan"}) == 0.0
     assert _retry_after_s({}) is None
 
 

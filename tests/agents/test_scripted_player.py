@@ -7,6 +7,7 @@ from typing import Any
 
 from agentsgym.agents.scripted_player import Notes, ScriptedPlayer
 from agentsgym.errors import AgentError
+from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, TurnRequest
 
 
@@ -59,7 +60,7 @@ def test_the_next_episode_of_a_conversation_has_new_notes_and_the_same_stream() 
     [first] = act(player, request("a"))
     [second] = act(player, request("a", state=first.agent_state))
     [again] = act(player, request("a", "again", second.agent_state))
-    stream = Drawer(Env(), 0)._new_stream()
+    stream = random.Random(derive_seed("Drawer", 0, 0))
     drawn = [stream.random() for _ in range(3)]
     assert [one.text for one in (first, second, again)] == [f"{t} {x}" for t, x in zip((0, 1, 0), drawn, strict=True)]
 

@@ -57,7 +57,7 @@ def test_no_strategy_guesses_better_than_the_best_and_one_as_well(scheme: str) -
         reward_of(env, TreePlayer(dict(zip(heard, said, strict=True))), secrets(5))
         for said in product(numbers, repeat=3)
     ]
-    worth = guess_values(5, 2, rounds=1, pays=scheme)
+    worth = guess_values(5, 2, rounds=1, reward_scheme=scheme)
     assert max(worths) == pytest.approx(worth["optimal_reward"], abs=1e-12)
     assert fmean(worths) == pytest.approx(worth["random_reward"], abs=1e-12)  # a random strategy is random play
 
@@ -68,7 +68,7 @@ def test_random_guesses_are_worth_what_all_sequences_of_them_are_on_average(sche
     env = GuessTheNumber(env_config=config)
     tasks = [{"secrets": [first, second]} for first, second in product(range(1, 4), repeat=2)]
     worths = [reward_of(env, ScriptedAgent(said), tasks) for said in product(env.actions_of(""), repeat=4)]
-    worth = guess_values(3, 2, rounds=2, pays=scheme)
+    worth = guess_values(3, 2, rounds=2, reward_scheme=scheme)
     # Guesses that a round found early does not need are left over, and what is left over is as random.
     assert fmean(worths) == pytest.approx(worth["random_reward"], abs=1e-12)
     assert max(worths) <= worth["optimal_reward"]
@@ -124,7 +124,7 @@ def test_apples_are_worth_what_all_ways_to_pick_them_are(scheme: str, turns: int
     env = AppleTree(env_config={"max_steps_per_episode": turns, "reward_scheme": scheme})
     ways = [[*said] for said in product(env.actions_of(""), repeat=turns)]
     worths = [reward_of(env, ScriptedAgent(said), [{}]) for said in ways]
-    assert apple_values(turns, pays=scheme) == pytest.approx(
+    assert apple_values(turns, reward_scheme=scheme) == pytest.approx(
         {"optimal_reward": max(worths), "random_reward": fmean(worths)}, abs=1e-12
     )
     assert reward_of(env, ScriptedAgent(["wait"] * (turns - 1) + ["pick"]), [{}]) == 1.0

@@ -7,15 +7,24 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.scaling_engine import TASKS, Engine, Learner, Lognormal, Play, Task, Turn, continuous
+from benchmarks.scaling_engine import (
+    TASKS,
+    Cluster,
+    Engine,
+    Learner,
+    Lognormal,
+    Play,
+    Task,
+    Turn,
+    batches_of,
+    continuous,
+    generation,
+)
 from benchmarks.scaling_model import (
     BEGIN,
     END,
     PAGE,
-    Cluster,
     NoBarrier,
-    batches_of,
-    generation,
     no_barrier,
     one_batch_ahead,
     page_with,

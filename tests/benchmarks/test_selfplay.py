@@ -46,12 +46,12 @@ def test_a_game_is_scored_by_seat_or_with_one_reward_for_both() -> None:
     generator = random.Random(0)
     for _ in range(50):
         game = play(Table(), generator)
-        told, shared = (scored(game, 0, told=one) for one in (True, False))
+        separate, shared = (scored(game, 0, by_seat=one) for one in (True, False))
         by_role = {
-            role: sum(paid for paid, own in zip(told.turn_rewards, told.roles, strict=True) if own == role)
+            role: sum(paid for paid, own in zip(separate.turn_rewards, separate.roles, strict=True) if own == role)
             for role in "XO"
         }
-        assert by_role == told.final_rewards
+        assert by_role == separate.final_rewards
         assert sum(by_role.values()) == 0
         assert sum(shared.turn_rewards) == shared.final_reward == bool(game.winner)
 
@@ -59,7 +59,7 @@ def test_a_game_is_scored_by_seat_or_with_one_reward_for_both() -> None:
 def test_seats_that_are_paid_apart_get_better() -> None:
     arm = Arm("rae")
     random_play = fmean(rate(play_randomly, role, play_randomly).won for role in "XO")
-    by_seat, shared = (fmean(row(arm._replace(told=told), [1], 5_000)[:2]) for told in (True, False))
+    by_seat, shared = (fmean(row(arm._replace(by_seat=separate), [1], 5_000)[:2]) for separate in (True, False))
     assert by_seat > random_play + 0.05
     assert by_seat > shared + 0.05
 

@@ -145,7 +145,7 @@ def test_what_new_writes_runs(options: tuple[str, ...], more: list[str], tmp_pat
 def test_a_server_without_tools_is_refused(tmp_path: Path) -> None:
     done = ran("new", "FindIt", "--mcp", "--folder", tmp_path)
     assert done.code == 2
-    assert "give --tools --mcp" in done.words
+    assert "--mcp requires --tools" in done.words
     assert list(tmp_path.iterdir()) == []
 
 

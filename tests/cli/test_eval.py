@@ -194,8 +194,8 @@ def test_a_signal_shows_what_was_played(tmp_path: Path, sent: signal.Signals, sa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "eval needs an agent"),
-        (["-a", "random", "--cluster-by", "sekret"], "--cluster-by: task 0 has no 'sekret'"),
+        ([], "eval requires an agent"),
+        (["-a", "random", "--cluster-by", "sekret"], "--cluster-by: task 0 has no key 'sekret'"),
         (["-a", "random", "--base-url", "http://x"], "--base-url is only valid for openai:MODEL"),
         (
             ["-a", "random", "--temperature", "0.5"],

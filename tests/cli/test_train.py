@@ -96,7 +96,7 @@ def test_ctrl_c_in_an_evaluation_says_where_the_run_is(config: Path, monkeypatch
     def stopped(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("agentsgym.recipes.train.Course.learn", stopped)
+    monkeypatch.setattr("agentsgym.recipes.train.PreparedRun.learn", stopped)
     done = ran("train", config, *SHORT)
     assert done.code == 1
     assert "stopped; the files written so far are in" in done.words

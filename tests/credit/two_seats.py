@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from agentsgym.credit.payments import attributed
+from agentsgym.credit.role_rewards import attributed
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.types import StopReason, Trajectory, Turn
 

@@ -20,7 +20,7 @@ import textarena
 
 from agentsgym import ScriptedAgent
 from agentsgym.envs.TextArena import TextArenaEnv, catalogue
-from agentsgym.envs.TextArena.patches import MENDED_STATES, _mended
+from agentsgym.envs.TextArena.patches import PATCHED_STATES, patched_state
 from tools.textarena_catalogue import base_ids, entry_of, measure, transcripts, world_of
 
 SAMPLE = (
@@ -64,7 +64,7 @@ def test_what_it_says_is_what_playing_shows() -> None:
 
 def test_a_game_that_takes_too_long_is_called_so() -> None:
     entry = measure([SLOW], 1, time_limit_s=2.0)[SLOW]
-    assert (entry["status"], entry["reason"]) == ("broken", "it did not come to an end of 24 moves in 2 s")
+    assert (entry["status"], entry["reason"]) == ("broken", "it did not finish 24 moves in 2 s")
 
 
 def test_games_are_alike_in_processes_that_hash_otherwise() -> None:
@@ -106,7 +106,9 @@ def test_games_call_their_state_as_it_wants_to_be_called() -> None:
     wrong = []
     for world, source in readable_worlds().items():
         names = set(re.findall(r"\b(\w+PlayerState)\(", source))
-        states = [_mended(name) if world in MENDED_STATES else getattr(textarena, name) for name in sorted(names)]
+        states = [
+            patched_state(name) if world in PATCHED_STATES else getattr(textarena, name) for name in sorted(names)
+        ]
         for name, call in calls_of_state(ast.parse(source)):
             if states and not any(fits(state, name, call) for state in states):
                 wrong.append(f"{world}, line {call.lineno}: {name}")

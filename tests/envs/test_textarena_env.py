@@ -166,7 +166,7 @@ def test_nltks_words_are_asked_for_with_the_command_that_fetches_them(monkeypatc
         ({"game": "TicTacToe-v0", "seat": 1, "opponent": {"0": "first", "1": "first"}}, "which is the agent's own"),
         ({"game": "TicTacToe-v0", "opponent": {"1": "self"}}, "plays all seats"),
         ({"game": "KuhnPoker-v0", "opponent": "self", "shared_conversation": True}, "hide from each other"),
-        ({"game": "KuhnPoker-v0", "opponent": "self", "history": "rerender"}, "conversations apart"),
+        ({"game": "KuhnPoker-v0", "opponent": "self", "history": "rerender"}, "separate conversations"),
         ({"game": "Wordle-v0", "word_list": "mine"}, "one of 'hunspell', 'nltk'"),
     ],
 )

@@ -18,7 +18,7 @@ from agentsgym import Trajectory
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
 from agentsgym.envs.TextArena.games import GameMaker, PlayedGame
 from agentsgym.envs.TextArena.isolation import GameContext
-from agentsgym.envs.TextArena.move_rules import known_moves, parts_of
+from agentsgym.envs.TextArena.moves import known_moves, parts_of
 from agentsgym.envs.TextArena.players import LegalPlayer
 
 

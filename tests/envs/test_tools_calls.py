@@ -159,14 +159,14 @@ def test_parallel_calls_that_hang_share_their_limit_of_time() -> None:
 
 
 def test_too_many_calls_that_never_return_fail_the_episode_until_some_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "MOST_GIVEN_UP", 2)
+    monkeypatch.setattr(runner_module, "MAX_ABANDONED", 2)
     gate = Gate()
     env = env_of(gate.wait, tool_timeout_s=0.05)
     trajectory = play(env, [call("wait")] * 2, [call("wait")], "done")
     assert trajectory.failed
     assert "calls of tools have exceeded env_config['tool_timeout_s']" in str(trajectory.error)
     gate.opened.set()
-    jobs = env._process.runner._given_up
+    jobs = env._process.runner._abandoned
     assert all(job.wait(20) for job in jobs)
     for job in jobs:
         job._is_over.release()
@@ -175,7 +175,7 @@ def test_too_many_calls_that_never_return_fail_the_episode_until_some_do(monkeyp
 
 
 def test_a_call_that_is_refused_costs_no_idle_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "MOST_GIVEN_UP", 1)
+    monkeypatch.setattr(runner_module, "MAX_ABANDONED", 1)
     runner, opened = runner_module.Runner("calls", "limit_s"), threading.Event()
     stuck = runner.start(opened.wait)
     assert runner.finish(runner.start(threading.current_thread), 20).daemon

@@ -237,7 +237,7 @@ time.sleep(60)
     [
         ({"MODEL": "some/model"}, "RUN is the run file"),
         ({"RUN": "run.yaml"}, "MODEL is what the server loads"),
-        ({"RUN": "run.yaml", "SERVERS": "3"}, "3 nodes are too few: 3 serve, and at least one has to train"),
+        ({"RUN": "run.yaml", "SERVERS": "3"}, "3 nodes are too few: 3 for the server, and at least one for training"),
     ],
 )
 def test_slurm_says_what_is_missing(given: dict[str, str], said: str, tmp_path: Path) -> None:

@@ -53,52 +53,54 @@ def test_a_model_of_ones_own_reads_the_words_of_a_game_without_a_reference(
     assert summary["after"]["num_episodes"] == 4
 
 
-def told(game: str, moves: list[str]) -> tuple[Any, Trajectory]:
-    """The messages that the tiny policy reads, and the game in its own words."""
-    brief = runpy.run_path(SCRIPT)["BRIEFS"][game]
+def view_and_rollout(game: str, moves: list[str]) -> tuple[Any, Trajectory]:
+    """The view that the tiny policy reads, and a rollout with the original text."""
+    view = runpy.run_path(SCRIPT)["VIEWS"][game]
     env = TextArenaEnv(env_config={"game": game, "max_steps_per_episode": 10})
     [rollout] = env.rollout([{"seed": 4}], ScriptedAgent(moves))
-    return brief, rollout
+    return view, rollout
 
 
-def test_what_is_told_of_a_lake_is_its_map() -> None:
-    brief, rollout = told("FrozenLake-v0", ["down"])
+def test_the_view_of_a_lake_is_its_map() -> None:
+    view, rollout = view_and_rollout("FrozenLake-v0", ["down"])
     opening: list[Message] = [*rollout.messages[:1]]
     board = [line for line in opening[0]["content"].splitlines() if line.startswith("|")]
     cells = [cell.strip() for line in board for cell in line.strip("|").split("|")]
-    [message] = brief.tell(opening)
+    [message] = view.render(opening)
     holes = [f"hole-{place // 4}-{place % 4}" for place, cell in enumerate(cells) if cell == "H"]
     assert message["content"].split() == ["you-0-0", *holes]
-    assert brief.moves(message["content"])[1] == ["down", "right"]
+    assert view.moves(message["content"])[1] == ["down", "right"]
 
 
-def test_what_is_told_of_guesses_is_what_is_left() -> None:
-    secret = 1 + next(index for index in range(20) if told("GuessTheNumber-v0", [str(index + 1)])[1].info["success"])
+def test_the_view_of_guesses_is_what_is_left() -> None:
+    secret = 1 + next(
+        index for index in range(20) if view_and_rollout("GuessTheNumber-v0", [str(index + 1)])[1].info["success"]
+    )
     guesses = [guess for guess in ("1", "20", "2", "19") if int(guess) != secret]
-    brief, rollout = told("GuessTheNumber-v0", guesses)
-    low, high = (int(word.split("-")[1]) for word in brief.tell(rollout.messages)[0]["content"].split())
+    view, rollout = view_and_rollout("GuessTheNumber-v0", guesses)
+    low, high = (int(word.split("-")[1]) for word in view.render(rollout.messages)[0]["content"].split())
     assert low == max([int(guess) for guess in guesses if int(guess) < secret], default=0)
     assert high == min([int(guess) for guess in guesses if int(guess) > secret], default=21)
 
 
 @pytest.mark.parametrize("game", ["FrozenLake-v0", "GuessTheNumber-v0"])
-def test_every_word_that_is_told_is_in_the_vocabulary(game: str) -> None:
-    brief = runpy.run_path(SCRIPT)["BRIEFS"][game]
+def test_every_word_of_a_view_is_in_the_vocabulary(game: str) -> None:
+    view = runpy.run_path(SCRIPT)["VIEWS"][game]
     env = TextArenaEnv(env_config={"game": game, "max_steps_per_episode": 10})
     player = reference_for(game, max_steps_per_episode=10).random_player(0)
-    known = {word.strip() for word in brief.words}
+    known = {word.strip() for word in view.words}
     for rollout in env.rollout([{"seed": seed} for seed in range(50)], player):
         for turn in range(1, len(rollout.messages), 2):
-            assert set(brief.tell(rollout.messages[:turn])[0]["content"].split()) <= known
+            assert set(view.render(rollout.messages[:turn])[0]["content"].split()) <= known
 
 
 @pytest.mark.parametrize("game", ["FrozenLake-v0", "GuessTheNumber-v0"])
 def test_the_player_to_imitate_wins_where_it_never_blunders(game: str) -> None:
     example = runpy.run_path(SCRIPT)
-    brief = example["BRIEFS"][game]
-    env = TextArenaEnv(env_config={"game": game, "max_steps_per_episode": 6, "history": brief.tell})
+    view = example["VIEWS"][game]
+    env = TextArenaEnv(env_config={"game": game, "max_steps_per_episode": 6, "history": view.render})
     tasks = [{"seed": seed} for seed in range(40)]
-    flawless, blind = (evaluate(env, example["Blunderer"](brief, share, seed=0), tasks) for share in (0.0, 1.0))
+    flawless, blind = (evaluate(env, example["Blunderer"](view, share, seed=0), tasks) for share in (0.0, 1.0))
     assert flawless.win_rate is not None
     assert blind.win_rate is not None
     assert flawless.win_rate.mean == 1.0

@@ -107,7 +107,7 @@ def test_each_environment_agent_and_run_gets_a_log(tmp_path: Path) -> None:
     for name, config in (("a", {"size": 1}), ("b", {"size": 1}), ("b", {"size": 2})):
         stored(tmp_path / "store", [0, 1], agent=name, env_class_path="games.Guess", env_config=config)
     store = RolloutStore(tmp_path / "store")
-    with pytest.raises(ConfigError, match=r"several \(Guess \(a\); Guess \(b\); Guess \(b\)\): give a folder"):
+    with pytest.raises(ConfigError, match=r"several \(Guess \(a\); Guess \(b\); Guess \(b\)\): use a folder"):
         write_inspect_logs(store, tmp_path / "log.eval")
     files = write_inspect_logs(store, tmp_path / "logs")
     assert [file.name for file in files] == ["Guess_a.eval", "Guess_b.eval", "Guess_b_2.eval"]

@@ -55,20 +55,20 @@ def bars(axes: Axes) -> dict[float, float]:
     return {round(float(x), 6): float(height) for x, height in found if height}
 
 
-def test_means_by_turn_are_over_the_rollouts_that_got_so_far() -> None:
+def test_means_by_turn_are_over_the_rollouts_that_have_this_turn() -> None:
     drawn = panels(by_turn(ROWS, advantages=ADVANTAGES))
     assert [*drawn] == [
         "reward",
         "advantage",
         "tokens of the agent",
         "-log p of the sampled tokens",
-        "rollouts that got so far",
+        "rollouts with this turn",
     ]
     assert line(drawn["reward"]) == [(0, 0.5), (1, 0.25), (2, 0.25)]
     assert line(drawn["advantage"]) == [(0, 2.0), (1, -0.5), (2, 0.0)]
     assert line(drawn["-log p of the sampled tokens"]) == [(0, 1.0), (1, 2.0), (2, 3.0)]
     assert line(drawn["tokens of the agent"]) == [(0, 1.0), (1, 1.0), (2, 1.0)]
-    assert bars(drawn["rollouts that got so far"]) == {0.0: 3.0, 1.0: 2.0, 2.0: 1.0}
+    assert bars(drawn["rollouts with this turn"]) == {0.0: 3.0, 1.0: 2.0, 2.0: 1.0}
 
 
 def test_entropies_take_the_place_of_log_probabilities() -> None:
@@ -77,7 +77,7 @@ def test_entropies_take_the_place_of_log_probabilities() -> None:
     assert line(drawn["entropy"]) == [(0, 0.5), (1, 0.5), (2, 0.5)]
     assert "advantage" not in drawn
     unknown = panels(by_turn([rollout([1.0], logprobs=None), rollout([1.0], task=1, logprobs=[0.0, math.nan])]))
-    assert [*unknown] == ["reward", "tokens of the agent", "rollouts that got so far"]
+    assert [*unknown] == ["reward", "tokens of the agent", "rollouts with this turn"]
 
 
 def test_failed_rollouts_and_late_turns_are_left_out() -> None:

@@ -16,6 +16,7 @@ from test_asynchronous import UnevenGame
 from agentsgym.agents.policy.copied import CopiedPolicyAgent
 from agentsgym.store.reader import RolloutStore
 from agentsgym.training.trainer import GRPOEnvTrainer
+from agentsgym.types import Action, TurnRequest
 
 
 def main(folder: Path) -> None:
@@ -32,11 +33,13 @@ def main(folder: Path) -> None:
     trainer = GRPOEnvTrainer(model, UnevenGame(tokenizer), args, tasks(8), agent=agent)
     trainer.train()
     records = [*RolloutStore(args.store_rollouts).records()]
+    (action,) = agent.act([TurnRequest(session_id="one that is new", messages=[], token_ids=[4], max_new_tokens=1)])
+    assert isinstance(action, Action)
     found = {
         "order": trainer.generator.order.state_dict(),
         "seeds": Counter(one.trajectory.task_data["seed"] for one in records),
         "ages": [one.step - turn.policy_version for one in records for turn in one.trajectory.turns],
-        "draw": agent._new_rng("one that is new", None).random(),
+        "draw": action.agent_state.rng.random(),
         "weights": [float(one.sum()) for one in trainer.model.parameters()],
         "staleness": [log["staleness/max"] for log in trainer.state.log_history if "staleness/max" in log],
     }

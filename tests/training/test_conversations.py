@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agentsgym.observers.console import print_conversations
 from agentsgym.observers.conversations import COLUMNS, Conversation, chosen, trace_of, turn_advantages
+from agentsgym.observers.shown import print_conversations
 from agentsgym.texts import visible
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 

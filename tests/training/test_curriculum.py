@@ -37,7 +37,7 @@ def play(curriculum: Curriculum, rows: list[dict[str, Any]], chances: dict[Any, 
     for batch in range(batches):
         drawn = [rows[curriculum.draw(7, "train", batch, group)] for group in range(16) for _ in range(4)]
         outcomes = [Outcome(luck.random() < chances[row["task_data"]["level"]]) for row in drawn]
-        curriculum.see(drawn, outcomes)  # type: ignore[arg-type]
+        curriculum.record(drawn, outcomes)  # type: ignore[arg-type]
         rates.append(mean(outcome.success or 0 for outcome in outcomes))
     return rates
 
@@ -87,9 +87,9 @@ def test_a_harder_number_waits_until_the_easier_one_is_not_too_hard() -> None:
     curriculum = Curriculum("level", min_results=4)
     curriculum.bind(rows)
     assert curriculum.eligible() == [1]
-    curriculum.see([rows[0]] * 4, [Outcome(False)] * 4)  # type: ignore[arg-type]
+    curriculum.record([rows[0]] * 4, [Outcome(False)] * 4)  # type: ignore[arg-type]
     assert curriculum.eligible() == [1]  # too hard, and nothing is easier
-    curriculum.see([rows[0]] * 2, [Outcome(True)] * 2)  # type: ignore[arg-type]
+    curriculum.record([rows[0]] * 2, [Outcome(True)] * 2)  # type: ignore[arg-type]
     assert curriculum.eligible() == [1, 2]
 
 
@@ -110,12 +110,12 @@ def test_failed_rollouts_say_nothing_and_an_environment_must_say_what_is_won() -
     rows = rows_of([1])
     curriculum = Curriculum("level", min_results=1, window=3)
     curriculum.bind(rows)
-    curriculum.see(rows[:1], [Outcome(None, failed=True)])  # type: ignore[arg-type]
+    curriculum.record(rows[:1], [Outcome(None, failed=True)])  # type: ignore[arg-type]
     assert not curriculum.win_rates
-    curriculum.see(rows[:2], [Outcome(None), Outcome(True)])  # type: ignore[arg-type]
+    curriculum.record(rows[:2], [Outcome(None), Outcome(True)])  # type: ignore[arg-type]
     assert curriculum.win_rates == {1: 0.5}
     with pytest.raises(ConfigError, match="none of 3 rollouts has info"):
-        curriculum.see(rows[:3], [Outcome(None)] * 3)  # type: ignore[arg-type]
+        curriculum.record(rows[:3], [Outcome(None)] * 3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_file_counts_more_than_defaults_and_less_than_the_command_line(tmp_pat
     ("argv", "message"),
     [
         (["--load_in_4bit"], "--load_in_4bit requires --use_peft"),
-        (["--model", "a", "--model_name_or_path", "b"], "are the same option: give only one"),
+        (["--model", "a", "--model_name_or_path", "b"], "are the same option: use only one"),
         (["--num_env_workers", "3"], "--num_env_workers is a key of env_pool_kwargs now: write env_pool_kwargs="),
         (["--value-learning-rate=1"], "--value_learning_rate is a key of value_head_kwargs now: write"),
         (["--sizes", "3"], "^unknown arguments: --sizes 3$"),

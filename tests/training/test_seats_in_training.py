@@ -13,7 +13,7 @@ from games import NUMBERS, logged, policy, settings, tasks
 from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
 from agentsgym.credit.filters import uninformative_task_groups
-from agentsgym.credit.payments import attributed
+from agentsgym.credit.role_rewards import attributed
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.errors import ConfigError

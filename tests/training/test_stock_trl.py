@@ -197,7 +197,7 @@ BY_TURN = {"credit": "turn", "rollouts_per_group": 2}
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"mask_truncated_completions": True}, "by its last token"),
+        ({"mask_truncated_completions": True}, "by the last token"),
         ({"use_transformers_continuous_batching": True}, "keeps its own key/value cache"),
         ({"cache_implementation": "static"}, "keep their own key/value cache"),
         ({"generation_kwargs": {"top_p": 0.5}}, "without use_vllm"),

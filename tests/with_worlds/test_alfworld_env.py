@@ -104,7 +104,7 @@ def test_undone_progress_is_paid_back(households: Path, rows: list[Any]) -> None
 
 
 def test_a_command_that_does_nothing_wastes_a_turn(households: Path, rows: list[Any]) -> None:
-    trajectory = play(households, rows[0], ["fly away"], max_steps_per_episode=4, nothing_penalty=0.25)
+    trajectory = play(households, rows[0], ["fly away"], max_steps_per_episode=4, rejected_penalty=0.25)
     assert trajectory.stop_reason is StopReason.MAX_TURNS
     assert trajectory.turn_rewards == [-0.25] * 4
     assert user_texts(trajectory)[1].startswith("Nothing happens.")
@@ -113,7 +113,7 @@ def test_a_command_that_does_nothing_wastes_a_turn(households: Path, rows: list[
 
 
 def test_or_is_an_invalid_action(households: Path, rows: list[Any]) -> None:
-    trajectory = play(households, rows[0], ["fly away"], nothing_is_invalid=True, error_allowance=2)
+    trajectory = play(households, rows[0], ["fly away"], rejected_is_invalid=True, error_allowance=2)
     assert trajectory.stop_reason is StopReason.INVALID
     assert len(trajectory.turns) == 3
 
@@ -162,18 +162,18 @@ def test_pools_play_the_same_episodes(households: Path, rows: list[Any]) -> None
     for pool in (EnvThreadPool(4), EnvProcessPool(2)):
         with pool:
             assert summary(env.rollout(tasks, agent(), 2, pool=pool)) == plain
-    fresh = ALFWorldEnv(None, {"data": str(households), **ROOMS, "remember_mb": 0.0})
+    fresh = ALFWorldEnv(None, {"data": str(households), **ROOMS, "cache_mb": 0.0})
     assert summary(fresh.rollout(tasks, agent(), 2)) == plain
     assert summary(pickle.loads(pickle.dumps(env)).rollout(tasks, agent(), 2)) == plain
 
 
 def test_what_is_remembered_asks_the_engine_once(households: Path, rows: list[Any]) -> None:
-    env = ALFWorldEnv(None, {"data": str(households), "remember_mb": 32.0, "step_timeout_s": 61.0})
+    env = ALFWorldEnv(None, {"data": str(households), "cache_mb": 32.0, "step_timeout_s": 61.0})
     env.rollout([rows[0]["task_data"]], reference_player(env), 5)
     num_commands = len(walkthrough(households, rows[0]))
     processes: Any = env._processes()
-    assert processes.num_asked == num_commands
-    assert processes.num_remembered == 4 * (num_commands + 1)
+    assert processes.num_computed == num_commands
+    assert processes.num_cached == 4 * (num_commands + 1)
 
 
 class Killing(ReferencePlayer):
@@ -191,7 +191,7 @@ class Killing(ReferencePlayer):
 
 def test_a_crash_costs_the_episode_that_it_hits(households: Path, rows: list[Any]) -> None:
     """Its sessions are played again in a new process; but for the one whose call found the process dead."""
-    env = ALFWorldEnv(None, {"data": str(households), "remember_mb": 0.0, "num_processes": 1, "step_timeout_s": 62.0})
+    env = ALFWorldEnv(None, {"data": str(households), "cache_mb": 0.0, "num_processes": 1, "step_timeout_s": 62.0})
     trajectories = env.rollout([row["task_data"] for row in rows], Killing(env))
     failed = [one for one in trajectories if one.stop_reason is StopReason.FAILED]
     assert len(failed) == 1

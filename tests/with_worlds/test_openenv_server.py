@@ -57,7 +57,7 @@ def board() -> Iterator[OpenEnvEnv]:
 
 
 def url_of(env: OpenEnvEnv) -> str:
-    return env._link.url()
+    return env._connections.url()
 
 
 def calls(*made: tuple[str, dict[str, Any]]) -> Action:

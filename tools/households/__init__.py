@@ -1,4 +1,4 @@
-"""Households made here, in the files that ALFWorld's own games come in, for play, training and tests offline."""
+"""Generated households in the format of ALFWorld's own games, for play, training and tests offline."""
 
 from tools.households.generate import SPLITS, GeneratedHouseholds, generate_households
 from tools.households.plans import TASK_TYPES

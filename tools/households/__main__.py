@@ -14,18 +14,20 @@ from tools.households.rooms import SIZES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write what the command line asks for; give the exit code: 2 for what there is not, 1 for what is missing here."""
+    """Write households; return the exit code: 2 for invalid arguments, 1 for a missing dependency or a failed write."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.households",
         description="Write small households that ALFWorld's engine plays, in the layout of ALFWorld's own data.",
     )
-    parser.add_argument("folder", type=Path, help="where to write: an empty folder, or one that is not there yet")
+    parser.add_argument("folder", type=Path, help="folder to write to: empty, or created")
     for split in SPLITS:
         parser.add_argument(f"--{split.replace('_', '-')}", type=int, default=0, metavar="N", help=f"games of {split}")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all draws (default: 0)")
-    parser.add_argument("--size", choices=[*SIZES], default="small", help="of the rooms (default: small)")
-    parser.add_argument("--task-types", nargs="+", choices=TASK_TYPES, metavar="TYPE", help="some, in place of all six")
-    parser.add_argument("--searching", action="store_true", help="walkthroughs look for what they cannot know")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (default: 0)")
+    parser.add_argument("--size", choices=[*SIZES], default="small", help="size of the rooms (default: small)")
+    parser.add_argument(
+        "--task-types", nargs="+", choices=TASK_TYPES, metavar="TYPE", help="task types (default: all six)"
+    )
+    parser.add_argument("--searching", action="store_true", help="walkthroughs search for the objects")
     options = parser.parse_args(arguments)
     sizes = {split: getattr(options, split) for split in SPLITS if getattr(options, split)}
     try:

@@ -1,47 +1,40 @@
-"""Draw a household: a room, a task that can be done in it, and where things lie."""
+"""Draw a household: a room, a task that can be done in it, and the places of things."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agentsgym.envs.ALFWorld.games import TASK_TYPES
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from tools.households.rooms import KINDS, LAMP, SIZES, Receptacle, Room, rooms
 from tools.households.shipped import Rules
 
-#: The task types, in ALFWorld's own order: its numbers are 1 to 6.
-TASK_TYPES = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
 LOOK, TWO = TASK_TYPES[1], TASK_TYPES[5]
-#: What a task type does to the object, and the receptacle that does it.
+#: The treatment of the object in a task type, and the receptacle for it.
 TREATMENTS = {
     "pick_clean_then_place_in_recep": ("clean", "SinkBasin"),
     "pick_heat_then_place_in_recep": ("heat", "Microwave"),
     "pick_cool_then_place_in_recep": ("cool", "Fridge"),
 }
-_HELD_OUT = 5  # every so many combinations of task type, object and receptacle is one that nobody trains on
+_HELD_OUT = 5  # one in five combinations of task type, object and receptacle is reserved for unseen rooms
 
 Thing = tuple[str, int]
-"""What it is and which of its kind, from 1 on, as the game calls it: ``("Mug", 2)`` is *mug 2*."""
+"""The kind and the number in it, from 1, as in the game: ``("Mug", 2)`` is *mug 2*."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is to be done.
+    """The task of a game.
 
     Attributes:
         task_type: One of :data:`TASK_TYPES`.
-        target: The object, as ``"Mug"``.
-        receptacle: Where it goes, as ``"Shelf"``; the lamp, where it is looked at.
+        target: The object, such as ``"Mug"``.
+        receptacle: Its destination, such as ``"Shelf"``; the lamp, if it is to be examined.
     """
 
     task_type: str
@@ -54,11 +47,11 @@ class Household:
     """One game before it is written.
 
     Attributes:
-        room: Where it is played.
-        task: What is to be done.
-        things: What lies where.
-        picks: The things that the walkthrough takes, one, or two in their order.
-        sentence: Which of the ways to say the task is used, from 0 on; both of ALFWorld's are.
+        room: The room.
+        task: The task.
+        things: The things and their places.
+        picks: The things that the walkthrough takes, one or two, in order.
+        sentence: The index of the wording of the task, of which ALFWorld has two.
     """
 
     room: Room
@@ -69,7 +62,7 @@ class Household:
 
     @property
     def game(self) -> tuple[Room, Task, tuple[tuple[Thing, Receptacle], ...]]:
-        """What makes it a game of its own: neither how the task is said nor how it can be solved."""
+        """The parts that make it a different game: not the wording of the task, nor its solution."""
         return self.room, self.task, self.things
 
 
@@ -77,51 +70,48 @@ class Planner:
     """Draws households of one size, for seen or for unseen rooms.
 
     Args:
-        rules: What may lie where.
+        rules: The places that things may have.
         size: A key of :data:`~tools.households.rooms.SIZES`.
-        unseen: Whether for the rooms, and the combinations of task type, object and receptacle, that nobody trains on.
+        unseen: Whether to use the held-out rooms and combinations of task type, object and receptacle.
     """
 
     def __init__(self, rules: Rules, size: str, *, unseen: bool) -> None:
         self._rules = rules
         self._size = size
         self._unseen = unseen
-        self._places = functools.cache(self._places_for)
+        self._places = functools.cache(self.places)
         self._possible: dict[str, Sequence[tuple[Room, Sequence[Task]]]] = {}
 
     def possible(self, task_type: str) -> Sequence[tuple[Room, Sequence[Task]]]:
-        """List the rooms in which a task type can be played, each with the tasks that it allows."""
+        """Return the rooms that allow a task type, each with its tasks."""
         if task_type not in self._possible:
             with_tasks = ((room, self.tasks(room, task_type)) for room in rooms(self._size, unseen=self._unseen))
             self._possible[task_type] = [(room, tasks) for room, tasks in with_tasks if tasks]
         return self._possible[task_type]
 
     def tasks(self, room: Room, task_type: str) -> Sequence[Task]:
-        """List what can be done in a room: all that the rules allow, and that needs the object to be carried."""
+        """Return the tasks of a type in a room: all that the rules allow and that need the object to be carried."""
         if room.kind not in self._rules.rooms[task_type]:
             return []
-        objects = [one for one in KINDS[room.kind].objects if self._can_be_treated(one, room, task_type)]
+        objects: Sequence[str] = KINDS[room.kind].objects
+        verb, appliance = TREATMENTS.get(task_type, ("", ""))
+        if verb:
+            fit = {"clean": self._rules.cleanable, "heat": self._rules.heatable, "cool": self._rules.coolable}[verb]
+            objects = [one for one in objects if one in fit and (appliance, 1) in room.receptacles]
         if task_type == LOOK:
             ends = [LAMP] if room.lamp_on else []
         else:
-            _, appliance = TREATMENTS.get(task_type, ("", ""))
             ends = sorted({name for name, _ in room.receptacles if name != appliance})
-        possible = (Task(task_type=task_type, target=target, receptacle=end) for target in objects for end in ends)
-        return [task for task in possible if _is_held_out(task) == self._unseen and self._has_places(room, task)]
+        found: list[Task] = []
+        for target, end in itertools.product(objects, ends):
+            is_held_out = derive_seed("held-out household task", task_type, target, end) % _HELD_OUT == 0
+            has_end = task_type == LOOK or target in self._rules.holds[end]
+            if is_held_out == self._unseen and has_end and self._places(room, target, end):
+                found.append(Task(task_type=task_type, target=target, receptacle=end))
+        return found
 
-    def _can_be_treated(self, target: str, room: Room, task_type: str) -> bool:
-        if task_type not in TREATMENTS:
-            return True
-        verb, appliance = TREATMENTS[task_type]
-        fit = {"clean": self._rules.cleanable, "heat": self._rules.heatable, "cool": self._rules.coolable}
-        return target in fit[verb] and (appliance, 1) in room.receptacles
-
-    def _has_places(self, room: Room, task: Task) -> bool:
-        ends = task.task_type == LOOK or task.target in self._rules.holds[task.receptacle]
-        return ends and bool(self._places(room, task.target, task.receptacle))
-
-    def _places_for(self, room: Room, thing: str, without: str) -> Sequence[Receptacle]:
-        """Where a thing may lie at the beginning."""
+    def places(self, room: Room, thing: str, without: str) -> Sequence[Receptacle]:
+        """Return the possible places of a thing at the start, leaving out receptacles of the kind ``without``."""
         return [one for one in room.receptacles if one[0] != without and thing in self._rules.holds[one[0]]]
 
     def draw(self, task_type: str, generator: random.Random) -> Household:
@@ -136,8 +126,13 @@ class Planner:
         room, tasks = generator.choice(possible)
         task = generator.choice(tasks)
         num_targets = 2 if task_type == TWO else 1
-        names = [task.target] * num_targets + self._others(room, num_targets, generator)
-        held = [(name, generator.choice(self._places(room, name, self._kept_from(name, task)))) for name in names]
+        others = [name for name in KINDS[room.kind].objects if self._places(room, name, "")]
+        num_others = min(SIZES[self._size].objects - num_targets - (room.lamp_on is not None), len(others) * 2)
+        names = [task.target] * num_targets + generator.sample(others * 2, num_others)  # at most three of a kind
+        held: list[tuple[str, Receptacle]] = []
+        for name in names:
+            done = task.receptacle if name == task.target else ""  # there the task would be done, at least in part
+            held.append((name, generator.choice(self._places(room, name, done))))
         order = generator.sample(range(len(held)), len(held))  # so that the target is not always the first of its kind
         numbered: dict[int, Thing] = {}
         counts: dict[str, int] = {}
@@ -154,19 +149,3 @@ class Planner:
             picks=tuple(numbered[index] for index in range(num_targets)),
             sentence=generator.randrange(2),
         )
-
-    def _others(self, room: Room, num_targets: int, generator: random.Random) -> list[str]:
-        """Draw what else lies in the room, at most three of a kind."""
-        known = [name for name in KINDS[room.kind].objects if self._places(room, name, "")]
-        wanted = SIZES[self._size].objects - num_targets - (room.lamp_on is not None)
-        return generator.sample(known * 2, min(wanted, len(known) * 2))
-
-    @staticmethod
-    def _kept_from(name: str, task: Task) -> str:
-        """Give the kind of receptacle that a thing must not lie in, or the task would be done, at least in part."""
-        return task.receptacle if name == task.target else ""
-
-
-def _is_held_out(task: Task) -> bool:
-    parts = (task.task_type, task.target, task.receptacle)
-    return derive_seed("held-out household task", *parts) % _HELD_OUT == 0

@@ -8,20 +8,20 @@ from tools.households.plans import LOOK, Household, Thing
 from tools.households.rooms import LAMP, Receptacle
 from tools.households.shipped import Goal, Rules
 
-# The engine's own name for a basin is made of two parts; everything else is called by the first part of its id.
+# The engine names a basin by two parts of its id, everything else by the first.
 _BASINS = {"SinkBasin": "Sink", "BathtubBasin": "Bathtub"}
-# The domain's actions name these types, so that they must be known even where no such thing is.
+# The domain's actions name these types, which must exist even if no such thing does.
 _NAMED_RECEPTACLES = ("FridgeType", "MicrowaveType", "SinkBasinType")
 _NAMED_OBJECTS = ("ButterKnifeType", "KnifeType")
 
 
 def problem(household: Household, goal: Goal, rules: Rules, *, name: str) -> str:
-    """Write the problem: what there is, how everything stands at the beginning, and the goal.
+    """Write the problem: the objects, the facts at the start, and the goal.
 
     Args:
-        household: What to write.
+        household: The household.
         goal: The goal of its task type.
-        rules: What may lie where, and what can be done to it.
+        rules: The places and the abilities of things.
         name: The problem's name.
     """
     objects = "\n".join(f"        {one}" for one in _objects(household))
@@ -34,7 +34,7 @@ def problem(household: Household, goal: Goal, rules: Rules, *, name: str) -> str
 
 
 def words(household: Household) -> Mapping[str, str]:
-    """Give what stands for the fields of goals and their sentences, in ALFRED's own spelling."""
+    """Return the values of the fields of goals and their sentences, in ALFRED's spelling."""
     look = household.task.task_type == LOOK
     return {
         "obj": household.task.target,
@@ -45,7 +45,7 @@ def words(household: Household) -> Mapping[str, str]:
 
 
 def _id(thing: Thing | Receptacle) -> str:
-    """Name it in PDDL, so that the game calls it by its own number: the engine counts the ids of a kind backwards.
+    """Return the PDDL id for which the game shows the thing's own number: the engine counts a kind's ids backwards.
 
     >>> _id(("Mug", 1)), _id(("SinkBasin", 1))
     ('Mug_bar_99', 'Sink_bar_99_bar_SinkBasin')
@@ -69,7 +69,7 @@ def _objects(household: Household) -> Iterator[str]:
 
 
 def _facts(household: Household, rules: Rules) -> Iterator[str]:
-    """Say how everything stands. The player begins in the middle of the room, at no receptacle."""
+    """Return the facts at the start. The player begins in the middle of the room, at no receptacle."""
     locations = {one: f"loc_bar_{index}" for index, one in enumerate(household.room.receptacles, start=1)}
     yield "= (total-cost) 0"
     yield "atLocation agent1 loc_bar_0"
@@ -82,15 +82,11 @@ def _facts(household: Household, rules: Rules) -> Iterator[str]:
         yield f"objectType {_id(thing)} {thing[0]}Type"
         yield f"inReceptacle {_id(thing)} {_id(place)}"
         yield f"objectAtLocation {_id(thing)} {locations[place]}"
-        yield from (f"{one} {_id(thing)}" for one in _abilities(thing[0], rules))
+        if thing[0] != LAMP:
+            yield f"pickupable {_id(thing)}"
+        for ability in ("cleanable", "heatable", "coolable", "toggleable", "sliceable"):
+            if thing[0] in getattr(rules, ability):
+                yield f"{ability} {_id(thing)}"
     kinds = sorted({name for (name, _), _ in household.things})
     for holder in sorted({name for name, _ in household.room.receptacles}):
         yield from (f"canContain {holder}Type {name}Type" for name in kinds if name in rules.holds[holder])
-
-
-def _abilities(name: str, rules: Rules) -> Iterator[str]:
-    if name != LAMP:
-        yield "pickupable"
-    for ability in ("cleanable", "heatable", "coolable", "toggleable", "sliceable"):
-        if name in getattr(rules, ability):
-            yield ability

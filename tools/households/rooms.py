@@ -1,4 +1,4 @@
-"""The rooms that households are played in: numbered as ALFRED's are, each with the same receptacles in every game."""
+"""The rooms of households: numbered like ALFRED's, each with the same receptacles in every game."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from agentsgym.seeding import derive_seed
 
 Receptacle = tuple[str, int]
-"""What it is and which of its kind, from 1 on, as the game calls it: ``("Drawer", 2)`` is *drawer 2*."""
+"""The kind and the number in it, from 1, as in the game: ``("Drawer", 2)`` is *drawer 2*."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoomKind:
-    """What rooms of a kind may hold.
+    """A kind of room.
 
     Attributes:
         first: One less than the number of the first room.
-        appliances: Receptacles that do something, at most one each, except in the largest rooms there all of them.
-        receptacles: The others, with the most there are in a room.
-        objects: What may lie in it.
+        appliances: The receptacles with a function, at most one each; the largest rooms have all of them.
+        receptacles: The other receptacles, with their maximum numbers in a room.
+        objects: The objects that it may contain.
     """
 
     first: int
@@ -34,13 +34,13 @@ class RoomKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How large the rooms are.
+    """The size of rooms.
 
     Attributes:
-        receptacles: Fewest and most in a room.
-        same: The most of one kind.
-        appliances: Fewest and most in a room.
-        objects: How many lie in it, a lamp included.
+        receptacles: The minimum and maximum number in a room.
+        same: The maximum number of one kind.
+        appliances: The minimum and maximum number in a room.
+        objects: The number of objects, including a lamp.
     """
 
     receptacles: tuple[int, int]
@@ -51,13 +51,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A room: what never changes between the games that are played in it.
+    """A room: the part that is the same in all of its games.
 
     Attributes:
         kind: A key of :data:`KINDS`.
-        number: As ALFRED numbers floor plans.
-        receptacles: What is in it, in alphabetical order.
-        lamp_on: On which of them the desk lamp stands; None without a lamp.
+        number: The number of the floor plan, as in ALFRED.
+        receptacles: Its receptacles, in alphabetical order.
+        lamp_on: The receptacle on which the desk lamp stands; None without a lamp.
     """
 
     kind: str
@@ -72,89 +72,54 @@ KINDS: Mapping[str, RoomKind] = {
         first=0,
         appliances=("Fridge", "Microwave", "SinkBasin"),
         receptacles={
-            "Cabinet": 8,
-            "CoffeeMachine": 1,
-            "CounterTop": 3,
-            "DiningTable": 1,
-            "Drawer": 6,
-            "GarbageCan": 1,
-            "Shelf": 3,
-            "SideTable": 1,
-            "StoveBurner": 4,
+            "Cabinet": 8, "CoffeeMachine": 1, "CounterTop": 3, "DiningTable": 1, "Drawer": 6, "GarbageCan": 1,
+            "Shelf": 3, "SideTable": 1, "StoveBurner": 4,
         },
         objects=(
-            *("Apple", "Bowl", "Bread", "ButterKnife", "Cup", "DishSponge", "Egg", "Fork", "Kettle", "Knife", "Ladle"),
-            *("Lettuce", "Mug", "Pan", "PepperShaker", "Plate", "Pot", "Potato", "SaltShaker", "SoapBottle"),
-            *("Spatula", "Spoon", "Tomato", "WineBottle"),
+            "Apple", "Bowl", "Bread", "ButterKnife", "Cup", "DishSponge", "Egg", "Fork", "Kettle", "Knife", "Ladle",
+            "Lettuce", "Mug", "Pan", "PepperShaker", "Plate", "Pot", "Potato", "SaltShaker", "SoapBottle",
+            "Spatula", "Spoon", "Tomato", "WineBottle",
         ),
     ),
     "LivingRoom": RoomKind(
         first=200,
         appliances=(),
         receptacles={
-            "ArmChair": 2,
-            "Cabinet": 4,
-            "CoffeeTable": 2,
-            "DiningTable": 1,
-            "Drawer": 6,
-            "Dresser": 1,
-            "GarbageCan": 1,
-            "Ottoman": 1,
-            "Safe": 1,
-            "Shelf": 5,
-            "SideTable": 3,
-            "Sofa": 2,
+            "ArmChair": 2, "Cabinet": 4, "CoffeeTable": 2, "DiningTable": 1, "Drawer": 6, "Dresser": 1,
+            "GarbageCan": 1, "Ottoman": 1, "Safe": 1, "Shelf": 5, "SideTable": 3, "Sofa": 2,
         },
         objects=(
-            *("Book", "CellPhone", "CreditCard", "KeyChain", "Laptop", "Newspaper", "Pillow", "RemoteControl"),
-            *("Statue", "TissueBox", "Vase", "Watch", "WateringCan"),
+            "Book", "CellPhone", "CreditCard", "KeyChain", "Laptop", "Newspaper", "Pillow", "RemoteControl",
+            "Statue", "TissueBox", "Vase", "Watch", "WateringCan",
         ),
     ),
     "Bedroom": RoomKind(
         first=300,
         appliances=(),
         receptacles={
-            "ArmChair": 1,
-            "Bed": 1,
-            "Cabinet": 4,
-            "Desk": 2,
-            "Drawer": 6,
-            "Dresser": 1,
-            "GarbageCan": 1,
-            "LaundryHamper": 1,
-            "Safe": 1,
-            "Shelf": 6,
-            "SideTable": 2,
+            "ArmChair": 1, "Bed": 1, "Cabinet": 4, "Desk": 2, "Drawer": 6, "Dresser": 1, "GarbageCan": 1,
+            "LaundryHamper": 1, "Safe": 1, "Shelf": 6, "SideTable": 2,
         },
         objects=(
-            *("AlarmClock", "BasketBall", "Book", "CD", "CellPhone", "Cloth", "CreditCard", "KeyChain", "Laptop"),
-            *("Mug", "Pen", "Pencil", "Pillow", "TennisRacket", "TissueBox", "Watch"),
+            "AlarmClock", "BasketBall", "Book", "CD", "CellPhone", "Cloth", "CreditCard", "KeyChain", "Laptop",
+            "Mug", "Pen", "Pencil", "Pillow", "TennisRacket", "TissueBox", "Watch",
         ),
     ),
     "Bathroom": RoomKind(
         first=400,
         appliances=("SinkBasin",),
         receptacles={
-            "BathtubBasin": 1,
-            "Cabinet": 6,
-            "Cart": 1,
-            "CounterTop": 2,
-            "Drawer": 6,
-            "GarbageCan": 1,
-            "HandTowelHolder": 1,
-            "Shelf": 4,
-            "SideTable": 1,
-            "Toilet": 1,
-            "ToiletPaperHanger": 1,
+            "BathtubBasin": 1, "Cabinet": 6, "Cart": 1, "CounterTop": 2, "Drawer": 6, "GarbageCan": 1,
+            "HandTowelHolder": 1, "Shelf": 4, "SideTable": 1, "Toilet": 1, "ToiletPaperHanger": 1,
         },
         objects=(
-            *("Candle", "Cloth", "DishSponge", "HandTowel", "SoapBar", "SoapBottle", "SprayBottle", "TissueBox"),
+            "Candle", "Cloth", "DishSponge", "HandTowel", "SoapBar", "SoapBottle", "SprayBottle", "TissueBox",
             "ToiletPaper",
         ),
     ),
-}
+}  # fmt: skip
 
-#: The sizes by name: the smallest train on a laptop, the largest are what ALFWorld's own rooms are like.
+#: The sizes by name: the smallest are for training on a laptop, the largest are like ALFWorld's own rooms.
 SIZES: Mapping[str, Size] = {
     "tiny": Size(receptacles=(4, 4), same=1, appliances=(1, 2), objects=4),
     "small": Size(receptacles=(6, 6), same=2, appliances=(2, 3), objects=7),
@@ -169,10 +134,10 @@ _NUM_ROOMS = 30
 
 @functools.cache
 def rooms(size: str, *, unseen: bool) -> tuple[Room, ...]:
-    """List the rooms of a size: 24 of each kind to train in, or 6 of each kind that nobody trains in.
+    """Return the rooms of a size: 24 of each kind for training, or 6 of each kind that are held out.
 
-    Room 7 of a size is the same in every set of games, whatever its seed. Which receptacles, and how many of each, are
-    together in a room tells seen and unseen rooms apart: no unseen room has those of any seen one of its kind.
+    A room is the same in every set of games, whatever its seed. Seen and unseen rooms of a kind never have the same
+    numbers of all receptacles.
     """
     numbers = range(1, _NUM_UNSEEN + 1) if unseen else range(_NUM_UNSEEN + 1, _NUM_ROOMS + 1)
     return tuple(_room(kind, number, size, unseen=unseen) for kind in KINDS for number in numbers)
@@ -181,7 +146,9 @@ def rooms(size: str, *, unseen: bool) -> tuple[Room, ...]:
 def _room(kind: str, number: int, size: str, *, unseen: bool) -> Room:
     generator = random.Random(derive_seed("household room", size, kind, number))
     layouts = (_layout(KINDS[kind], SIZES[size], generator) for _ in itertools.count())
-    layout = next(one for one in layouts if _for_unseen_rooms(kind, one) == unseen)
+    layout = next(
+        one for one in layouts if (derive_seed("layout of an unseen household room", kind, *one) % 4 == 0) == unseen
+    )
     receptacles = tuple((name, n) for name, count in layout for n in range(1, count + 1))
     stands = [one for one in receptacles if one[0] in LAMP_STANDS_ON]
     has_lamp = kind in ("LivingRoom", "Bedroom") and stands
@@ -194,14 +161,10 @@ def _room(kind: str, number: int, size: str, *, unseen: bool) -> Room:
 
 
 def _layout(kind: RoomKind, size: Size, generator: random.Random) -> Sequence[tuple[str, int]]:
-    """Draw how many of each receptacle there are."""
+    """Draw the number of each receptacle."""
     most = min(size.appliances[1], len(kind.appliances))
     appliances = generator.sample(kind.appliances, generator.randint(min(size.appliances[0], most), most))
     others = [name for name, most in kind.receptacles.items() for _ in range(min(most, size.same))]
     total = min(generator.randint(*size.receptacles), len(appliances) + len(others))
     drawn = generator.sample(others, total - len(appliances))
     return sorted(Counter([*appliances, *drawn]).items())
-
-
-def _for_unseen_rooms(kind: str, layout: Sequence[tuple[str, int]]) -> bool:
-    return derive_seed("layout of an unseen household room", kind, *layout) % 4 == 0

@@ -1,6 +1,6 @@
-"""What the ``alfworld`` wheel ships for its games: domain, grammar, goals, and what may lie where.
+"""Read the files that the ``alfworld`` wheel ships for its games: domain, grammar, goals, and places of things.
 
-The files are found and read without importing ``alfworld``: when it is imported it makes a folder in the user's home.
+The files are found and read without importing ``alfworld``, whose import creates a folder in the user's home.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from agentsgym.errors import ConfigError, MissingDependencyError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What ALFWorld says of objects and receptacles; all names are ALFRED's, as ``"ButterKnife"`` is.
+    """ALFWorld's rules for objects and receptacles, with ALFRED's names, such as ``"ButterKnife"``.
 
     Attributes:
         holds: The objects that each receptacle may hold.
         cleanable: Objects that a sink cleans.
         heatable: Objects that a microwave heats.
         coolable: Objects that a fridge cools.
-        toggleable: Objects that are switched on, the lamps.
+        toggleable: Objects that can be switched on, the lamps.
         sliceable: Objects that a knife slices.
-        openable: Receptacles with a door or a lid; they are closed when a game begins.
-        rooms: The kinds of room, as ``"Kitchen"``, in which each task type is played.
+        openable: Receptacles with a door or a lid, closed at the start of a game.
+        rooms: The kinds of room, such as ``"Kitchen"``, of each task type.
     """
 
     holds: Mapping[str, frozenset[str]]
@@ -43,11 +43,11 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """How the goal of a task type is written.
+    """The goal of a task type.
 
     Attributes:
         pddl: The goal in PDDL, with the fields ``{obj}``, ``{recep}`` and ``{toggle}``.
-        sentences: Ways to say it, with the same fields.
+        sentences: Its wordings, with the same fields.
     """
 
     pddl: str
@@ -56,13 +56,13 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipped:
-    """All that is read from the wheel.
+    """The content of the wheel's files.
 
     Attributes:
         domain: The actions, in PDDL.
-        grammar: How the game speaks, in TextWorld's own format; the task stands in it as ``UNKNOWN GOAL``.
-        goals: By task type.
-        rules: What may lie where, and what can be done to it.
+        grammar: The game's texts, in TextWorld's format, with ``UNKNOWN GOAL`` in place of the task.
+        goals: The goal of each task type.
+        rules: The places and the abilities of things.
     """
 
     domain: str
@@ -77,21 +77,25 @@ def shipped() -> Shipped:
 
     Raises:
         MissingDependencyError: ``alfworld`` is not installed.
-        ConfigError: It is installed in a version that has not these files, or not these tables.
+        ConfigError: The installed version lacks these files or tables.
     """
     folder = _folder()
     try:
         domain, grammar = ((folder / "data" / name).read_text("utf-8") for name in ("alfred.pddl", "alfred.twl2"))
         constants, library = (_module_of(folder / "gen" / name) for name in ("constants.py", "goal_library.py"))
-        return Shipped(domain=domain, grammar=grammar, goals=_goals(library["gdict"]), rules=_rules(constants))
+        goals = {
+            name: Goal(pddl=goal["pddl"].replace("#", "-"), sentences=tuple(goal["templates"]))  # "#" stands for "-"
+            for name, goal in library["gdict"].items()
+        }
+        return Shipped(domain=domain, grammar=grammar, goals=goals, rules=_rules(constants))
     except (OSError, KeyError) as error:
         raise ConfigError(
-            f"the installed alfworld in {folder} lacks what households are made from ({error}); alfworld>=0.4.2 has it"
+            f"the installed alfworld in {folder} lacks the files for households ({error}); alfworld>=0.4.2 has them"
         ) from error
 
 
 def _module_of(file: Path) -> dict[str, Any]:
-    """Import one file of the wheel by itself: the package would make a folder in the user's home."""
+    """Import one file of the wheel alone, since the package would create a folder in the user's home."""
     spec = importlib.util.spec_from_file_location(f"alfworld_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise KeyError(file.name)
@@ -122,11 +126,3 @@ def _rules(constants: Mapping[str, Any]) -> Rules:
         openable=frozenset(constants["OPENABLE_CLASS_LIST"]),
         rooms={name: frozenset(kinds) for name, kinds in constants["GOALS_VALID"].items()},
     )
-
-
-def _goals(library: Mapping[str, Any]) -> Mapping[str, Goal]:
-    """Take the library's goals; it writes ``#`` where PDDL has ``-``."""
-    return {
-        name: Goal(pddl=goal["pddl"].replace("#", "-"), sentences=tuple(goal["templates"]))
-        for name, goal in library.items()
-    }

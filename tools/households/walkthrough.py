@@ -1,4 +1,4 @@
-"""The commands that solve a household, worked out from where things lie: no planner, which takes minutes a game."""
+"""Find the commands that solve a household from the places of things: a planner would take minutes per game."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tools.households.shipped import Rules
 
 
 def walkthrough(household: Household, rules: Rules, *, searching: bool = False) -> list[str]:
-    """List the commands that solve the game from its beginning; the last one wins.
+    """Return the commands that solve the game from its start; the last one wins.
 
     Args:
         household: The game.
-        rules: What may lie where.
-        searching: Look through the room as somebody does who does not know where things lie: through whatever may hold
-            the object, in the room's order, and never twice. By default the walkthrough goes straight to what it needs,
-            as those of ALFWorld's own games do, though a player cannot know yet where that is.
+        rules: The places that things may have.
+        searching: Whether to search the room without knowledge of the places: the receptacles that may hold the object,
+            in the room's order, each once. Otherwise the walkthrough goes straight to the objects, like those of
+            ALFWorld's own games, although a player cannot know their places.
     """
     walk = _Walk(household, rules, searching=searching)
     task = household.task
@@ -29,13 +29,13 @@ def walkthrough(household: Household, rules: Rules, *, searching: bool = False) 
         if task.task_type in TREATMENTS:
             verb, appliance = TREATMENTS[task.task_type]
             walk.treat(verb, thing, (appliance, 1))
-        # The goal of two objects asks for one receptacle that holds both: the first of its kind is as good as any.
+        # A goal of two objects needs one receptacle that holds both: the first of its kind.
         walk.move(thing, (task.receptacle, 1))
     return walk.commands
 
 
 def called(thing: Thing | Receptacle) -> str:
-    """Call it as the game does.
+    """Return the game's name for a thing.
 
     >>> called(("ButterKnife", 2))
     'butterknife 2'
@@ -44,7 +44,7 @@ def called(thing: Thing | Receptacle) -> str:
 
 
 class _Walk:
-    """Where the player stands, what was opened and seen, what still lies where it did, and the commands so far."""
+    """The player's position, opened and seen receptacles, the places of untouched things, and the commands so far."""
 
     def __init__(self, household: Household, rules: Rules, *, searching: bool) -> None:
         self.commands: list[str] = []
@@ -57,20 +57,20 @@ class _Walk:
         self._seen: set[Receptacle] = set()
 
     def find(self, wanted: Thing, *, without: str) -> tuple[Thing, Receptacle]:
-        """Find a thing. A search ends at the first of its kind, and leaves out receptacles of the kind ``without``."""
+        """Find a thing. A search ends at the first of its kind, and skips receptacles of the kind ``without``."""
         if not self._searching:
             return wanted, self._lies[wanted]
         holders = (
             LAMP_STANDS_ON if wanted[0] == LAMP else {name for name, of in self._rules.holds.items() if wanted[0] in of}
         )
         places = [one for one in self._room.receptacles if one[0] in holders and one[0] != without]
-        for place in sorted(places, key=lambda one: one not in self._seen):  # what was seen is remembered
+        for place in sorted(places, key=lambda one: one not in self._seen):  # seen ones first
             if place not in self._seen:
                 self._reach(place)
             there = [thing for thing, lies in self._lies.items() if lies == place and thing[0] == wanted[0]]
             if there:
                 return there[0], place
-        raise AssertionError(f"{called(wanted)} lies nowhere in {self._room}")  # the planner puts it into one of them
+        raise AssertionError(f"{called(wanted)} has no place in {self._room}")  # the planner gives it one
 
     def take(self, thing: Thing, place: Receptacle) -> None:
         self._reach(place)
@@ -82,7 +82,7 @@ class _Walk:
         self.commands.append(f"move {called(thing)} to {called(place)}")
 
     def treat(self, verb: str, thing: Thing, appliance: Receptacle) -> None:
-        self._go(appliance)  # its door may stay shut
+        self._go(appliance)  # its door may stay closed
         self.commands.append(f"{verb} {called(thing)} with {called(appliance)}")
 
     def use(self, lamp: Thing, place: Receptacle) -> None:

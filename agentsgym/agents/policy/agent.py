@@ -30,7 +30,7 @@ __all__ = ["PolicyAgent", "SamplingParams"]
 
 @dataclass(eq=False, slots=True)
 class _SamplingState:
-    """State of one conversation: its own generator, what of it is cached, and what is sampled in this turn."""
+    """State of one conversation: its own generator, its cached prefix, and the sample of this turn."""
 
     rng: random.Random
     prefix: CachedPrefix = field(default_factory=CachedPrefix)
@@ -38,9 +38,6 @@ class _SamplingState:
     logprobs: list[float] = field(default_factory=list[float])
     limit: int = 0
     stopped: bool = False
-
-    def begin(self, limit: int) -> None:
-        self.sampled, self.logprobs, self.limit, self.stopped = [], [], limit, False
 
     @property
     def is_open(self) -> bool:
@@ -50,23 +47,23 @@ class _SamplingState:
 class PolicyAgent(Agent, TrainedPolicy):
     """Samples a causal language model for all live episodes at once, token ids in and token ids out.
 
-    Each turn costs one prefill of the new observation and one forward pass a token: history stays in the cache as
-    long as its prompt continues it; a prompt that was rewritten is run from where it differs. Weights that changed
-    since the last turn make everything be run again. A model whose cache cannot be kept is prefilled at each turn,
-    with a warning; a model that cannot be sampled exactly raises ``ConfigError`` at the first turn.
+    Each turn costs one prefill of the new observation and one forward pass per token: history stays in the cache as
+    long as the prompt continues it; a rewritten prompt is run from where it differs. After a change of the weights,
+    everything is run again. A model whose cache cannot be kept is prefilled at each turn, with a warning; a model that
+    cannot be sampled exactly raises ``ConfigError`` at the first turn.
 
-    A prompt that fills the model's positions (``max_position_embeddings``) fails its own session; an answer ends where
-    they do.
+    A prompt that fills the model's positions (``max_position_embeddings``) fails its own session; an answer ends at the
+    last position.
 
-    Each conversation draws from its own generator, so that its answers depend neither on which others are live
-    nor on their order in a batch, rounding aside; the seed of a request, where it brings one, decides them with the
-    agent's. The log-probabilities are those of the sampling distribution at ``temperature``, before ``top_k``,
-    ``top_p``, ``min_p`` or the repetition penalty cut anything.
+    Each conversation draws from its own generator, so that its answers depend neither on which others are live nor on
+    their order in a batch, rounding aside; the seed of a request, if it has one, decides them with the agent's. The
+    log-probabilities are those of the distribution at ``temperature``, before ``top_k``, ``top_p``, ``min_p`` or the
+    repetition penalty.
 
     Rows of the embedding beyond the tokenizer's ids (Qwen3 has 267 of them) are never sampled, and the
     log-probabilities are those of the distribution without them. A softmax over all rows, as the loss computes it,
-    returns ones that are lower by ``-log(1 - p)``, with ``p`` the probability of those rows together: next to nothing
-    for a trained model, and part of what :func:`agentsgym.training.drift.logprob_gap` measures.
+    returns ones that are lower by ``-log(1 - p)``, with ``p`` the total probability of those rows: negligible for a
+    trained model, and part of what :func:`agentsgym.training.drift.logprob_gap` measures.
     """
 
     logprobs_are_of_trained_weights = True
@@ -88,7 +85,7 @@ class PolicyAgent(Agent, TrainedPolicy):
             tokenizer: Its tokenizer.
             sampling: How tokens are drawn; temperature 1 and no cuts by default.
             seed: Seed of this agent's own draws; torch's global generator is neither read nor changed.
-            max_turn_tokens: The budget of a turn for which the request sets none.
+            max_turn_tokens: Budget of a turn whose request sets none.
             context: Entered around the forward passes of each turn (autocast, for example).
 
         Raises:
@@ -104,7 +101,7 @@ class PolicyAgent(Agent, TrainedPolicy):
         self.max_turn_tokens = max_turn_tokens
         self.stop_token_ids = stop_token_ids(model, tokenizer)
         self._context, self._positions = context, num_positions(model)
-        self._forward: Callable[..., Any] = model  # what is called; a subclass may put something around it
+        self._forward: Callable[..., Any] = model  # a subclass may wrap it
         self._sampler = Sampler(self.sampling, shared_vocabulary_size(model, tokenizer))
         self._stop_text = StopText(self.sampling.stop, lambda ids: str(tokenizer.decode(list(ids))))
         self._prefixes: WeakSet[CachedPrefix] = WeakSet()
@@ -113,7 +110,7 @@ class PolicyAgent(Agent, TrainedPolicy):
         self.reseed(seed)
 
     def prepare(self, start: BatchStart) -> None:
-        """Give the sessions of a generation batch their draws."""
+        """Seed the sessions of a generation batch."""
         self._step = start.step
         self.reseed(*start.seed_parts, first=start.first_session, sessions=start.session_ids)
 
@@ -121,16 +118,15 @@ class PolicyAgent(Agent, TrainedPolicy):
         """Do nothing: the weights that are sampled are the model's own, and caches are checked at every call."""
 
     def reseed(self, *parts: object, first: int = 0, sessions: Sequence[str] = ()) -> None:
-        """Give conversations that begin from now on draws derived from ``parts`` and the number of their session.
+        """Seed conversations that begin from now on by ``parts`` and the number of their session.
 
-        A session that begins a second conversation continues to draw, and keeps its own number.
+        A second conversation of a session has the same number and its own draws.
 
         Args:
             parts: JSON values.
-            first: The number of the next new session; the ones after it count on. Processes that share the sessions
-                of one batch pass how many stand before their own, and draw as one process would.
-            sessions: Ids in the order of their numbers; the sessions that are not among them are numbered after
-                these, as they come.
+            first: The number of the next new session. Processes that share the sessions of one batch pass the number
+                of sessions before their own, and draw as one process would.
+            sessions: Ids in the order of their numbers; other sessions are numbered after these, as they come.
         """
         self._seed_parts, self._next_number = parts, first + len(sessions)
         self._started = {session: (number, 0) for number, session in enumerate(sessions, first)}
@@ -145,36 +141,57 @@ class PolicyAgent(Agent, TrainedPolicy):
             return []
         if not all(request.token_ids for request in requests):
             raise ConfigError("a PolicyAgent needs an environment with a tokenizer: it reads token ids, not text")
-        limits = [self._limit(request) for request in requests]
-        fitting = [(request, limit) for request, limit in zip(requests, limits, strict=True) if isinstance(limit, int)]
-        actions = iter(self._act(fitting) if fitting else ())
-        return [next(actions) if isinstance(limit, int) else limit for limit in limits]
+        holder = f"the positions of {type(self.model).__name__}"
+        answers: list[Any] = []  # a limit in tokens until the answer is sampled, or an error
+        for request in requests:
+            room = self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens
+            try:
+                answers.append(budget_within(self._positions, request.token_ids, room, holder))
+            except AgentError as refusal:
+                answers.append(refusal)
+        fitting = {index: limit for index, limit in enumerate(answers) if isinstance(limit, int)}
+        if fitting:
+            actions = self._sample([requests[index] for index in fitting], [*fitting.values()])
+            for index, action in zip(fitting, actions, strict=True):
+                answers[index] = action
+        return answers
 
-    def _limit(self, request: TurnRequest) -> int | AgentError:
-        """The maximum tokens of an answer, or the error if there is no room."""
-        room = self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens
-        try:
-            return budget_within(
-                self._positions, request.token_ids, room, f"the positions of {type(self.model).__name__}"
-            )
-        except AgentError as refusal:
-            return refusal
-
-    def _act(self, limited: Sequence[tuple[TurnRequest, int]]) -> list[Action]:
-        requests = [request for request, _ in limited]
+    def _sample(self, requests: Sequence[TurnRequest], limits: Sequence[int]) -> list[Action]:
+        """Sample one answer per request, up to its limit; after an error, the next call draws the same."""
         number, started = self._next_number, dict(self._started)
-        states = [self._state(request, limit) for request, limit in limited]
+        states = list(map(self._state, requests, limits))
         draws = [state.rng.getstate() for state in states]
+        prompts = [request.token_ids for request in requests]
         try:
             with self._inference():
-                self._sample(states, requests)
+                if self._weights != self._versions():
+                    self._forget()
+                strategy = select_strategy(self.model, self._forward)
+                for decoder in strategy([state.prefix for state in states], prompts):
+                    self._sample_from(decoder, states, prompts)
+                self._weights = self._versions()  # taken last, since a sharded model may leave some weights gathered
         except BaseException:
-            self._forget()  # a forward pass that broke may have left the cache half written
-            self._next_number, self._started = number, started  # called again, it draws the same
+            self._forget()  # a failed forward pass may have written a part of the cache
+            self._next_number, self._started = number, started
             for state, drawn in zip(states, draws, strict=True):
                 state.rng.setstate(drawn)
             raise
-        return [self._action(state) for state in states]
+        actions: list[Action] = []
+        for state in states:
+            ids = state.sampled
+            is_ended = state.stopped and ids[-1] in self.stop_token_ids
+            text = str(self.tokenizer.decode(ids[:-1] if is_ended else ids, skip_special_tokens=True))
+            actions.append(
+                Action(
+                    text=self._stop_text.before(text),
+                    token_ids=ids,
+                    logprobs=state.logprobs,
+                    agent_state=state,
+                    finish_reason="stop" if state.stopped else "length",
+                    policy_version=self._step,
+                )
+            )
+        return actions
 
     def finish(self) -> None:
         """Drop the caches; the sessions are over."""
@@ -188,42 +205,32 @@ class PolicyAgent(Agent, TrainedPolicy):
     def _state(self, request: TurnRequest, limit: int) -> _SamplingState:
         state = request.agent_state
         if not isinstance(state, _SamplingState) or state.prefix not in self._prefixes:
-            state = _SamplingState(self._new_rng(request.session_id, request.seed))
+            if request.seed is not None:
+                parts = ("conversation", request.seed)
+            else:
+                number, count = self._started.get(request.session_id, (self._next_number, 0))
+                self._next_number = max(self._next_number, number + 1)
+                self._started[request.session_id] = number, count + 1
+                parts = (number, count) if count else (number,)
+            state = _SamplingState(random.Random(derive_seed("policy", *self._seed_parts, *parts)))
         self._prefixes.add(state.prefix)
-        state.begin(limit)
+        state.sampled, state.logprobs, state.limit, state.stopped = [], [], limit, False
         return state
-
-    def _new_rng(self, session_id: str, seed: int | None) -> random.Random:
-        if seed is not None:
-            return random.Random(derive_seed("policy", *self._seed_parts, "conversation", seed))
-        number, count = self._started.get(session_id, (self._next_number, 0))
-        self._next_number = max(self._next_number, number + 1)
-        self._started[session_id] = number, count + 1
-        return random.Random(derive_seed("policy", *self._seed_parts, number, *([count] if count else [])))
 
     @contextlib.contextmanager
     def _inference(self) -> Generator[None]:
-        # In training mode, gradient checkpointing would leave the cache empty without a word, and dropout would sample
-        # from another policy than the one that is trained.
+        # In training mode, gradient checkpointing would silently leave the cache empty, and dropout would sample from a
+        # different policy.
         with evaluation_mode(self.model), torch.no_grad(), self._context():
             yield
 
-    def _sample(self, states: list[_SamplingState], requests: Sequence[TurnRequest]) -> None:
-        if self._weights != self._versions():
-            self._forget()
-        strategy = select_strategy(self.model, self._forward)
-        prompts = [request.token_ids for request in requests]
-        for decoder in strategy([state.prefix for state in states], prompts):
-            self._sample_from(decoder, states, prompts)
-        self._weights = self._versions()  # taken last, since a sharded model may leave some weights gathered
-
     def _versions(self) -> list[tuple[int, int]]:
-        """Pairs that change when a parameter is written to or given other memory."""
+        """Return pairs that change when a parameter is written to or moves in memory."""
         return [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in self.model.parameters()]
 
     def _sample_from(self, decoder: Decoder, states: list[_SamplingState], prompts: list[Sequence[int]]) -> None:
         logits = decoder.prefill()
-        seen = seen_tokens(prompts, logits) if self._sampler.needs_contexts else None
+        seen = None if self._sampler.penalty == 1.0 else seen_tokens(prompts, logits)
         while True:
             live = [states[index] for index in decoder.indices]
             uniforms = [one.rng.random() if one.is_open else 0.0 for one in live]
@@ -241,16 +248,3 @@ class PolicyAgent(Agent, TrainedPolicy):
             if seen is not None:
                 seen[list(fed), list(fed.values())] = True
             logits = decoder.extend(fed)
-
-    def _action(self, state: _SamplingState) -> Action:
-        ids = state.sampled
-        ended = state.stopped and ids[-1] in self.stop_token_ids
-        text = str(self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True))
-        return Action(
-            text=self._stop_text.before(text),
-            token_ids=ids,
-            logprobs=state.logprobs,
-            agent_state=state,
-            finish_reason="stop" if state.stopped else "length",
-            policy_version=self._step,
-        )

@@ -39,14 +39,14 @@ def grouped_sdpa(
         options: Further arguments of ``sdpa``.
 
     Returns:
-        The attention output, (N, Q, G·R, E), and no weights, as from ``sdpa``. Anything that copies would not be
-        spared, or that is not plain grouped attention, is left to ``sdpa``.
+        The attention output, (N, Q, G·R, E), and no weights, as from ``sdpa``, which also computes it where no copies
+        would be avoided or attention is not plain grouped attention.
     """
     num_rows, num_heads, num_queries, width = query.shape
     num_groups = key.shape[1]
     num_repeats = getattr(module, "num_key_value_groups", 1)
     is_plain = num_heads == num_groups * num_repeats > num_groups and options.get("position_bias") is None
-    # What is repeated here is the mask, which beside many queries is larger than the keys and values.
+    # Here the mask is repeated, which with many queries is larger than the keys and values.
     is_worth_it = num_queries <= num_groups * width
     if attention_mask is None or attention_mask.shape[1] > 1 or not is_plain or not is_worth_it:
         return ALL_ATTENTION_FUNCTIONS[_PLAIN](module, query, key, value, attention_mask, **options)

@@ -11,8 +11,8 @@ from agentsgym.errors import AgentError
 def num_positions(model: Any) -> int | None:
     """Read the longest sequence of a model in tokens from its configuration; None where it has no such limit.
 
-    Stretched rotary embeddings count as far as they reach: many configurations leave ``max_position_embeddings`` as it
-    was before the stretch.
+    Scaled rotary embeddings count with their scaled length: many configurations leave ``max_position_embeddings`` as
+    it was before the scaling.
     """
     config: Any = model.config.get_text_config(decoder=True)
     positions: int | None = getattr(config, "max_position_embeddings", None)
@@ -23,14 +23,12 @@ def num_positions(model: Any) -> int | None:
         return positions
     parameters = cast("Mapping[str, Any]", rope)
     by_layer_type = [one for one in parameters.values() if isinstance(one, Mapping)]  # Gemma 3
-    stretched = (_stretched(one, positions) for one in (by_layer_type or [parameters]))
-    return max(positions, *stretched)
-
-
-def _stretched(rope: Mapping[str, Any], positions: int) -> int:
-    if rope.get("rope_type") in ("llama3", "longrope"):
-        return positions  # theirs is the number after the stretch
-    return int((rope.get("factor") or 1) * (rope.get("original_max_position_embeddings") or positions))
+    longest = positions
+    for one in by_layer_type or [parameters]:
+        if one.get("rope_type") not in ("llama3", "longrope"):  # with these, positions are counted after the scaling
+            scaled = (one.get("factor") or 1) * (one.get("original_max_position_embeddings") or positions)
+            longest = max(longest, int(scaled))
+    return longest
 
 
 def budget_within(limit: int | None, prompt: Sequence[int], room: int, holder: str, remedy: str = "") -> int:

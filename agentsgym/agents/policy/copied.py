@@ -1,4 +1,4 @@
-"""Sample the policy in training from a copy of its weights, which stays as it is while the policy is trained."""
+"""Sample the policy in training from a copy of its weights, which does not change while the policy is trained."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class CopiedPolicyAgent(PolicyAgent):
-    """Samples as a :class:`PolicyAgent` does, from a copy of the model that gets the weights between two turns.
+    """Samples as a :class:`PolicyAgent` does, from a copy of the model whose weights are updated between turns.
 
-    For training that does not wait (``max_staleness``) without vLLM: on a second device, or for small models. Every
-    turn is sampled by one version of the weights from its first token to its last, history included.
+    For asynchronous training (``max_staleness``) without vLLM: on a second device, or for small models. Every turn is
+    sampled by one version of the weights, history included.
     """
 
     logprobs_are_of_trained_weights = False
@@ -41,9 +41,9 @@ class CopiedPolicyAgent(PolicyAgent):
         """Copy the model; nothing is run.
 
         Args:
-            model: The model that is trained, before a trainer has it.
+            model: The model that is trained, as the trainer gets it.
             tokenizer: Its tokenizer.
-            device: Where the copy samples; None for the model's own.
+            device: The copy's device; None for the model's own.
             **settings: See :class:`PolicyAgent`.
         """
         check_is_model(model, "CopiedPolicyAgent(model, tokenizer)")
@@ -53,39 +53,33 @@ class CopiedPolicyAgent(PolicyAgent):
         self._lock = threading.Lock()
 
     def prepare(self, start: BatchStart) -> None:
-        """Take the weights over if they are others; waits for the answers that are being sampled.
+        """Copy the weights if they have changed; waits for the answers that are being sampled.
 
         Raises:
-            ConfigError: The trained model has other weights than when it was copied: adapters, or shards.
+            ConfigError: The trained model has different parameters than when it was copied: adapters, or shards.
         """
         with self._lock:
             super().prepare(start)
-            if start.step != self._copied_step:
-                self._copy()
-                self._copied_step = start.step
-
-    def _copy(self) -> None:
-        own, theirs = _tensors(self.model), _tensors(self._trained)
-        is_sharded = any(hasattr(tensor, "full_tensor") for tensor in theirs)
-        if is_sharded or [tensor.shape for tensor in own] != [tensor.shape for tensor in theirs]:
-            raise ConfigError(
-                "CopiedPolicyAgent cannot copy the weights: the model's parameters have changed since it was passed. "
-                "With adapters, pass the PeftModel itself to agent and trainer, without peft_config; with sharded "
-                "weights, sample with a vLLM server"
-            )
-        with torch.no_grad():
-            for one, other in zip(own, theirs, strict=True):
-                one.copy_(other)
+            if start.step == self._copied_step:
+                return
+            copies, originals = ([*model.parameters(), *model.buffers()] for model in (self.model, self._trained))
+            is_sharded = any(hasattr(tensor, "full_tensor") for tensor in originals)
+            if is_sharded or [tensor.shape for tensor in copies] != [tensor.shape for tensor in originals]:
+                raise ConfigError(
+                    "CopiedPolicyAgent cannot copy the weights: the model's parameters have changed since it was "
+                    "passed. With adapters, pass the PeftModel itself to agent and trainer, without peft_config; with "
+                    "sharded weights, sample with a vLLM server"
+                )
+            with torch.no_grad():
+                for copied, original in zip(copies, originals, strict=True):
+                    copied.copy_(original)
+            self._copied_step = start.step
 
     def weights_changed(self) -> None:
-        """Take the weights over at the next :meth:`prepare`, whatever its step."""
+        """Copy the weights at the next :meth:`prepare`, whatever its step."""
         self._copied_step = -1
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         """Sample one turn of every session; from any thread."""
         with self._lock:
             return super().act(requests)
-
-
-def _tensors(model: Any) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]

@@ -1,10 +1,9 @@
-"""Run a causal language model token by token: many conversations with their caches kept, or one by itself."""
+"""Run a causal language model token by token: many conversations with their caches kept, or one alone."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +21,7 @@ _WIDTH_WORTH_SPLITTING = 64  # columns
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class CachedPrefix:
-    """The beginning of one conversation that a cache holds.
+    """The cached beginning of one conversation.
 
     Attributes:
         rows: The cache; None if nothing is cached.
@@ -35,15 +34,15 @@ class CachedPrefix:
     ids: list[int] = field(default_factory=list[int])
 
     def drop(self) -> None:
-        """Forget what is cached."""
+        """Forget the cache."""
         self.rows, self.ids = None, []
 
     def place(self, length: int) -> Place | None:
-        """Say where the first ``length`` ids are cached."""
+        """Return where the first ``length`` ids are cached; None if nowhere."""
         return Place(self.rows, self.row, self.rows.starts[self.row], length) if self.rows and length else None
 
     def num_shared(self, prompt: Sequence[int]) -> int:
-        """Count the ids that the cache has in common with ``prompt`` from its start, the prompt's last left out."""
+        """Count the ids that the cache and ``prompt`` share from the start, without the prompt's last one."""
         length = min(len(self.ids), len(prompt) - 1)
         if self.rows is None or list(prompt[:length]) == self.ids[:length]:
             return length
@@ -51,7 +50,7 @@ class CachedPrefix:
 
 
 class Forward:
-    """Calls a model with those arguments that it takes."""
+    """Calls a model with the arguments that it takes."""
 
     def __init__(
         self, model: PreTrainedModel, call: Callable[..., Any] | None = None, *, grouped: bool = False
@@ -59,9 +58,9 @@ class Forward:
         """Set up; nothing is run.
 
         Args:
-            model: Says what it takes.
-            call: Called instead; by default the model.
-            grouped: Spare the copies for grouped heads where several tokens are run.
+            model: A causal language model.
+            call: Called instead, such as the model's wrapper; by default the model.
+            grouped: Avoid the copies for grouped heads where several tokens are run.
         """
         unwrapped: Any = model
         if hasattr(unwrapped, "get_base_model"):  # adapters: their own forward takes anything
@@ -72,10 +71,10 @@ class Forward:
 
     def __call__(self, ids: Sequence[Sequence[int]], **arguments: Any) -> Any:
         """Run the ids, (N, Q), and return the model's output."""
-        # Experts are balanced in the loss; transformers cannot compute it where a cache is longer than the ids.
+        # Experts are balanced by the loss; transformers cannot compute it where a cache is longer than the ids.
         arguments["output_router_logits"] = False
         taken = {name: value for name, value in arguments.items() if name in self.takes}
-        grouped = self.grouped and len(ids[0]) > 1  # transformers spares the copies for single tokens
+        grouped = self.grouped and len(ids[0]) > 1  # transformers avoids the copies for single tokens
         with grouped_attention(self.model) if grouped else contextlib.nullcontext():
             return self.call(input_ids=torch.tensor(ids, device=self.device), **taken)
 
@@ -98,30 +97,15 @@ class Forward:
         raise NotImplementedError(f"{self.name} takes no cache")
 
 
-class Decoder(ABC):
-    """Conversations whose next tokens are sampled together.
-
-    Attributes:
-        indices: Which conversations the rows of the latest logits belong to.
-    """
-
-    indices: list[int]
-
-    @abstractmethod
-    def prefill(self) -> torch.Tensor:
-        """Run the prompts as far as they are not cached, and return the logits of what follows them, (N, V)."""
-
-    @abstractmethod
-    def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
-        """Run one more token of the conversations in ``tokens``, closing all others, and return the next logits."""
-
-
-class BatchedDecoder(Decoder):
+class BatchedDecoder:
     """All conversations at once, their caches kept for the next turn.
 
-    Where a prompt brings fewer new tokens than another, its last cached ones are run again in place of padding, so
-    that rows have no holes. Layers with states can neither do that nor stand padding: there, only prompts with equally
-    many new tokens are run together.
+    Where a prompt has fewer new tokens than another, its last cached ones are run again in place of padding, so that
+    rows have no holes. Layers with states allow neither that nor padding: there, only prompts with equally many new
+    tokens are run together.
+
+    Attributes:
+        indices: The conversation of each row of the latest logits.
     """
 
     def __init__(
@@ -146,28 +130,40 @@ class BatchedDecoder(Decoder):
         self.has_columns = any(isinstance(layer, GrowingLayer) for layer in layers)
         self.one_by_one = one_by_one
         self.indices = list(range(len(prefixes)))
-        self.num_shared = [self._num_shared(index) for index in self.indices]
-
-    def _num_shared(self, index: int) -> int:
-        prefix, prompt = self.prefixes[index], self.prompts[index]
-        num_shared = prefix.num_shared(prompt)
-        return 0 if self.has_states and num_shared < len(prefix.ids) else num_shared
+        self.num_shared: list[int] = []
+        for prefix, prompt in zip(prefixes, prompts, strict=True):
+            num_shared = prefix.num_shared(prompt)
+            self.num_shared.append(0 if self.has_states and num_shared < len(prefix.ids) else num_shared)
 
     def prefill(self) -> torch.Tensor:
-        """Run what is new, in as few forward passes as is right, and return the last logits, (N, V)."""
+        """Run the new tokens, in as few forward passes as is right, and return the logits that follow, (N, V)."""
         logits: list[torch.Tensor] = []
         order: list[int] = []
         for group in self._groups():
-            logits.append(self._prefill(group))
+            width = max(len(self.prompts[index]) - self.num_shared[index] for index in group)
+            if self.one_by_one and self.num_shared[group[0]]:
+                logits.append(self._step_in(group, width))
+            else:
+                kept = [max(0, len(self.prompts[index]) - width) for index in group]
+                self._line_up(group, kept)
+                pieces = [self.prompts[index][count:] for index, count in zip(group, kept, strict=True)]
+                padding = [width - len(piece) for piece in pieces]
+                padded = [[0] * count + list(piece) for count, piece in zip(padding, pieces, strict=True)]
+                logits.append(self._run(padded, padding))
+                for index in group:
+                    self.prefixes[index].ids = list(self.prompts[index])
             order += self.indices
         if len(logits) > 1:
             self._line_up(order)
         return torch.cat(logits)
 
     def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
-        """Run one more token of the open conversations; closed ones are dropped once they are worth it."""
+        """Run one more token of the conversations in ``tokens``, closing all others, and return the next logits.
+
+        Closed conversations are dropped once they are half of the rows.
+        """
         num_closed = len(self.indices) - len(tokens)
-        # A closed row continues with idle tokens, which lie after its content, but would spoil states.
+        # A closed row continues with idle tokens, which come after its content, but would spoil states.
         if num_closed and (self.has_states or num_closed >= len(tokens)):
             self._line_up([index for index in self.indices if index in tokens])
         logits = self._run([[tokens.get(index, 0)] for index in self.indices])
@@ -176,10 +172,15 @@ class BatchedDecoder(Decoder):
         return logits
 
     def _groups(self) -> list[list[int]]:
-        if self.has_states:
-            return self._groups_of_equals()
-        # One long new prompt among short ones would make all as wide as itself.
+        """Group the conversations whose new tokens are run together."""
         widths = [len(prompt) - shared for prompt, shared in zip(self.prompts, self.num_shared, strict=True)]
+        if self.has_states:
+            equals: dict[tuple[bool, int], list[int]] = {}
+            for index, shared in enumerate(self.num_shared):
+                width = 0 if shared and self.one_by_one else widths[index]
+                equals.setdefault((shared > 0, width), []).append(index)
+            return list(equals.values())
+        # One long new prompt among short ones would make all as wide as itself.
         groups: list[list[int]] = []
         for index in sorted(self.indices, key=widths.__getitem__):
             if groups and widths[index] <= max(_WIDTH_WORTH_SPLITTING, 4 * widths[groups[-1][0]]):
@@ -187,27 +188,6 @@ class BatchedDecoder(Decoder):
             else:
                 groups.append([index])
         return [sorted(group) for group in groups]
-
-    def _groups_of_equals(self) -> list[list[int]]:
-        groups: dict[tuple[bool, int], list[int]] = {}
-        for index in self.indices:
-            shared = self.num_shared[index]
-            width = 0 if shared and self.one_by_one else len(self.prompts[index]) - shared
-            groups.setdefault((shared > 0, width), []).append(index)
-        return list(groups.values())
-
-    def _prefill(self, group: list[int]) -> torch.Tensor:
-        width = max(len(self.prompts[index]) - self.num_shared[index] for index in group)
-        if self.one_by_one and self.num_shared[group[0]]:
-            return self._step_in(group, width)
-        kept = [max(0, len(self.prompts[index]) - width) for index in group]
-        self._line_up(group, kept)
-        pieces = [self.prompts[index][count:] for index, count in zip(group, kept, strict=True)]
-        padding = [width - len(piece) for piece in pieces]
-        logits = self._run([[0] * count + list(piece) for count, piece in zip(padding, pieces, strict=True)], padding)
-        for index in group:
-            self.prefixes[index].ids = list(self.prompts[index])
-        return logits
 
     def _step_in(self, group: list[int], width: int) -> torch.Tensor:
         """Run the new tokens one at a time, each conversation joining so that all end together."""
@@ -227,11 +207,12 @@ class BatchedDecoder(Decoder):
         """Bring the first ``lengths`` cached tokens (all by default) of these conversations together in one cache."""
         lengths = lengths or [len(self.prefixes[index].ids) for index in indices]
         places = [self.prefixes[index].place(length) for index, length in zip(indices, lengths, strict=True)]
-        rows = _all_rows_of_one_cache(places)
-        if rows is None:
-            rows = CachedRows(self.forward.new_cache, places, self.forward.device)
+        rows = places[0].rows if places[0] else None
+        inside = [place for place in places if place and place.rows is rows]
+        if rows and [place.row for place in inside] == list(range(len(rows.starts))) and len(inside) == len(places):
+            rows.shift(inside)  # they are all the rows of one cache, in order
         else:
-            rows.shift([place for place in places if place])
+            rows = CachedRows(self.forward.new_cache, places, self.forward.device)
         for row, index in enumerate(indices):
             self.prefixes[index].rows, self.prefixes[index].row = rows, row
         self.rows, self.indices = rows, indices
@@ -245,16 +226,8 @@ class BatchedDecoder(Decoder):
         return output.logits[:, -1]
 
 
-def _all_rows_of_one_cache(places: Sequence[Place | None]) -> CachedRows | None:
-    first = places[0]
-    if first is None or len(first.rows.starts) != len(places):
-        return None
-    in_order = all(place and place.rows is first.rows and place.row == row for row, place in enumerate(places))
-    return first.rows if in_order else None
-
-
-class SequentialDecoder(Decoder):
-    """One conversation by itself, prefilled from the start: no padding, and the model's own cache, if any."""
+class SequentialDecoder:
+    """One conversation, with the methods of :class:`BatchedDecoder`: no padding, and the model's own cache, if any."""
 
     def __init__(self, index: int, prompt: Sequence[int], *, forward: Forward, with_cache: bool) -> None:
         self.indices, self.ids = [index], list(prompt)
@@ -279,3 +252,6 @@ class SequentialDecoder(Decoder):
             caches = {name: getattr(output, name, None) for name in _CACHE_NAMES if name in self.forward.takes}
             self.cache = {name: cache for name, cache in caches.items() if cache is not None}
         return output.logits[:, -1]
+
+
+Decoder = BatchedDecoder | SequentialDecoder  # conversations whose next tokens are sampled together

@@ -1,9 +1,8 @@
 """Select how to run a model token by token: the fastest strategy that is right for it.
 
-Transformers' models differ in what a batch of uneven conversations does to them: padding, several new tokens after a
-cached state, positions. None of that is declared anywhere, so the first use of a model checks the strategies:
-it runs short made-up conversations by each, and compares with one forward pass over the whole row, which is what
-training computes.
+Models in transformers differ in what they support in a batch of uneven conversations: padding, several new tokens after
+a cached state, positions. They do not declare it, so the first use of a model checks the strategies: each runs short
+made-up conversations, and its logits are compared with those of one forward pass over the whole row, as in training.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from agentsgym.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# Makes, of the cached prefixes of the conversations and their prompts, decoders to be sampled from one after another.
+# Yields, for the cached prefixes and prompts of conversations, decoders to be sampled from one after another.
 DecodingStrategy = Callable[[Sequence[CachedPrefix], Sequence[Sequence[int]]], Iterator[Decoder]]
 
 
@@ -47,7 +46,7 @@ _STRATEGIES: dict[str, Callable[..., Iterator[Decoder]]] = {
     "prefilled again each turn, one conversation at a time": functools.partial(_sequential, with_cache=True),
     "run again for each token, one conversation at a time": functools.partial(_sequential, with_cache=False),
 }
-# Of each model: which strategy, and whether copies for grouped heads are spared.
+# The strategy of each model, and whether copies for grouped heads are avoided.
 _chosen: WeakKeyDictionary[PreTrainedModel, tuple[str, bool]] = WeakKeyDictionary()
 
 
@@ -56,10 +55,10 @@ def select_strategy(model: PreTrainedModel, call: Callable[..., Any] | None = No
 
     Args:
         model: The model.
-        call: Called instead; by default the model.
+        call: Called instead, such as the model's wrapper; by default the model.
 
     Raises:
-        ConfigError: None does.
+        ConfigError: No strategy does.
     """
     forward = Forward(model, call)
     if model not in _chosen:
@@ -86,23 +85,23 @@ def _choose(forward: Forward) -> tuple[str, bool]:
 
 
 def _reason_against(name: str, forward: Forward) -> str | None:
-    """Say what is wrong with running the model by this strategy; None if nothing is."""
+    """Return what is wrong with running the model by this strategy; None if nothing is."""
     try:
-        error = _error(forward, functools.partial(_STRATEGIES[name], forward=forward))
+        error = _measured_error(forward, functools.partial(_STRATEGIES[name], forward=forward))
     except (torch.OutOfMemoryError, ConfigError):
         raise
-    except Exception as raised:  # noqa: BLE001  # the model's code, which reports in its own way what it does not support
+    except Exception as raised:  # noqa: BLE001  # the model's code, which raises anything for what it does not support
         return f"{type(raised).__name__}: {raised}"
     if error <= 2 * _rounding(forward) ** 0.5:
         return None
     return f"logits are off by {error:.2g} of their spread if it is {name}"
 
 
-# Of each made-up conversation: what the first prompt, the first answer, the second prompt and the second answer add.
+# New tokens of the first prompt, the first answer, the second prompt and the second answer of made-up conversations.
 _PROBES = ((5, 3, 3, 3), (2, 1, 8, 2), (9, 2, 1, 3), (3, 3, 2, 3))
 
 
-def _error(forward: Forward, strategy: DecodingStrategy) -> float:
+def _measured_error(forward: Forward, strategy: DecodingStrategy) -> float:
     """Measure how far the logits are from those of a forward pass over the whole row, in made-up conversations."""
     vocabulary_size = forward.model.config.get_text_config().vocab_size
     rows = [
@@ -115,7 +114,7 @@ def _error(forward: Forward, strategy: DecodingStrategy) -> float:
     prefixes = [CachedPrefix() for _ in rows]
     errors: list[torch.Tensor] = []
     for turn in (0, 2):
-        places = [sum(probe[: turn + 1]) for probe in _PROBES]  # how much of each row has been run
+        places = [sum(probe[: turn + 1]) for probe in _PROBES]  # the number of tokens of each row that have been run
         stops = [sum(probe[: turn + 2]) for probe in _PROBES]
         for decoder in strategy(prefixes, [ids[:place] for ids, place in zip(rows, places, strict=True)]):
             logits = decoder.prefill()
@@ -133,17 +132,17 @@ def _error(forward: Forward, strategy: DecodingStrategy) -> float:
                 for index in decoder.indices:
                     places[index] += 1
                 logits = decoder.extend(fed)
-    # Coarse rounding alone can send a token to another expert here and there; what is wrong is wrong more often.
+    # Coarse rounding alone can send a token to another expert now and then; a wrong strategy errs more often.
     return float(torch.stack(errors).quantile(0.75 if _rounding(forward) > 1e-4 else 1.0))
 
 
 def _distance(given: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """The largest difference of two rows of logits, (V,), in units of their spread."""
+    """Return the largest difference of two rows of logits, (V,), in units of their spread."""
     return ((given - expected).abs().max() / (expected - expected.mean()).abs().max()).nan_to_num(torch.inf)
 
 
 def _rounding(forward: Forward) -> float:
-    """The relative rounding error of one operation of the model."""
+    """Return the relative rounding error of one operation of the model."""
     kinds = {weight.dtype for weight in forward.model.parameters() if weight.is_floating_point()}
     if torch.is_autocast_enabled(forward.device.type):
         kinds.add(torch.get_autocast_dtype(forward.device.type))

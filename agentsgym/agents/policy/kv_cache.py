@@ -4,8 +4,8 @@
 
     column    0 1 2 3 4 5 6 7
     row 0     a b c d e f g h      all rows end at the same column and have no holes: then every attention mask of
-    row 1     . . . i j k l m      transformers is right, those that count columns (sliding windows, chunks, ALiBi)
-    row 2     . . . . . . n o      included
+    row 1     . . . i j k l m      transformers is right, including those that count columns (sliding windows, chunks,
+    row 2     . . . . . . n o      ALiBi)
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Place(NamedTuple):
 class GrowingLayer(DynamicLayer):
     """Keys and values of one layer, written in place into buffers that double when they are full.
 
-    All columns are kept, with a sliding window too: a conversation that is rewritten can then be cut anywhere. What
-    attention gets to see is no more than the window.
+    All columns are kept, also with a sliding window: a rewritten conversation can then be cut anywhere. Attention gets
+    only the window.
     """
 
     def __init__(self, sliding_window: int | None = None) -> None:
@@ -53,7 +53,7 @@ class GrowingLayer(DynamicLayer):
         self.values: Any = None
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Append columns, (N, H, Q, D), and return what the new queries may attend to, (N, H, S, D)."""
+        """Append columns, (N, H, Q, D), and return the columns that the new queries may attend to, (N, H, S, D)."""
         count = key_states.shape[2]
         start, stop = self.num_columns, self.num_columns + count
         self._reserve(key_states, value_states, key_states.shape[0], stop)
@@ -64,7 +64,7 @@ class GrowingLayer(DynamicLayer):
         return self.keys[:, :, first:stop], self.values[:, :, first:stop]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Count the columns that the new queries may attend to, and name the first of them."""
+        """Return the number of columns that the new queries may attend to, and the first of them."""
         length = self.num_columns + query_length
         visible = length if self.sliding_window is None else min(length, self.sliding_window - 1 + query_length)
         return visible, length - visible
@@ -78,12 +78,12 @@ class GrowingLayer(DynamicLayer):
         for row, (layer, place) in enumerate(zip(layers, places, strict=True)):
             if place.length and layer.is_initialized:  # some models leave a layer's cache unused
                 self._reserve(layer.keys, layer.values, len(places), num_columns)
-                into, out = (
-                    slice(num_columns - place.length, num_columns),
+                old, new = (
                     slice(place.start, place.start + place.length),
+                    slice(num_columns - place.length, num_columns),
                 )
-                self.keys[row, :, into] = layer.keys[place.row, :, out]
-                self.values[row, :, into] = layer.values[place.row, :, out]
+                self.keys[row, :, new] = layer.keys[place.row, :, old]
+                self.values[row, :, new] = layer.values[place.row, :, old]
         self.num_columns = num_columns
 
     def shift(self, places: Sequence[Place], num_columns: int) -> None:
@@ -91,9 +91,9 @@ class GrowingLayer(DynamicLayer):
         for place in places:
             start = num_columns - place.length
             if self.is_initialized and start != place.start:
-                into, out = slice(start, num_columns), slice(place.start, place.start + place.length)
-                self.keys[place.row, :, into] = self.keys[place.row, :, out].clone()
-                self.values[place.row, :, into] = self.values[place.row, :, out].clone()
+                old, new = slice(place.start, place.start + place.length), slice(start, num_columns)
+                self.keys[place.row, :, new] = self.keys[place.row, :, old].clone()
+                self.values[place.row, :, new] = self.values[place.row, :, old].clone()
         self.num_columns = num_columns
 
     def _reserve(self, keys: torch.Tensor, values: torch.Tensor, num_rows: int, num_columns: int) -> None:
@@ -101,10 +101,9 @@ class GrowingLayer(DynamicLayer):
         if old_keys is not None and num_columns <= old_keys.shape[2]:
             return
         capacity = max(num_columns + _SPARE_COLUMNS, 2 * written)
-        # Zeros, since what a mask hides is multiplied by 0 and must be finite.
-        self.keys, self.values = (
-            like.new_zeros(num_rows, like.shape[1], capacity, like.shape[3]) for like in (keys, values)
-        )
+        # Zeros, since masked values are multiplied by 0 and must be finite.
+        self.keys = keys.new_zeros(num_rows, keys.shape[1], capacity, keys.shape[3])
+        self.values = values.new_zeros(num_rows, values.shape[1], capacity, values.shape[3])
         if old_keys is not None:
             self.keys[:, :, :written] = old_keys[:, :, :written]
             self.values[:, :, :written] = old_values[:, :, :written]
@@ -120,7 +119,7 @@ class GrowingHybridLayer(GrowingLayer, LinearAttentionAndFullAttentionLayer):
 
 
 def growing_layer(layer: Any) -> Any:
-    """The layer to use in place of one of transformers' dynamic cache.
+    """Make the layer that replaces one of transformers' dynamic cache.
 
     Raises:
         NotImplementedError: This kind of layer is not supported.
@@ -160,7 +159,7 @@ class CachedRows:
         self._set_starts([self.num_columns - place.length for place in known])
 
     def shift(self, places: Sequence[Place]) -> None:
-        """Line up the places of this very cache, one a row in the order of rows, where they are."""
+        """Align the places of this cache in place, one per row in the order of rows."""
         self.num_columns = max(place.length for place in places)
         for layer in self.cache.layers:
             if isinstance(layer, GrowingLayer):
@@ -168,7 +167,7 @@ class CachedRows:
         self._set_starts([self.num_columns - place.length for place in places])
 
     def append(self, width: int, padding: Sequence[int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make room for ``width`` columns, the first ``padding`` of which hold nothing in rows that were empty.
+        """Make room for ``width`` columns, the first ``padding`` of which are empty in rows that were empty.
 
         Returns:
             The mask over all columns, (N, S), and the positions of the new ones, (N, width).

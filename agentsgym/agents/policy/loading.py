@@ -33,13 +33,9 @@ def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remo
 def load_model(
     name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False, **options: Any
 ) -> tuple[Any, Any]:
-    """Load a model and its tokenizer.
+    """Load a model, with ``options`` such as ``dtype`` for its ``from_pretrained``, and its tokenizer.
 
-    Args:
-        name_or_path: A folder, or a name on the Hub.
-        revision: Revision of a name on the Hub.
-        trust_remote_code: Whether code that comes with the model may run.
-        **options: Others of ``AutoModelForCausalLM.from_pretrained``, such as ``dtype``.
+    The other arguments are those of :func:`load_tokenizer`.
     """
     source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     tokenizer = load_tokenizer(name_or_path, **source)
@@ -47,7 +43,7 @@ def load_model(
 
 
 def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
-    """Load a policy to be played: on the accelerator if there is one, in the precision that it was saved in.
+    """Load a policy for sampling: on the accelerator if there is one, in the precision that it was saved in.
 
     Raises:
         ConfigError: The folder or name does not exist, or has no causal language model with a tokenizer.
@@ -64,11 +60,6 @@ def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
 
 
 def limit_threads(model: Any, *, small: int = 5_000_000) -> None:
-    """Compute with one thread where the model is small and on the CPU: a second one costs more than it brings.
-
-    Args:
-        model: The model.
-        small: The number of parameters below which it is small.
-    """
+    """Compute with one thread if the model is on the CPU and has fewer than ``small`` parameters: that is faster."""
     if model.device.type == "cpu" and model.num_parameters() < small:
         torch.set_num_threads(1)

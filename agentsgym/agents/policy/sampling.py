@@ -1,4 +1,4 @@
-"""Draw tokens from logits, and end a turn at a text."""
+"""Draw tokens from logits, and end a turn at a stop string."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEVER_DRAWN: Final = -103.0  # below it, float32 holds no probability
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Settings of sampling; the fields mean what they mean in transformers and TRL.
+    """Settings of sampling, as in transformers and TRL.
 
     Attributes:
         temperature: Divides the logits; 0 takes the likeliest token.
@@ -53,53 +53,44 @@ class SamplingParams:
             if not is_met:
                 raise ConfigError(f"{name} must be {expected}, got {getattr(self, name)!r}")
 
-    def processors(self) -> LogitsProcessorList:
-        """Make what cuts the distribution, in TRL's order, after the temperature."""
-        processors = LogitsProcessorList()
-        if self.top_k:
-            processors.append(TopKLogitsWarper(self.top_k))
-        if self.top_p < 1.0:
-            processors.append(TopPLogitsWarper(self.top_p))
-        if self.min_p:
-            processors.append(MinPLogitsWarper(self.min_p))
-        return processors
-
 
 class Sampler:
-    """Draws tokens, one uniform number a token."""
+    """Draws tokens, one uniform number per token."""
 
     def __init__(self, sampling: SamplingParams, vocabulary_size: int | None = None) -> None:
         """Set up; nothing is drawn.
 
         Args:
             sampling: How tokens are drawn.
-            vocabulary_size: Only smaller ids are drawn; None for all that have logits.
+            vocabulary_size: Only smaller ids are drawn; None for no limit.
         """
         self.vocabulary_size = vocabulary_size
         self.temperature, self.penalty = sampling.temperature, sampling.repetition_penalty
-        self._cuts: Any = sampling.processors()
-
-    @property
-    def needs_contexts(self) -> bool:
-        """Whether :meth:`draw` must know which tokens a context holds."""
-        return self.penalty != 1.0
+        cuts = LogitsProcessorList()  # in TRL's order, after the temperature
+        if sampling.top_k:
+            cuts.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1.0:
+            cuts.append(TopPLogitsWarper(sampling.top_p))
+        if sampling.min_p:
+            cuts.append(MinPLogitsWarper(sampling.min_p))
+        self._cuts: Any = cuts
 
     def draw(
         self, logits: torch.Tensor, uniforms: Sequence[float], seen: torch.Tensor | None = None
     ) -> tuple[list[int], list[float]]:
-        """Draw one token a row.
+        """Draw one token per row.
 
-        Ids that the tokenizer does not know have no part in it: their probability is 0, and what they would have had is
-        spread over the others. The log-probabilities are of that distribution.
+        Ids from ``vocabulary_size`` on have probability 0, and the log-probabilities are of the distribution without
+        them.
 
         Args:
             logits: (N, V).
-            uniforms: One number in [0, 1) a row.
+            uniforms: One number in [0, 1) per row.
             seen: Which tokens the row's context holds, bool, (N, V); with a repetition penalty.
 
         Returns:
-            The tokens, and their log-probabilities at the temperature before anything is cut, both of length N. NaN is
-            one that a repetition penalty leaves without meaning: without it the token could not have been drawn.
+            The tokens, and their log-probabilities at the temperature before any cut, both of length N; NaN where the
+            token could be drawn only because of the repetition penalty.
 
         Raises:
             NonFiniteError: A row's logits are NaN, or one of them is infinite and not a token that is ruled out.
@@ -110,8 +101,12 @@ class Sampler:
         logprobs = scores.log_softmax(-1)
         if seen is not None:
             scores = penalized(scores, seen[:, : self.vocabulary_size], self.penalty)
+        if self.temperature == 0:
+            drawn = scores.argmax(-1, keepdim=True)
+        else:
+            drawn = inverse_transform_sample(self._cuts(None, scores).softmax(-1), uniforms)
         # Past the last token only without a valid distribution, which raises below; on a device it would be fatal.
-        drawn = self._choose(scores, uniforms).clamp(max=scores.shape[1] - 1)
+        drawn = drawn.clamp(max=scores.shape[1] - 1)
         chosen: list[float] = logprobs.gather(1, drawn)[:, 0].tolist()
         if math.isnan(sum(chosen)):
             raise NonFiniteError(LOGITS_ARE_NONE)
@@ -119,21 +114,16 @@ class Sampler:
             chosen = [value if value > _NEVER_DRAWN else math.nan for value in chosen]
         return drawn[:, 0].tolist(), chosen
 
-    def _choose(self, scores: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
-        if self.temperature == 0:
-            return scores.argmax(-1, keepdim=True)
-        return inverse_transform_sample(self._cuts(None, scores).softmax(-1), uniforms)
-
 
 def inverse_transform_sample(probabilities: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
     """Take the first token whose cumulative probability exceeds u times the total.
 
     Summed in double precision: in single precision, the sums over a large vocabulary lose the unlikely tokens. A
-    token of probability 0 adds nothing and so is never the first.
+    token of probability 0 is never drawn.
 
     Args:
         probabilities: (N, V), not necessarily summing to 1.
-        uniforms: One number in [0, 1) a row.
+        uniforms: One number in [0, 1) per row.
 
     Returns:
         (N, 1).
@@ -167,7 +157,7 @@ class StopText:
 
     def __init__(self, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
         self.stop, self._decode = tuple(stop), decode
-        # The first characters of a decoded tail may differ from the whole text's: a broken character, a lost space.
+        # A decoded tail may begin differently from the whole text: with a broken character, or without a space.
         self._length = max(map(len, stop), default=0) + 8
 
     def completed_by_last(self, ids: Sequence[int]) -> bool:

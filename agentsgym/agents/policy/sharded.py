@@ -1,7 +1,7 @@
 """Sample from a model whose weights are sharded over all ranks (FSDP2, ZeRO-3): every forward pass needs all ranks.
 
 Ranks play episodes of different lengths, so they need different numbers of forward passes. A rank that runs one
-announces it, and a rank with nothing to run joins with one token, whose output is discarded::
+announces it, and an idle rank joins with one token, whose output is discarded::
 
     rank 0    1 forward   1 forward   1 forward   0
     rank 1    1 forward   0 joins     0 joins     0      no rank has more to run: all continue
@@ -30,8 +30,8 @@ from agentsgym.interruptions import Interruption, is_interruption
 class ShardedForwardError(Interruption):
     """A forward pass failed on this rank, while the others wait for its part of the weights.
 
-    Handling it here would leave them waiting. So it is not an ``Exception``, like ``KeyboardInterrupt``: it ends the
-    process, and the launcher then ends the others.
+    Handling it here would leave them waiting. So it is not an ``Exception`` (as ``KeyboardInterrupt`` is not): it ends
+    the process, and the launcher then ends the others.
     """
 
 
@@ -39,11 +39,7 @@ class LockstepForward:
     """Calls a model so that all ranks take part in each of its forward passes."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
-        """Set up; nothing is sent.
-
-        Args:
-            model: A causal language model, or its wrapper.
-        """
+        """Wrap a causal language model, or its wrapper."""
         self._model = model
         self._is_broken = False
 
@@ -60,10 +56,7 @@ class LockstepForward:
             return self._model(**arguments)
 
     def join(self, idle: Callable[[], Any]) -> None:
-        """Collective: take part in the forward passes of other ranks until all of them are here.
-
-        Args:
-            idle: Runs the model itself once, on any input.
+        """Collective: take part in the forward passes of other ranks, by calls of ``idle``, until all ranks are here.
 
         Raises:
             ShardedForwardError: The model raised.
@@ -76,7 +69,7 @@ class LockstepForward:
 
     @contextlib.contextmanager
     def abort_all_ranks_on_error(self) -> Generator[None]:
-        """End the run if the model raises inside, where every rank runs it without announcing it.
+        """End the run if the model raises inside, where all ranks run it without announcing it.
 
         Raises:
             ShardedForwardError: In place of any exception but a ``ConfigError``, which is raised on all ranks.
@@ -121,7 +114,7 @@ class ShardedPolicyAgent(PolicyAgent):
         Args:
             model: A causal language model.
             tokenizer: Its tokenizer.
-            forward: Called instead of the model, where sharding wraps it; by default the model itself.
+            forward: Called instead of the model, where sharding wraps it; by default the model.
             **settings: See :class:`PolicyAgent`.
         """
         super().__init__(model, tokenizer, **settings)
@@ -147,7 +140,7 @@ class ShardedPolicyAgent(PolicyAgent):
 
 
 def zero_stage(accelerator: Accelerator) -> int:
-    """The stage of DeepSpeed ZeRO; 0 without DeepSpeed."""
+    """Return the stage of DeepSpeed ZeRO; 0 without DeepSpeed."""
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
         return 0
     plugin: Any = accelerator.state.deepspeed_plugin
@@ -160,11 +153,9 @@ def is_sharded(accelerator: Accelerator) -> bool:
 
 
 def policy_agent_type(accelerator: Accelerator, *, gathers: bool = False) -> type[PolicyAgent]:
-    """Choose the agent that suits how the weights of the model in training are distributed over the ranks.
+    """Choose the class of agent by how the weights of the model in training are distributed over the ranks.
 
-    Args:
-        accelerator: Knows it.
-        gathers: Whether ZeRO-3's weights are whole on every rank while episodes are played.
+    ``gathers`` means that ZeRO-3's weights are whole on every rank while episodes are played.
 
     Raises:
         ConfigError: They are sharded by FSDP1.

@@ -13,14 +13,10 @@ if TYPE_CHECKING:
 
 
 def check_is_model(model: Any, call: str) -> None:
-    """Check what was given as the model.
-
-    Args:
-        model: The argument.
-        call: The call as written by the user, as in ``"PolicyAgent(model, tokenizer)"``.
+    """Check that an argument is a model; ``call`` is the right call, as in ``"PolicyAgent(model, tokenizer)"``.
 
     Raises:
-        ConfigError: It has no configuration: another argument in the model's place, or its name.
+        ConfigError: It has no configuration: it is the name of a model, or another argument in its place.
     """
     if not hasattr(model, "config"):
         given = shown(model) if isinstance(model, str) else f"a {type(model).__name__}"
@@ -33,8 +29,7 @@ def check_is_model(model: Any, call: str) -> None:
 def shared_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Count the ids of the tokenizer, holes included, all of which the model must embed.
 
-    Models often have more rows than that, to fill up a round number (Qwen3: 151,936 for 151,669 ids). Nothing was ever
-    trained to mean something there.
+    Models often have more rows, padded to a round number (Qwen3: 151,936 for 151,669 ids), which were never trained.
 
     Args:
         model: A causal language model; its configuration has the number of rows, however they are sharded.

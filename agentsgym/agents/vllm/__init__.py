@@ -1,1 +1,1 @@
-"""Sample with vLLM: an engine in this process, or servers, and the weights they are given."""
+"""Sample with vLLM, an engine in this process or servers, and load the trained weights into it."""

@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class FailFastEngine:
-    """Calls a vLLM engine until it breaks: the requests it then still holds make its next call run forever.
+    """Calls a vLLM engine until it breaks: with the requests that it then still holds, its next call would not return.
 
-    A request that the engine refuses (too long, say) leaves no request behind, and does not count as a failure.
+    An exception that leaves no request behind (one that is too long, for example) does not count as a failure.
     """
 
     def __init__(self, llm: Any) -> None:
-        """Watch a ``vllm.LLM``; nothing is called."""
+        """Keep a ``vllm.LLM``; nothing is called."""
         self._llm = llm
         self._broke = ""
 
@@ -36,13 +36,10 @@ class FailFastEngine:
         try:
             return generate(*arguments, **options)
         except BaseException as error:
-            if self._has_work_left():
+            has_requests: Any = getattr(getattr(self._llm, "llm_engine", None), "has_unfinished_requests", None)
+            if callable(has_requests) and has_requests():
                 self._broke = f"{type(error).__name__}: {error}"
             raise
-
-    def _has_work_left(self) -> bool:
-        has_requests: Any = getattr(getattr(self._llm, "llm_engine", None), "has_unfinished_requests", None)
-        return callable(has_requests) and bool(has_requests())
 
 
 class Engine:
@@ -71,9 +68,14 @@ class Engine:
         self._call = FailFastEngine(llm)
         defaults: Any = llm.get_default_sampling_params()
         self._params_type: Any = type(defaults)
-        # The private fields are what vLLM works out from the others.
+        # vLLM computes the private fields from the others.
         known = {name: getattr(defaults, name) for name in defaults.__struct_fields__ if not name.startswith("_")}
-        ends = as_ids(options.get("stop_token_ids", self._end_ids()))
+        try:
+            # vLLM itself adds the ids that the model declares as its end.
+            ends = ChatFormat.of(self.tokenizer, append=False).stop_token_ids
+        except TemplateError:  # such a template gives no exact prompts, but it can be rendered
+            ends = as_ids(self.tokenizer.eos_token_id)
+        ends = as_ids(options.get("stop_token_ids", ends))
         self._fields = {**known, **options, "stop_token_ids": sorted(ends), "logprobs": 0}
         try:
             self._params(1)
@@ -82,7 +84,7 @@ class Engine:
 
     @staticmethod
     def takes(source: object) -> bool:
-        """Whether the source is such an engine."""
+        """Whether the source is a vLLM engine."""
         names = ("generate", "get_tokenizer", "get_default_sampling_params")
         return all(callable(getattr(source, name, None)) for name in names)
 
@@ -96,30 +98,20 @@ class Engine:
             [self._params(budget) for budget in budgets],
             use_tqdm=False,
         )
-        return [self._action(request, output.outputs[0]) for request, output in zip(requests, outputs, strict=True)]
-
-    def _action(self, request: TurnRequest, answer: Any) -> Action | AgentError:
-        action = _action(request, answer)
-        if isinstance(action, AgentError):
-            return action
-        return with_calls_of_ids(action, request, list(answer.token_ids), self.tokenizer)
+        actions: list[Action | AgentError] = []
+        for request, output in zip(requests, outputs, strict=True):
+            answer = output.outputs[0]
+            reason = answer.finish_reason
+            if reason not in ("stop", "length"):
+                actions.append(
+                    AgentError(f"the vLLM engine ended the answer with an unexpected finish reason: {shown(reason)}")
+                )
+                continue
+            ids = list(answer.token_ids)
+            logprobs = [step[token].logprob for step, token in zip(answer.logprobs, ids, strict=True)]
+            action = sampled_action(request, ids, text=answer.text, finish_reason=reason, logprobs=logprobs)
+            actions.append(with_calls_of_ids(action, request, ids, self.tokenizer))
+        return actions
 
     def _params(self, budget: int) -> Any:
         return self._params_type(**{**self._fields, "max_tokens": budget})
-
-    def _end_ids(self) -> frozenset[int]:
-        """The ids that end a turn in the template; vLLM itself adds those that the model declares as its end."""
-        try:
-            return ChatFormat.of(self.tokenizer, append=False).stop_token_ids
-        except TemplateError:  # no exact prompt can come from such a template, but it can be rendered
-            return as_ids(self.tokenizer.eos_token_id)
-
-
-def _action(request: TurnRequest, answer: Any) -> Action | AgentError:
-    if answer.finish_reason not in ("stop", "length"):
-        return AgentError(
-            f"the vLLM engine ended the answer with an unexpected finish reason: {shown(answer.finish_reason)}"
-        )
-    ids = list(answer.token_ids)
-    logprobs = [step[token].logprob for step, token in zip(answer.logprobs, ids, strict=True)]
-    return sampled_action(request, ids, text=answer.text, finish_reason=answer.finish_reason, logprobs=logprobs)

@@ -1,8 +1,8 @@
-"""Ask one of several vLLM servers for each answer: a session stays with its server, and leaves it only if it is lost.
+"""Sample from several vLLM servers: a session stays with its server, and leaves it only if it is lost.
 
-A server is lost when its process is gone, hangs, or was restarted with other weights. Requests that it owes an
-answer are sent to the others, since an answer that nobody has seen is in no record; without any left, their sessions
-fail. The next generation batch looks for it again.
+A server is lost when its process is gone, hangs, or was restarted with other weights. Its open requests are sent to the
+others, since an answer that was never received is in no record; without another server, their sessions fail. The next
+generation batch looks for it again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from agentsgym.agents.event_loop import run_coroutine
 from agentsgym.agents.policy.context_length import budget_within
@@ -25,15 +25,15 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS: Final = 512  # to one server, from one rank; further requests wait for one
 WAITS_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0)  # before each attempt
-PULSE_S: Final = 5.0  # how often a server that owes answers is pinged
-MAX_MISSED: Final = 2  # of those questions, in a row
+PULSE_S: Final = 5.0  # between two checks of a server with open requests
+MAX_MISSED: Final = 2  # checks without an answer, in a row
 
 
 class VLLMServers:
-    """Answers requests one by one, each from a server of this rank's choice.
+    """Answers requests one by one, each from a server that this rank chooses; coroutines run on the agents' loop.
 
     Attributes:
-        servers: All of them, lost ones included.
+        servers: All servers, lost ones included.
     """
 
     def __init__(self, sampling: VLLMSampling, urls: Sequence[str], rank: int) -> None:
@@ -42,7 +42,7 @@ class VLLMServers:
         Args:
             sampling: How tokens are drawn.
             urls: The servers, the same on each rank.
-            rank: Rank of this process: ranks start with different servers.
+            rank: Rank of this process; each rank assigns sessions to its own order of servers.
 
         Raises:
             MissingDependencyError: ``aiohttp`` is not installed.
@@ -50,23 +50,21 @@ class VLLMServers:
         load_aiohttp()
         self.servers = [VLLMServer(url) for url in urls]
         self._rank = rank
-        self._fields = _wire_fields(sampling)
+        self._fields = sampling.fields()  # as in the server's protocol
+        regex = sampling.generation.structured_outputs_regex
+        if regex is not None:
+            self._fields["structured_outputs"] = {"regex": regex}
         self._homes: dict[str, VLLMServer] = {}
         self._session: ClientSession | None = None  # this and the next two live from the first request to finish()
         self._gone: dict[str, asyncio.Future[None]] = {}
         self._watch: asyncio.Task[None] | None = None
 
-    @property
-    def first(self) -> VLLMServer:
-        """The one that TRL has a client of."""
-        return self.servers[0]
-
     def by_url(self, url: str) -> VLLMServer:
-        """One of them."""
+        """Return one of the servers."""
         return next(server for server in self.servers if server.url == url)
 
     async def sample(self, session_id: str, prompt: list[int], room: int) -> Sampled:
-        """Answer one prompt with at most ``room`` tokens; a call that is cancelled hangs up, which ends its request.
+        """Answer one prompt with at most ``room`` tokens; cancellation closes the connection and so ends the request.
 
         Raises:
             AgentError: No server answers, it refuses the request, or the prompt does not fit into its context.
@@ -94,39 +92,35 @@ class VLLMServers:
         if self._session is not None:
             run_coroutine(self._close())
 
-    def forget(self, session_ids: Sequence[str]) -> None:
+    async def forget(self, session_ids: Sequence[str]) -> None:
         """Forget sessions that are over, while others continue."""
-        run_coroutine(self._forget(session_ids))
+        for session_id in session_ids:
+            server = self._homes.pop(session_id, None)
+            if server is not None:
+                server.num_sessions -= 1
 
-    def renew(self, lost: Mapping[str, str], marks: Mapping[str, str | None]) -> None:
-        """Update which servers are lost, and how the weights of each are marked; requests may be open.
+    async def renew(self, lost: Mapping[str, str], marks: Mapping[str, str | None]) -> None:
+        """Update why servers are lost, by URL, and the marks of their weights (None: not compared)."""
+        for server in self.servers:
+            server.lost, server.version = lost.get(server.url, ""), marks.get(server.url)
+            gone = self._gone.get(server.url)
+            if gone is not None and gone.done() and not server.lost:
+                del self._gone[server.url]
 
-        Args:
-            lost: Why a server gets no requests, by URL.
-            marks: Version of the weights, by URL; one that is missing is not compared.
-        """
-        run_coroutine(self._renew(lost, marks))
-
-    def hold(self, url: str) -> None:
+    async def hold(self, url: str) -> None:
         """Send a server no further requests; open ones continue."""
-        run_coroutine(self._hold(self.by_url(url)))
+        self.by_url(url).is_free.clear()
 
-    def release(self, url: str) -> None:
+    async def release(self, url: str) -> None:
         """Send a server the requests that were held back."""
-        run_coroutine(self._release(self.by_url(url)))
+        self.by_url(url).is_free.set()
 
-    def check(self) -> None:
-        """Do nothing: servers are looked for when they get weights."""
-
-    def reach(self) -> None:
-        """Check that those in use answer this rank, and read their contexts.
+    async def reach(self) -> None:
+        """Check that the servers in use answer this rank, and read their contexts.
 
         Raises:
-            AgentsGymError: One does not.
+            AgentsGymError: One does not answer.
         """
-        run_coroutine(self._reach())
-
-    async def _reach(self) -> None:
         async with open_session(CONNECTIONS) as session:
             for server in self.servers:
                 if server.lost:
@@ -145,52 +139,31 @@ class VLLMServers:
             return server
         if server is not None:
             server.num_sessions -= 1
-            del self._homes[session_id]  # there may be no other one, and it retries
+            del self._homes[session_id]  # there may be no other server, and then it retries
         num = len(self.servers)
         rotated = [self.servers[(self._rank + place) % num] for place in range(num)]
         usable = [server for server in rotated if not server.lost]
         if not usable:
             reasons = "; ".join(f"{server.url}: {server.lost}" for server in self.servers)
             raise AgentError(f"no vLLM server is left ({reasons})" + (f"; {last}" if last else ""))
-        server = min(usable, key=lambda one: one.num_sessions)  # the first of those that have fewest
+        server = min(usable, key=lambda one: one.num_sessions)  # the first of those with the fewest
         server.num_sessions += 1
         self._homes[session_id] = server
         return server
 
-    # On the agents' loop
-
-    async def _forget(self, session_ids: Sequence[str]) -> None:
-        for session_id in session_ids:
-            server = self._homes.pop(session_id, None)
-            if server is not None:
-                server.num_sessions -= 1
-
-    async def _hold(self, server: VLLMServer) -> None:
-        server.is_free.clear()
-
-    async def _release(self, server: VLLMServer) -> None:
-        server.is_free.set()
-
-    async def _renew(self, lost: Mapping[str, str], marks: Mapping[str, str | None]) -> None:
-        for server in self.servers:
-            server.lost, server.version = lost.get(server.url, ""), marks.get(server.url)
-            gone = self._gone.get(server.url)
-            if gone is not None and gone.done() and not server.lost:
-                del self._gone[server.url]
-
     async def _request(self, server: VLLMServer, prompt: list[int], max_tokens: int) -> Sampled:
-        session = self._opened()
+        session = self._open_session()
         gone = self._gone.setdefault(server.url, asyncio.get_running_loop().create_future())
-        asking = asyncio.ensure_future(server.complete(session, prompt, max_tokens, self._fields))
+        answer = asyncio.ensure_future(server.complete(session, prompt, max_tokens, self._fields))
         try:
-            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                return asking.result()
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
         finally:
-            asking.cancel()
+            answer.cancel()
         raise PassingError(server.lost, is_connection=False)
 
-    def _opened(self) -> ClientSession:
+    def _open_session(self) -> ClientSession:
         if self._session is None:
             self._session = open_session(CONNECTIONS * len(self.servers))
             self._watch = asyncio.ensure_future(self._monitor())
@@ -206,7 +179,7 @@ class VLLMServers:
             await session.close()
 
     async def _verify(self, server: VLLMServer) -> None:
-        """Look whether a server that did not answer is still the process that it was."""
+        """Check whether a server that did not answer is still the same process."""
         try:
             await self._compare(server)
         except PassingError as error:
@@ -214,9 +187,9 @@ class VLLMServers:
                 self._lose(server, f"it is gone ({error})")
 
     async def _compare(self, server: VLLMServer) -> None:
-        """Read how its weights are marked; an answer that a push of weights has overtaken is ignored."""
+        """Compare the mark of its weights; an answer from before a push of weights is ignored."""
         known = server.version
-        version = await server.read_version(self._opened())
+        version = await server.read_version(self._open_session())
         if known is not None and known == server.version and version != known:
             self._lose(
                 server,
@@ -234,7 +207,7 @@ class VLLMServers:
             gone.set_result(None)
 
     async def _monitor(self) -> None:
-        """Ping servers that owe answers: one whose machine is gone never closes its connection."""
+        """Check servers with open requests: one whose machine is gone never closes its connections."""
         missed = dict.fromkeys((server.url for server in self.servers), 0)
         while True:
             await asyncio.sleep(PULSE_S)
@@ -247,12 +220,3 @@ class VLLMServers:
                         missed[server.url] += 1
                         if missed[server.url] >= MAX_MISSED:
                             self._lose(server, f"it did not answer {MAX_MISSED} times in a row ({error})")
-
-
-def _wire_fields(sampling: VLLMSampling) -> Mapping[str, Any]:
-    """The options as the server's protocol has them."""
-    fields = sampling.fields()
-    regex = sampling.generation.structured_outputs_regex
-    if regex is not None:
-        fields["structured_outputs"] = {"regex": regex}
-    return fields

@@ -1,7 +1,8 @@
-"""Sample the policy in training on a vLLM engine that spreads over several ranks, which stay in lockstep."""
+"""Sample the policy in training on a vLLM engine that spans several ranks, in lockstep."""
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from agentsgym.agents.base import Agent
 from agentsgym.agents.policy.context_length import budget_within
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
-from agentsgym.agents.vllm.sampling import VLLMSampling, known_or_nan
+from agentsgym.agents.vllm.sampling import VLLMSampling
 from agentsgym.agents.vllm.weights import EngineWeights
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.interruptions import is_interruption
@@ -19,8 +20,6 @@ from agentsgym.types import Action, TurnRequest
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from trl.generation.vllm_generation import VLLMGeneration
-
-Answer = tuple[list[int], list[float] | None]  # the ids sampled for one row, and their log-probabilities
 
 
 class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
@@ -45,19 +44,9 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         max_turn_tokens: int = DEFAULT_TURN_TOKENS,
         stop: Sequence[str] = (),
     ) -> None:
-        """Set the engine's stop tokens: those of the model, the tokenizer and the chat template.
+        """Set the engine's stop tokens; arguments and errors are those of ``VLLMPolicyAgent``.
 
-        Args:
-            generation: TRL's engine; from here on its ``generation_kwargs`` hold the stop tokens, and its
-                ``max_completion_length`` is set at each call.
-            tokenizer: The model's.
-            max_turn_tokens: The budget of a turn for which the request sets none.
-            stop: Texts that end a turn too, beside those of ``generation_kwargs``. Their tokens stay in the action,
-                its text ends before them.
-
-        Raises:
-            ConfigError: ``generation_kwargs`` hold what would go silently wrong over many turns, or the tokenizer has
-                ids that the model does not.
+        Each call also sets the ``max_completion_length`` of ``generation``.
         """
         self.sampling = VLLMSampling(generation, tokenizer, max_turn_tokens, stop)
         self.generation, self.tokenizer = generation, tokenizer
@@ -69,7 +58,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         """Collective: get the engine ready for a generation batch: load new weights, and wake it.
 
         Args:
-            start: Equal values of its ``step``, the optimizer steps that are done, are taken for equal weights.
+            start: Batches with equal ``step`` are taken to have equal weights.
 
         Raises:
             AgentsGymError: Another rank failed, which raises its own error.
@@ -77,7 +66,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         self._weights.load(start.step)
 
     def weights_loaded(self, step: int) -> None:
-        """Note that the trainer itself has loaded the weights of this step; an engine that sleeps loads them again."""
+        """Record that the trainer itself has loaded the weights of this step; a sleeping engine loads them again."""
         self._weights.loaded(step)
 
     def weights_changed(self) -> None:
@@ -90,21 +79,19 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
             return []
         if any(not request.token_ids for request in requests):
             raise ConfigError("a vLLM policy needs an environment with a tokenizer: it reads token ids, not text")
-        answers: list[Any] = [self._refusal(request) for request in requests]
+        holder = "the maximum context length of the vLLM engine"
+        answers: list[Any] = []
+        for request in requests:
+            try:
+                budget_within(self._context, request.token_ids, 1, holder, "raise vllm_max_model_length, or ")
+                answers.append(None)
+            except AgentError as refusal:  # in the engine, it would fail the rows of all ranks
+                answers.append(refusal)
         fitting = [place for place, refusal in enumerate(answers) if refusal is None]
         sampled = self._join([requests[place] for place in fitting]) if fitting else ()
         for place, answer in zip(fitting, sampled or (), strict=True):
             answers[place] = answer
         return answers
-
-    def _refusal(self, request: TurnRequest) -> AgentError | None:
-        """Say why the engine cannot be given a prompt, which would fail the rows of all ranks; None if it can."""
-        holder = "the maximum context length of the vLLM engine"
-        try:
-            budget_within(self._context, request.token_ids, 1, holder, "raise vllm_max_model_length, or ")
-        except AgentError as refusal:
-            return refusal
-        return None
 
     def finish(self) -> None:
         """Collective: join the calls of other ranks until none has a live episode, then put the engine to sleep."""
@@ -136,7 +123,8 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
             return [AgentError(f"vLLM failed:\n{failures[0]}") for _ in requests]
         return actions
 
-    def _generate(self, prompts: list[list[int]], room: int) -> list[Answer]:
+    def _generate(self, prompts: list[list[int]], room: int) -> list[tuple[list[int], list[float] | None]]:
+        """Return the sampled ids of each row and their log-probabilities, NaN where unknown."""
         self.generation.max_completion_length = max(1, room)
         seen, completions, logprobs, _ = self.generation.generate(prompts=prompts, images=None, num_generations=1)
         if list(map(list, seen)) != prompts or len(completions) != len(prompts):
@@ -146,6 +134,6 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         if logprobs is None:
             return [(list(ids), None) for ids in completions]
         return [
-            (list(ids), [known_or_nan(likeliest[0]) for likeliest in row])
+            (list(ids), [math.nan if likeliest[0] is None else likeliest[0] for likeliest in row])
             for ids, row in zip(completions, logprobs, strict=True)
         ]

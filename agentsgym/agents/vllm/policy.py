@@ -1,4 +1,4 @@
-"""Sample the policy in training on vLLM: every episode by itself, token ids in and out."""
+"""Sample the policy in training on vLLM: every episode at its own pace, token ids in and out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentsgym.agents.base import AsyncAgent
+from agentsgym.agents.event_loop import run_coroutine
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
 from agentsgym.agents.vllm.fleet import VLLMServers
 from agentsgym.agents.vllm.sampling import VLLMSampling
-from agentsgym.agents.vllm.server import urls_of
 from agentsgym.agents.vllm.stepping import SteppedEngine
 from agentsgym.agents.vllm.weights import PUSH_LIMIT_S, EngineWeights, ServerWeights
 from agentsgym.errors import ConfigError
@@ -26,16 +26,16 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
 
     Where TRL's ``VLLMGeneration`` is colocated, a thread steps its engine while any request is open, and new ones join
     between two steps. With servers, each rank sends requests itself: a session stays with one server, whose prefix
-    cache has its history, and the main rank alone pushes the weights, through TRL's client. So nobody waits for the
-    slowest of a round, and no call but :meth:`prepare` is collective.
+    cache has its history, and the main rank alone pushes the weights, through TRL's client. So no episode waits for the
+    slowest one, and only :meth:`prepare` is collective.
 
-    The engine keeps the keys and values of earlier turns in its prefix cache. It samples from its own weights, so
-    :meth:`prepare` must be called before each rollout: it loads the trained ones if they have changed. Under sleep mode
-    it also wakes the engine, which :meth:`finish` puts to sleep, once a rollout and not once a turn.
+    The engine samples from its own weights, so :meth:`prepare` must be called before each rollout: it loads the trained
+    ones if they have changed. Under sleep mode it also wakes the engine, which :meth:`finish` puts to sleep, once per
+    rollout.
 
-    The log-probabilities are vLLM's, of the distribution that was drawn from: after the temperature, the repetition
+    The log-probabilities are vLLM's, of the distribution that was sampled: after the temperature, the repetition
     penalty and the cuts of ``top_k``, ``top_p`` and ``min_p``. With cuts they are larger than the policy's own. Where
-    vLLM returns none it is NaN. Draws come from the engine's own generator, which is not seeded here.
+    vLLM returns none they are NaN. The engine's own generator draws, which is not seeded here.
     """
 
     logprobs_are_of_trained_weights = False
@@ -56,17 +56,17 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         Args:
             generation: TRL's engine; from here on its ``generation_kwargs`` hold the stop tokens.
             tokenizer: The model's.
-            max_turn_tokens: The budget of a turn for which the request sets none.
-            stop: Texts that end a turn too, beside those of ``generation_kwargs``. Their tokens stay in the action,
+            max_turn_tokens: Budget of a turn whose request sets none.
+            stop: Texts that also end a turn, besides those of ``generation_kwargs``. Their tokens stay in the action,
                 its text ends before them.
-            server_urls: Base URLs of the servers, the first of which is the one that ``generation`` has a client of;
-                empty for that one alone.
+            server_urls: Base URLs of the servers, beginning with that of the client of ``generation``; empty for only
+                that one.
             sync_timeout_s: Seconds for pushing the weights to one server; None for 600.
-            pauses: Whether servers pause while they get weights, since they answer meanwhile.
+            pauses: Whether servers pause while they get weights, since they answer requests meanwhile.
 
         Raises:
-            ConfigError: ``generation_kwargs`` hold what would go silently wrong over many turns, the tokenizer has
-                ids that the model does not, or the engine spreads over several ranks, which keeps them in lockstep.
+            ConfigError: ``generation_kwargs`` has an option that is wrong over many turns, the tokenizer has ids that
+                the model does not, or the engine spans several ranks, which need lockstep.
             MissingDependencyError: There are servers, and ``aiohttp`` is not installed.
         """
         self.sampling = VLLMSampling(generation, tokenizer, max_turn_tokens, stop)
@@ -76,8 +76,9 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         self._weights: EngineWeights | ServerWeights
         self._engine: SteppedEngine | VLLMServers
         if generation.mode == "server":
+            own_url: str = generation.server_base_url or f"http://{generation.server_host}:{generation.server_port}"
             rank: int = generation.accelerator.process_index
-            self._engine = VLLMServers(self.sampling, urls_of(generation, server_urls), rank)
+            self._engine = VLLMServers(self.sampling, server_urls or [own_url], rank)
             limit_s = sync_timeout_s or PUSH_LIMIT_S
             self._weights = ServerWeights(generation, self._engine, tokenizer, limit_s, pauses=pauses)
             return
@@ -88,29 +89,29 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
     def forget(self, session_ids: Sequence[str]) -> None:
         """Forget sessions that are over, while others continue."""
         if isinstance(self._engine, VLLMServers):
-            self._engine.forget(session_ids)
+            run_coroutine(self._engine.forget(session_ids))
 
     def prepare(self, start: BatchStart) -> None:
         """Collective: get the engine ready for a generation batch: load new weights, and wake it.
 
-        Its draws are not seeded: see the class. Servers are looked for, and those that were started again get the
-        weights again.
+        Servers that were restarted get the weights again.
 
         Args:
-            start: Equal values of its ``step``, the optimizer steps that are done, are taken for equal weights.
+            start: Batches with equal ``step`` are taken to have equal weights.
 
         Raises:
-            AgentsGymError: Another rank failed, which raises its own error; no server is there, or the weights
-                could not be pushed in time.
+            AgentsGymError: Another rank failed, which raises its own error; no server answers, or the weights could not
+                be pushed in time.
         """
         with raise_on_all_ranks():
-            self._engine.check()
+            if isinstance(self._engine, SteppedEngine):
+                self._engine.check()
         self._weights.load(start.step)
         if isinstance(self._engine, SteppedEngine):
             self._engine.step = start.step
 
     def weights_loaded(self, step: int) -> None:
-        """Note that the trainer itself has loaded the weights of this step; an engine that sleeps loads them again."""
+        """Record that the trainer itself has loaded the weights of this step; a sleeping engine loads them again."""
         self._weights.loaded(step)
 
     def weights_changed(self) -> None:
@@ -125,6 +126,7 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         return self.sampling.action(request, sampled.token_ids, sampled.logprobs, sampled.step)
 
     def finish(self) -> None:
-        """End what the rollout needed: the thread that steps the engine, or connections; put the engine to sleep."""
+        """End the thread that steps the engine, or close connections; put the engine to sleep."""
         self._engine.finish()
-        self._weights.sleep()
+        if isinstance(self._weights, EngineWeights):
+            self._weights.sleep()

@@ -1,10 +1,10 @@
-"""Say how a policy on vLLM is sampled: its options, what ends a turn, and the action made of an answer."""
+"""How a policy on vLLM is sampled: its options, the ends of a turn, and the action of an answer."""
 
 from __future__ import annotations
 
-import math
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,30 +42,19 @@ class Sampled:
 
 
 class VLLMSampling:
-    """The options of a TRL engine, made fit for turns.
+    """The options of a TRL engine, adapted to turns.
 
     Attributes:
         generation: TRL's ``VLLMGeneration``.
         tokenizer: The model's.
-        max_turn_tokens: The budget of a turn for which the request sets none.
+        max_turn_tokens: Budget of a turn whose request sets none.
         stop_token_ids: The ids that end a turn.
     """
 
     def __init__(
         self, generation: Any, tokenizer: PreTrainedTokenizerBase, max_turn_tokens: int, stop: Sequence[str]
     ) -> None:
-        """Set the engine's stop tokens: those of the model, the tokenizer and the chat template.
-
-        Args:
-            generation: TRL's engine; from here on its ``generation_kwargs`` hold the stop tokens.
-            tokenizer: The model's.
-            max_turn_tokens: The budget of a turn for which the request sets none.
-            stop: Texts that end a turn too, beside those of ``generation_kwargs``.
-
-        Raises:
-            ConfigError: ``generation_kwargs`` hold what would go silently wrong over many turns, or the tokenizer has
-                ids that the model does not.
-        """
+        """Set the engine's stop tokens; arguments and errors are those of ``VLLMPolicyAgent``."""
         options = dict(generation.generation_kwargs)
         for name in _REFUSED_OPTIONS.keys() & options.keys():
             raise ConfigError(f"generation_kwargs[{name!r}] = {options[name]!r} is refused: {_REFUSED_OPTIONS[name]}")
@@ -75,12 +64,13 @@ class VLLMSampling:
         shared_vocabulary_size(model, tokenizer)  # refuses a tokenizer with ids that the model does not have
         self.stop_token_ids = stop_token_ids(model, tokenizer) | as_ids(options.get("stop_token_ids"))
         decode: Any = tokenizer.decode
-        self._stop_text = StopText((*stop, *_texts(options.get("stop"))), decode)
+        own: str | Sequence[str] = options.get("stop") or ()
+        self._stop_text = StopText((*stop, *([own] if isinstance(own, str) else own)), decode)
         options.update(stop_token_ids=sorted(self.stop_token_ids), stop=list(self._stop_text.stop))
         generation.generation_kwargs = options
 
     def fields(self) -> dict[str, Any]:
-        """How tokens are drawn, as vLLM names it: the options of the engine, as TRL would pass them on."""
+        """Return the options of the engine under vLLM's names, as TRL would pass them on."""
         engine = self.generation
         return {
             "repetition_penalty": engine.repetition_penalty,
@@ -116,36 +106,18 @@ class VLLMSampling:
         )
 
 
-class EngineParams:
-    """Makes the ``SamplingParams`` of single requests to an engine in this process, without importing vLLM."""
+def engine_params(sampling: VLLMSampling) -> Callable[..., Any]:
+    """Make a function that returns vLLM's ``SamplingParams`` for ``max_tokens``, without importing vLLM.
 
-    def __init__(self, sampling: VLLMSampling) -> None:
-        """Read the options; the class of the parameters is that of the engine's own defaults."""
-        defaults: Any = sampling.generation.llm.get_default_sampling_params()
-        self._type: Any = type(defaults)
-        fields = sampling.fields()
-        regex, given = sampling.generation.structured_outputs_regex, fields.get("structured_outputs")
-        if regex is not None or isinstance(given, dict):
-            structured: Any = sys.modules[self._type.__module__].StructuredOutputsParams
-            fields["structured_outputs"] = structured(**({"regex": regex} if regex is not None else given or {}))
-        # An answer is wanted whole, once, and its text only where the engine looks for stop strings in it.
-        whole = type(defaults.output_kind).FINAL_ONLY
-        self._fields = {"detokenize": bool(fields["stop"]), **fields, "n": 1, "output_kind": whole}
-
-    def of(self, max_tokens: int) -> Any:
-        """The parameters of a request for at most this many tokens."""
-        return self._type(**self._fields, max_tokens=max_tokens)
-
-
-def sampled_logprobs(steps: Sequence[Any] | None, ids: Sequence[int]) -> list[float] | None:
-    """Read vLLM's log-probabilities of sampled ids, (T,): by step, each a mapping from ids."""
-    return None if steps is None else [step[token].logprob for step, token in zip(steps, ids, strict=True)]
-
-
-def known_or_nan(logprob: float | None) -> float:
-    """A log-probability, NaN where it is not known."""
-    return math.nan if logprob is None else logprob
-
-
-def _texts(stop: str | Sequence[str] | None) -> Sequence[str]:
-    return [stop] if isinstance(stop, str) else stop or ()
+    Their class is that of the defaults of the engine in this process.
+    """
+    defaults: Any = sampling.generation.llm.get_default_sampling_params()
+    fields = sampling.fields()
+    regex, given = sampling.generation.structured_outputs_regex, fields.get("structured_outputs")
+    if regex is not None or isinstance(given, dict):
+        structured: Any = sys.modules[type(defaults).__module__].StructuredOutputsParams
+        fields["structured_outputs"] = structured(**({"regex": regex} if regex is not None else given or {}))
+    # An answer is returned once, complete, and with its text only where the engine looks for stop strings in it.
+    whole = type(defaults.output_kind).FINAL_ONLY
+    fields = {"detokenize": bool(fields["stop"]), **fields, "n": 1, "output_kind": whole}
+    return functools.partial(type(defaults), **fields)

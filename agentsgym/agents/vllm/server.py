@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.agents.vllm.sampling import Sampled
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 30.0  # for metadata, also under load
-IDLE_S: Final = 3.0  # a connection is kept; the server closes it after five
+IDLE_S: Final = 3.0  # for which an unused connection is kept; the server closes it after five
 _BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
-_MIN_LOGPROB: Final = -9999.0  # JSON has no infinity: vLLM writes this for what it does not know
+_MIN_LOGPROB: Final = -9999.0  # JSON has no infinity: vLLM writes this for an unknown value
 _READ_CHARACTERS: Final = 1000
 
 
 class PassingError(Exception):
-    """A request got no answer, for a reason that may pass.
+    """A request got no answer, for a reason that may be transient.
 
     Attributes:
-        is_connection: Whether the server could not be reached, or hung up: its process may be gone.
+        is_connection: Whether the server could not be reached, or closed the connection: its process may be gone.
     """
 
     def __init__(self, cause: str, *, is_connection: bool) -> None:
@@ -49,7 +49,7 @@ def load_aiohttp() -> Any:
 
 
 def open_session(num_connections: int) -> ClientSession:
-    """Open connections on the running loop, at most this many; to be closed."""
+    """Make a session on the running loop of at most this many connections; the caller closes it."""
     aiohttp = load_aiohttp()
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=IDLE_S),
@@ -58,18 +58,18 @@ def open_session(num_connections: int) -> ClientSession:
 
 
 class VLLMServer:
-    """One server, as one rank sees it.
+    """One server, from the view of one rank.
 
     Attributes:
         url: Its base URL, without ``/v1``.
         model: The name of its model in requests.
-        root: Path or name that it loaded the model from.
-        context: Maximum tokens of prompt and answer; None until it was read.
+        root: Path or name of the model that it loaded.
+        context: Maximum tokens of prompt and answer; None until it is read.
         version: Mark of its weights since they were pushed; None where it does not support marks.
-        step: The optimizer steps behind its weights; None if none were pushed yet.
-        is_free: Set unless requests are held back, since it is about to get weights.
+        step: The optimizer steps behind its weights; None before the first push.
+        is_free: Set unless requests are held back before it gets weights.
         lost: Why it gets no more requests; empty while it does.
-        num_sessions: Sessions that stay with it.
+        num_sessions: Number of sessions assigned to it.
     """
 
     def __init__(self, url: str) -> None:
@@ -103,13 +103,13 @@ class VLLMServer:
         self.context = context if isinstance(context, int) else None
 
     async def encode(self, session: ClientSession, text: str) -> list[int] | None:
-        """The ids of a text by its tokenizer, without special tokens; None where it has no such endpoint."""
+        """Encode a text by its tokenizer, without special tokens; None where it has no such endpoint."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         status, answer = await self._post(session, "/tokenize", body, ANSWER_S)
         return _json(answer).get("tokens") if status == 200 else None
 
     async def read_version(self, session: ClientSession) -> str | None:
-        """The version mark of its weights; None where it does not support marks, but is up.
+        """Read the mark of its weights; None where it does not support marks, but is up.
 
         Raises:
             PassingError: It does not answer.
@@ -137,7 +137,7 @@ class VLLMServer:
     ) -> Sampled:
         """Sample one answer, once requests are no longer held back.
 
-        A request that was sent while the server pauses would be sampled by the next weights but carry the older step.
+        A request sent while the server pauses would be sampled by the next weights but be recorded with the older step.
 
         Raises:
             PassingError: It did not answer, and a retry may succeed.
@@ -156,9 +156,7 @@ class VLLMServer:
             if status in _BUSY:
                 raise PassingError(cause, is_connection=False)
             raise AgentError(f"the vLLM server at {self.url} refused a request: {cause}")
-        return self._read(_json(content), prompt, step)
-
-    def _read(self, answer: Mapping[str, Any], prompt: list[int], step: int | None) -> Sampled:
+        answer = _json(content)
         choices: Any = answer.get("choices")
         choice: Any = choices[0] if isinstance(choices, list) and choices else {}
         ids, reason = choice.get("token_ids"), choice.get("finish_reason")
@@ -170,12 +168,14 @@ class VLLMServer:
             raise AgentError(
                 f"the vLLM server at {self.url} must answer the prompt it is given, but answered a different one"
             )
-        told: Any = choice.get("logprobs")
-        logprobs = None if told is None else [_known_or_nan(value) for value in told["token_logprobs"]]
+        logprobs: Any = choice.get("logprobs")
+        if logprobs is not None:
+            values: list[Any] = logprobs["token_logprobs"]
+            logprobs = [math.nan if value is None or value <= _MIN_LOGPROB else float(value) for value in values]
         return Sampled(token_ids=cast("list[int]", ids), logprobs=logprobs, step=step)
 
     async def _get(self, session: ClientSession, path: str) -> Mapping[str, Any] | None:
-        """A GET's answer, empty where it has no body; None where the server has no such path."""
+        """Return the body of a GET, empty if there is none; None where the server has no such path."""
         try:
             async with asyncio.timeout(ANSWER_S), session.get(self.url + path) as response:
                 content = await response.read()
@@ -206,10 +206,6 @@ class VLLMServer:
         raise error
 
 
-def _known_or_nan(value: Any) -> float:
-    return float(value) if value is not None and value > _MIN_LOGPROB else math.nan
-
-
 def _json(content: bytes) -> Mapping[str, Any]:
     try:
         answer: Any = json.loads(content)
@@ -221,16 +217,9 @@ def _json(content: bytes) -> Mapping[str, Any]:
 
 
 def _message(content: bytes) -> str:
-    """A server's error message, as vLLM words it where possible."""
+    """Return the message of an error response, from vLLM's JSON where possible."""
     try:
         error: Any = json.loads(content)["error"]
         return str(error["message"] if isinstance(error, Mapping) else error)[:_READ_CHARACTERS]
     except (ValueError, KeyError, TypeError):
         return content[:_READ_CHARACTERS].decode(errors="replace") or "nothing more"
-
-
-def urls_of(generation: Any, urls: Sequence[str]) -> list[str]:
-    """The servers' base URLs: those given, else TRL's single one."""
-    if urls:
-        return list(urls)
-    return [generation.server_base_url or f"http://{generation.server_host}:{generation.server_port}"]

@@ -5,7 +5,7 @@
     agents' loop   sample ─┐ sample ─┐                 ┌─▶ answer of the first
     engine thread    step  add  step add  step … step ─┘  step …      nothing open: it waits
 
-vLLM is called by its methods alone; the package is not imported.
+Only methods of the engine are called; the package is not imported.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any, Final
 import torch
 
 from agentsgym.agents.policy.context_length import budget_within
-from agentsgym.agents.vllm.sampling import EngineParams, Sampled, VLLMSampling, sampled_logprobs
+from agentsgym.agents.vllm.sampling import Sampled, VLLMSampling, engine_params
 from agentsgym.errors import AgentError, AgentsGymError
 from agentsgym.texts import sentence_of
 
-STEP_LIMIT_S: Final = 60.0  # for the step that runs when a rollout ends; longer than that, it hangs
+STEP_LIMIT_S: Final = 60.0  # for the step that runs when a rollout ends; after that, it counts as hanging
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A request in the engine, and who waits for its answer."""
+    """A request in the engine, and the future of its answer."""
 
     name: str
     prompt: list[int]
@@ -42,35 +42,29 @@ class _Open:
 class SteppedEngine:
     """Answers requests one by one, from a ``vllm.LLM`` that a thread steps while any is open.
 
-    The thread lives from the first request to :meth:`finish`; nothing else uses the engine meanwhile; it may be used
-    from anywhere (for its weights, or to sleep) in between. An engine that breaks is not called again, since the
-    requests that it then still holds would make its next call run forever.
+    The thread lives from the first request to :meth:`finish`, and only it uses the engine meanwhile. An engine that
+    breaks is not called again: with the requests that it then still holds, its next call would not return.
 
     Attributes:
         step: The optimizer steps behind its weights, recorded in each answer.
     """
 
     def __init__(self, sampling: VLLMSampling) -> None:
-        """Take the engine over; nothing is called yet but for its settings."""
+        """Read the engine's settings; nothing is sampled."""
         self.step: int | None = None
         self._engine: Any = sampling.generation.llm.llm_engine
-        self._params = EngineParams(sampling)
+        self._params = engine_params(sampling)
         self._context: int = self._engine.model_config.max_model_len
         self._device: torch.device = sampling.generation.accelerator.device
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._open: dict[str, _Open] = {}  # touched on the thread alone
+        self._open: dict[str, _Open] = {}  # used only on the thread
         self._names = (f"agentsgym-{number}" for number in itertools.count())
         self._thread: threading.Thread | None = None
         self._is_ending = False
         self._broke = ""
 
-    @property
-    def num_open(self) -> int:
-        """Requests in the engine."""
-        return len(self._open)
-
     async def sample(self, session_id: str, prompt: list[int], room: int) -> Sampled:
-        """Answer one prompt with at most ``room`` tokens; a call that is cancelled takes its request out again.
+        """Answer one prompt with at most ``room`` tokens; cancellation takes the request out again.
 
         Raises:
             AgentError: The engine failed, now or earlier, or the prompt does not fit into its context.
@@ -81,7 +75,12 @@ class SteppedEngine:
         room = max(1, budget_within(self._context, prompt, room, holder, "raise vllm_max_model_length, or "))
         loop, step = asyncio.get_running_loop(), self.step
         one = _Open(next(self._names), prompt, room, loop, loop.create_future())
-        self._start()
+        if self._thread is None:
+            self._is_ending = False
+            # Work that this thread's stream has queued on the device (weights) comes before the engine's.
+            stream = None if self._device.type == "cpu" else torch.accelerator.current_stream(self._device)
+            self._thread = threading.Thread(target=self._run, args=(stream,), name="agentsgym-vllm", daemon=True)
+            self._thread.start()
         self._inbox.put(lambda: self._add(one))
         try:
             ids, logprobs = await one.answer
@@ -91,7 +90,7 @@ class SteppedEngine:
         return Sampled(token_ids=ids, logprobs=logprobs, step=step)
 
     def finish(self) -> None:
-        """Take out what is still open, and end the thread; one whose step hangs is abandoned, along with the engine."""
+        """Abort open requests, and end the thread; if its step hangs, it is abandoned together with the engine."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -101,26 +100,18 @@ class SteppedEngine:
             self._broke = f"one of its steps did not end within {STEP_LIMIT_S:g} s"
 
     def check(self) -> None:
-        """Raise :class:`AgentsGymError` if the engine failed: no weights are loaded into it."""
+        """Raise :class:`AgentsGymError` if the engine failed: it gets no more weights."""
         if self._broke:
             raise AgentsGymError(
                 f"the vLLM engine failed and is not called again: {self._broke}; restart the run from its last "
                 "checkpoint"
             )
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._is_ending = False
-            # What is queued on the device by this thread's stream (weights) comes before what the other queues.
-            stream = None if self._device.type == "cpu" else torch.accelerator.current_stream(self._device)
-            self._thread = threading.Thread(target=self._run, args=(stream,), name="agentsgym-vllm", daemon=True)
-            self._thread.start()
-
     # On the thread
 
     def _run(self, stream: Any) -> None:
         if stream is not None:
-            torch.accelerator.set_stream(stream)  # and with it the device, which is a thread's own
+            torch.accelerator.set_stream(stream)  # and with it the device, which each thread has its own of
         try:
             while not self._is_ending:
                 if not self._open:
@@ -129,7 +120,7 @@ class SteppedEngine:
                     self._inbox.get()()
                 if self._open:
                     self._answer(self._engine.step())
-        except BaseException as error:  # noqa: BLE001  # the engine's: passed to all that wait for it
+        except BaseException as error:  # noqa: BLE001  # the engine's: it goes to all open requests
             self._broke = f"{type(error).__name__}: {sentence_of(error)}"
             for one in [*self._open.values()]:
                 self._settle(one, AgentError(f"the vLLM engine failed: {self._broke}"))
@@ -148,15 +139,27 @@ class SteppedEngine:
             self._settle(one, AgentError(f"the vLLM engine failed: {self._broke}"))
             return
         try:
-            self._engine.add_request(one.name, {"prompt_token_ids": one.prompt}, self._params.of(one.max_tokens))
+            params = self._params(max_tokens=one.max_tokens)
+            self._engine.add_request(one.name, {"prompt_token_ids": one.prompt}, params)
         except Exception as error:  # noqa: BLE001  # it refuses this request, and continues with the others
             self._settle(one, error)
 
     def _answer(self, outputs: Sequence[Any]) -> None:
         for output in outputs:
             one = self._open.get(output.request_id)
-            if one is not None and output.finished:
-                self._settle(one, _read(output, one))
+            if one is None or not output.finished:
+                continue
+            answer, ids = output.outputs[0], list(output.outputs[0].token_ids)
+            result: Any
+            if list(output.prompt_token_ids) != one.prompt:
+                result = RuntimeError("vLLM must answer the prompt it is given, but answered a different one")
+            elif (reason := answer.finish_reason) not in ("stop", "length"):
+                result = AgentError(f"the vLLM engine ended an answer with an unexpected finish reason: {reason!r}")
+            else:
+                steps: Any = answer.logprobs
+                known = None if steps is None else [step[token].logprob for step, token in zip(steps, ids, strict=True)]
+                result = ids, known
+            self._settle(one, result)
 
     def _settle(self, one: _Open, result: Any) -> None:
         del self._open[one.name]
@@ -172,20 +175,9 @@ class SteppedEngine:
         self._is_ending = True
 
 
-def _read(output: Any, one: _Open) -> Any:
-    """The sampled answer, or an error."""
-    answer = output.outputs[0]
-    ids = list(answer.token_ids)
-    if list(output.prompt_token_ids) != one.prompt:
-        return RuntimeError("vLLM must answer the prompt it is given, but answered a different one")
-    if answer.finish_reason not in ("stop", "length"):
-        return AgentError(f"the vLLM engine ended an answer with an unexpected finish reason: {answer.finish_reason!r}")
-    return ids, sampled_logprobs(answer.logprobs, ids)
-
-
 def _set(answer: asyncio.Future[Any], result: Any) -> None:
     if answer.done():
-        return  # nobody waits any more
+        return  # it was cancelled
     if isinstance(result, BaseException):
         answer.set_exception(result)
     else:

@@ -1,4 +1,4 @@
-"""Hand the trained weights to vLLM: to the engine of this process, or to servers, within a time limit."""
+"""Load the trained weights into vLLM: into the engine of this process, or into servers, within a time limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -26,8 +25,8 @@ from agentsgym.texts import sentence_of, shown
 logger = logging.getLogger(__name__)
 
 PUSH_LIMIT_S: Final = 600.0
-_POLL_S: Final = 2.0  # between two looks for a server that is not there
-_PROBES: Final = 32  # tokens whose text both tokenizers encode
+_POLL_S: Final = 2.0  # between two attempts to reach a server
+_NUM_TOKENS: Final = 32  # of the text by which tokenizers are compared
 
 
 class EngineWeights:
@@ -38,13 +37,13 @@ class EngineWeights:
     """
 
     def __init__(self, generation: Any) -> None:
-        """Take note of whether the engine sleeps between rollouts."""
+        """Find out whether the engine sleeps between rollouts."""
         self.step: int | None = None
         self._generation = generation
         self._sleeps: bool = generation.mode != "server" and generation.enable_sleep_mode
 
     def load(self, step: int) -> None:
-        """Collective: load the weights of a step if they are others, and wake the engine.
+        """Collective: load the weights of a step unless they are loaded, and wake the engine.
 
         Raises:
             AgentsGymError: Another rank failed, which raises its own error.
@@ -54,44 +53,27 @@ class EngineWeights:
         self.step = None
         with raise_on_all_ranks():
             self._generation.sync_weights()
-            self._wake()
+            if self._sleeps and self._generation.enable_sleep_mode:
+                self._generation.llm.wake_up(tags=["kv_cache"])  # loading weights has woken the rest
+                self._generation.enable_sleep_mode = False  # keeps TRL from ending each call with sleep
         self.step = step
 
     def loaded(self, step: int) -> None:
-        """Note that the trainer itself has loaded the weights of this step; an engine that sleeps loads them again."""
+        """Record that the trainer itself has loaded the weights of this step; a sleeping engine loads them again."""
         self.step = step
 
     def sleep(self) -> None:
-        """Put an engine to sleep that sleeps between rollouts."""
+        """Put the engine to sleep, if it sleeps between rollouts."""
         if self._sleeps and not self._generation.enable_sleep_mode:
             self._generation.llm.sleep(level=2)
             self._generation.enable_sleep_mode = True
-
-    def _wake(self) -> None:
-        """Wake the parts that loading weights does not, and keep TRL from ending each call with sleep."""
-        if self._sleeps and self._generation.enable_sleep_mode:
-            self._generation.llm.wake_up(tags=["kv_cache"])
-            self._generation.enable_sleep_mode = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The main rank's findings, which all ranks act on.
-
-    Attributes:
-        lost: Why a server is left out, by URL.
-        push: URLs of those that get the weights, in order.
-    """
-
-    lost: dict[str, str]
-    push: list[str]
 
 
 class ServerWeights:
     """The weights of vLLM servers: the main rank pushes them through TRL's client, one for each server.
 
-    Each push marks the server's weights, so that one that was started again, or that another run has pushed its
-    own weights to, is found out. It gets the weights again before the next rollouts.
+    Each push marks the server's weights, so that a restart, or a push of another run, is noticed. Such a server gets
+    the weights again before the next rollouts.
 
     Attributes:
         step: The optimizer steps behind them; None where they are to be pushed again.
@@ -103,7 +85,7 @@ class ServerWeights:
         """Push nothing yet.
 
         Args:
-            generation: TRL's, whose client of the first server it has on the main rank.
+            generation: TRL's, which has a client of the first server on the main rank.
             servers: The servers that this rank uses.
             tokenizer: The model's.
             limit_s: Seconds for one push to one server.
@@ -120,55 +102,53 @@ class ServerWeights:
         self._marks: dict[str, str | None] = {}
 
     def load(self, step: int) -> None:
-        """Collective: see that every server is there and has the weights of a step.
+        """Collective: check the servers, and push the weights of a step to those that need them.
 
         Raises:
-            AgentsGymError: No server is there, one cannot be used, or a push failed or took too long; on all ranks.
+            AgentsGymError: No server answers, one cannot be used, or a push failed or took too long; on all ranks.
         """
         is_new, self.step = step != self.step, None
-        lost = set(all_gather_objects([server.url for server in self._servers.servers if server.lost]))
-        error, plans = DeferredError(), list[_Plan]()
+        were_lost = set(all_gather_objects([server.url for server in self._servers.servers if server.lost]))
+        error, plans = DeferredError(), list[tuple[dict[str, str], list[str]]]()
         with error.capturing():
             if self._generation.accelerator.is_main_process:
-                plans.append(run_coroutine(self._plan(lost, is_new=is_new)))
-        (plan,) = all_gather_objects(plans, error.first)
-        known = {one.url: one.version for one in self._servers.servers if one.url not in plan.push}
-        self._servers.renew(plan.lost, known)
-        for url in plan.push:
+                plans.append(run_coroutine(self._plan(were_lost, is_new=is_new)))
+        ((lost, push),) = all_gather_objects(plans, error.first)
+        known = {one.url: one.version for one in self._servers.servers if one.url not in push}
+        run_coroutine(self._servers.renew(lost, known))
+        for url in push:
             try:
                 with raise_on_all_ranks():
-                    self._servers.hold(url)  # on all ranks before it pauses
+                    run_coroutine(self._servers.hold(url))  # on all ranks before it pauses
                 with raise_on_all_ranks():
                     self._push(url)
                 self._servers.by_url(url).step = step
             finally:
-                self._servers.release(url)
+                run_coroutine(self._servers.release(url))
         marks = all_gather_objects([self._marks] if plans else [])[0]
-        self._servers.renew(plan.lost, marks)
+        run_coroutine(self._servers.renew(lost, marks))
         with raise_on_all_ranks():
-            if plan.push or lost:
-                self._servers.reach()
+            if push or were_lost:
+                run_coroutine(self._servers.reach())
         self.step = step
 
     def loaded(self, step: int) -> None:
-        """Note that TRL itself has pushed the weights of this step to its server, the first one; they have no mark."""
-        self.step = self._servers.first.step = step
-        self._marks[self._servers.first.url] = None
-
-    def sleep(self) -> None:
-        """Do nothing: servers are not put to sleep."""
+        """Record that TRL itself has pushed the weights of this step to the first server; they have no mark."""
+        first = self._servers.servers[0]
+        self.step = first.step = step
+        self._marks[first.url] = None
 
     # On the main rank
 
-    async def _plan(self, lost: set[str], *, is_new: bool) -> _Plan:
-        """Find the servers that are there, and those of them that need the weights."""
+    async def _plan(self, lost: set[str], *, is_new: bool) -> tuple[dict[str, str], list[str]]:
+        """Return why servers are left out, by URL, and the URLs of those that need the weights, in order."""
         missing: dict[str, str] = {}
         push: list[str] = []
         async with open_session(8) as session:
             found = await self._found(session)
             for server in self._servers.servers:
                 if isinstance(version := found[server.url], PassingError):
-                    missing[server.url] = f"it is not there ({version})"
+                    missing[server.url] = f"it does not answer ({version})"
                     continue
                 known = self._marks.get(server.url)
                 if server.url in self._marks and (version != known if known is not None else server.url in lost):
@@ -183,10 +163,10 @@ class ServerWeights:
                     push.append(server.url)
         for url, reason in missing.items():
             logger.warning("the vLLM server at %s is left out of this generation batch: %s", url, reason)
-        return _Plan(missing, push)
+        return missing, push
 
     async def _found(self, session: Any) -> dict[str, Any]:
-        """The mark of each server's weights, or why it does not answer; waited for until one does, or at first all."""
+        """Read the mark of each server's weights, or why it does not answer, once one does; at first, once all do."""
         limit_s = self._generation.server_timeout
         deadline = time.monotonic() + limit_s
         while True:
@@ -207,10 +187,14 @@ class ServerWeights:
             await asyncio.sleep(_POLL_S)
 
     async def _check(self, server: VLLMServer, session: Any) -> None:
-        """Refuse a server of another tokenizer, and warn of one that has another model or is too small."""
+        """Refuse a server with another tokenizer, and warn of another model or a short context."""
+        special = set(self._tokenizer.added_tokens_decoder)
+        plain = [index for index in sorted(self._tokenizer.get_vocab().values()) if index not in special]
+        chosen = plain[:: max(1, len(plain) // _NUM_TOKENS)]  # from all over the vocabulary
+        text = " ".join(str(self._tokenizer.decode([index])) for index in chosen)
+        ids = list(self._tokenizer.encode(text, add_special_tokens=False))
         try:
             await server.read_model(session)
-            text, ids = _probe(self._tokenizer)
             theirs = await server.encode(session, text)
         except PassingError as error:
             raise AgentsGymError(f"the vLLM server at {server.url} cannot be used: {error}") from error
@@ -241,33 +225,30 @@ class ServerWeights:
             )
 
     def _push(self, url: str) -> None:
-        """Collective: push the weights to one server; without time limit on the ranks that only hand them over."""
+        """Collective: push the weights to one server and mark them; only the main rank has a time limit."""
         if not self._generation.accelerator.is_main_process:
             self._generation.sync_weights()
             return
         self._num_pushes += 1
         self._marks.pop(url, None)
         with self._paused(url):
-            self._push_and_mark(url)
-
-    def _push_and_mark(self, url: str) -> None:
-        within(
-            self._limit_s,
-            functools.partial(self._push_through_client, url),
-            f"pushing the weights to the vLLM server at {url} did not end within "
-            f"{self._limit_s:g} s: it hangs, its process is gone, or the network between them is blocked "
-            f"(vllm_group_port); the last checkpoint is intact",
-            self._generation.accelerator.device,
-        )
-        mark = f"{self._run}-{self._num_pushes}"
-        self._marks[url] = mark if run_coroutine(self._mark(url, mark)) else None
+            within(
+                self._limit_s,
+                functools.partial(self._push_through_client, url),
+                f"pushing the weights to the vLLM server at {url} did not end within "
+                f"{self._limit_s:g} s: it hangs, its process is gone, or the network between them is blocked "
+                f"(vllm_group_port); the last checkpoint is intact",
+                self._generation.accelerator.device,
+            )
+            mark = f"{self._run}-{self._num_pushes}"
+            self._marks[url] = mark if run_coroutine(self._mark(url, mark)) else None
 
     @contextlib.contextmanager
     def _paused(self, url: str) -> Generator[None]:
-        """Pause a server inside where requests may be open: they continue with the new weights.
+        """Pause a server inside if requests may be open, which continue with the new weights.
 
-        Its cache is cleared, so that they are prefilled again. Keys and values of the older weights under the new ones
-        would make the log-probabilities those of no version.
+        Its cache is cleared, so that they are prefilled again: with keys and values of the old weights, the
+        log-probabilities would be those of neither version.
         """
         if not self._pauses:
             yield
@@ -295,11 +276,25 @@ class ServerWeights:
                 raise AgentsGymError(f"the vLLM server at {url} became unreachable: {error}") from error
 
     def _push_through_client(self, url: str) -> None:
+        """Push the weights through TRL's client of the server, which is made here unless TRL has made it."""
+        device = self._generation.accelerator.device
         try:
-            client = self._client(url)
+            if url not in self._clients:
+                client = self._generation.vllm_client
+                index = [server.url for server in self._servers.servers].index(url)
+                if index:
+                    port, limit_s = self._generation.group_port + index, self._generation.server_timeout
+                    client = type(client)(base_url=url, group_port=port, connection_timeout=limit_s)
+                    client.init_communicator(device=device)
+                # Its own requests end in time, without retries: a hanging thread of it would keep the process alive.
+                client.session.request = functools.partial(client.session.request, timeout=self._limit_s)
+                adapter = client.session.get_adapter(client.base_url)
+                adapter.max_retries = adapter.max_retries.new(read=0)
+                self._clients[url] = client
+            client = self._clients[url]
             if url in self._reconnect:
                 client.close_communicator()
-                client.init_communicator(device=self._generation.accelerator.device)
+                client.init_communicator(device=device)
                 self._reconnect.discard(url)
             self._generation.vllm_client = client
             self._generation.sync_weights()
@@ -308,23 +303,6 @@ class ServerWeights:
                 f"the weights could not be pushed to the vLLM server at {url}: {type(error).__name__}: "
                 f"{sentence_of(error)}; it must run the model in training; see its log"
             ) from error
-
-    def _client(self, url: str) -> Any:
-        """TRL's client of a server; that of the first one is there."""
-        if url not in self._clients:
-            index = [server.url for server in self._servers.servers].index(url)
-            first = self._generation.vllm_client
-            client = first
-            if index:
-                client = type(first)(
-                    base_url=url,
-                    group_port=self._generation.group_port + index,
-                    connection_timeout=self._generation.server_timeout,
-                )
-                client.init_communicator(device=self._generation.accelerator.device)
-            _limit_requests(client, self._limit_s)
-            self._clients[url] = client
-        return self._clients[url]
 
     async def _mark(self, url: str, mark: str) -> bool:
         async with open_session(1) as session:
@@ -337,16 +315,10 @@ class ServerWeights:
 
 
 def within(limit_s: float, call: Callable[[], None], too_late: str, device: torch.device) -> None:
-    """Make a call that may hang where nothing can interrupt it, on a thread that is left alone if it does.
-
-    Args:
-        limit_s: Seconds until it is given up.
-        call: Function to call; its exceptions propagate.
-        too_late: The sentence of the error.
-        device: Its device.
+    """Make a call that nothing can interrupt on a thread, which is abandoned after ``limit_s`` seconds.
 
     Raises:
-        AgentsGymError: It did not end in time; logged at once, since other ranks may wait in a call that does not end.
+        AgentsGymError: With the message ``too_late``; logged at once, since other ranks may wait forever in their call.
     """
     outcome: Future[None] = Future()
     stream: Any = None if device.type == "cpu" else torch.accelerator.current_stream(device)
@@ -354,7 +326,7 @@ def within(limit_s: float, call: Callable[[], None], too_late: str, device: torc
     def run() -> None:
         try:
             if stream is not None:
-                torch.accelerator.set_stream(stream)  # and with it the device, which is a thread's own
+                torch.accelerator.set_stream(stream)  # and with it the device, which each thread has its own of
             outcome.set_result(call())
         except BaseException as error:  # noqa: BLE001  # raised on the thread that waits
             outcome.set_exception(error)
@@ -364,23 +336,6 @@ def within(limit_s: float, call: Callable[[], None], too_late: str, device: torc
         outcome.result(limit_s)
     except TimeoutError:
         if outcome.done():
-            raise  # the call's own
+            raise  # the call's own error
         logger.error("%s", too_late)  # noqa: TRY400  # it has no traceback to show
         raise AgentsGymError(too_late) from None
-
-
-def _limit_requests(client: Any, limit_s: float) -> None:
-    """Have the client's own requests end in time, unrepeated: a thread of it that hangs would keep the process."""
-    session = client.session
-    session.request = functools.partial(session.request, timeout=limit_s)
-    adapter = session.get_adapter(client.base_url)
-    adapter.max_retries = adapter.max_retries.new(read=0)
-
-
-def _probe(tokenizer: Any) -> tuple[str, list[int]]:
-    """A text of tokens from all over the vocabulary, and its ids."""
-    special = set(tokenizer.added_tokens_decoder)
-    plain = [index for index in sorted(tokenizer.get_vocab().values()) if index not in special]
-    chosen = plain[:: max(1, len(plain) // _PROBES)]
-    text = " ".join(str(tokenizer.decode([index])) for index in chosen)
-    return text, list(tokenizer.encode(text, add_special_tokens=False))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import print_json, remark, reported, say
+from agentsgym.cli.console import print_json, print_text, remark, reported
 
 
 @reported
@@ -21,15 +21,17 @@ def audit(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check everything in stored rollouts that training relies on: spans, masks, log-probabilities, rewards, messages.
+    """Check what training relies on in stored rollouts: spans, masks, log-probabilities, rewards, messages.
 
-    The exit code is 1 if anything is wrong, or a file of the store cannot be read.
+    The exit code is 1 if a problem is found, or if a file of the store cannot be read.
     """
     from agentsgym.cli.auditing import audit_store  # noqa: PLC0415
+    from agentsgym.cli.players import tokenizer_of  # noqa: PLC0415
     from agentsgym.cli.stores import open_store  # noqa: PLC0415
 
     store = open_store(path, where)
-    report, unknown = audit_store(store, None if tokenizer is None else _size(tokenizer))
+    loaded = tokenizer_of(tokenizer)
+    report, unknown = audit_store(store, None if loaded is None else len(loaded))
     for name in unknown:
         remark(f"{name} is not a known environment: the placement of its rewards is not checked", "yellow")
     if as_json:
@@ -37,12 +39,6 @@ def audit(
         skipped: dict[str, Any] = {file.name: why for file, why in store.skipped.items()}
         print_json(asdict(report) | {"ok": report.ok and not skipped, "problems": problems, "skipped": skipped})
     else:
-        say(str(report))
+        print_text(str(report))
     if not report.ok or store.skipped:
         raise typer.Exit(1)
-
-
-def _size(source: str) -> int:
-    from agentsgym.cli.players import tokenizer_of  # noqa: PLC0415
-
-    return len(tokenizer_of(source))

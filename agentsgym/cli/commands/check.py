@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import cell, out, print_json, reported, say, usage
+from agentsgym.cli.console import cell, out, print_json, print_text, reported, usage_errors
 
 if TYPE_CHECKING:
-    from agentsgym.envs.check.report import EnvReport
+    pass
 
 
 @reported
@@ -26,7 +27,7 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--tokenizer",
             metavar="PATH-OR-NAME",
-            help="Model or tokenizer whose tokens and chat template are checked as well.",
+            help="Model or tokenizer with which tokens and chat template are also checked.",
         ),
     ] = None,
     max_tasks: Annotated[
@@ -40,9 +41,9 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run some tasks of an environment in several ways, and report what would break training.
+    """Play some tasks of an environment in several ways, and report what would break training.
 
-    The exit code is 1 if anything is found.
+    The exit code is 1 if an error is found, or with --strict if a warning is found.
     """
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions, make_player, tokenizer_of  # noqa: PLC0415
@@ -50,7 +51,7 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
     from agentsgym.envs.check.run import check_env  # noqa: PLC0415
 
     named = find_env(environment, options.env_config(config, config_file))
-    with usage():
+    with usage_errors():
         player = None if agent is None else make_player(agent, named, PlayerOptions(seed=seed))
         env: Any = named.build(tokenizer_of(tokenizer)) if player is None or tokenizer else player.env
     found = tasks_for(
@@ -72,33 +73,22 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
     )
     failed = bool(report.findings if strict else report.errors)
     if as_json:
-        print_json(_as_dict(environment, report, failed=failed))
+        print_json({
+            "environment": environment,
+            "ok": not failed,
+            "num_episodes": report.num_episodes,
+            "num_turns": report.num_turns,
+            "findings": [asdict(one) for one in report.findings],
+        })  # fmt: skip
     else:
-        _show(environment, report)
+        for finding in report.findings:
+            color = "red" if finding.severity == "error" else "yellow"
+            out().print(cell(f"{finding.severity} [{finding.check}] {finding.place}", f"bold {color}"))
+            print_text(f"  {finding.text}")
+        num_errors = len(report.errors)
+        num_warnings = len(report.findings) - num_errors
+        counts = "nothing found" if not report.findings else f"{num_errors} errors and {num_warnings} warnings"
+        played = f"{report.num_episodes} episodes, {report.num_turns} turns"
+        out().print(cell(f"{environment}: {counts} in {played}", "red" if num_errors else "green"))
     if failed:
         raise typer.Exit(1)
-
-
-def _show(name: str, report: EnvReport) -> None:
-    for finding in report.findings:
-        color = "red" if finding.severity == "error" else "yellow"
-        out().print(cell(f"{finding.severity} [{finding.check}] {finding.place}", f"bold {color}"))
-        say(f"  {finding.text}")
-    num_errors = len(report.errors)
-    num_warnings = len(report.findings) - num_errors
-    counts = "nothing found" if not report.findings else f"{num_errors} errors and {num_warnings} warnings"
-    played = f"{report.num_episodes} episodes, {report.num_turns} turns"
-    out().print(cell(f"{name}: {counts} in {played}", "red" if num_errors else "green"))
-
-
-def _as_dict(name: str, report: EnvReport, *, failed: bool) -> dict[str, Any]:
-    return {
-        "environment": name,
-        "ok": not failed,
-        "num_episodes": report.num_episodes,
-        "num_turns": report.num_turns,
-        "findings": [
-            {"check": one.check, "severity": one.severity, "place": one.place, "text": one.text}
-            for one in report.findings
-        ],
-    }

@@ -9,24 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import FailureError, UsageError, cell, out, print_json, reported
+from agentsgym.cli.console import FailureError, UsageError, cell, new_table, out, print_json, reported
 
 if TYPE_CHECKING:
-    from agentsgym.evaluation.compare import Comparison, PairedDifference, SharedTask
-
-_PERCENT, _NUMBER = "{:z.1%}", "{:z.2f}"
-WhereA = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where-a", metavar="COLUMN=VALUE", help="Filter like --where, applied to the first run only. Repeatable."
-    ),
-]
-WhereB = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where-b", metavar="COLUMN=VALUE", help="Filter like --where, applied to the second run only. Repeatable."
-    ),
-]
+    from agentsgym.evaluation.compare import Comparison
 
 
 @reported
@@ -35,12 +21,18 @@ def compare(  # noqa: PLR0913, PLR0917  # options of a command
     run_b: Annotated[
         Path | None,
         typer.Argument(
-            metavar="RUN_B", help="Folder of the second rollout store; by default the first.", show_default=False
+            metavar="RUN_B", help="Folder of the second rollout store; by default RUN_A.", show_default=False
         ),
     ] = None,
     where: options.Where = None,
-    where_a: WhereA = None,
-    where_b: WhereB = None,
+    where_a: Annotated[
+        list[str] | None,
+        typer.Option("--where-a", metavar="COLUMN=VALUE", help="Like --where, but only for RUN_A. Repeatable."),
+    ] = None,
+    where_b: Annotated[
+        list[str] | None,
+        typer.Option("--where-b", metavar="COLUMN=VALUE", help="Like --where, but only for RUN_B. Repeatable."),
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=0, help="Maximum number of changed tasks to list.")
     ] = 20,
@@ -55,69 +47,57 @@ def compare(  # noqa: PLR0913, PLR0917  # options of a command
     from agentsgym.evaluation.compare import compare as compared  # noqa: PLC0415
 
     if (run_b is None or run_b.resolve() == run_a.resolve()) and (where_a or []) == (where_b or []):
-        raise UsageError("both runs are the same rollouts: pass a second store, or select with --where-a and --where-b")
+        raise UsageError("both runs are the same rollouts: pass a second store, or use --where-a and --where-b")
     first = open_store(run_a, [*(where or ()), *(where_a or ())])
     second = open_store(run_b or run_a, [*(where or ()), *(where_b or ())])
     comparison = compared(first, second, seed=seed)
     if as_json:
         print_json(comparison.as_dict())
     else:
-        _show(comparison, limit)
+        _show_differences(comparison)
+        _show_changed_tasks(comparison, limit)
     if not comparison.tasks:
         raise FailureError("the runs share no task (shared tasks have equal environment, task_data and seed)")
 
 
-def _show(comparison: Comparison, limit: int) -> None:
-    from rich.table import Table  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _show_differences(comparison: Comparison) -> None:
+    table = new_table()
     for name in ("", "A", "B", "B - A", "95 % interval"):
         table.add_column(name, justify="right" if name else "left", no_wrap=not name)
-    rows = (("win rate", comparison.win_rate, _PERCENT), ("reward", comparison.reward, _NUMBER))
-    for name, estimate, form in rows:
+    for name, estimate, form in (("win rate", comparison.win_rate, "z.1%"), ("reward", comparison.reward, "z.2f")):
         if estimate is not None:
-            table.add_row(name, *_numbers(estimate, form))
+            interval = "-"
+            if estimate.low is not None and estimate.high is not None:
+                interval = f"[{estimate.low:+{form}}, {estimate.high:+{form}}]"
+            values = f"{estimate.a:{form}}", f"{estimate.b:{form}}", f"{estimate.difference:+{form}}"
+            table.add_row(name, *values, interval)
     number = len(comparison.tasks)
     out().print(cell(f"{number} shared task{'' if number == 1 else 's'}", "bold"))
     if number:
         out().print(table)
     if number > 1 and comparison.reward is not None and comparison.reward.low is None:
         out().print(cell("no interval for the reward: it changed by the same amount in every task"), style="dim")
-    _show_changed(comparison, limit)
-    only = f"tasks only in A: {comparison.num_only_a}, only in B: {comparison.num_only_b}"
-    failed = f"failed rollouts (excluded): {comparison.num_failed_a} in A, {comparison.num_failed_b} in B"
-    for line in (only, failed):
-        out().print(cell(line), style="dim")
 
 
-def _numbers(estimate: PairedDifference, form: str) -> list[str]:
-    texts = [form.format(value) for value in (estimate.a, estimate.b)]
-    signed = form.replace(":", ":+")
-    interval = "-"
-    if estimate.low is not None and estimate.high is not None:
-        interval = f"[{signed.format(estimate.low)}, {signed.format(estimate.high)}]"
-    return [*texts, signed.format(estimate.difference), interval]
+def _show_changed_tasks(comparison: Comparison, limit: int) -> None:
+    from agentsgym.store.values import to_json  # noqa: PLC0415
 
-
-def _show_changed(comparison: Comparison, limit: int) -> None:
-    """List the tasks that changed, one per line."""
     changed = comparison.changed
     lost = sum(task.change < 0 for task in changed)
     out().print(cell(f"tasks that changed: {lost} lost, {len(changed) - lost} won"))
     for task in changed[:limit]:
-        out().print(cell(_line(task)), soft_wrap=True)
+        wins = " -> ".join(
+            f"{round(share * number)}/{number}"
+            for share, number in ((task.wins_a or 0.0, task.num_a), (task.wins_b or 0.0, task.num_b))
+        )
+        env = f"{task.env.rpartition('.')[2]} " if task.env else ""
+        text = json.dumps(json.loads(to_json(task.task_data)), ensure_ascii=False)
+        how = "lost" if task.change < 0 else "won"
+        rewards = f"{task.reward_a:z.2f} -> {task.reward_b:z.2f}"
+        out().print(cell(f"{how} {wins}, reward {rewards}: {env}{text}"), soft_wrap=True)
     if len(changed) > limit:
         out().print(cell(f"and {len(changed) - limit} more (--limit)"), style="dim")
-
-
-def _line(task: SharedTask) -> str:
-    from agentsgym.store.values import to_json  # noqa: PLC0415
-
-    wins = " -> ".join(
-        f"{round(share * number)}/{number}"
-        for share, number in ((task.wins_a or 0.0, task.num_a), (task.wins_b or 0.0, task.num_b))
-    )
-    env = f"{task.env.rpartition('.')[2]} " if task.env else ""
-    text = json.dumps(json.loads(to_json(task.task_data)), ensure_ascii=False)
-    how = "lost" if task.change < 0 else "won"
-    return f"{how} {wins}, reward {task.reward_a:z.2f} -> {task.reward_b:z.2f}: {env}{text}"
+    only = f"tasks only in A: {comparison.num_only_a}, only in B: {comparison.num_only_b}"
+    failed = f"failed rollouts (excluded): {comparison.num_failed_a} in A, {comparison.num_failed_b} in B"
+    for line in (only, failed):
+        out().print(cell(line), style="dim")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import FailureError, UsageError, cell, out, print_json, remark, reported, usage
+from agentsgym.cli.console import FailureError, UsageError, cell, out, print_json, remark, reported, usage_errors
 from agentsgym.interruptions import raising_on_sigterm
 
 if TYPE_CHECKING:
@@ -56,42 +56,36 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         ),
     ] = 0.1,
     max_concurrent: Annotated[
-        int | None,
-        typer.Option(
-            "--max-concurrent",
-            metavar="N",
-            min=1,
-            help="Maximum number of episodes played at once.",
-            show_default="256",
-        ),
-    ] = None,
+        int,
+        typer.Option("--max-concurrent", metavar="N", min=1, help="Maximum number of episodes played at once."),
+    ] = 256,
     references: Annotated[
         bool, typer.Option("--references/--no-references", help="Also evaluate ENV's random and reference players.")
     ] = True,
     store: Annotated[
         Path | None,
-        typer.Option("--store", metavar="PATH", help="Folder of a rollout store in which every episode is kept."),
+        typer.Option("--store", metavar="PATH", help="Folder of a rollout store that every episode is written to."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Play only episodes that are missing from the store, or failed there.")
+        bool, typer.Option("--resume", help="Play only the episodes that are missing from the store, or failed in it.")
     ] = False,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
     """Play many episodes and report win rate, reward, turns, pass@k and pass^k with 95 % intervals over tasks.
 
-    If the run ends early, the results so far are shown, and the exit code is 1 (143 after SIGTERM). With --store they
-    are also kept, and the same command with --resume continues from there.
+    If the run ends early, the results so far are shown, and the exit code is 1 (143 after SIGTERM). With --store, the
+    finished episodes are also stored, and the same command with --resume continues from there.
     """
-    from agentsgym.cli.agent_runs import MAX_CONCURRENT, Plan  # noqa: PLC0415
+    from agentsgym.cli.agent_runs import Plan  # noqa: PLC0415
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions  # noqa: PLC0415
-    from agentsgym.cli.stores import check_place  # noqa: PLC0415
+    from agentsgym.cli.stores import check_store_path  # noqa: PLC0415
     from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
 
     if not agent:
-        raise UsageError("eval needs an agent, such as --agent random or --agent policy:PATH")
-    check_place(store, resume=resume)
+        raise UsageError("eval requires an agent, such as --agent random or --agent policy:PATH")
+    check_store_path(store, resume=resume)
     named = find_env(environment, options.env_config(config, config_file))
     settings = PlayerOptions(
         seed=seed,
@@ -101,31 +95,37 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         max_turn_tokens=max_turn_tokens,
     )
     dataset_options = {**named.dataset_options, **options.key_values(dataset, "--dataset")}
-    with usage():
+    with usage_errors():
         env = named.build()
     found = tasks_for(env, path=tasks, split=split, options=dataset_options, most=num_tasks, seed=seed)
-    _check_clusters(found, cluster_by)
+    clusters = _clusters(found, cluster_by)
     plan = Plan(
         tasks=found,
         num_rollouts=num_rollouts,
         seed=seed,
         cluster_by=cluster_by,
         max_failed_fraction=max_failed,
-        max_concurrent=max_concurrent or MAX_CONCURRENT,
+        max_concurrent=max_concurrent,
         store=store,
         resume=resume,
     )
     with raising_on_sigterm():
         runs = _played(list(dict.fromkeys(agent)), named, settings, plan, references=references)
-    _show(runs, named, plan, as_json=as_json)
+    _show(runs, named, plan, clusters, as_json=as_json)
 
 
 def _played(
     names: Sequence[str], named: NamedEnv, settings: PlayerOptions, plan: Plan, *, references: bool
 ) -> list[AgentRun]:
-    """Evaluate the agents one after another, until one is interrupted."""
+    """Evaluate the agents one after another until one is interrupted, then the environment's own players.
+
+    The random and the reference player play each task once, and only if the anchors are unknown.
+    """
+    from dataclasses import replace  # noqa: PLC0415
+
     from agentsgym.cli.agent_runs import run_agent  # noqa: PLC0415
-    from agentsgym.cli.players import make_player  # noqa: PLC0415
+    from agentsgym.cli.players import PlayerOptions, make_player  # noqa: PLC0415
+    from agentsgym.envs.players import has_random_player  # noqa: PLC0415
 
     players = [make_player(name, named, _resumed_options(name, settings, plan)) for name in names]
     runs: list[AgentRun] = []
@@ -133,8 +133,17 @@ def _played(
         runs.append(run_agent(player, plan))
         if runs[-1].ended_by is not None:
             return runs
-    if references and runs[0].anchors is None:
-        runs += _reference_runs(names, named, settings, plan)
+    own_players = ["random"] if has_random_player(named.env_class) else []
+    for name in [*own_players, "reference"] if references and runs[0].anchors is None else []:
+        if name in names:
+            continue
+        try:
+            player = make_player(name, named, _resumed_options(name, PlayerOptions(seed=settings.seed), plan))
+        except UsageError:
+            continue  # the environment has no such player
+        runs.append(run_agent(player, replace(plan, num_rollouts=1)))
+        if runs[-1].ended_by is not None:
+            break
     return runs
 
 
@@ -142,41 +151,21 @@ def _resumed_options(name: str, settings: PlayerOptions, plan: Plan) -> PlayerOp
     """Set the number of stored episodes when a run is resumed, so that the agent draws new random numbers."""
     from dataclasses import replace  # noqa: PLC0415
 
-    from agentsgym.cli.players import kept_name  # noqa: PLC0415
-    from agentsgym.cli.stores import num_kept  # noqa: PLC0415
+    from agentsgym.cli.players import stored_name  # noqa: PLC0415
+    from agentsgym.store.reader import RolloutStore  # noqa: PLC0415
 
     if plan.store is None or not plan.resume:
         return settings
-    return replace(settings, num_before=num_kept(plan.store, kept_name(name, settings)))
+    stored = RolloutStore(plan.store).filter(agent=stored_name(name, settings))
+    return replace(settings, num_before=len(stored))
 
 
-def _reference_runs(names: Sequence[str], named: NamedEnv, settings: PlayerOptions, plan: Plan) -> list[AgentRun]:
-    """Evaluate the environment's random and reference players once per task, unless they are among the agents."""
-    from dataclasses import replace  # noqa: PLC0415
-
-    from agentsgym.cli.agent_runs import run_agent  # noqa: PLC0415
-    from agentsgym.cli.players import PlayerOptions, make_player  # noqa: PLC0415
-    from agentsgym.envs.players import has_random_player  # noqa: PLC0415
-
-    runs: list[AgentRun] = []
-    for name in ("random", "reference"):
-        if name in names or (name == "random" and not has_random_player(named.env_class)):
-            continue
-        try:
-            player = make_player(name, named, _resumed_options(name, PlayerOptions(seed=settings.seed), plan))
-        except UsageError:
-            continue  # it has no such player
-        runs.append(run_agent(player, replace(plan, num_rollouts=1)))
-        if runs[-1].ended_by is not None:
-            break
-    return runs
-
-
-def _show(runs: Sequence[AgentRun], named: NamedEnv, plan: Plan, *, as_json: bool) -> None:
+def _show(
+    runs: Sequence[AgentRun], named: NamedEnv, plan: Plan, clusters: Mapping[int, Any] | None, *, as_json: bool
+) -> None:
     """Print all results; fail if a run was interrupted or has no finished episode."""
     from agentsgym.cli.results import run_as_dict, show_runs  # noqa: PLC0415
 
-    clusters = _clusters(plan)
     if as_json:
         print_json({
             "environment": named.name,
@@ -202,18 +191,16 @@ def _show(runs: Sequence[AgentRun], named: NamedEnv, plan: Plan, *, as_json: boo
         raise FailureError("every episode failed")
 
 
-def _check_clusters(tasks: Sequence[Any], key: str | None) -> None:
+def _clusters(tasks: Sequence[Any], key: str | None) -> dict[int, Any] | None:
+    """Return each task's cluster by its index; None if every task is its own cluster."""
     from agentsgym.errors import did_you_mean  # noqa: PLC0415
 
+    if key is None:
+        return None
+    clusters: dict[int, Any] = {}
     for index, task in enumerate(tasks):
         fields = task.get("task_data", task)
-        if key is not None and key not in fields:
-            raise UsageError(f"--cluster-by: task {index} has no {key!r}{did_you_mean(key, fields)}")
-
-
-def _clusters(plan: Plan) -> dict[int, Any] | None:
-    """Return each task's cluster by its index; None if every task is its own cluster."""
-    if plan.cluster_by is None:
-        return None
-    tasks = [task.get("task_data", task) for task in plan.tasks]
-    return {index: repr(task[plan.cluster_by]) for index, task in enumerate(tasks)}
+        if key not in fields:
+            raise UsageError(f"--cluster-by: task {index} has no key {key!r}{did_you_mean(key, fields)}")
+        clusters[index] = repr(fields[key])
+    return clusters

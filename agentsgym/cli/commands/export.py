@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import FailureError, UsageError, cell, out, reported, usage
+from agentsgym.cli.console import FailureError, UsageError, cell, out, reported, usage_errors
 from agentsgym.errors import AgentsGymError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
             "--output",
             "-o",
             metavar="FILE",
-            help="Output file (not used with trackio); must not exist. For inspect: FILE.eval, FILE.json or a folder.",
+            help="New output file (not used with trackio). For inspect: FILE.eval, FILE.json or a folder.",
         ),
     ] = None,
     where: options.Where = None,
@@ -47,7 +47,7 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--min-reward",
             metavar="R",
-            help="Count rollouts with at least this reward as won, whatever info['success'] is; for sft and kto.",
+            help="Count rollouts with at least this reward as won, regardless of info['success']; for sft and kto.",
         ),
     ] = None,
     project: Annotated[
@@ -62,27 +62,13 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
 ) -> None:
     """Export stored rollouts: whole, as fine-tuning data, or for Inspect or trackio.
 
-    jsonl: whole rollouts. sft: the conversations that were won. dpo: for each task, the answers at which a better and a
-    worse rollout first differ. kto: every answer, labeled by whether its rollout was won. inspect: conversations and
+    jsonl: whole rollouts. sft: the conversations that were won. dpo: for each task, the first answers in which a better
+    and a worse rollout differ. kto: every answer, labeled by whether its rollout was won. inspect: conversations and
     scores, for `inspect view`. trackio: metrics by step, and every rollout as a trace, in trackio's database on this
-    machine. Nothing is overwritten or sent anywhere.
+    machine. Nothing is overwritten or uploaded.
     """
     from agentsgym.cli.stores import open_store  # noqa: PLC0415
 
-    _check(to, output, min_reward, project, run)
-    store = open_store(path, where)
-    if output is None:
-        _to_trackio(store, str(project), run)
-        return
-    if to == "inspect":
-        _write_inspect(store, output)
-        return
-    count = _write(output, _lines(store, to, min_reward))
-    what = "rollouts" if to == "jsonl" else "examples"
-    out().print(cell(f"wrote {count} {what} of {len(store)} rollouts to {output}"), soft_wrap=True)
-
-
-def _check(to: str, output: Path | None, min_reward: float | None, project: str | None, run: str | None) -> None:
     if to not in _FORMATS:
         raise UsageError(f"--to must be one of {', '.join(_FORMATS)}, got {to!r}")
     if min_reward is not None and to not in {"sft", "kto"}:
@@ -93,26 +79,31 @@ def _check(to: str, output: Path | None, min_reward: float | None, project: str 
         raise UsageError("--project and --run are only valid with --to trackio")
     if to != "trackio" and output is None:
         raise UsageError(f"--to {to} requires --output FILE")
+    store = open_store(path, where)
+    if output is None:
+        with usage_errors():
+            from agentsgym.export.trackio_export import export_to_trackio  # noqa: PLC0415
 
-
-def _to_trackio(store: RolloutStore, project: str, run: str | None) -> None:
-    with usage():
-        from agentsgym.export.trackio_export import export_to_trackio  # noqa: PLC0415
-
-        runs = export_to_trackio(store, project, run)
-    many = f"{len(runs)} runs" if len(runs) > 1 else f"run {runs[0]}"
-    out().print(cell(f"wrote {len(store)} rollouts as {many} to trackio project {project}"), soft_wrap=True)
-    out().print(cell(f"see them with: trackio show --project {shlex.quote(project)}"), soft_wrap=True)
+            runs = export_to_trackio(store, str(project), run)
+        many = f"{len(runs)} runs" if len(runs) > 1 else f"run {runs[0]}"
+        out().print(cell(f"wrote {len(store)} rollouts as {many} to trackio project {project}"), soft_wrap=True)
+        out().print(cell(f"view them with: trackio show --project {shlex.quote(str(project))}"), soft_wrap=True)
+    elif to == "inspect":
+        _write_inspect(store, output)
+    else:
+        count = _write_lines(output, _lines(store, to, min_reward))
+        what = "rollouts" if to == "jsonl" else "examples"
+        out().print(cell(f"wrote {count} {what} of {len(store)} rollouts to {output}"), soft_wrap=True)
 
 
 def _write_inspect(store: RolloutStore, path: Path) -> None:
     from agentsgym.export.inspect_logs import write_inspect_logs  # noqa: PLC0415
 
     try:
-        with usage():
+        with usage_errors():
             written = write_inspect_logs(store, path)
     except OSError as error:
-        if isinstance(error, AgentsGymError):  # an error in the store, which names its file
+        if isinstance(error, AgentsGymError):  # a StoreError, which names its file
             raise
         raise FailureError(f"{path} cannot be written: {error}") from error
     logs = "1 log" if len(written) == 1 else f"{len(written)} logs"
@@ -136,8 +127,8 @@ def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[s
     return (json.dumps(one, ensure_ascii=False) for one in found)
 
 
-def _write(path: Path, lines: Iterable[str]) -> int:
-    """Write lines to a new file, and delete it again if writing fails."""
+def _write_lines(path: Path, lines: Iterable[str]) -> int:
+    """Write lines to a new file, delete it if writing fails, and return the number of lines."""
     from agentsgym.errors import StoreError  # noqa: PLC0415
 
     try:
@@ -146,22 +137,19 @@ def _write(path: Path, lines: Iterable[str]) -> int:
         raise UsageError(f"--output: {path} already exists") from error
     except OSError as error:
         raise UsageError(f"--output: {path} cannot be written: {error}") from error
+    count = 0
     try:
         with file:
-            return _fill(file, lines)
+            for line in lines:
+                file.write(f"{line}\n")
+                count += 1
     except BaseException as error:
         path.unlink(missing_ok=True)
         if isinstance(error, OSError) and not isinstance(error, StoreError):
             raise FailureError(f"{path} cannot be written: {error}") from error
         raise
-
-
-def _fill(file: IO[str], lines: Iterable[str]) -> int:
-    count = 0
-    for line in lines:
-        file.write(f"{line}\n")
-        count += 1
     if not count:
+        path.unlink()
         raise FailureError(
             "these rollouts contain no example: sft needs rollouts that were won, kto rollouts with a known outcome "
             "(or --min-reward), and dpo two rollouts of a task with different rewards"

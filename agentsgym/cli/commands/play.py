@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import FailureError, out, remark, reported, usage
+from agentsgym.cli.console import FailureError, out, remark, reported, usage_errors
 
 if TYPE_CHECKING:
     from agentsgym.cli.naming import NamedEnv
     from agentsgym.cli.players import PlayerOptions
     from agentsgym.envs.base import MultistepEnv
-    from agentsgym.types import Trajectory
 
-_MOST_TASKS = 64  # of which one is drawn
+_MOST_TASKS = 64  # one of them is drawn
 
 
 @reported
@@ -43,7 +42,7 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     store: Annotated[
         Path | None,
         typer.Option(
-            "--store", metavar="PATH", help="Folder of a rollout store in which the finished episode is kept."
+            "--store", metavar="PATH", help="Folder of a rollout store that the finished episode is written to."
         ),
     ] = None,
 ) -> None:
@@ -52,13 +51,14 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     Type an answer and press Enter; a line that ends with a backslash continues on the next. Tools are called as
     name(argument=value), or as JSON. Ctrl-D or Ctrl-C quits.
     """
+    from agentsgym.agents.human import PlayerLeft  # noqa: PLC0415
     from agentsgym.cli.display import show_summary  # noqa: PLC0415
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
-    from agentsgym.cli.players import PlayerOptions, kept_name  # noqa: PLC0415
-    from agentsgym.cli.stores import check_place, keep  # noqa: PLC0415
+    from agentsgym.cli.players import PlayerOptions, stored_name  # noqa: PLC0415
+    from agentsgym.cli.stores import check_store_path, store_episode  # noqa: PLC0415
     from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
 
-    check_place(store)
+    check_store_path(store)
     draw = random.Random(seed)
     named = find_env(environment, options.env_config(config, config_file))
     settings = PlayerOptions(
@@ -71,14 +71,18 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     env, player = _player(agent, named, settings)
     dataset_options = {**named.dataset_options, **options.key_values(dataset, "--dataset")}
     found = tasks_for(env, path=tasks, split=split, options=dataset_options, most=_MOST_TASKS, seed=settings.seed)
-    trajectory = _play_one(env, player, draw.choice(found), is_person=agent is None)
-    if trajectory is None:
+    if agent is None:
+        remark("Type your answer after the >; Ctrl-D quits.", "dim")
+    try:
+        [trajectory] = env.rollout([draw.choice(found)], player)
+    except (KeyboardInterrupt, PlayerLeft):
+        out().print("\nYou left before the episode ended." if agent is None else "\nStopped before the episode ended.")
         if store is not None:
             out().print("Not stored: an unfinished episode has no reward.")
         return
     show_summary(trajectory)
     if store is not None:
-        keep(store, trajectory, env, "person" if agent is None else kept_name(agent, settings))
+        store_episode(store, trajectory, env, "person" if agent is None else stored_name(agent, settings))
     if trajectory.failed:
         raise FailureError("the episode failed")
 
@@ -95,19 +99,5 @@ def _player(agent: str | None, named: NamedEnv, settings: PlayerOptions) -> tupl
     reconfigure = getattr(sys.stdin, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")  # typed text in another encoding would fail the episode
-    with usage():
+    with usage_errors():
         return named.build(), HumanAgent(show=show_message)
-
-
-def _play_one(env: MultistepEnv, player: Any, task: Any, *, is_person: bool) -> Trajectory | None:
-    """Play one episode; None if it was left or interrupted."""
-    from agentsgym.agents.human import PlayerLeft  # noqa: PLC0415
-
-    if is_person:
-        remark("Type your answer after the >; Ctrl-D leaves.", "dim")
-    try:
-        [trajectory] = env.rollout([task], player)
-    except (KeyboardInterrupt, PlayerLeft):
-        out().print("\nYou left before the episode ended." if is_person else "\nStopped before the episode ended.")
-        return None
-    return trajectory

@@ -6,15 +6,12 @@ import contextlib
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import FailureError, out, plain, print_json, reported, usage
-
-if TYPE_CHECKING:
-    from agentsgym.recipes.run import TrainingRun
+from agentsgym.cli.console import FailureError, out, plain, print_json, reported, usage_errors
 
 
 @reported
@@ -22,7 +19,9 @@ def train(
     config: Annotated[
         Path,
         typer.Argument(
-            metavar="CONFIG", help="YAML configuration file, such as `agentsgym new` creates.", show_default=False
+            metavar="CONFIG",
+            help="YAML configuration file, as created by `agentsgym new`.",
+            show_default=False,
         ),
     ],
     set_values: Annotated[
@@ -31,58 +30,52 @@ def train(
             "--set",
             "-s",
             metavar="KEY=VALUE",
-            help="Replace a value of CONFIG, as in training.max_steps=20 or environments.0.env_config.highest=8; "
+            help="Override a value of CONFIG, as in training.max_steps=20 or environments.0.env_config.highest=8; "
             "the value is parsed as JSON if possible, otherwise taken as a string. Repeatable.",
         ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train a policy: evaluate, imitate, train, evaluate again.
+    """Train a policy: evaluate, warm-start, train, and evaluate again.
 
-    A progress bar shows step, reward, win rate and remaining time; without a terminal, one line is printed every
-    logging_steps. All results are written to output_dir, each evaluation as soon as it ends. Ctrl-C during the warm
-    start or training keeps the policy trained so far; the final evaluation and the files are still written, and
+    A progress bar shows step, reward, win rate and remaining time; without a terminal, a line is printed every
+    logging_steps steps. All results are written to output_dir, each evaluation as soon as it ends. Ctrl-C during the
+    warm start or training keeps the policy trained so far; the final evaluation and the files are still written, and
     the exit code is 1.
 
-    On several processes or GPUs: accelerate launch -m agentsgym.cli.app train CONFIG.
+    With several processes or GPUs: accelerate launch -m agentsgym.cli.app train CONFIG.
     """
     from agentsgym.cli.players import quiet_transformers  # noqa: PLC0415
     from agentsgym.recipes.train import prepare  # noqa: PLC0415
+    from agentsgym.reports.tables import comparison_table  # noqa: PLC0415
 
     quiet_transformers()
-    # the steps are logged where no progress bar can be shown
+    # steps are logged where no progress bar can be shown
     logging.getLogger("agentsgym.observers.learning_curve").setLevel(logging.INFO)
-    with usage():
-        course = prepare(config, overrides=options.key_values(set_values, "--set"))
+    with usage_errors():
+        prepared = prepare(config, overrides=options.key_values(set_values, "--set"))
     with contextlib.redirect_stdout(sys.stderr):  # only results go to standard output
         try:
-            run = course.follow()
+            run = prepared.execute()
         except KeyboardInterrupt:
-            raise FailureError(f"stopped; the files written so far are in {course.run.output}") from None
+            raise FailureError(f"stopped; the files written so far are in {prepared.run.output}") from None
     if not run.is_main:
         return
     if as_json:
         print_json({"output_dir": str(run.output), **run.summary()})
     else:
-        _show(run)
+        rows = {
+            label: one
+            for name, found in run.evaluations.items()
+            for label, one in {
+                name: found,
+                **{f"{name}, {env}": part for env, part in found.by_environment.items()},
+            }.items()
+        }
+        out().print(plain(comparison_table(rows)), soft_wrap=True)
+        files = "model/, summary.json, learning_curve.png, transcripts_before.txt, transcripts_after.txt"
+        out().print(plain(f"\n{run.phases.total_seconds:.0f} s in total. Files in {run.output}: {files}"))
     if run.phases.status:
         raise typer.Exit(run.phases.status)
     if run.phases.interrupted:
         raise FailureError(f"stopped; the policy at that point is in {run.output / 'model'}")
-
-
-def _show(run: TrainingRun) -> None:
-    """Print the evaluations side by side, also by environment if there are several, and where the files are."""
-    from agentsgym.reports.tables import comparison_table  # noqa: PLC0415
-
-    rows = {
-        label: one
-        for name, found in run.evaluations.items()
-        for label, one in {
-            name: found,
-            **{f"{name}, {env}": part for env, part in found.by_environment.items()},
-        }.items()
-    }
-    out().print(plain(comparison_table(rows)), soft_wrap=True)
-    files = "model/, summary.json, learning_curve.png, transcripts_before.txt, transcripts_after.txt"
-    out().print(plain(f"\n{run.phases.total_seconds:.0f} s in total. Files in {run.output}: {files}"))

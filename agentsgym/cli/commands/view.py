@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentsgym.cli import options
-from agentsgym.cli.console import FailureError, UsageError, cell, out, print_json, remark, reported, usage
+from agentsgym.cli.console import FailureError, UsageError, cell, out, print_json, remark, reported, usage_errors
 
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
@@ -39,31 +40,26 @@ def view(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--tokenizer",
             metavar="PATH",
-            help="Path of a tokenizer.json, or its folder, for rollouts stored without a tokenizer.",
+            help="tokenizer.json file, or its folder, for rollouts stored without a tokenizer.",
         ),
     ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """View stored rollouts: conversations, the credit of every token, task groups, and what-if.
+    """View stored rollouts: conversations, the credit of every token, task groups, and what-if advantages.
 
     The page is served on this machine until Ctrl-C, or written to a self-contained file. It loads nothing from the
     network.
     """
     from agentsgym.cli.stores import open_store  # noqa: PLC0415
+    from agentsgym.viewer.written import WRITTEN_LIMIT, write_page  # noqa: PLC0415
 
     if output is not None and port:
         raise UsageError("--port cannot be combined with --out, which writes a file instead of serving a page")
     store = open_store(path, where)
     if output is None:
         _serve(store, port, limit, tokenizer, no_open=no_open, as_json=as_json)
-    else:
-        _write(store, output, limit, tokenizer, as_json=as_json)
-
-
-def _write(store: RolloutStore, output: Path, limit: int | None, tokenizer: Path | None, *, as_json: bool) -> None:
-    from agentsgym.viewer.written import WRITTEN_LIMIT, write_page  # noqa: PLC0415
-
+        return
     if output.exists():
         raise UsageError(f"--out: {output} already exists")
     shown = min(len(store), limit or WRITTEN_LIMIT)
@@ -82,6 +78,8 @@ def _write(store: RolloutStore, output: Path, limit: int | None, tokenizer: Path
 def _serve(
     store: RolloutStore, port: int, limit: int | None, tokenizer: Path | None, *, no_open: bool, as_json: bool
 ) -> None:
+    import webbrowser  # noqa: PLC0415
+
     from agentsgym.viewer.server import SERVED_LIMIT, serve  # noqa: PLC0415
 
     shown = min(len(store), limit or SERVED_LIMIT)
@@ -94,26 +92,18 @@ def _serve(
             _remark_left_out(store, shown)
             remark("press Ctrl-C to stop")
         if not no_open and not as_json and out().is_terminal:
-            _open(address)
+            with contextlib.suppress(OSError, webbrowser.Error):  # the address is printed
+                webbrowser.open(address)
 
-    with usage():
+    with usage_errors():
         serve(store, port=port, limit=shown, tokenizer=tokenizer, on_ready=ready)
 
 
 def _print(text: str) -> None:
     out().print(cell(text), soft_wrap=True)
-    out().file.flush()  # a reader of the address behind a pipe must not wait for it
+    out().file.flush()  # a pipe must not hold back the address
 
 
 def _remark_left_out(store: RolloutStore, shown: int) -> None:
     if shown < len(store):
         remark(f"showing the newest {shown:,} of {len(store):,}; use --limit to show more")
-
-
-def _open(address: str) -> None:
-    import webbrowser  # noqa: PLC0415
-
-    try:
-        webbrowser.open(address)
-    except (OSError, webbrowser.Error):  # the address is printed
-        return

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from agentsgym.envs.ALFWorld import SPEC
 from agentsgym.envs.ALFWorld.games import TASK_TYPES, data_folder, game_file, stamp_of
 from agentsgym.envs.ALFWorld.tasks import task_dataset
-from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
-from agentsgym.envs.shared.text_worlds.commands import read_command
-from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields
+from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields, read_command
 from agentsgym.errors import TaskError
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, or_none
 from agentsgym.texts import shown
@@ -58,13 +56,13 @@ class ALFWorldEnv(TextWorldBase):
     - ``reward``: ``"success"`` (default), the engine's: 1 for the turn that solves the task; or ``"progress"``: the
       change of the share of the goal's conditions that hold, negative if the turn undoes one. That share is
       ``info["progress"]`` and the potential for potential-based shaping, with either reward.
-    - ``nothing_penalty``: the cost of a command that the engine rejects ("Nothing happens.").
-    - ``nothing_is_invalid``: whether such a command is an invalid action, of which ``error_allowance`` are forgiven; by
-      default it is a wasted turn.
+    - ``rejected_penalty``: the cost of a command that the engine rejects ("Nothing happens.").
+    - ``rejected_is_invalid``: whether such a command is an invalid action, of which ``error_allowance`` are forgiven;
+      by default it is a wasted turn.
     - ``num_processes``: the maximum number of engine processes; each runs many games.
     - ``step_timeout_s``, ``start_timeout_s``: seconds after which an engine is considered hung, and replaced.
     - ``max_games_per_process``: the number of games after which a process is replaced; None for never.
-    - ``remember_mb``: megabytes of cached engine responses, so that the rollouts of a task share them; 0 for no cache.
+    - ``cache_mb``: megabytes of cached engine responses, so that the rollouts of a task share them; 0 for no cache.
     """
 
     spec = SPEC
@@ -73,11 +71,11 @@ class ALFWorldEnv(TextWorldBase):
         "data": Field(default=None, expected="the path of a folder, or None", valid=or_none(is_str)),
         "show_commands": choice_field("all", "here", "none"),
         "reward": choice_field("success", "progress"),
-        "nothing_penalty": Field(default=0.0, expected="a number >= 0", valid=is_number(0)),
-        "nothing_is_invalid": Field(default=False, expected="True or False", valid=is_bool),
+        "rejected_penalty": Field(default=0.0, expected="a number >= 0", valid=is_number(0)),
+        "rejected_is_invalid": Field(default=False, expected="True or False", valid=is_bool),
         **process_fields(num_processes=2),
         "max_games_per_process": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
-        "remember_mb": Field(default=64.0, expected="a number >= 0", valid=is_number(0)),
+        "cache_mb": Field(default=64.0, expected="a number >= 0", valid=is_number(0)),
     }
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 50}
     task_fields: ClassVar[Collection[str] | None] = ("game", "task_type")
@@ -95,7 +93,7 @@ class ALFWorldEnv(TextWorldBase):
         self._data = data_folder(self.env_config["data"])
 
     def _process_limits(self) -> dict[str, Any]:
-        return {key: self.env_config[key] for key in ("max_games_per_process", "remember_mb")}
+        return {key: self.env_config[key] for key in ("max_games_per_process", "cache_mb")}
 
     def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
         file = game_file(self._data, task_data["game"])
@@ -107,10 +105,6 @@ class ALFWorldEnv(TextWorldBase):
         kind = task_data.get("task_type")
         if kind is not None and kind not in TASK_TYPES:
             raise TaskError(f"task_data['task_type'] must be one of {', '.join(TASK_TYPES)}, got {shown(kind)}")
-
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
-        state = super()._initialize_episode(session_id, task_data)
-        return {**state, "game": task_data["game"], "task_type": task_data.get("task_type")}
 
     def _shown(self, answer: Mapping[str, Any]) -> str:
         show = self.env_config["show_commands"]
@@ -124,27 +118,26 @@ class ALFWorldEnv(TextWorldBase):
         command = command_in(action)
         next_state = self._run(session_id, state, command)
         answer = next_state["answer"]
-        info: dict[str, Any] = {"success": answer["won"], "command": command, "took": answer["understood"]}
-        if state["task_type"] is not None:
-            info["task_type"] = state["task_type"]
+        info: dict[str, Any] = {"success": answer["won"], "command": command, "accepted": answer["understood"]}
+        if state["task"].get("task_type") is not None:
+            info["task_type"] = state["task"]["task_type"]
         before, progress = state["answer"]["progress"], answer["progress"]
         if progress is not None:
             info["progress"] = progress
         reward = float(answer["won"])
         if self.env_config["reward"] == "progress":
             if before is None or progress is None:
-                raise TaskError(
-                    f"reward='progress' needs a goal whose conditions can be counted, unlike that of {state['game']}"
-                )
+                game = state["task"]["game"]
+                raise TaskError(f"reward='progress' needs a goal with conditions that can be counted, unlike {game}")
             reward = progress - before
         if not answer["understood"]:
-            reward -= self.env_config["nothing_penalty"]
-            info |= {"invalid": True} if self.env_config["nothing_is_invalid"] else {}
+            reward -= self.env_config["rejected_penalty"]
+            info |= {"invalid": True} if self.env_config["rejected_is_invalid"] else {}
         return next_state, reward, answer["won"], info
 
     def _state_key(self, state: State) -> Hashable:
         """The game, and the places and states of all its objects."""
-        return state["game"], state["answer"]["key"]
+        return state["task"]["game"], state["answer"]["key"]
 
     def _system_prompt(self) -> str:
         return _RULES
@@ -156,17 +149,12 @@ class ALFWorldEnv(TextWorldBase):
         Raises:
             ConfigError: The configuration or an option is invalid, or the data are missing.
         """
-        return task_dataset(cls, cls._checked(env_config), "train", options)
+        return task_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
         """Rows to evaluate on, by default ``"eval_out_of_distribution"``; otherwise like :meth:`get_train_dataset`."""
-        return task_dataset(cls, cls._checked(env_config), "eval", options)
-
-    @classmethod
-    def _checked(cls, env_config: Mapping[str, Any] | None) -> dict[str, Any]:
-        validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
-        return dict(env_config or {})
+        return task_dataset(cls, env_config, "eval", options)
 
 
 def command_in(text: str) -> str:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agentsgym.envs.shared.kept_folders import cache_folder
+from agentsgym.envs.shared.cached_folders import cache_folder
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import is_strings
 from agentsgym.texts import sentence_of, shown
@@ -83,7 +83,7 @@ def find_games(data: Path, split: str) -> list[dict[str, str]]:
         raise ConfigError(f"ALFWorld's data in {data} have no {_TREE}/{name}. {_DOWNLOAD}")
     digest = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=12).hexdigest()
     cache = cache_folder("alfworld") / f"{digest}.json"
-    known, found = _kept(cache), dict[str, list[str]]()
+    known, found = _read_cache(cache), dict[str, list[str]]()
     for root, folders, files in os.walk(folder):
         folders.sort()
         if TASK in files:
@@ -93,7 +93,7 @@ def find_games(data: Path, split: str) -> list[dict[str, str]]:
             noted = known.get(path, [])
             found[path] = noted if len(noted) == 3 and noted[0] == stamp else [stamp, *_read_trial(trial, path)]
     if found != known:
-        _keep(cache, found)
+        _write_cache(cache, found)
     tasks = [{"game": f"{path}/{GAME}", "task_type": kind} for path, (_, kind, why) in found.items() if not why]
     skipped = Counter(why for _, _, why in found.values() if why)
     reasons = ", ".join(f"{count} {why}" for why, count in skipped.items()) or "none"
@@ -149,7 +149,7 @@ def _read_trial(trial: Path, path: str) -> tuple[str, str]:
     return kind, "" if is_solvable else "not known to be solvable"
 
 
-def _kept(cache: Path) -> dict[str, list[str]]:
+def _read_cache(cache: Path) -> dict[str, list[str]]:
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # a damaged cache is rebuilt
         noted: Any = json.loads(cache.read_text(encoding="utf-8"))
         if noted["format"] == _FORMAT and all(map(is_strings, noted["trials"].values())):
@@ -157,7 +157,7 @@ def _kept(cache: Path) -> dict[str, list[str]]:
     return {}
 
 
-def _keep(cache: Path, found: Mapping[str, list[str]]) -> None:
+def _write_cache(cache: Path, found: Mapping[str, list[str]]) -> None:
     """Write the cache atomically."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
@@ -165,4 +165,4 @@ def _keep(cache: Path, found: Mapping[str, list[str]]) -> None:
             json.dump({"format": _FORMAT, "trials": found}, file)
         Path(file.name).replace(cache)
     except OSError as error:
-        logger.warning("the list of ALFWorld's games is not kept in %s: %s", cache, sentence_of(error))
+        logger.warning("the list of ALFWorld's games cannot be cached in %s: %s", cache, sentence_of(error))

@@ -37,10 +37,20 @@ def patch_engine() -> None:
     if textgen.deepcopy is _own_copy:
         return
     textgen.deepcopy = _own_copy
-    textgen._parse_and_convert = _cached_parse(textgen._parse_and_convert)
+    parse = lru_cache(maxsize=4096)(textgen._parse_and_convert)
+
+    def parse_once(text: str, rule_name: str, **_: Any) -> Any:
+        return _own_copy(parse(text, rule_name=rule_name))
+
+    def derive(symbol: Any, context: Any = None) -> Any:
+        variables: Mapping[str, Any] = (context or symbol.context)["variables"]
+        # Unpatched, locals().update and eval: from Python 3.13 on, that finds no names.
+        return [textgen.TerminalSymbol(evaluated(symbol.expression, variables))]
+
+    textgen._parse_and_convert = parse_once
+    textgen.EvalSymbol.derive = derive
     rule: Any = textgen.Rule
     textgen.Rule = SimpleNamespace(parse_conjunctive_query=lru_cache(maxsize=4096)(rule.parse_conjunctive_query))
-    textgen.EvalSymbol.derive = _evaluated(textgen.TerminalSymbol)
     grammar: Any = textgen.ContextSensitiveGrammar
     grammar.derive = _cached_commands(grammar.derive, textgen)
     logic: Any = importlib.import_module("textworld.envs.pddl.logic")
@@ -80,17 +90,6 @@ def _own_copy(value: Any) -> Any:
     return copied
 
 
-def _cached_parse(parse: Callable[..., Any]) -> Callable[..., Any]:
-    @lru_cache(maxsize=4096)
-    def parsed(text: str, rule_name: str) -> Any:
-        return parse(text, rule_name=rule_name)
-
-    def parse_once(text: str, rule_name: str, **_: Any) -> Any:
-        return _own_copy(parsed(text, rule_name))
-
-    return parse_once
-
-
 @lru_cache(maxsize=4096)
 def _parsed(expression: str) -> ast.expr:
     try:
@@ -125,15 +124,6 @@ def evaluated(expression: str, variables: Mapping[str, Any]) -> Any:
                 raise EnvError(f"the game's grammar has an expression that does more than name things: {expression!r}")
 
     return value_of(_parsed(expression))
-
-
-def _evaluated(terminal_symbol: Callable[[Any], Any]) -> Callable[..., Any]:
-    def derive(symbol: Any, context: Any = None) -> Any:
-        variables: Mapping[str, Any] = (context or symbol.context)["variables"]
-        # Unpatched, locals().update and eval: from Python 3.13 on, that finds no names.
-        return [terminal_symbol(evaluated(symbol.expression, variables))]
-
-    return derive
 
 
 def _cached_commands(derive: Callable[..., str], textgen: Any) -> Callable[..., str]:
@@ -172,21 +162,21 @@ def _depends_on(symbols: Sequence[Any], textgen: Any) -> set[str]:
 
 def _cached_translation(translate: Callable[..., Any]) -> Callable[..., Any]:
     """Translate a game's planning task once, and not again for the planner, which is never run."""
-    kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+    tasks: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
     def translated(domain: str, problem: str, **_: Any) -> Any:
         key = (domain, problem)
-        if key in kept:
-            kept.move_to_end(key)
-            return kept[key]
+        if key in tasks:
+            tasks.move_to_end(key)
+            return tasks[key]
         arguments = sys.argv
         try:
-            kept[key] = translate(domain, problem)
+            tasks[key] = translate(domain, problem)
         finally:
             sys.argv = arguments  # the translator replaces them
-        while len(kept) > _MOST_GAMES:
-            kept.popitem(last=False)
-        return kept[key]
+        while len(tasks) > _MOST_GAMES:
+            tasks.popitem(last=False)
+        return tasks[key]
 
     return translated
 

@@ -46,7 +46,9 @@ class ReferencePlayer(WorldPlayer):
         if state["num_commands"] == 0:
             notes.left, notes.place = [*state["first"]["walkthrough"]], ""
             if not notes.left:
-                raise AgentError(f"the game {state['game']} has no walkthrough to follow: play games that have one")
+                raise AgentError(
+                    f"the game {state['task']['game']} has no walkthrough to follow: play games that have one"
+                )
         if not notes.left:
             raise AgentError("the walkthrough of the game ended without solving the task")
         command = self._next(state, notes)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.envs.ALFWorld.games import SPLITS, TASK_TYPES, data_folder, find_games
+from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import SEED_OPTION, Part, checked_options, rows_of
 from agentsgym.errors import ConfigError
@@ -48,17 +49,19 @@ _DEFAULT_SPLIT: Mapping[Part, str] = {"train": "train", "eval": "eval_out_of_dis
 
 
 def task_dataset(
-    env_class: type[Any], env_config: Mapping[str, Any], part: Part, options: Mapping[str, Any]
+    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make the rows of a split, with ``env_config`` unchanged.
+    """Make the rows of a split.
 
     Raises:
-        ConfigError: An option is invalid, the data are missing, or no game has one of the task types.
+        ConfigError: The configuration or an option is invalid, the data are missing, or no game has one of the task
+            types.
     """
+    config = validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
     settings = checked_options(options, _OPTIONS)
     split = settings["split"] or _DEFAULT_SPLIT[part]
     wanted = settings["task_types"] or TASK_TYPES
-    found = find_games(data_folder(env_config.get("data")), split)
+    found = find_games(data_folder(config["data"]), split)
     tasks = [task for task in found if task["task_type"] in wanted]
     if not tasks:
         raise ConfigError(f"the split {split!r} has no game of the task types {', '.join(wanted)}")

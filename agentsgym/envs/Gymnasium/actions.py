@@ -91,13 +91,13 @@ def is_actions(value: Any) -> bool:
     return bool(names) and all(map(_is_name, names)) and len(set(map(_fold, names))) == len(names)
 
 
-def action_table(given: Any, space: Any, ready: Iterable[str] | None) -> ActionTable:
+def action_table(given: Any, space: Any, default_names: Iterable[str] | None) -> ActionTable:
     """Make the table of an action space.
 
     Args:
         given: ``env_config["actions"]``.
         space: The environment's action space.
-        ready: The names of the space's actions in order, if they are known.
+        default_names: The names of the space's actions in order; None if they are unknown.
 
     Raises:
         ConfigError: The space is not discrete, lacks a given action, or its actions need names.
@@ -113,9 +113,9 @@ def action_table(given: Any, space: Any, ready: Iterable[str] | None) -> ActionT
     start, num = int(discrete.start), int(discrete.n)
     numbers = range(start, start + num)
     if given is None or callable(given):
-        if ready is None and num > _MOST_NAMED:
+        if default_names is None and num > _MOST_NAMED:
             raise ConfigError(f"env_config['actions'] must name the actions to play: there are {num}")
-        names = map(str, numbers) if ready is None else ready
+        names = map(str, numbers) if default_names is None else default_names
         return ActionTable(by_name=dict(zip(names, numbers, strict=True)), parser=cast("ActionParser | None", given))
     named = cast("Mapping[str, int] | list[str]", given)
     by_name = dict(named) if isinstance(named, Mapping) else dict(zip(named, numbers, strict=False))

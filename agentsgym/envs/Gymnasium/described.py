@@ -43,7 +43,7 @@ class DescribedGame:
 
 def described_game(game_id: str) -> DescribedGame | None:
     """Look up the description of an id, regardless of its version."""
-    return _READY.get(game_id.rpartition("-v")[0])
+    return _DESCRIBED.get(game_id.rpartition("-v")[0])
 
 
 def rows_of_frame(frame: str) -> list[str]:
@@ -150,7 +150,7 @@ _BLACKJACK = DescribedGame(
     state=lambda game, observation: _NUMBER_OF_HAND[_hand(game, observation)],
     renders=False,
 )
-_READY = {
+_DESCRIBED = {
     "FrozenLake": _FROZEN_LAKE,
     "FrozenLake8x8": _FROZEN_LAKE,
     "Taxi": _TAXI,

@@ -31,7 +31,7 @@ NEW_GAME = "A new game begins.\n"
 
 _MOST_MAPS = 256  # with cached environments and values
 _SUCCESS = ("reward", "terminated")
-_MADE_HERE = frozenset({"_patterns", "_tables", "_lock"})
+_PER_PROCESS = frozenset({"_prototypes", "_tables", "_lock"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,25 +110,33 @@ class GymnasiumEnv(MultistepEnv):
         self._kwargs = self._constructor_kwargs()
         game = make_game(given_id, self._kwargs)
         self.actions: ActionTable = action_table(
-            config["actions"], game.action_space, self._ready.actions if self._ready else None
+            config["actions"], game.action_space, self._description.actions if self._description else None
         )
-        self.show: Show = self._choose_show(game)
+        render: Any = config["render"]
+        shows = {**SHOWS}
+        if self._description is not None:
+            shows["auto"] = self._description.show
+        elif render == "auto":
+            render = "ansi" if getattr(game, "render_mode", None) == "ansi" else "observation"
+        if render == "observation":
+            check_small(game.observation_space)
+        self.show: Show = cast("Show", render) if callable(render) else shows[render]
         self.horizon: int = config["max_steps_per_episode"]
         theirs = getattr(getattr(game, "spec", None), "max_episode_steps", None)  # set where it was registered
         if isinstance(theirs, int) and theirs > 0:
             self.horizon = min(self.horizon, theirs)
         self._is_bare = is_bare(game)
         self._tables: dict[str, ExactGame | None] = {}
-        self._patterns: dict[str, Any] = {}
+        self._prototypes: dict[str, Any] = {}
         self._lock = threading.Lock()
         game.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the Gymnasium environments, which each process makes itself."""
-        return {key: value for key, value in super().__getstate__().items() if key not in _MADE_HERE}
+        return {key: value for key, value in super().__getstate__().items() if key not in _PER_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"_patterns": {}, "_tables": {}, "_lock": threading.Lock(), **state})
+        super().__setstate__({"_prototypes": {}, "_tables": {}, "_lock": threading.Lock(), **state})
 
     def _constructor_kwargs(self) -> dict[str, Any]:
         config = self.env_config
@@ -136,7 +144,7 @@ class GymnasiumEnv(MultistepEnv):
         if not isinstance(config["id"], str):
             return kwargs
         modes = render_modes(spec_of(config["id"]))
-        if self._ready and self._ready.has_maps and kwargs.get("map_name", "4x4") is None and "desc" not in kwargs:
+        if self.has_maps and kwargs.get("map_name", "4x4") is None and "desc" not in kwargs:
             raise ConfigError(
                 "env_config['make_kwargs']['map_name'] = None draws a map that does not depend on the seed: use "
                 "tasks with a 'map', such as those of get_train_dataset(random_maps=True)"
@@ -153,20 +161,8 @@ class GymnasiumEnv(MultistepEnv):
             kwargs["render_mode"] = "ansi"
         return kwargs
 
-    def _choose_show(self, game: Any) -> Show:
-        render = self.env_config["render"]
-        if callable(render):
-            return cast("Show", render)
-        if render == "auto" and self._ready:
-            return self._ready.show
-        if render == "auto":
-            render = "ansi" if getattr(game, "render_mode", None) == "ansi" else "observation"
-        if render == "observation":
-            check_small(game.observation_space)
-        return SHOWS[render]
-
     @property
-    def _ready(self) -> DescribedGame | None:
+    def _description(self) -> DescribedGame | None:
         """The description of a supported environment."""
         given_id = self.env_config["id"]
         return described_game(given_id) if isinstance(given_id, str) else None
@@ -174,30 +170,30 @@ class GymnasiumEnv(MultistepEnv):
     @property
     def has_maps(self) -> bool:
         """Whether a task may define a custom map."""
-        return self._ready is not None and self._ready.has_maps
+        return self._description is not None and self._description.has_maps
 
     # Supported environments are copied from one instance, since a seeded reset determines their whole state
 
-    def _take(self, desc: list[str] | None) -> Any:
-        if self._ready is None:
+    def _new_game(self, desc: list[str] | None) -> Any:
+        if self._description is None:
             return make_game(self.env_config["id"], self._kwargs)
         key = json.dumps(desc)
         with self._lock:
-            game = self._patterns.get(key)
+            game = self._prototypes.get(key)
         if game is None:
             kwargs = self._kwargs if desc is None else {**self._kwargs, "desc": desc}
             game = make_game(self.env_config["id"], kwargs)
-            self._keep(self._patterns, key, game)
+            self._cache(self._prototypes, key, game)
         # The table is by far the largest part, and is read-only.
         table = getattr(game.unwrapped, "P", None)
         return copy.deepcopy(game, {id(table): table})
 
-    def _keep(self, kept: dict[str, Any], key: str, value: Any) -> None:
+    def _cache(self, cache: dict[str, Any], key: str, value: Any) -> None:
         """Cache a value for a map, among the most recent maps."""
         with self._lock:
-            while len(kept) >= _MOST_MAPS:
-                kept.pop(next(iter(kept)))
-            kept[key] = value
+            while len(cache) >= _MOST_MAPS:
+                cache.pop(next(iter(cache)))
+            cache[key] = value
 
     def exact(self, desc: list[str] | None = None) -> ExactGame | None:
         """Return the exact values, on a custom map if one is given; None if they are unknown.
@@ -208,23 +204,18 @@ class GymnasiumEnv(MultistepEnv):
         with self._lock:
             if key in self._tables:
                 return self._tables[key]
-        exact = self._solve(desc)
-        self._keep(self._tables, key, exact)
+        exact, description = None, self._description
+        if description is not None and self._is_bare:
+            game = self._new_game(desc)
+            transitions = description.transitions(game)
+            if transitions is not None:
+                game.reset(seed=0)
+                values = value_table(legal_outcomes(transitions, self.actions.values), self.horizon)
+                frames = description.frames(game, self.show) if self.show is description.show else {}
+                game.close()
+                exact = ExactGame(values=values, frames=frames)
+        self._cache(self._tables, key, exact)
         return exact
-
-    def _solve(self, desc: list[str] | None) -> ExactGame | None:
-        ready = self._ready
-        if ready is None or not self._is_bare:
-            return None
-        game = self._take(desc)
-        transitions = ready.transitions(game)
-        if transitions is None:
-            return None
-        game.reset(seed=0)
-        values = value_table(legal_outcomes(transitions, self.actions.values), self.horizon)
-        frames = ready.frames(game, self.show) if self.show is ready.show else {}
-        game.close()
-        return ExactGame(values=values, frames=frames)
 
     # The hooks
 
@@ -232,7 +223,7 @@ class GymnasiumEnv(MultistepEnv):
         desc = task_data.get("map")
         if desc is None:
             return
-        if not (self._ready and self._ready.has_maps):
+        if not self.has_maps:
             raise TaskError(
                 f"task_data['map'] is only valid for FrozenLake, but this is {shown(self.env_config['id'])}"
             )
@@ -241,23 +232,20 @@ class GymnasiumEnv(MultistepEnv):
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         self._check_task(task_data)
         desc: list[str] | None = task_data.get("map")
-        game = self._take(desc)
+        game = self._new_game(desc)
         state: dict[str, Any] = {"game": game, "map": desc, "num_steps": 0, "done": False}
         observation, _ = game.reset(seed=self.rng(session_id).getrandbits(31))
-        anchors = self._anchors(desc, game, observation)
-        return {**state, "anchors": anchors, "observation": observation, "shown": self._shown(game, observation)}
-
-    def _anchors(self, desc: list[str] | None, game: Any, observation: Any) -> dict[str, float]:
         config = self.env_config
-        if config["keep_history"] and config["episodes_per_trial"] - config["free_shots"] > 1:
-            return {}  # the final reward sums several episodes with different starts
-        exact = self.exact(desc)
-        if exact is None or self._ready is None:
-            return {}
-        start = self._ready.state(game, observation)
-        random, optimal = (float(values[-1, start]) for values in (exact.values.random, exact.values.optimal))
-        anchors = Anchors(random=random, optimal=optimal)
-        return {"random_reward": anchors.random, "optimal_reward": anchors.optimal}
+        # The final reward of several episodes is a sum over different starts, without anchors.
+        is_sum = config["keep_history"] and config["episodes_per_trial"] - config["free_shots"] > 1
+        exact = None if is_sum else self.exact(desc)
+        info: dict[str, float] = {}
+        if exact is not None and self._description is not None:
+            start = self._description.state(game, observation)
+            random, optimal = (float(values[-1, start]) for values in (exact.values.random, exact.values.optimal))
+            anchors = Anchors(random=random, optimal=optimal)
+            info = {"random_reward": anchors.random, "optimal_reward": anchors.optimal}
+        return {**state, "anchors": info, "observation": observation, "shown": self._shown(game, observation)}
 
     def _shown(self, game: Any, observation: Any) -> str:
         text: Any = self.show(game, observation)
@@ -292,20 +280,24 @@ class GymnasiumEnv(MultistepEnv):
         if callable(success):
             return bool(success(game, reward, terminated))
         if success == "auto":
-            return self._ready.won(game, reward, terminated) if self._ready else None
+            return self._description.won(game, reward, terminated) if self._description else None
         return terminated and (success == "terminated" or reward > 0)
 
     def _state_key(self, state: dict[str, Any]) -> Hashable | None:
         """The environment's state, for the supported environments."""
-        if self._ready is None:
+        if self._description is None:
             return None
-        return (json.dumps(state["map"]), self._ready.state(state["game"], state["observation"]))
+        return (json.dumps(state["map"]), self._description.state(state["game"], state["observation"]))
 
     def _close_episode(self, session_id: str, state: dict[str, Any]) -> None:
         state["game"].close()
 
     def _system_prompt(self) -> str:
-        rules = self._ready.rules if self._ready else f"You play {self._name()}. Earn as much reward as you can."
+        rules = (
+            self._description.rules
+            if self._description
+            else f"You play {self._name()}. Earn as much reward as you can."
+        )
         return f"{rules} {self._hint()}"
 
     def _hint(self) -> str:
@@ -326,7 +318,7 @@ class GymnasiumEnv(MultistepEnv):
             raise ConfigError(f"{self._name()} has no list of all its states: build the tokenizer from recorded texts")
         own = self.env_config["system_prompt"]
         messages = [self._system_prompt() if own is None else own, f"Invalid action. {self._hint()}", *exact.frames]
-        if self._ready and self._ready.has_maps:  # the cells of any map, with the player's position
+        if self.has_maps:  # the cells of any map, with the player's position
             cells = " ".join(letter for letter in "SFHG" * 2)
             marked = [f"[{letter}]" for letter in "SFHG"]
             messages += [cells, *(f"{one} {two}\n{two} {one}" for one in marked for two in (*"SFHG", *marked))]
@@ -344,8 +336,5 @@ class GymnasiumEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, which share no seed and no random map with :meth:`get_train_dataset`.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, which share no seed or random map with :meth:`get_train_dataset`; arguments as there."""
         return task_dataset(cls, env_config, "eval", options)

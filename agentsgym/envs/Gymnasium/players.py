@@ -43,7 +43,7 @@ class OptimalPlayer(Agent):
         if exact is None or not exact.frames:
             raise ConfigError(
                 "OptimalPlayer needs a game whose exact values are known: FrozenLake, Taxi, CliffWalking or Blackjack, "
-                f"made by its id and shown as it comes, got {shown(env.env_config['id'])}"
+                f"made by its id and with default rendering, got {shown(env.env_config['id'])}"
             )
         self._env = env
 

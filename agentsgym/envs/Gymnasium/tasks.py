@@ -63,8 +63,8 @@ def task_dataset(
         raise ConfigError("dataset rows are plain JSON: env_config['id'] must be a registered id, got a callable")
     spec_of(game_id)
     settings = checked_options(options, _OPTIONS)
-    ready = described_game(game_id)
-    if settings["random_maps"] and not (ready and ready.has_maps):
+    description = described_game(game_id)
+    if settings["random_maps"] and not (description and description.has_maps):
         raise ConfigError(f"random_maps=True is only valid for FrozenLake, but the id is {shown(game_id)}")
     maps = random_maps(part, settings) if settings["random_maps"] else None
     tasks: list[dict[str, Any]] = []

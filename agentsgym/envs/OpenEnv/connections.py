@@ -45,7 +45,7 @@ class ServerConnections:
         self._url = server.url or url
         self._local: LocalServer | None = None
         self._lock = threading.Lock()
-        self._games: dict[str, Connection] = {}
+        self._sessions: dict[str, Connection] = {}
         self._num_proven = 0
 
     @property
@@ -85,24 +85,24 @@ class ServerConnections:
     def begin(self, session_id: str) -> Connection:
         """Open a session's connection, and close its previous one."""
         self.end(session_id)
-        game = self._games[session_id] = self.connect()
-        return game
+        connection = self._sessions[session_id] = self.connect()
+        return connection
 
-    def game(self, session_id: str) -> Connection:
+    def connection(self, session_id: str) -> Connection:
         """Return a session's connection.
 
         Raises:
             EnvError: The session has no connection.
         """
-        if session_id not in self._games:
+        if session_id not in self._sessions:
             raise EnvError(f"{self._server.label} has no episode of this session: call _initialize_episode first")
-        return self._games[session_id]
+        return self._sessions[session_id]
 
     def end(self, session_id: str) -> None:
         """Close a session's connection, if it has one."""
-        game = self._games.pop(session_id, None)
-        if game is not None:
-            game.close()
+        connection = self._sessions.pop(session_id, None)
+        if connection is not None:
+            connection.close()
 
     def check_capacity(self, num_live: int) -> None:
         """Check that the server supports a number of connections by opening them, since it does not report a limit.
@@ -155,17 +155,17 @@ class ServerConnections:
                 return
             _checked.append(key)
         try:
-            game = self.connect()
+            connection = self.connect()
         except BaseException:
             _checked.remove(key)
             raise
         try:
-            texts = [write(game.reset({**arguments, "seed": _SEED})["observation"]) for _ in range(2)]
+            texts = [write(connection.reset({**arguments, "seed": _SEED})["observation"]) for _ in range(2)]
         except EnvError as error:  # a task that cannot be reset is its own episodes' failure
             logger.warning("cannot determine whether %s respects seeds: %s", self._server.label, sentence_of(error))
             return
         finally:
-            game.close()
+            connection.close()
         if texts[0] != texts[1]:
             logger.warning(
                 "%s does not respect the seed of a reset: two resets with the seed %d showed %s and %s. The rollouts "
@@ -181,7 +181,7 @@ class ServerConnections:
         """Close all connections and stop a program that was started here; does nothing in a forked process."""
         if self.pid != os.getpid():
             return
-        for session_id in [*self._games]:
+        for session_id in [*self._sessions]:
             self.end(session_id)
         with self._lock:
             local, self._local = self._local, None

@@ -34,20 +34,18 @@ from agentsgym.envs.OpenEnv.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.OpenEnv.wire import RefusedActionError
 from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.envs.Tools.calls import plan_of
-from agentsgym.envs.Tools.env import TOOL_FIELDS
+from agentsgym.envs.Tools.env import CUT_OFF, TOOL_FIELDS
 from agentsgym.envs.Tools.results import ToolResult, cut
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_str, or_none
 from agentsgym.texts import sentence_of
 from agentsgym.tokens.calls.parse import with_calls
-from agentsgym.types import Action, Message, ToolCall
+from agentsgym.types import Action, Message
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_CALL = "Call a tool."
-_CUT = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
 _SHARED_FIELDS = ("max_result_length", "max_calls_per_turn", "max_calls_per_episode", "invalid_reward")
 _MOST_CHARS = 4000  # of a server's failure in an error before play
 _REFUSED = frozenset({"VALIDATION_ERROR", "EXECUTION_ERROR"})  # the codes that are about one action
@@ -87,11 +85,8 @@ class OpenEnvEnv(MultistepEnv):
     - ``execution_error``: whether an exception of the environment is the episode's failure, ``"failed"``, or an invalid
       action, ``"invalid"``, for environments that raise at illegal moves.
     - ``answer``: whether an answer without a tool call is ``"invalid"`` or the ``"end"`` of the episode.
-    - ``max_result_length``: the maximum number of characters of an observation or result; longer ones are cut, with a
-      note.
-    - ``max_calls_per_turn``: the maximum number of calls per turn; further ones are not made.
-    - ``max_calls_per_episode``: the maximum number of calls per episode; one more ends the episode.
-    - ``invalid_reward``: the reward of an invalid action.
+    - ``max_result_length``, ``max_calls_per_turn``, ``max_calls_per_episode``, ``invalid_reward``: as for
+      :class:`~agentsgym.envs.Tools.env.ToolEnv`, for observations and actions too.
     - ``check_capacity``: whether to verify before play that the server has room for all episodes that will be live.
     - ``check_seed``: whether to verify before play, once per server, that two resets with one seed are equal.
     """
@@ -141,10 +136,10 @@ class OpenEnvEnv(MultistepEnv):
             ConfigError: The configuration is invalid, or there is no server, or there are two.
             MissingDependencyError: The package ``websockets`` is not installed.
         """
-        self._links: dict[int, ServerConnections] = {}  # by process id
-        self._link_url: str | None = None
+        self._by_process: dict[int, ServerConnections] = {}  # by process id
+        self._known_url: str | None = None  # of a program that another process has started
         self._interface: ServerInterface | None = None
-        self._conversion: _Conversion | None = None
+        self._made_conversion: _Conversion | None = None
         self._opening = threading.Lock()
         super().__init__(tokenizer, env_config)
         self.spec.check_installed()
@@ -159,9 +154,10 @@ class OpenEnvEnv(MultistepEnv):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for another process, which opens its own connections to a server that already runs here."""
-        link = self._links.get(os.getpid())
-        url = self._link_url if link is None else link.known_url
-        state: dict[str, Any] = {**super().__getstate__(), "_links": {}, "_conversion": None, "_link_url": url}
+        connections = self._by_process.get(os.getpid())
+        url = self._known_url if connections is None else connections.known_url
+        state: dict[str, Any] = {**super().__getstate__(), "_by_process": {}, "_known_url": url}
+        state["_made_conversion"] = None
         del state["_opening"]
         return state
 
@@ -197,25 +193,26 @@ class OpenEnvEnv(MultistepEnv):
                     self._interface = (
                         ServerInterface()  # the schemas are not needed
                         if is_given and config["format"] == "text"
-                        else request_interface(self.server, self._link.url())
+                        else request_interface(self.server, self._connections.url())
                     )
                 except EnvError as error:
                     raise ConfigError(sentence_of(error, _MOST_CHARS)) from error
             return self._interface
 
     @property
-    def _link(self) -> ServerConnections:
-        link = self._links.get(os.getpid())
-        if link is None:
-            made = ServerConnections(self.server, self._link_url)
-            link = self._links.setdefault(made.pid, made)  # one step; a lock might be held as the process forks
-            if link is made:
-                weakref.finalize(self, link.close)
-        return link
+    def _connections(self) -> ServerConnections:
+        """This process's connections; recreated after a fork, and created once if several threads need them at once."""
+        connections = self._by_process.get(os.getpid())
+        if connections is None:
+            made = ServerConnections(self.server, self._known_url)
+            connections = self._by_process.setdefault(made.pid, made)  # atomic; a lock might be held during a fork
+            if connections is made:
+                weakref.finalize(self, made.close)
+        return connections
 
     @property
-    def _how(self) -> _Conversion:
-        if self._conversion is None:
+    def _conversion(self) -> _Conversion:
+        if self._made_conversion is None:
             config, interface, label = self.env_config, self.interface, self.server.label
             chosen = interface.format(config["format"])
             read = action_reader(config["action"], interface.action, label, chosen)
@@ -223,19 +220,19 @@ class OpenEnvEnv(MultistepEnv):
                 observation_writer(config["observation"], schema, config["max_result_length"])
                 for schema in (interface.reset_observation, interface.observation)
             )
-            self._conversion = _Conversion(chosen, read, write_reset, write_step)
-        return self._conversion
+            self._made_conversion = _Conversion(chosen, read, write_reset, write_step)
+        return self._made_conversion
 
     def close(self) -> None:
         """Close this process's connections, and stop a server started here; the environment can be used again."""
-        link = self._links.pop(os.getpid(), None)
-        if link is not None:
-            link.close()
+        connections = self._by_process.pop(os.getpid(), None)
+        if connections is not None:
+            connections.close()
 
     # The hooks
 
     def _tools(self) -> Sequence[Callable[..., Any] | Mapping[str, Any]] | None:
-        return self.interface.tool_schemas() if self._how.format == "tools" else None
+        return self.interface.tool_schemas() if self._conversion.format == "tools" else None
 
     def _system_prompt(self) -> str | None:
         given = self.env_config["action"]
@@ -260,12 +257,12 @@ class OpenEnvEnv(MultistepEnv):
     def _prepare_play(self, tasks: Sequence[Mapping[str, Any]], num_live: int) -> None:
         config = self.env_config
         try:
-            self._link.url()  # restarts a program that ended, since workers only know its URL
+            self._connections.url()  # restarts a program that ended, since workers only know its URL
             if config["check_seed"]:
-                arguments, write = self._reset_arguments(tasks[0]), self._how.shown_after_reset
-                self._link.check_seed(class_path(type(self)), arguments, write)
+                arguments, write = self._reset_arguments(tasks[0]), self._conversion.shown_after_reset
+                self._connections.check_seed(class_path(type(self)), arguments, write)
             if config["check_capacity"]:
-                self._link.check_capacity(num_live)
+                self._connections.check_capacity(num_live)
         except EnvError as error:
             raise ConfigError(sentence_of(error, _MOST_CHARS)) from error
 
@@ -275,12 +272,12 @@ class OpenEnvEnv(MultistepEnv):
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         arguments = {**self._reset_arguments(task_data), "seed": self.rng(session_id).getrandbits(31)}
-        game = self._link.begin(session_id)
+        connection = self._connections.begin(session_id)
         try:
-            answer = game.reset(arguments)
-            text = self._how.shown_after_reset(answer["observation"])
+            answer = connection.reset(arguments)
+            text = self._conversion.shown_after_reset(answer["observation"])
         except BaseException:
-            self._link.end(session_id)
+            self._connections.end(session_id)
             raise
         return {"pending": text, "num_calls": 0, "num_failed_calls": 0, "done": False}
 
@@ -289,27 +286,40 @@ class OpenEnvEnv(MultistepEnv):
 
     def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
         given = Action(text=action)
-        if self._how.format == "tools":
+        if self._conversion.format == "tools":
             given = with_calls(given, self.chat_format, self.tool_schemas)
         return self._step_action(session_id, state, given)
 
     def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
-        if self._how.format != "tools":
+        if self._conversion.format != "tools":
             return self._play_text(session_id, state, action)
         if action.tool_calls:
             return self._play_calls(session_id, state, action)
         if action.finish_reason == "length":
-            return self._invalid(state, _CUT)
+            return self._invalid(state, CUT_OFF)
         if self.env_config["answer"] == "end":
             return {**state, "pending": ""}, 0.0, True, self._counts(state)
-        return self._invalid(state, _CALL)
+        return self._invalid(state, "Call a tool.")
+
+    def _play_text(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
+        text = without_thoughts(action.text).strip()
+        if not text:
+            return self._invalid(state, "Invalid action: the answer is empty.")
+        try:
+            answer = self._connections.connection(session_id).step(self._conversion.read(text))
+        except UnreadableActionError as error:
+            return self._invalid(state, str(error))
+        except RefusedActionError as error:
+            return self._invalid(state, self._refusal(error))
+        pending = "" if answer["done"] else self._conversion.shown_after_step(answer["observation"])
+        return {**state, "pending": pending}, float(answer["reward"] or 0.0), answer["done"], self._info(answer)
 
     def _close_episode(self, session_id: str, state: State) -> None:
-        self._link.end(session_id)
+        self._connections.end(session_id)
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Return rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
+        """Rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
 
         Raises:
             ConfigError: The configuration or an option is invalid.
@@ -318,26 +328,10 @@ class OpenEnvEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Return rows to evaluate on, which share no seed with :meth:`get_train_dataset`.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, which share no seed with those to train on; see :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)
 
     # How a turn is played
-
-    def _play_text(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
-        text = without_thoughts(action.text).strip()
-        if not text:
-            return self._invalid(state, "Invalid action: the answer is empty.")
-        try:
-            answer = self._link.game(session_id).step(self._how.read(text))
-        except UnreadableActionError as error:
-            return self._invalid(state, str(error))
-        except RefusedActionError as error:
-            return self._invalid(state, self._refusal(error))
-        pending = "" if answer["done"] else self._how.shown_after_step(answer["observation"])
-        return {**state, "pending": pending}, float(answer["reward"] or 0.0), answer["done"], self._info(answer)
 
     def _refusal(self, error: RefusedActionError) -> str:
         """Return the message to the agent about a rejected action.
@@ -372,13 +366,26 @@ class OpenEnvEnv(MultistepEnv):
     def _play_calls(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
         limits = {**self.env_config, "submit_tool": None}
         plan = plan_of(action, self.tool_schemas, limits, num_made=state["num_calls"])
-        info = self._unsolved
+        info: dict[str, Any] = self._unsolved
+        has_tools = bool(self.interface.tools)  # otherwise the only tool takes an action
         waiting, plan.made = plan.made, []
         while waiting and not any(result.done for result in plan.results if result is not None):
             index = waiting.pop(0)
-            plan.results[index], reported = self._called(session_id, plan.calls[index])
+            call, info = plan.calls[index], self._unsolved
+            payload: Mapping[str, Any] = call.arguments
+            if has_tools:
+                payload = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
+            try:
+                answer = self._connections.connection(session_id).step(payload)
+            except RefusedActionError as error:
+                plan.results[index] = ToolResult(content=f"Error: {self._refusal(error)}", failed=True)
+            else:
+                seen = answer["observation"]
+                text, failed = result_of(seen) if has_tools else (self._conversion.shown_after_step(seen), False)
+                content, reward = cut(text, self.env_config["max_result_length"]), float(answer["reward"] or 0.0)
+                plan.results[index] = ToolResult(content=content, reward=reward, done=answer["done"], failed=failed)
+                info = {**info, **self._info(answer)}
             plan.made.append(index)
-            info = {**self._unsolved, **reported}
         plan.end_before(waiting)
         next_state = {
             **state,
@@ -392,28 +399,12 @@ class OpenEnvEnv(MultistepEnv):
         info = {**info, "invalid": is_invalid, **self._counts(next_state), "tool_failed": plan.num_failed > 0}
         return next_state, float(reward), plan.is_done, info
 
-    def _called(self, session_id: str, call: ToolCall) -> tuple[ToolResult, dict[str, Any]]:
-        """Execute one call, which is a step of the environment."""
-        has_tools = bool(self.interface.tools)  # otherwise the call is that of the tool that takes an action
-        payload: Mapping[str, Any] = call.arguments
-        if has_tools:
-            payload = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
-        try:
-            answer = self._link.game(session_id).step(payload)
-        except RefusedActionError as error:
-            return ToolResult(content=f"Error: {self._refusal(error)}", failed=True), {}
-        seen = answer["observation"]
-        text, failed = result_of(seen) if has_tools else (self._how.shown_after_step(seen), False)
-        content = cut(text, self.env_config["max_result_length"])
-        reward = float(answer["reward"] or 0.0)
-        return ToolResult(content=content, reward=reward, done=answer["done"], failed=failed), self._info(answer)
-
     @property
     def _unsolved(self) -> dict[str, bool]:
         """The success in ``info`` after a turn that was not sent to the server."""
         return {} if self.env_config["success"] is None else {"success": False}
 
     def _counts(self, state: State) -> dict[str, int]:
-        if self._how.format != "tools":
+        if self._conversion.format != "tools":
             return {}
         return {name: state[name] for name in ("num_calls", "num_failed_calls")}

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 import weakref
-from typing import IO, Any
+from typing import IO
 
 from agentsgym.envs.OpenEnv.http import get_json
 from agentsgym.envs.OpenEnv.server import OpenEnvServer
@@ -53,8 +53,25 @@ class LocalServer:
         self.url = f"http://127.0.0.1:{port}"
         self._server = server
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed as the server is stopped
+        null = subprocess.DEVNULL
         try:
-            self._process, guard = _started(server, port, self._output)
+            # The guard kills the server's process group when this process ends for any reason.
+            watch = ["/bin/sh", "-c", _GUARD]
+            guard = subprocess.Popen(watch, stdin=subprocess.PIPE, stdout=null, stderr=null, process_group=0)
+            try:
+                self._process = subprocess.Popen(  # the user's own command
+                    [part.replace("{port}", str(port)) for part in server.command or ()],
+                    env={**os.environ, "PORT": str(port), **server.env},
+                    cwd=server.cwd,
+                    stdin=null,
+                    stdout=self._output,
+                    stderr=subprocess.STDOUT,
+                    process_group=guard.pid,
+                )
+            except BaseException:
+                guard.kill()
+                guard.communicate()
+                raise
         except OSError as error:
             self._output.close()
             raise EnvError(f"{server.label} cannot be started: {sentence_of(error)}") from error
@@ -86,35 +103,6 @@ class LocalServer:
             f"{self._server.label} did not answer at {self.url}/health within {self._server.start_timeout_s:g} s: does "
             f"it listen on the port given as {{port}} or PORT?{printed}"
         )
-
-
-def _started(
-    server: OpenEnvServer, port: int, output: IO[bytes]
-) -> tuple[subprocess.Popen[Any], subprocess.Popen[Any]]:
-    """Start a guard process, which kills the server's process group when this process ends for any reason.
-
-    Raises:
-        OSError: One of them cannot be run.
-    """
-    null = subprocess.DEVNULL
-    guard = subprocess.Popen(
-        ["/bin/sh", "-c", _GUARD], stdin=subprocess.PIPE, stdout=null, stderr=null, process_group=0
-    )
-    try:
-        process = subprocess.Popen(  # the user's own command
-            [part.replace("{port}", str(port)) for part in server.command or ()],
-            env={**os.environ, "PORT": str(port), **server.env},
-            cwd=server.cwd,
-            stdin=null,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            process_group=guard.pid,
-        )
-    except BaseException:
-        guard.kill()
-        guard.communicate()
-        raise
-    return process, guard
 
 
 def _stop(owner: int, process: _Process, guard: _Process, output: IO[bytes]) -> None:

@@ -39,14 +39,19 @@ class DatasetOptions(CommonOptions, total=False):
     tasks: Sequence[Mapping[str, Any]] | None
 
 
-def _are_dicts(value: Any) -> bool:
-    tasks = [*cast("Sequence[Any]", value)] if isinstance(value, Sequence) else []
-    return bool(tasks) and all(isinstance(one, Mapping) for one in tasks)
-
-
 _OPTIONS: Mapping[str, Field] = {
     **COMMON_OPTIONS,
-    "tasks": Field(default=None, expected="a list of at least one dict, or None", valid=or_none(_are_dicts)),
+    "tasks": Field(
+        default=None,
+        expected="a list of at least one dict, or None",
+        valid=or_none(
+            lambda value: (
+                isinstance(value, Sequence)
+                and len(cast("Sequence[Any]", value)) > 0
+                and all(isinstance(one, Mapping) for one in cast("Sequence[Any]", value))
+            )
+        ),
+    ),
 }
 
 

@@ -205,10 +205,7 @@ class PriceListEnv(ToolEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on, which share no task with :meth:`get_train_dataset`.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, which share no task with those of :meth:`get_train_dataset`; arguments as there."""
         return cls._rows("eval", env_config, options)
 
     @classmethod

@@ -234,10 +234,7 @@ class ReasoningEvalsEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, with other questions or problems than those to train on.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, with other questions than those to train on; see :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)
 
 

@@ -25,7 +25,7 @@ _CHOICE = re.compile(  # "Answer A" and "Answer: a" only at the end of a line: m
     re.MULTILINE,
 )
 _LONE_CHOICE = re.compile(r"\**\(?([A-Za-z])[).:]?\**\.?")
-_BEGUN_CHOICE = re.compile(r"\**(?:\(([A-Z])\)(?!.*\([A-Z]\))|([A-Z])[).:])\**(?:\s[^\n]*)?", re.DOTALL)
+_LEADING_CHOICE = re.compile(r"\**(?:\(([A-Z])\)(?!.*\([A-Z]\))|([A-Z])[).:])\**(?:\s[^\n]*)?", re.DOTALL)
 _NAMED_CHOICE = re.compile(
     r"\(([A-Z])\)|\b(?i:option|choice|pick|choose|select|go with)\s*:?\s*\**([A-HJ-Z]\b|I(?![\w'\u2019]|\s+\w))"
 )
@@ -64,7 +64,7 @@ def in_box(text: str) -> str | None:
     return None if last is None else last.strip() or None
 
 
-def behind_hashes(text: str) -> str | None:
+def after_hashes(text: str) -> str | None:
     """Return the text after the last ``####``, as in GSM8K, to the end of its line."""
     _, found, rest = text.rpartition("####")
     return rest.strip().partition("\n")[0].strip() or None if found else None
@@ -81,7 +81,7 @@ def letter(text: str) -> str | None:
         return "".join(named[-1]).upper()
     if lone := _LONE_CHOICE.fullmatch(text):
         return lone[1].upper()
-    if begun := _BEGUN_CHOICE.fullmatch(text):
+    if begun := _LEADING_CHOICE.fullmatch(text):
         return begun[1] or begun[2]
     anywhere = [one or other for one, other in _NAMED_CHOICE.findall(text)]
     return anywhere[-1] if anywhere else None
@@ -157,7 +157,7 @@ def brace_depth(text: str) -> int | None:
 FINDERS: Mapping[str, Extractor] = {
     "tag": in_tag,
     "boxed": in_box,
-    "hashes": behind_hashes,
+    "hashes": after_hashes,
     "choice": letter,
     "number": last_number,
     "line": whole_line,
@@ -172,7 +172,7 @@ def _cleaned_by(find: Extractor, text: str) -> str | None:
 #: The same extractors, with the answer's wrapping stripped.
 EXTRACTORS: Mapping[str, Extractor] = {name: partial(_cleaned_by, find) for name, find in FINDERS.items()}
 _EXPLICIT = ("tag", "boxed", "hashes")
-_AFTER_THEM: Mapping[Kind, tuple[str, ...]] = {"number": ("number",), "choice": ("choice",), "text": ("line",)}
+_FALLBACKS: Mapping[Kind, tuple[str, ...]] = {"number": ("number",), "choice": ("choice",), "text": ("line",)}
 
 
 def extracted(text: str, kind: Kind, *, is_cut: bool, extractors: Mapping[str, Extractor] = EXTRACTORS) -> str | None:
@@ -184,7 +184,7 @@ def extracted(text: str, kind: Kind, *, is_cut: bool, extractors: Mapping[str, E
         is_cut: Whether a budget truncated the text: then only an explicit form counts, not the last number so far.
         extractors: :data:`EXTRACTORS`, or :data:`FINDERS` for the answer as written.
     """
-    names = _EXPLICIT if is_cut else (*_EXPLICIT, *_AFTER_THEM[kind])
+    names = _EXPLICIT if is_cut else (*_EXPLICIT, *_FALLBACKS[kind])
     for name in names:
         answer = extractors[name](text)
         if answer is not None:

@@ -111,7 +111,7 @@ def make_item(task: str, difficulty: Difficulty, item: int) -> Item:
     """
     options = tuple(sorted(difficulty.items())) if isinstance(difficulty, Mapping) else difficulty
     try:
-        return _kept_item(task, options, item)
+        return _cached_item(task, options, item)
     except TypeError:  # an option that is a list
         return _make_item(task, difficulty, item)
 
@@ -129,18 +129,18 @@ def packed(item: Item) -> str:
 
 def unpacked(task: str, difficulty: Difficulty, text: str) -> Item:
     """Deserialize the output of :func:`packed`, from a process of this library only."""
-    return Item(_any_generator(json.dumps([task, difficulty], sort_keys=True)), pickle.loads(base64.b64decode(text)))
+    return Item(_cached_generator(json.dumps([task, difficulty], sort_keys=True)), pickle.loads(base64.b64decode(text)))
 
 
 @functools.lru_cache(maxsize=16)
-def _any_generator(settings: str) -> Any:
+def _cached_generator(settings: str) -> Any:
     """Make a generator for grading, which needs no seed; the latest are cached."""
     task, difficulty = json.loads(settings)
     return _generator(task, difficulty, 0)
 
 
 @functools.lru_cache(maxsize=64)
-def _kept_item(task: str, options: Any, item: int) -> Item:
+def _cached_item(task: str, options: Any, item: int) -> Item:
     difficulty = dict(cast("tuple[tuple[str, Any], ...]", options)) if isinstance(options, tuple) else options
     return _make_item(task, difficulty, item)
 

@@ -47,8 +47,14 @@ class Grader:
         with self._lock:
             for is_last in (False, True):
                 try:
-                    process = self._loaded_process(package)
-                    return process.ask({**request, "limit_s": limit_s}, limit_s + _GRACE_S + extra_s)
+                    if self._process is None:
+                        self._process, self._loaded = ChildProcess(_MODULE, "the grader's process"), set()
+                    if package not in self._loaded:
+                        reply = self._process.ask({"kind": "load", "package": package}, _START_LIMIT_S)
+                        if reply.get("note"):
+                            raise EnvError(f"the grader cannot load {package}: {reply['note']}")
+                        self._loaded.add(package)
+                    return self._process.ask({**request, "limit_s": limit_s}, limit_s + _GRACE_S + extra_s)
                 except ChildEndedError as ended:
                     self._end()
                     gave_up = ended.returncode == 1 and package in self._loaded  # by its own watchdog
@@ -69,17 +75,6 @@ class Grader:
         process, self._process, self._loaded = self._process, None, set()
         if process is not None:
             process.forget()
-
-    def _loaded_process(self, package: str) -> ChildProcess:
-        """Return the process, started and with a package imported."""
-        if self._process is None:
-            self._process, self._loaded = ChildProcess(_MODULE, "the grader's process"), set()
-        if package not in self._loaded:
-            reply = self._process.ask({"kind": "load", "package": package}, _START_LIMIT_S)
-            if reply.get("note"):
-                raise EnvError(f"the grader cannot load {package}: {reply['note']}")
-            self._loaded.add(package)
-        return self._process
 
     def _end(self) -> None:
         process, self._process = self._process, None

@@ -38,17 +38,6 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def _grade_math(gold: str, answer: str) -> float:
-    """Compare two expressions; ``math_verify.verify`` takes the reference first."""
-    import math_verify  # noqa: PLC0415  # already loaded
-
-    untyped: Any = math_verify
-    settings = [untyped.LatexExtractionConfig(), untyped.ExprExtractionConfig()]
-    with_alarm_alone: dict[str, Any] = {"extraction_mode": "first_match", "parsing_timeout": None}
-    parsed = [untyped.parse(f"${text}$", settings, **with_alarm_alone) for text in (gold, answer)]
-    return float(untyped.verify(*parsed, timeout_seconds=None)) if all(parsed) else 0.0
-
-
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     kind, item = request["kind"], None
     if kind == "generated":  # makes and caches the generator before the clock starts
@@ -63,7 +52,12 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
                 return {}
             if item is not None:
                 return {"score": generated.score(item, request["answer"])}
-            return {"score": _grade_math(request["gold"], request["answer"])}
+            untyped: Any = SPEC.load("math_verify")
+            settings = [untyped.LatexExtractionConfig(), untyped.ExprExtractionConfig()]
+            with_alarm_alone: dict[str, Any] = {"extraction_mode": "first_match", "parsing_timeout": None}
+            texts = (request["gold"], request["answer"])  # verify takes the reference first
+            parsed = [untyped.parse(f"${text}$", settings, **with_alarm_alone) for text in texts]
+            return {"score": float(untyped.verify(*parsed, timeout_seconds=None)) if all(parsed) else 0.0}
         finally:
             _set_alarm(None)
     except _TooLongError:

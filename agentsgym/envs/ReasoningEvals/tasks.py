@@ -83,7 +83,14 @@ def task_dataset(
     row_env(env_class, env_config, "extractor", "grader")
     settings = checked_options(options, _OPTIONS)
     if settings["data"] is None:
-        tasks = _generated_tasks(settings, part)
+        given, difficulty = settings["task"], settings["difficulty"]
+        names: list[Any] = [DEFAULT_TASK] if given is None else [given] if isinstance(given, str) else [*given]
+        require("task", names, bool, "the name of a generator, or several")
+        for name in names:
+            check_generated(name, difficulty)
+        size = _DEFAULT_SIZE if settings["size"] is None else settings["size"]
+        tasks = [{"task": names[index % len(names)], "difficulty": difficulty} for index in range(size)]
+        tasks = [{**task, "item": _item(task, part, settings, index)} for index, task in enumerate(tasks)]
     elif settings["task"] is None and settings["difficulty"] is None:
         questions_read = questions.read(settings, _COLUMNS)
         for index, row in enumerate(questions_read):
@@ -107,18 +114,6 @@ def _answer(row: Mapping[str, Any], index: int) -> str:
     if text in choices:
         return letters[choices.index(text)]
     raise ConfigError(f"data[{index}]: the answer must be one of {letters}, its index or its text, got {shown(answer)}")
-
-
-def _generated_tasks(settings: Mapping[str, Any], part: Part) -> list[dict[str, Any]]:
-    given = settings["task"]
-    names: list[Any] = [DEFAULT_TASK] if given is None else [given] if isinstance(given, str) else [*given]
-    require("task", names, bool, "the name of a generator, or several")
-    for name in names:
-        check_generated(name, settings["difficulty"])
-    size = _DEFAULT_SIZE if settings["size"] is None else settings["size"]
-    difficulty = settings["difficulty"]
-    tasks = ({"task": names[index % len(names)], "difficulty": difficulty} for index in range(size))
-    return [{**task, "item": _item(task, part, settings, index)} for index, task in enumerate(tasks)]
 
 
 def _item(task: Mapping[str, Any], part: Part, settings: Mapping[str, Any], index: int) -> int:

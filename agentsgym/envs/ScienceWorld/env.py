@@ -22,13 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SIMPLIFICATIONS = (
-    "easy",
-    "noElectricalAction",
-    "openContainers",
-    "openDoors",
-    "selfWateringFlowerPots",
-    "teleportAction",
-)
+    "easy", "noElectricalAction", "openContainers", "openDoors", "selfWateringFlowerPots", "teleportAction",
+)  # fmt: skip
 _ELECTRICAL = ("power-component", "conductivity")
 _COMMANDS = (
     "open, close, activate, deactivate, connect … to …, disconnect, use … on …, look around, look at, look in, read, "
@@ -160,8 +155,5 @@ class ScienceWorldEnv(TextWorldBase):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on: the development or test variations.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on: the development or test variations; arguments as for :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)

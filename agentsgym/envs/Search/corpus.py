@@ -1,4 +1,4 @@
-"""Load the passages to search."""
+"""The passages to search: load a corpus, and check what a custom retriever returns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from agentsgym.envs.datasets.sources import Column, read_columns, read_rows
 from agentsgym.envs.Search.world import World
-from agentsgym.errors import ConfigError
+from agentsgym.errors import ConfigError, EnvError
 from agentsgym.fields import is_str
+from agentsgym.texts import shown
 
 GENERATED = "generated"
 _NUM_KEPT = 4
@@ -80,7 +81,12 @@ def load_corpus(source: Any, columns: Mapping[str, str] | None, world: Mapping[s
         options = tuple(sorted(world.items()))
         return _corpora.get((GENERATED, options), lambda: _passages(World(**world).passages, None))
     if isinstance(source, str | Path):
-        key = (str(source), _version(Path(source).expanduser()), tuple(sorted((columns or {}).items())))
+        path = Path(source).expanduser()
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise ConfigError(f"the corpus cannot be read from {str(path)!r}: {error.strerror}") from error
+        key = (str(source), found.st_mtime_ns, found.st_size, tuple(sorted((columns or {}).items())))
         return _corpora.get(key, lambda: _passages(read_rows(source, "the corpus"), columns))
     return _passages(read_rows(source, "the corpus"), columns)
 
@@ -90,10 +96,24 @@ def _passages(rows: Any, columns: Mapping[str, str] | None) -> tuple[Passage, ..
     return tuple(Passage(row.get("title", ""), row["text"]) for row in read)
 
 
-def _version(path: Path) -> tuple[int, int]:
-    """A value that changes when the file does."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise ConfigError(f"the corpus cannot be read from {str(path)!r}: {error.strerror}") from error
-    return found.st_mtime_ns, found.st_size
+def as_passages(found: Any, k: int) -> list[Passage]:
+    """Check a custom retriever's results; the first ``k`` passages are kept.
+
+    Raises:
+        EnvError: The result is not a list of passages.
+    """
+    expected = "a list of passages (a str, a Passage, or a dict with 'text' and perhaps 'title')"
+    if isinstance(found, str | Mapping) or not isinstance(found, Sequence):
+        raise EnvError(f"the retriever must return {expected}, got {shown(cast('object', found))}")
+    passages: list[Passage] = []
+    for value in cast("Sequence[Any]", found)[:k]:
+        title, text = "", value
+        if isinstance(value, Passage):
+            title, text = value.title, value.text
+        elif isinstance(value, Mapping):
+            fields = cast("Mapping[str, Any]", value)
+            title, text = fields.get("title") or "", fields.get("text")
+        if not (isinstance(title, str) and isinstance(text, str)):
+            raise EnvError(f"the retriever must return {expected}, got {shown(cast('object', value))} in it")
+        passages.append(Passage(title, text))
+    return passages

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from agentsgym.envs.contract import State
 from agentsgym.envs.datasets.questions import is_text
 from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, is_source
-from agentsgym.envs.Search import SPEC, moves, world
-from agentsgym.envs.Search.corpus import GENERATED, Passage, load_corpus
+from agentsgym.envs.Search import SPEC, formats, world
+from agentsgym.envs.Search.corpus import GENERATED, Passage, as_passages, load_corpus
+from agentsgym.envs.Search.formats import TOOL
 from agentsgym.envs.Search.index import IndexOptions, open_index
-from agentsgym.envs.Search.moves import TOOL, Answer, Mistake
-from agentsgym.envs.Search.results import Found, ShownPassages, as_passages
 from agentsgym.envs.Search.scoring import exact_match, f1, normalized
 from agentsgym.envs.Search.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.Tools.calls import Plan
@@ -47,14 +47,19 @@ _PROMPTS = {
     ),
 }
 _SCORES: Mapping[str, Callable[[str, Sequence[str]], float]] = {"exact_match": exact_match, "f1": f1}
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(map(is_str, cast("Mapping[Any, Any]", value).values()))
-
-
-_NOT_TAKEN = ("answer_match", "answer_reward", "wrong_answer_reward")  # "reward" selects how an answer is scored
+_REPLACED_KEYS = ("answer_match", "answer_reward", "wrong_answer_reward")  # "reward" selects how an answer is scored
 _COST = Field(default=0.0, expected="a number >= 0", valid=is_number(0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found(ToolResult):
+    """The result of a search.
+
+    Attributes:
+        titles: The titles of the passages found.
+    """
+
+    titles: frozenset[str] = frozenset()
 
 
 class SearchEnv(ToolEnv):
@@ -88,12 +93,12 @@ class SearchEnv(ToolEnv):
 
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
-        **{key: field for key, field in TOOL_FIELDS.items() if key not in _NOT_TAKEN},
+        **{key: field for key, field in TOOL_FIELDS.items() if key not in _REPLACED_KEYS},
         "corpus": Field(default=GENERATED, expected=f"'generated', {EXPECTED_SOURCE}", valid=is_source),
         "corpus_columns": Field(
             default=None,
             expected="a dict from 'text' or 'title' to a column's name, or None",
-            valid=or_none(_are_names),
+            valid=or_none(lambda value: isinstance(value, Mapping) and all(map(is_str, cast("Any", value).values()))),
         ),
         "world": Field(
             default={}, expected="a dict of options of the world", valid=lambda one: isinstance(one, Mapping)
@@ -185,7 +190,7 @@ class SearchEnv(ToolEnv):
             raise TaskError(f"task_data['evidence'] must be a list of titles or None, got {shown(evidence)}")
 
     def _tools(self) -> Sequence[Callable[..., Any] | Mapping[str, Any]] | None:
-        return [moves.SEARCH_SCHEMA, *(super()._tools() or ())]
+        return [formats.SEARCH_SCHEMA, *(super()._tools() or ())]
 
     @property
     def tool_schemas(self) -> tuple[dict[str, Any], ...]:
@@ -219,29 +224,29 @@ class SearchEnv(ToolEnv):
         return messages
 
     def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
-        if self._in_tags:
-            next_state, reward, done, info = self._play_tags(session_id, state, action.text)
+        move, text = formats.move_in_tags(action.text) if self._in_tags else ("", "")
+        if not self._in_tags:
+            turn = super()._step_action(session_id, state, formats.with_stripped_queries(action))
+        elif move == "search":
+            search = Action(text="", tool_calls=[ToolCall(name=TOOL, arguments={"query": text})])
+            turn = self._play_calls(session_id, state, search, [formats.SEARCH_SCHEMA])
+        elif move == "answer":
+            turn = super()._play_answer(session_id, state, text)
         else:
-            next_state, reward, done, info = super()._step_action(session_id, state, moves.without_margins(action))
+            turn = self._refused(state, text)
+        next_state, reward, done, info = turn
         searches, mistakes = (next_state[name] - state[name] for name in ("num_searches", "num_mistakes"))
         reward -= searches * self.env_config["search_cost"] + mistakes * self.env_config["invalid_penalty"]
-        reward += self._evidence_reward(state, next_state["seen"])
-        info = {**info, "num_searches": next_state["num_searches"], **_recall(state, next_state["seen"])}
+        info = {**info, "num_searches": next_state["num_searches"]}
+        evidence, seen = state["evidence"], next_state["seen"]
+        if evidence:
+            reward += self.env_config["evidence_reward"] * len(evidence & (seen - state["seen"])) / len(evidence)
+            info["recall"] = len(evidence & seen) / len(evidence)
         return next_state, reward, done, info
 
-    def _play_tags(self, session_id: str, state: State, text: str) -> tuple[State, float, bool, dict[str, Any]]:
-        move = moves.move_in_tags(text)
-        if isinstance(move, Mistake):
-            return self._refused(state, move.message)
-        if isinstance(move, Answer):
-            return super()._play_answer(session_id, state, move.text)
-        call = ToolCall(name=TOOL, arguments={"query": move.query})
-        plan = self._plan(state, Action(text="", tool_calls=[call]), [moves.SEARCH_SCHEMA])
-        return self._play_plan(session_id, state, plan)
-
     def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, float, bool, dict[str, Any]]:
-        answer = moves.answer_in(text)
-        return super()._play_answer(session_id, state, answer) if answer else self._refused(state, moves.NO_ANSWER)
+        answer = formats.answer_in(text)
+        return super()._play_answer(session_id, state, answer) if answer else self._refused(state, formats.NO_ANSWER)
 
     def _answer(self, session_id: str, state: State, text: str) -> tuple[float, bool, dict[str, Any]]:
         answers: list[str] = state["task"]["answers"]
@@ -263,8 +268,7 @@ class SearchEnv(ToolEnv):
             raise
         except Exception as error:  # a tool's exception would be its result, but a retriever is not a tool
             raise EnvError(f"the retriever raised {type(error).__name__}: {sentence_of(error)}") from error
-        shown_passages = ShownPassages(passages, self.env_config["max_passage_chars"])
-        content = shown_passages.in_tags() if self._in_tags else shown_passages.numbered()
+        content = formats.written(passages, self.env_config["max_passage_chars"], in_tags=self._in_tags)
         return Found(content=content, titles=frozenset(passage.title for passage in passages))
 
     def _after(self, state: State, plan: Plan) -> State:
@@ -283,12 +287,6 @@ class SearchEnv(ToolEnv):
         next_state, reward, done, info = super()._refused(state, complaint, num_unreadable)
         return {**next_state, "num_mistakes": state["num_mistakes"] + max(1, num_unreadable)}, reward, done, info
 
-    def _evidence_reward(self, state: State, seen: frozenset[str]) -> float:
-        evidence: frozenset[str] = state["evidence"]
-        if not evidence:
-            return 0.0
-        return self.env_config["evidence_reward"] * len(evidence & (seen - state["seen"])) / len(evidence)
-
     def _state_key(self, state: State) -> Hashable:
         """The titles found so far: if they are equal, so is what remains to be found."""
         return state["seen"]
@@ -302,26 +300,21 @@ class SearchEnv(ToolEnv):
             return []
         made = world.World(**self.env_config["world"])
         own = self.env_config["system_prompt"]
-        questions = [made.question(one, path).text for one in made.people for path in world.QUESTIONS]
-        system = self._system_prompt() if own is None else own
-        texts = [system, LAST_TURN, *questions, *self._shown_texts(made), *self._said_texts(made)]
-        return [*filter(None, texts), *(f"{text}\n\n{LAST_TURN}" for text in self._shown_texts(made))]
-
-    def _shown_texts(self, made: world.World) -> list[str]:
-        """The possible search results: each passage at each rank."""
+        questions = [wording.format(one) for one in made.people for wording in world.QUESTIONS.values()]
         top_k, max_chars = self.env_config["top_k"], self.env_config["max_passage_chars"]
-        passages = [Passage(one["title"], one["text"]) for one in made.passages]
-        found = [ShownPassages([one] * top_k, max_chars) for one in passages] + [ShownPassages([], max_chars)]
-        return [one.in_tags() if self._in_tags else one.numbered() for one in found]
-
-    def _said_texts(self, made: world.World) -> list[str]:
-        """Searches for every entity, and answers with every entity."""
-        values = {value for facts in made.facts.values() for value in facts.values()}
-        if not self._in_tags:
+        found = [[Passage(one["title"], one["text"])] * top_k for one in made.passages]  # each at each rank
+        found.append([])
+        results = [formats.written(one, max_chars, in_tags=self._in_tags) for one in found]
+        answers = sorted({value for facts in made.facts.values() for value in facts.values()})
+        if self._in_tags:
+            turns = [f"<search>{entity}</search>" for entity in made.facts]
+            turns += [f"<answer>{answer}</answer>" for answer in answers]
+        else:
             calls = (json.dumps({"name": TOOL, "arguments": {"query": entity}}) for entity in made.facts)
-            return [TOOL, *sorted(values), *(f"<tool_call>{call}</tool_call>" for call in calls)]
-        searches = [f"<search>{entity}</search>" for entity in made.facts]
-        return [*searches, *(f"<answer>{value}</answer>" for value in sorted(values))]
+            turns = [TOOL, *answers, *(f"<tool_call>{call}</tool_call>" for call in calls)]
+        system = self._system_prompt() if own is None else own
+        texts = [system, LAST_TURN, *questions, *results, *turns]
+        return [*filter(None, texts), *(f"{text}\n\n{LAST_TURN}" for text in results)]
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
@@ -334,13 +327,5 @@ class SearchEnv(ToolEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on, with other people (or, for custom data, other questions) than those to train on.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, with other people (custom data: other questions); see :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)
-
-
-def _recall(state: Mapping[str, Any], seen: frozenset[str]) -> dict[str, float]:
-    evidence: frozenset[str] = state["evidence"]
-    return {"recall": len(evidence & seen) / len(evidence)} if evidence else {}

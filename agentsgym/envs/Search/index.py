@@ -11,12 +11,11 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agentsgym.envs.Search import SPEC
 from agentsgym.envs.Search.corpus import Passage, ProcessCache
-from agentsgym.envs.shared.kept_folders import cache_folder, is_whole, keep, remove_damaged
+from agentsgym.envs.shared.cached_folders import cache_folder, is_whole, keep, remove_damaged
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of
 
@@ -88,7 +87,11 @@ def open_index(passages: Sequence[Passage], options: IndexOptions, cache_dir: st
         raise ConfigError(
             f"env_config['stopwords'] must be a language that bm25s knows: {sentence_of(error)}"
         ) from error
-    key = _content_hash(passages, options)
+    made_by = [_FORMAT, importlib.metadata.version("bm25s"), options.title_weight, options.stopwords, _WORD]
+    digest = hashlib.blake2b(json.dumps(made_by).encode(), digest_size=16)
+    for one in passages:
+        digest.update(f"{len(one.title)} {len(one.text)} {one.title}{one.text}".encode(errors="surrogatepass"))
+    key = digest.hexdigest()
     return _indexes.get(key, lambda: BM25Index(passages, options, _ranker(passages, options, key, cache_dir)))
 
 
@@ -103,23 +106,21 @@ def _words(texts: list[str], options: IndexOptions) -> list[list[str]]:
     )
 
 
-def _content_hash(passages: Sequence[Passage], options: IndexOptions) -> str:
-    SPEC.load("bm25s")
-    made_by = [_FORMAT, importlib.metadata.version("bm25s"), options.title_weight, options.stopwords, _WORD]
-    digest = hashlib.blake2b(json.dumps(made_by).encode(), digest_size=16)
-    for one in passages:
-        digest.update(f"{len(one.title)} {len(one.text)} {one.title}{one.text}".encode(errors="surrogatepass"))
-    return digest.hexdigest()
-
-
 def _ranker(passages: Sequence[Passage], options: IndexOptions, key: str, cache_dir: str | None) -> Any:
+    """Read an index from disk, or make it and write it there; small ones are only made."""
     if cache_dir == "" or len(passages) < _FEWEST_KEPT:
         return _new_ranker(passages, options)
     folder = cache_folder("bm25", cache_dir) / key
-    ranker = _kept_ranker(folder)
-    if ranker is None:
-        ranker = _new_ranker(passages, options)
-        _keep(ranker, folder)
+    if is_whole(folder, "the index"):
+        try:
+            return SPEC.load("bm25s").BM25.load(folder, mmap=True)
+        except Exception as error:  # noqa: BLE001  # a damaged file may raise anything
+            remove_damaged(folder, "the index", error)
+    ranker = _new_ranker(passages, options)
+    try:
+        keep(folder, lambda unfinished: ranker.save(unfinished, show_progress=False))
+    except OSError as error:
+        logger.warning("the index cannot be cached in %s: %s", folder, sentence_of(error))
     return ranker
 
 
@@ -134,22 +135,3 @@ def _new_ranker(passages: Sequence[Passage], options: IndexOptions) -> Any:
     ranker = bm25s.BM25(backend="numpy")
     ranker.index(words, show_progress=False)
     return ranker
-
-
-def _kept_ranker(folder: Path) -> Any | None:
-    """Read an index from disk; None if it is missing or incomplete."""
-    if not is_whole(folder, "the index"):
-        return None
-    try:
-        return SPEC.load("bm25s").BM25.load(folder, mmap=True)
-    except Exception as error:  # noqa: BLE001  # a damaged file may raise anything
-        remove_damaged(folder, "the index", error)
-        return None
-
-
-def _keep(ranker: Any, folder: Path) -> None:
-    """Write an index to disk atomically: other processes may be reading and writing the same one."""
-    try:
-        keep(folder, lambda unfinished: ranker.save(unfinished, show_progress=False))
-    except OSError as error:
-        logger.warning("the index cannot be cached in %s: %s", folder, sentence_of(error))

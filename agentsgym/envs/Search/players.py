@@ -10,11 +10,10 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from agentsgym.agents import scripted_player
 from agentsgym.envs.Search.env import SearchEnv
-from agentsgym.envs.Search.moves import TOOL
+from agentsgym.envs.Search.formats import TOOL
 from agentsgym.envs.Search.world import FACTS, path_of_question
 from agentsgym.types import Action, Message, ToolCall, TurnRequest
 
@@ -34,8 +33,8 @@ class Notes(scripted_player.Notes):
         names: The names that were seen.
     """
 
-    entity: str = ""
-    path: tuple[str, ...] = ()
+    entity: str
+    path: tuple[str, ...]
     names: list[str] = field(default_factory=list[str])
 
 
@@ -56,7 +55,9 @@ class _Player(scripted_player.ScriptedPlayer[Notes]):
 
     def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
         # Each episode of a trial counts as a conversation here, so that what was measured can be replayed.
-        return Notes(generator=generator if request.agent_state is None else self._new_stream())
+        entity, path = path_of_question(_new_texts(request.messages)[-1]) or ("unknown", ())
+        stream = generator if request.agent_state is None else self._new_stream()
+        return Notes(generator=stream, entity=entity, path=path)
 
     def _play(self, request: TurnRequest, notes: Notes) -> str | Action:
         query, answer = self._choose(notes, _new_texts(request.messages))
@@ -73,14 +74,10 @@ class _Player(scripted_player.ScriptedPlayer[Notes]):
 class ReferencePlayer(_Player):
     """Looks up one entity after the other, and answers once the last fact is found; "unknown" if one is missing."""
 
-    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
-        notes = super()._begin(request, generator)
-        notes.entity, notes.path = path_of_question(_new_texts(request.messages)[-1]) or ("unknown", ())
-        return notes
-
     def _choose(self, notes: Notes, new: Sequence[str]) -> tuple[str | None, str]:
-        for title, text in _passages(new):
-            fact = FACTS[notes.path[0]].search(text) if notes.path and title == notes.entity else None
+        for passage in (match for text in new for match in _PASSAGE.finditer(text)):
+            is_wanted = notes.path and (passage["title"] or passage["tagged"]) == notes.entity
+            fact = FACTS[notes.path[0]].search(passage["text"]) if is_wanted else None
             if fact:
                 notes.entity, notes.path = fact["value"], notes.path[1:]
                 break
@@ -101,15 +98,10 @@ class RandomPlayer(_Player):
 
 
 def _new_texts(messages: Sequence[Message]) -> list[str]:
-    """The environment's messages since the last answer."""
+    """Return the environment's messages since the agent's last turn."""
     texts = [
         message["content"]
         for message in itertools.takewhile(lambda message: message["role"] != "assistant", reversed(messages))
         if message["role"] != "system"
     ]
     return texts[::-1]
-
-
-def _passages(texts: Sequence[str]) -> list[tuple[str, str]]:
-    found: list[Any] = [match for text in texts for match in _PASSAGE.finditer(text)]
-    return [(match["title"] or match["tagged"], match["text"]) for match in found]

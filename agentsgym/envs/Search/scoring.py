@@ -37,14 +37,13 @@ def f1(answer: str, references: Iterable[str]) -> float:
     >>> f1("the long river Tarn", ["Tarn"])
     0.5
     """
-    return max((_f1(_compared(answer), _compared(reference)) for reference in references), default=0.0)
+    words, best = Counter(_compared(answer).split()), 0.0
+    for reference in references:
+        expected = Counter(_compared(reference).split())
+        common = (words & expected).total()
+        best = max(best, 2 * common / (words.total() + expected.total()) if common else 0.0)
+    return best
 
 
 def _compared(answer: str) -> str:
     return normalized(answer) or " ".join(answer.lower().split())
-
-
-def _f1(answer: str, reference: str) -> float:
-    words, expected = Counter(answer.split()), Counter(reference.split())
-    common = (words & expected).total()
-    return 2 * common / (words.total() + expected.total()) if common else 0.0

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-def _is_hops(value: Any) -> bool:
-    return isinstance(value, Sequence) and all(map(is_int(1), cast("Sequence[Any]", value)))
-
-
 _OPTIONS: Mapping[str, Field] = {
     **questions.OPTIONS,
-    "hops": Field(default=(1, 2, 3, 4), expected="a list of positive ints", valid=_is_hops),
+    "hops": Field(
+        default=(1, 2, 3, 4),
+        expected="a list of positive ints",
+        valid=lambda value: isinstance(value, Sequence) and all(map(is_int(1), cast("Sequence[Any]", value))),
+    ),
 }
 
 
@@ -50,16 +50,15 @@ class DatasetOptions(CommonOptions, total=False):
     hops: Sequence[int]
 
 
-def _is_answers(value: Any) -> bool:
-    if not isinstance(value, str | list | tuple):
-        return False
-    values = cast("list[Any]", [value] if isinstance(value, str) else value)
-    return len(values) > 0 and all(map(questions.is_text, values))
-
-
 _COLUMNS = {
     "question": questions.QUESTION,
-    "answers": Column(default="answers", valid=_is_answers, expected="a string or a list of at least one string"),
+    "answers": Column(
+        default="answers",
+        valid=lambda value: (
+            questions.is_text(value) or bool(is_strings(value) and value and all(map(questions.is_text, value)))
+        ),
+        expected="a string or a list of at least one string",
+    ),
     "evidence": Column(default="evidence", valid=is_strings, expected="a list of titles", is_optional=True),
 }
 
@@ -75,26 +74,17 @@ def task_dataset(
     config = row_env(env_class, env_config, "retriever").env_config
     settings = checked_options(options, _OPTIONS)
     if settings["data"] is not None:
-        tasks = _own_tasks(settings, part)
+        rows = questions.read(settings, _COLUMNS)
+        for row in rows:
+            row["answers"] = [row["answers"]] if isinstance(row["answers"], str) else [*row["answers"]]
+        tasks = questions.of_part(rows, part, settings)
     elif config["corpus"] == GENERATED:
-        tasks = _generated_tasks(config["world"], settings, part)
+        world = World(**config["world"])
+        tasks = [
+            world.task(person, path)
+            for person in part_of(world.people, part, settings, "people")
+            for path in paths_of(settings["hops"])
+        ]
     else:
         raise ConfigError(f"the corpus {shown(config['corpus'])} has no questions: pass them as data=…")
     return rows_of(tasks, class_path(env_class), env_config, part, settings)
-
-
-def _own_tasks(settings: Mapping[str, Any], part: Part) -> list[dict[str, Any]]:
-    rows = questions.read(settings, _COLUMNS)
-    for row in rows:
-        row["answers"] = [row["answers"]] if isinstance(row["answers"], str) else [*row["answers"]]
-    return questions.of_part(rows, part, settings)
-
-
-def _generated_tasks(world: Mapping[str, Any], settings: Mapping[str, Any], part: Part) -> list[dict[str, Any]]:
-    made = World(**world)
-    asked = [
-        made.question(person, path)
-        for person in part_of(made.people, part, settings, "people")
-        for path in paths_of(settings["hops"])
-    ]
-    return [{"question": one.text, "answers": [*one.answers], "evidence": [*one.evidence]} for one in asked]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentsgym.errors import ConfigError, did_you_mean
@@ -49,23 +48,6 @@ QUESTIONS: Mapping[Path, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A question about a person, and its answer.
-
-    Attributes:
-        text: The wording of the question.
-        answers: The accepted forms of the answer, the plain one first.
-        evidence: The titles of the passages that together hold the answer, in the order in which they lead to it.
-        person: The person it is about.
-    """
-
-    text: str
-    answers: tuple[str, ...]
-    evidence: tuple[str, ...]
-    person: str
-
-
 class World:
     """A generated world: its entities, and the facts that relate them.
 
@@ -99,13 +81,13 @@ class World:
         require("seed", seed, is_int(0), "an int >= 0")
         sizes = {"people": num_people, "firms": num_firms, "towns": num_towns, "rivers": num_rivers, "seas": num_seas}
         for kind, size in sizes.items():
-            require(f"num_{kind}", size, _is_size, "an int from 1 to 10,000")
+            require(f"num_{kind}", size, lambda one: is_int(1)(one) and one <= 10_000, "an int from 1 to 10,000")
         generator = random.Random(derive_seed("search world", seed))
-        words = _Words(generator)
-        self.people: Sequence[str] = [f"{words.draw()} {words.draw()}" for _ in range(num_people)]
-        firms = [f"{words.draw()} {generator.choice(_KINDS)}" for _ in range(num_firms)]
-        towns, rivers = ([words.draw() for _ in range(size)] for size in (num_towns, num_rivers))
-        seas = [f"{words.draw()} Sea" for _ in range(num_seas)]
+        words = _words(generator)
+        self.people: Sequence[str] = [f"{next(words)} {next(words)}" for _ in range(num_people)]
+        firms = [f"{next(words)} {generator.choice(_KINDS)}" for _ in range(num_firms)]
+        towns, rivers = ([next(words) for _ in range(size)] for size in (num_towns, num_rivers))
+        seas = [f"{next(words)} Sea" for _ in range(num_seas)]
         choice = generator.choice
         self.facts: Mapping[str, Mapping[str, str]] = {
             **{one: {"works for": choice(firms), "born in": choice(towns)} for one in self.people},
@@ -117,19 +99,20 @@ class World:
         generator.shuffle(passages)
         self.passages: Sequence[Mapping[str, str]] = passages
 
-    def question(self, person: str, path: Path) -> Question:
-        """Make a question that follows the relations in ``path``, one after the other, from a person."""
+    def task(self, person: str, path: Path) -> dict[str, Any]:
+        """Make the task of a question that follows the relations in ``path``, one after the other, from a person.
+
+        Returns:
+            ``question``; ``answers``, the accepted forms of the answer, the plain one first; ``evidence``, the titles
+            of the passages that together hold the answer, in the order in which they lead to it.
+        """
         evidence: list[str] = []
         entity = person
         for relation in path:
             evidence.append(entity)
             entity = self.facts[entity][relation]
-        return Question(
-            text=QUESTIONS[path].format(person),
-            answers=_spellings(entity, path[-1]),
-            evidence=tuple(evidence),
-            person=person,
-        )
+        answers = [entity, f"river {entity}", f"{entity} river"] if path[-1] == "on river" else [entity]
+        return {"question": QUESTIONS[path].format(person), "answers": answers, "evidence": evidence}
 
 
 def paths_of(hops: Iterable[int]) -> list[Path]:
@@ -164,14 +147,6 @@ def path_of_question(text: str) -> tuple[str, Path] | None:
     return None
 
 
-def _is_size(value: Any) -> bool:
-    return is_int(1)(value) and value <= 10_000
-
-
-def _spellings(entity: str, relation: str) -> tuple[str, ...]:
-    return (entity, f"river {entity}", f"{entity} river") if relation == "on river" else (entity,)
-
-
 def _text(entity: str, facts: Mapping[str, str], generator: random.Random) -> str:
     if "works for" in facts:
         profession = generator.choice(_PROFESSIONS)
@@ -185,21 +160,16 @@ def _text(entity: str, facts: Mapping[str, str], generator: random.Random) -> st
     return f"The {entity} is a river of {generator.randint(40, 900)} km. It flows into the {facts['flows into']}."
 
 
-class _Words:
-    """Draws words without repetition."""
-
-    def __init__(self, generator: random.Random) -> None:
-        self._generator = generator
-        self._drawn: set[str] = set()
-
-    def draw(self) -> str:
-        num_syllables = 2
-        while True:
-            word = "".join(self._syllable() for _ in range(num_syllables)) + self._generator.choice(_CODAS)
-            if word not in self._drawn:
-                self._drawn.add(word)
-                return word.capitalize()
+def _words(generator: random.Random) -> Iterator[str]:
+    """Draw words without repetition."""
+    drawn: set[str] = set()
+    num_syllables = 2
+    while True:
+        syllables = [generator.choice(_ONSETS) + generator.choice(_VOWELS) for _ in range(num_syllables)]
+        word = "".join(syllables) + generator.choice(_CODAS)
+        if word in drawn:
             num_syllables = 3  # two do not suffice for the largest worlds
-
-    def _syllable(self) -> str:
-        return self._generator.choice(_ONSETS) + self._generator.choice(_VOWELS)
+            continue
+        drawn.add(word)
+        num_syllables = 2
+        yield word.capitalize()

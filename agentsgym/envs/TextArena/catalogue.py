@@ -24,7 +24,7 @@ class GameEntry:
         max_players: The maximum number of players.
         status: ``"ok"`` for a game that runs unchanged, ``"words"`` for one that needs word data, ``"gamemaster"`` for
             one that needs a language model, ``"broken"`` for one that does not run.
-        reason: Why the game is broken, or which patch it needs; empty if neither applies.
+        reason: Why the game is broken, or that it is patched; empty if neither applies.
         min_python: The minimum Python version that can parse its source, such as ``"3.12"``; empty for all supported
             ones.
         reproducible: Whether equal seeds and actions gave equal transcripts, even with other games interleaved and in

@@ -109,11 +109,14 @@ class TextArenaEnv(MultistepEnv):
     ) -> None:
         super().__init__(tokenizer, env_config)
         config = self.env_config
-        self.game = _base_id(config["game"])
+        self.game = base_id(config["game"])
         self.entry = catalogue().get(self.game)
         self.num_players = _num_players(self.game, self.entry, config["num_players"])
         self._opponents = _opponents(config["opponent"] if opponent is None else opponent, self.num_players)
-        self._gamemaster = _gamemaster(config["gamemaster"] if gamemaster is None else gamemaster)
+        given: Any = config["gamemaster"] if gamemaster is None else gamemaster
+        if isinstance(given, str):
+            given = named_agent(given, "env_config['gamemaster']")
+        self._gamemaster = given if given is None or isinstance(given, SeededAgent) else as_agent(given)
         self._maker = self._new_maker()
         self._maker.check_start(self.num_players)
         self.plays_itself = self.num_players > 1 and SELF in self._opponents.values()
@@ -138,7 +141,9 @@ class TextArenaEnv(MultistepEnv):
         if wanted or (wanted is None and is_public):
             return True
         if self.env_config["history"] != "append":
-            raise ConfigError("env_config['history'] already keeps the players' conversations apart: leave it out")
+            raise ConfigError(
+                "env_config['history'] cannot be set if the players have separate conversations: leave it out"
+            )
         self.env_config["history"] = last_view
         return False
 
@@ -193,26 +198,38 @@ class TextArenaEnv(MultistepEnv):
         )
 
     def _start(self, session_id: str, rng: random.Random, seat: int) -> dict[str, Any]:
-        context = GameContext(random.Random(rng.getrandbits(63)), word_list=self.env_config["word_list"])
+        config = self.env_config
+        context = GameContext(random.Random(rng.getrandbits(63)), word_list=config["word_list"])
         if self._gamemaster is not None:
             stream = _stream("gamemaster", rng)
-            voice = AgentPlayer(self._gamemaster, f"{session_id}/gamemaster", stream, self.chat_format, remembers=False)
-            context.gamemaster = voice.answer
-        moves_a_turn = 1 if self.plays_itself else self.num_players
-        most = self.env_config["opening_moves"]
+            player = AgentPlayer(
+                self._gamemaster, f"{session_id}/gamemaster", stream, self.chat_format, remembers=False
+            )
+            context.gamemaster = player.answer
+        moves_per_turn = 1 if self.plays_itself else self.num_players
+        most = config["opening_moves"]
         num_opening = rng.randint(0, most) if most else 0
         game = PlayedGame(
             self._maker(context),
             context,
             num_players=self.num_players,
             seed=game_seed(rng),
-            max_moves=self.env_config["max_steps_per_episode"] * moves_a_turn + num_opening,
+            max_moves=config["max_steps_per_episode"] * moves_per_turn + num_opening,
         )
-        _play_opening(game, rng, num_opening, self.env_config["errors_in_a_row"])
-        players = {} if self.plays_itself else self._players(session_id, rng, seat)
-        counts = {"num_invalid": 0, "num_turns": 0}
-        state: dict[str, Any] = {"done": False, "is_stalled": False, "game": game, "seat": seat, **counts}
-        state.update(players=players, views={})
+        if num_opening:
+            _play_opening(game, rng, num_opening, config["errors_in_a_row"])
+        players: dict[int, Player] = {}
+        for other in range(0 if self.plays_itself else self.num_players):
+            if other == seat:
+                continue
+            opponent = self._opponents.get(other, self._opponents.get(None))
+            stream = _stream("player", rng)
+            if isinstance(opponent, Agent | SeededAgent):
+                players[other] = AgentPlayer(opponent, f"{session_id}/player {other}", stream, self.chat_format)
+            else:
+                players[other] = LegalPlayer(None if opponent == "first" else stream)
+        state: dict[str, Any] = {"done": False, "is_stalled": False, "game": game, "seat": seat, "num_invalid": 0}
+        state.update(num_turns=0, players=players, views={})
         self._to_agents_turn(state)
         return state
 
@@ -241,29 +258,26 @@ class TextArenaEnv(MultistepEnv):
         return state, reward, game.done or state["is_stalled"], info
 
     def _to_agents_turn(self, state: dict[str, Any]) -> None:
+        """Let the other players move until it is the agent's turn, and set its observation."""
         game: PlayedGame = state["game"]
         players: Mapping[int, Player] = state["players"]
         for _ in range(MAX_OPPONENT_MOVES):
             if game.done:
                 return
             if game.player not in players:
-                state["observation"] = self._observation(state)
-                return
-            said = players[game.player].answer(game.observe(), game)
-            game.move(said, self.env_config["errors_in_a_row"])
-        state["is_stalled"] = True
-
-    def _observation(self, state: dict[str, Any]) -> str | list[Message]:
-        """The agent's observation: the whole conversation for a player with a separate one."""
-        game: PlayedGame = state["game"]
-        text = game.observe(shared=self.shares_conversation)
-        if not self.plays_itself:
-            return text
+                break
+            move = players[game.player].answer(game.observe(), game)
+            game.move(move, self.env_config["errors_in_a_row"])
+        else:
+            state["is_stalled"] = True
+            return
+        text = state["observation"] = game.observe(shared=self.shares_conversation)
         if self.shares_conversation:
-            return with_header(game.player, text)
-        view: list[Message] = state["views"].setdefault(game.player, [])
-        view.append({"role": "user", "content": text if view else with_header(game.player, text)})
-        return [*view]
+            state["observation"] = with_header(game.player, text)
+        elif self.plays_itself:  # the observation is the player's whole conversation
+            view: list[Message] = state["views"].setdefault(game.player, [])
+            view.append({"role": "user", "content": text if view else with_header(game.player, text)})
+            state["observation"] = [*view]
 
     def _result(self, state: dict[str, Any], seat: int) -> tuple[float, dict[str, Any]]:
         game: PlayedGame = state["game"]
@@ -297,22 +311,7 @@ class TextArenaEnv(MultistepEnv):
                 if isinstance(agent, Agent):
                     agent.finish()
 
-    def _players(self, session_id: str, rng: random.Random, seat: int) -> dict[int, Player]:
-        return {
-            other: self._player(
-                f"{session_id}/player {other}", self._opponents.get(other, self._opponents.get(None)), rng
-            )
-            for other in range(self.num_players)
-            if other != seat
-        }
-
-    def _player(self, session_id: str, one: Agent | SeededAgent | str | None, rng: random.Random) -> Player:
-        stream = _stream("player", rng)
-        if isinstance(one, Agent | SeededAgent):
-            return AgentPlayer(one, session_id, stream, self.chat_format)
-        return LegalPlayer(None if one == "first" else stream)
-
-    # Datasets and vocabularies
+    # Datasets
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
@@ -325,17 +324,14 @@ class TextArenaEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, which share no task with :meth:`get_train_dataset` for any seeds.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, which share no task with those of :meth:`get_train_dataset`; arguments as there."""
         return task_dataset(cls, cls._checked(env_config), "eval", options)
 
     @classmethod
     def _checked(cls, env_config: dict[str, Any] | None) -> dict[str, Any] | None:
         """Check the parts of a configuration that do not depend on its players, which need not be in a row."""
         config = validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
-        game = _base_id(config["game"])
+        game = base_id(config["game"])
         _num_players(game, catalogue().get(game), config["num_players"])
         return env_config
 
@@ -346,21 +342,13 @@ def _stream(what: str, rng: random.Random) -> random.Random:
 
 def _play_opening(game: PlayedGame, rng: random.Random, num_moves: int, error_allowance: int) -> None:
     """Play random first moves for all seats; the game repeats them as messages, since no conversation contains them."""
-    if num_moves == 0:
-        return
     player = LegalPlayer(random.Random(rng.getrandbits(63)))
     for _ in range(num_moves):
         if game.done:
             return
-        said = player.answer(copy.deepcopy(game).observe(), game)  # on a copy, so that nothing is marked as seen
-        game.move(said, error_allowance)
-    game.tell_what_was_said()
-
-
-def _base_id(game: str | None) -> str:
-    if game is None:
-        raise ConfigError("env_config needs a 'game', as in {'game': 'Wordle-v0'}")
-    return base_id(game)
+        move = player.answer(copy.deepcopy(game).observe(), game)  # on a copy, so that nothing is marked as seen
+        game.move(move, error_allowance)
+    game.publish_actions()
 
 
 def _num_players(game: str, entry: GameEntry | None, given: int | None) -> int:
@@ -390,9 +378,3 @@ def _opponents(given: Any, num_players: int) -> dict[int | None, Agent | SeededA
     if SELF in found.values() and set(found) != {None}:
         raise ConfigError(f"env_config['opponent'] 'self' plays all seats, got {shown(given)}")
     return found
-
-
-def _gamemaster(given: Any) -> Agent | SeededAgent | None:
-    if given is None:
-        return None
-    return named_agent(given, "env_config['gamemaster']") if isinstance(given, str) else as_agent(given)

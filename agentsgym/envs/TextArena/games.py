@@ -9,17 +9,16 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from agentsgym.envs.TextArena.catalogue import catalogue
 from agentsgym.envs.TextArena.isolation import GameContext, import_game_module, textarena
-from agentsgym.envs.TextArena.move_rules import known_moves
-from agentsgym.envs.TextArena.observations import GAME_ID, said_by, text_of
+from agentsgym.envs.TextArena.moves import known_moves
+from agentsgym.envs.TextArena.observations import GAME_ID, text_of, with_sender
 from agentsgym.envs.TextArena.outcomes import is_won, worth
-from agentsgym.envs.TextArena.patches import GAMEMASTER_GAMES, JURY_GAMES, Jury, bind_mends, mended_class
+from agentsgym.envs.TextArena.patches import GAMEMASTER_GAMES, JURY_GAMES, Jury, bind_patches, patched_class
 from agentsgym.envs.TextArena.words import basic_words, bind_words, check_nltk, deep_copy, no_downloads
 from agentsgym.errors import ConfigError, EnvError, did_you_mean
 from agentsgym.interruptions import is_interruption
@@ -29,16 +28,20 @@ from agentsgym.texts import sentence_of, shown
 _SUFFIXES = ("-raw", "-train")
 _PROGRESS = ("_get_percentage_completion", "_calculate_progress", "_progress")
 _WORD_LISTS = ("dictionary", "word_list", "universal_word_list")
+_MOST_PROTOTYPES = 64
+_prototypes: dict[Any, Any] = {}  # games to copy, shared by all environments of a process
 _lock = threading.RLock()
 
 
-def base_id(game: str) -> str:
+def base_id(game: str | None) -> str:
     """Strip the suffix that selects the form of observations, ``-raw`` or ``-train``, from an id.
 
     Raises:
-        ConfigError: The game does not exist; the message suggests the closest name.
+        ConfigError: The game does not exist, or is None; the message suggests the closest name.
         MissingDependencyError: TextArena is not installed.
     """
+    if game is None:
+        raise ConfigError("env_config needs a 'game', as in {'game': 'Wordle-v0'}")
     known: Mapping[str, Any] = textarena().envs.registration.ENV_REGISTRY
     for suffix in _SUFFIXES:
         shorter = game.removesuffix(suffix)
@@ -105,7 +108,13 @@ class GameMaker:
                 f"{game} requires a language model as gamemaster: pass TextArenaEnv(gamemaster=agent), or name one in "
                 "env_config['gamemaster']"
             )
-        self._prototype = self._cached_prototype()
+        key = (game, word_list, has_gamemaster, json.dumps(self._options, sort_keys=True, default=repr))
+        with _lock:
+            if key not in _prototypes:
+                _prototypes[key] = self._build_prototype()
+                while len(_prototypes) > _MOST_PROTOTYPES:
+                    del _prototypes[next(iter(_prototypes))]
+            self._prototype = _prototypes[key]
 
     def __call__(self, context: GameContext) -> Any:
         """Make a game that has not started."""
@@ -132,7 +141,8 @@ class GameMaker:
             raise ConfigError(self._complaint(error)) from error
 
     def _probe(self) -> GameContext:
-        gamemaster = _says_nothing if self._has_gamemaster else None
+        """A context for a trial, in which a gamemaster answers with nothing."""
+        gamemaster: Callable[[str], str] | None = (lambda _: "") if self._has_gamemaster else None
         return GameContext(random.Random(0), word_list=self.word_list, gamemaster=gamemaster)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -140,38 +150,28 @@ class GameMaker:
 
     def _build(self) -> Any:
         with _lock, no_downloads():
-            module = import_game_module(self.module, bind_words, bind_mends)
-        return mended_class(getattr(module, self._class))(**self._options)
+            module = import_game_module(self.module, bind_words, bind_patches)
+        return patched_class(getattr(module, self._class))(**self._options)
 
-    def _cached_prototype(self) -> Any:
-        """The game to copy, equal for all environments of a process; None if its constructor uses randomness."""
-        key = (self.game, self.word_list, self._has_gamemaster, json.dumps(self._options, sort_keys=True, default=repr))
-        with _lock:
-            if key not in _prototypes:
-                _prototypes[key] = self._first()
-                while len(_prototypes) > _MOST_PROTOTYPES:
-                    del _prototypes[next(iter(_prototypes))]
-            return _prototypes[key]
-
-    def _first(self) -> Any:
+    def _build_prototype(self) -> Any:
+        """Build the game to copy; None if its constructor uses randomness."""
         context = self._probe()
         before = context.rng.getstate()
         try:
             with context:
                 built = self._build()
-                self._check_options(cast("type[Any]", type(built)))
+                known = [*inspect.signature(type(built).__init__).parameters][1:]
+                for name in self._options:
+                    if name not in known:
+                        raise ConfigError(  # noqa: TRY301  # passed on unchanged below
+                            f"env_config['game_options'][{shown(name)}] is unknown{did_you_mean(name, known)}"
+                        )
                 is_copied = deep_copy(built) is not built
         except BaseException as error:  # foreign code
             if is_interruption(error) or isinstance(error, ConfigError):
                 raise
             raise ConfigError(self._complaint(error)) from error
         return built if is_copied and context.rng.getstate() == before else None
-
-    def _check_options(self, built: type[Any]) -> None:
-        known = [*inspect.signature(built.__init__).parameters][1:]
-        for name in self._options:
-            if name not in known:
-                raise ConfigError(f"env_config['game_options'][{shown(name)}] is unknown{did_you_mean(name, known)}")
 
     def _complaint(self, error: BaseException) -> str:
         entry = catalogue().get(self.game)
@@ -184,14 +184,6 @@ class GameMaker:
         if self._given and (entry is None or entry.status != "broken"):
             return f"env_config['game_options'] {shown(self._given)} does not fit {self.game}: {what}"
         return f"{self.game} cannot be made by this version of TextArena: {what}"
-
-
-def _says_nothing(_: str) -> str:
-    return ""
-
-
-_MOST_PROTOTYPES = 64
-_prototypes: dict[Any, Any] = {}
 
 
 class PlayedGame:
@@ -254,12 +246,12 @@ class PlayedGame:
                     state.observations[other] = [one for one in waiting if one[2].name == "PROMPT"]
         return text_of(messages, seat, state.role_mapping, shared=shared)
 
-    def tell_what_was_said(self) -> None:
+    def publish_actions(self) -> None:
         """Turn the players' messages that others have not seen yet into messages of the game, for all to read."""
         kinds = textarena().ObservationType
         for seat, waiting in self.state.observations.items():
             self.state.observations[seat] = [
-                (GAME_ID, said_by(sender, message, self.state.role_mapping), kinds.GAME_MESSAGE)
+                (GAME_ID, with_sender(sender, message, self.state.role_mapping), kinds.GAME_MESSAGE)
                 if kind is kinds.PLAYER_ACTION
                 else (sender, message, kind)
                 for sender, message, kind in waiting
@@ -273,12 +265,31 @@ class PlayedGame:
             error_allowance: The number of consecutive invalid moves that the game forgives this time; None for its own
                 rule.
         """
-        seat = self.player
-        with self._context, _allowing(self.state, error_allowance), _complaints(self.state) as complaints:
-            done, _ = self._game.step(action=action)
-        if getattr(self.state, "elimination_order", ()):
-            self._end_if_stuck(seat)
-        return Outcome(bool(done) or self.done, bool(complaints))
+        seat, state = self.player, self.state
+        own_allowance = getattr(state, "error_allowance", None)
+        is_allowance_given = error_allowance is not None and own_allowance is not None
+        complain: Callable[..., Any] | None = getattr(state, "set_invalid_move", None)
+        num_complaints = 0
+
+        def count_complaint(*args: Any, **kwargs: Any) -> Any:  # the game's own count restarts at the last one
+            nonlocal num_complaints
+            num_complaints += 1
+            return cast("Callable[..., Any]", complain)(*args, **kwargs)
+
+        if is_allowance_given:
+            state.error_allowance = error_allowance
+        if complain is not None:
+            state.set_invalid_move = count_complaint
+        try:
+            with self._context:
+                done, _ = self._game.step(action=action)
+        finally:
+            if complain is not None:
+                del state.set_invalid_move
+            if is_allowance_given:
+                state.error_allowance = own_allowance
+        self._end_if_stuck(seat)
+        return Outcome(bool(done) or self.done, num_complaints > 0)
 
     def _end_if_stuck(self, mover: int) -> None:
         """End a game that eliminates a player for an invalid move but keeps that player to move, or leaves one player.
@@ -286,7 +297,7 @@ class PlayedGame:
         Some multiplayer games prompt the same player forever. The eliminated player loses, all others win.
         """
         state = self.state
-        eliminated: Sequence[int] = state.elimination_order
+        eliminated: Sequence[int] = getattr(state, "elimination_order", ())
         others = [seat for seat in range(self.num_players) if seat not in eliminated]
         out = [seat for seat in (self.player, mover) if seat in eliminated and self.info_of(seat).get("invalid_move")]
         if not self.done and out and (out[0] == self.player or len(others) <= 1):
@@ -310,8 +321,8 @@ class PlayedGame:
         for seat, reward in cast("Mapping[Any, Any]", rewards).items():
             if not isinstance(reward, int | float):
                 raise EnvError(f"a game's reward must be a number, got {shown(reward)} for player {seat}")
-        paid = {int(seat): float(reward) for seat, reward in cast("Mapping[Any, Any]", rewards).items()}
-        return paid if self.num_players > 1 else {seat: worth(self._game, reward) for seat, reward in paid.items()}
+        final = {int(seat): float(reward) for seat, reward in cast("Mapping[Any, Any]", rewards).items()}
+        return final if self.num_players > 1 else {seat: worth(self._game, reward) for seat, reward in final.items()}
 
     def info_of(self, seat: int) -> dict[str, Any]:
         """The game's info about a player: ``reason``, ``invalid_move`` and more."""
@@ -328,7 +339,7 @@ class PlayedGame:
         return basic_words() if any(hasattr(self._game, name) for name in _WORD_LISTS) else ()
 
     def known_moves(self, rng: random.Random) -> list[str]:
-        """Moves by the game's own rules, if they are implemented in :mod:`~.move_rules`; empty otherwise."""
+        """Moves by the game's own rules, if they are implemented in :mod:`~.moves`; empty otherwise."""
         return known_moves(self._game, rng)
 
     def progress(self) -> float:
@@ -357,40 +368,6 @@ class PlayedGame:
         twin._game = deep_copy(self._game)  # not shared with the original
         twin._context = copy.deepcopy(self._context, memo)
         return twin
-
-
-@contextmanager
-def _allowing(state: Any, error_allowance: int | None) -> Generator[None]:
-    """Set the number of consecutive invalid moves that a game forgives inside the block; None for its own rule."""
-    own = getattr(state, "error_allowance", None)
-    if error_allowance is None or own is None:
-        yield
-        return
-    state.error_allowance = error_allowance
-    try:
-        yield
-    finally:
-        state.error_allowance = own
-
-
-@contextmanager
-def _complaints(state: Any) -> Generator[list[Any]]:
-    """Record the invalid moves that a game reports inside the block; its own count restarts at the last one."""
-    noted: list[Any] = []
-    complain: Callable[..., Any] | None = getattr(state, "set_invalid_move", None)
-    if complain is None:
-        yield noted
-        return
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        noted.append(args or kwargs)
-        return complain(*args, **kwargs)
-
-    state.set_invalid_move = noting
-    try:
-        yield noted
-    finally:
-        del state.set_invalid_move
 
 
 def game_seed(rng: random.Random) -> int:

@@ -9,6 +9,7 @@ same way: see :mod:`~agentsgym.envs.TextArena.words` and :mod:`~agentsgym.envs.T
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import random
@@ -76,7 +77,6 @@ class _Playing(threading.local):
 _playing = _Playing()
 _lock = threading.RLock()
 _bound: set[str] = set()
-Binder = Callable[[ModuleType], None]
 
 
 def current_context() -> GameContext | None:
@@ -85,16 +85,23 @@ def current_context() -> GameContext | None:
 
 
 class Standin:
-    """An object that stands in for another one; subclasses override some attributes."""
+    """An object that stands in for another one, except for some attributes.
 
-    def __init__(self, real: Any) -> None:
+    Args:
+        real: The object that provides all other attributes.
+        **attributes: The attributes that differ.
+    """
+
+    def __init__(self, real: Any, **attributes: Any) -> None:
         self._real = real
+        self._attributes = attributes
+        vars(self).update(attributes)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        return type(self), (self._real,)
+        return functools.partial(type(self), **self._attributes), (self._real,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Standin:
         return self
@@ -106,31 +113,14 @@ class RandomStandin(Standin):
     def __init__(self, real: Any) -> None:
         super().__init__(real)
         for name in _PYTHON_DRAWS:
-            setattr(self, name, _late_draw(name))
-
-
-def _late_draw(name: str) -> Callable[..., Any]:
-    """A function that looks up the generator when called, since a game may keep a reference from its constructor."""
-
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        context = _playing.context
-        return getattr(random if context is None else context.rng, name)(*args, **kwargs)
-
-    return draw
+            setattr(self, name, _late_draw(random, name, lambda context: context.rng))
 
 
 class _NumpyRandomStandin(Standin):
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._real, name)
-        return _late_numpy_draw(real, name) if hasattr(self._real.RandomState, name) else real
-
-
-def _late_numpy_draw(real: Any, name: str) -> Callable[..., Any]:
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        context = _playing.context
-        return (real if context is None else getattr(context.numpy(), name))(*args, **kwargs)
-
-    return draw
+        is_draw = hasattr(self._real.RandomState, name)
+        return _late_draw(self._real, name, GameContext.numpy) if is_draw else real
 
 
 class NumpyStandin(Standin):
@@ -139,6 +129,16 @@ class NumpyStandin(Standin):
     def __init__(self, real: Any) -> None:
         super().__init__(real)
         self.random = _NumpyRandomStandin(real.random)
+
+
+def _late_draw(real: Any, name: str, generator: Callable[[GameContext], Any]) -> Callable[..., Any]:
+    """A function that looks up the generator when called, since a game may keep a reference from its constructor."""
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        context = _playing.context
+        return getattr(real if context is None else generator(context), name)(*args, **kwargs)
+
+    return draw
 
 
 def _log_print(*values: object, **_: object) -> None:
@@ -157,7 +157,7 @@ def _bind_random(module: ModuleType) -> None:
         names.setdefault("print", _log_print)
 
 
-def import_game_module(path: str, *binders: Binder) -> ModuleType:
+def import_game_module(path: str, *binders: Callable[[ModuleType], None]) -> ModuleType:
     """Import a TextArena module and bind the names that have a stand-in, in it and in every module it imports.
 
     Args:

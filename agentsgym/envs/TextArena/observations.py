@@ -38,11 +38,11 @@ def text_of(messages: Sequence[Any], seat: int, roles: Mapping[int, str], *, sha
         if kind.name != "PLAYER_ACTION":
             lines.append(message)
         elif not shared and sender != seat and not (sender == GAME_ID and len(roles) <= 2):
-            lines.append(said_by(sender, message, roles))
+            lines.append(with_sender(sender, message, roles))
     return "\n".join(lines) or NOTHING_NEW
 
 
-def said_by(sender: int, message: str, roles: Mapping[int, str]) -> str:
+def with_sender(sender: int, message: str, roles: Mapping[int, str]) -> str:
     """Write a player's message, prefixed with the player's name in the game."""
     return f"[{roles.get(sender) or f'Player {sender}'}] {message}"
 

@@ -6,9 +6,10 @@ import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from agentsgym.agents.base import Agent, as_agent
+from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.conversation import Conversation
 from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.envs.TextArena.games import PlayedGame
@@ -25,14 +26,6 @@ MAX_CHARACTERS = 20_000
 _MOST_TRIALS = 300
 _MOST_WORDS = 500
 _registered: dict[str, Callable[..., Any]] = {}
-
-
-class Player(Protocol):
-    """Plays one seat of one session."""
-
-    def answer(self, observation: str, game: PlayedGame) -> str:
-        """Return the next move for an observation that contains only what is new."""
-        ...
 
 
 class LegalPlayer:
@@ -137,14 +130,8 @@ class AgentPlayer:
         return self
 
 
-class PlaysGames(Protocol):
-    """The members of an environment that :class:`LegalAgent` uses.
-
-    Attributes:
-        active_states: The state of each active session, which holds its ``"game"``.
-    """
-
-    active_states: dict[str, dict[str, Any]]
+#: The player of one seat of one session.
+Player = LegalPlayer | AgentPlayer
 
 
 class LegalAgent(Agent):
@@ -157,23 +144,23 @@ class LegalAgent(Agent):
         seed: The seed of the streams.
     """
 
-    def __init__(self, env: PlaysGames, *, seed: int = 0) -> None:
+    def __init__(self, env: MultistepEnv, *, seed: int = 0) -> None:
         self._env = env
         self._seed = seed
         self._num_conversations = 0
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
         """Return a legal move for each session."""
-        return [self._move(request) for request in requests]
-
-    def _move(self, request: TurnRequest) -> Action:
-        player: LegalPlayer | None = request.agent_state
-        if player is None:
-            stream = random.Random(derive_seed("legal agent", self._seed, self._num_conversations))
-            self._num_conversations += 1
-            player = LegalPlayer(stream)
-        game: PlayedGame = self._env.active_states[request.session_id]["game"]
-        return Action(text=player.answer(request.messages[-1]["content"], game), agent_state=player)
+        actions: list[Action] = []
+        for request in requests:
+            player: LegalPlayer | None = request.agent_state
+            if player is None:
+                stream = random.Random(derive_seed("legal agent", self._seed, self._num_conversations))
+                self._num_conversations += 1
+                player = LegalPlayer(stream)
+            game: PlayedGame = self._env.active_states[request.session_id]["game"]
+            actions.append(Action(text=player.answer(request.messages[-1]["content"], game), agent_state=player))
+        return actions
 
 
 def register_player(name: str, factory: Callable[..., Any]) -> None:
@@ -230,14 +217,11 @@ def named_agent(name: str, key: str) -> Agent | SeededAgent:
         ConfigError: The name is not registered.
     """
     factory = _factory(name, key)
-    return SeededAgent(name, key) if _takes_seed(factory) else as_agent(factory())
-
-
-def _takes_seed(factory: Callable[..., Any]) -> bool:
     try:
-        return "seed" in inspect.signature(factory).parameters
+        takes_seed = "seed" in inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a function implemented in C
-        return False
+        takes_seed = False
+    return SeededAgent(name, key) if takes_seed else as_agent(factory())
 
 
 def _factory(name: str, key: str) -> Callable[..., Any]:

@@ -75,7 +75,7 @@ def check_nltk(game: str) -> None:
         ) from None
 
 
-def _is_real() -> bool:
+def _uses_nltk() -> bool:
     context = current_context()
     return context is not None and context.word_list == "nltk"
 
@@ -84,7 +84,7 @@ class _Words(Standin):
     """Stands in for ``nltk.corpus.words``."""
 
     def words(self, fileids: Any = None) -> list[str]:
-        if _is_real():
+        if _uses_nltk():
             return list(self._real.words(fileids))
         return list(basic_words() if fileids == "en-basic" else hunspell_words())
 
@@ -93,54 +93,32 @@ class _PosTag(Standin):
     """Stands in for ``nltk.pos_tag``: without nltk's tagger every word may be a noun."""
 
     def __call__(self, tokens: Iterable[str], *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
-        return self._real(tokens, *args, **kwargs) if _is_real() else [(token, "NN") for token in tokens]
+        return self._real(tokens, *args, **kwargs) if _uses_nltk() else [(token, "NN") for token in tokens]
 
 
-class _Nltk(Standin):
-    """Stands in for the package ``nltk`` and downloads nothing."""
-
-    def __init__(self, real: Any) -> None:
-        super().__init__(real)
-        self.pos_tag = _PosTag(real.pos_tag)
-        self.corpus = _Corpus(real.corpus)
-
-    def download(self, *_: Any, **__: Any) -> bool:
-        return False
-
-
-class _Corpus(Standin):
-    def __init__(self, real: Any) -> None:
-        super().__init__(real)
-        self.words = _Words(real.words)
+def _nltk(real: Any) -> Standin:
+    """Stand in for the package ``nltk``, without downloads."""
+    corpus = Standin(real.corpus, words=_Words(real.corpus.words))
+    return Standin(real, pos_tag=_PosTag(real.pos_tag), corpus=corpus, download=lambda *_, **__: False)  # pyright: ignore[reportUnknownLambdaType]
 
 
 class _AllWords:
     """Stands in for ``set(words.words())``, which a module computes at import."""
 
-    def _words(self) -> frozenset[str]:
-        return _nltk_words() if _is_real() else frozenset(hunspell_words())
-
     def __contains__(self, word: object) -> bool:
-        return word in (_nltk_set() if _is_real() else _hunspell_set())
+        return word in _word_set(_uses_nltk())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._words()))
+        return iter(sorted(_word_set(_uses_nltk())))
 
     def __len__(self) -> int:
-        return len(self._words())
+        return len(_word_set(_uses_nltk()))
 
 
 @functools.cache
-def _hunspell_set() -> frozenset[str]:
-    return frozenset(hunspell_words())
-
-
-def _nltk_words() -> frozenset[str]:
-    return _nltk_set()
-
-
-@functools.cache
-def _nltk_set() -> frozenset[str]:
+def _word_set(uses_nltk: bool) -> frozenset[str]:
+    if not uses_nltk:
+        return frozenset(hunspell_words())
     from nltk.corpus import words  # noqa: PLC0415  # as above
 
     corpus: Any = words
@@ -154,7 +132,7 @@ class _SharedDictionary(Standin):
     """Stands in for the class ``EnglishDictionary``: equal dictionaries are made once."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        key = (_is_real(), args, tuple(sorted(kwargs.items())))
+        key = (_uses_nltk(), args, tuple(sorted(kwargs.items())))
         if key not in _dictionaries:
             _dictionaries[key] = self._real(*args, **kwargs)
         return _dictionaries[key]
@@ -166,12 +144,13 @@ _MANY_WORDS = 1000
 def deep_copy(game: Any) -> Any:
     """Copy a game, sharing its dictionary, large sets and the entries of its large word lists.
 
-    Its messages are shared as well, since it keeps every one of them.
+    Its messages, which are tuples, are shared as well, since it keeps every one of them.
     """
     memo: dict[int, Any] = {id(one): one for one in _dictionaries.values()}
-    memo.update((id(said), [*said]) for said in _said(game))
-    values = [*cast("dict[str, Any]", vars(game)).values()]
-    for value in values:
+    state: Any = getattr(game, "state", None)
+    if state is not None:
+        memo.update((id(messages), [*messages]) for messages in (*state.observations.values(), state.logs))
+    for value in [*cast("dict[str, Any]", vars(game)).values()]:
         if isinstance(value, set | frozenset | list) and len(cast("set[Any]", value)) >= _MANY_WORDS:
             items = cast("set[Any] | list[Any]", value)
             if isinstance(next(iter(items)), str):
@@ -179,16 +158,10 @@ def deep_copy(game: Any) -> Any:
     return copy.deepcopy(game, memo)
 
 
-def _said(game: Any) -> list[list[tuple[Any, ...]]]:
-    """The lists of a game's messages, which are tuples: all of them, and those that each player has yet to see."""
-    state: Any = getattr(game, "state", None)
-    return [] if state is None else [*state.observations.values(), state.logs]
-
-
 def bind_words(module: ModuleType) -> None:
     """Bind the names of a module that refer to word data."""
     names = vars(module)
-    standins = {"nltk": _Nltk, "words": _Words, "pos_tag": _PosTag, "EnglishDictionary": _SharedDictionary}
+    standins = {"nltk": _nltk, "words": _Words, "pos_tag": _PosTag, "EnglishDictionary": _SharedDictionary}
     for name, standin in standins.items():
         value = names.get(name)
         is_own = name == "EnglishDictionary" and module.__name__ == _DICTIONARY_MODULE

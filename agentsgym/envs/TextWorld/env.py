@@ -124,8 +124,5 @@ class TextWorldEnv(TextWorldBase):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on, with other game seeds (or other files) than those to train on.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, with other game seeds or files than :meth:`get_train_dataset`; arguments as there."""
         return task_dataset(cls, env_config, "eval", options)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentsgym.envs.shared.kept_folders import cache_folder, is_whole, keep
+from agentsgym.envs.shared.cached_folders import cache_folder, is_whole, keep
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of
 
@@ -45,7 +45,7 @@ def made_game(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str |
             if not is_whole(folder, "the game"):
                 keep(folder, lambda unfinished: _make(kind, options, seed, unfinished / _NAME))
         except OSError as error:
-            logger.warning("the game is not kept in %s: %s", folder, sentence_of(error))
+            logger.warning("the game cannot be cached in %s: %s", folder, sentence_of(error))
         else:
             yield folder / _NAME
             return

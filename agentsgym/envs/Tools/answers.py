@@ -8,21 +8,12 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, cast
 
-from agentsgym.envs.shared.numbers import as_number, without_thoughts
+from agentsgym.envs.shared.numbers import as_number
 
-_BEFORE = "\"'`([{<*_~\\" + string.whitespace  # leading characters without meaning
-_BEHIND = "\"'`)]}>*_~\\.,;:!?" + string.whitespace  # not part of a number, unit or name: 5%, C#, .5
-_CLOSE = Fraction(1, 10**9)  # relative tolerance, for numbers with decimals
-_NEAR_ZERO = Fraction(1, 10**12)
-
-
-def said(text: str) -> str:
-    """Return an answer without the thoughts before it.
-
-    >>> said("<think>3 + 4</think> 7 ")
-    '7'
-    """
-    return without_thoughts(text).strip()
+_LEADING = "\"'`([{<*_~\\" + string.whitespace  # leading characters without meaning
+_TRAILING = "\"'`)]}>*_~\\.,;:!?" + string.whitespace  # not part of a number, unit or name: 5%, C#, .5
+_RELATIVE_TOLERANCE = Fraction(1, 10**9)  # relative tolerance, for numbers with decimals
+_ABSOLUTE_TOLERANCE = Fraction(1, 10**12)
 
 
 def normalized(text: str) -> str:
@@ -31,7 +22,7 @@ def normalized(text: str) -> str:
     >>> normalized('  "The  Cat." '), normalized("C#"), normalized(".5")
     ('the cat', 'c#', '.5')
     """
-    return " ".join(text.casefold().split()).lstrip(_BEFORE).rstrip(_BEHIND)
+    return " ".join(text.casefold().split()).lstrip(_LEADING).rstrip(_TRAILING)
 
 
 def is_exact(text: str, expected: Any) -> bool:
@@ -49,8 +40,12 @@ def is_same(text: str, expected: Any) -> bool:
         return True
     one, other = _number(text), _number(str(expected))
     if one is not None and other is not None:
-        is_nearest = isinstance(expected, float) and abs(one - Fraction(expected)) <= Fraction(math.ulp(expected)) / 2
-        return is_nearest or _are_equal(one, other)
+        distance = abs(one - other)
+        if isinstance(expected, float) and abs(one - Fraction(expected)) <= Fraction(math.ulp(expected)) / 2:
+            return True
+        if one.denominator == other.denominator == 1:
+            return distance == 0
+        return distance <= max(_RELATIVE_TOLERANCE * max(abs(one), abs(other)), _ABSOLUTE_TOLERANCE)
     given, wanted = normalized(text), normalized(str(expected))
     return bool(given) and given == wanted
 
@@ -75,9 +70,3 @@ def _number(text: str) -> Fraction | None:
     """Parse an answer that is a single number, exactly; None for any other answer."""
     number = as_number(normalized(text).strip(" $€£%"))
     return None if number is None else number.value
-
-
-def _are_equal(one: Fraction, other: Fraction) -> bool:
-    if one.denominator == other.denominator == 1:
-        return one == other
-    return abs(one - other) <= max(_CLOSE * max(abs(one), abs(other)), _NEAR_ZERO)

@@ -10,16 +10,13 @@ from functools import partial
 from typing import Any, cast
 
 from agentsgym.envs.calls.checks import check_call
-from agentsgym.envs.contract import State
-from agentsgym.envs.shared.timed import CallTimeoutError, Job
+from agentsgym.envs.shared.timed import CallTimeoutError
 from agentsgym.envs.Tools.process import Process
 from agentsgym.envs.Tools.results import ToolResult, as_text, cut, failed, raised
 from agentsgym.errors import EnvError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
 from agentsgym.types import Action, Message, ToolCall
-
-Hook = Callable[[str, State, ToolCall], ToolResult]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,11 +67,11 @@ class Plan:
             self.results[index] = failed("not made, since the task had ended")
 
     def answered(self) -> Iterable[tuple[ToolCall, ToolResult]]:
-        """Each call with its result; the submit tool's call is left to the answer."""
+        """Return each call with its result; the submit tool's call is left to the answer."""
         return [pair for pair in zip(self.calls, self.results, strict=True) if pair[1] is not None]  # type: ignore[return-value]
 
     def messages(self) -> list[Message]:
-        """The agent's messages: one per call, of the role ``"tool"``, in call order.
+        """Return the agent's messages: one per call, of the role ``"tool"``, in call order.
 
         The message about unreadable calls is appended to the last result: no template and no server accepts a result
         without its call.
@@ -101,7 +98,11 @@ def plan_of(action: Action, schemas: Sequence[Mapping[str, Any]], config: Mappin
     """
     calls = [call for call in action.tool_calls if call.error is None]
     errors = [call.error for call in action.tool_calls if call.error is not None]
-    complaint = cut(_complaint(errors), config["max_result_length"]) if errors else ""
+    lines = [  # equal errors once: an agent in a loop repeats itself
+        f"A call could not be read: {error}" if count == 1 else f"{count} calls could not be read: {error}"
+        for error, count in Counter(errors).items()
+    ]
+    complaint = cut("\n".join(lines), config["max_result_length"])
     plan = Plan(calls=calls, results=[None] * len(calls), complaint=complaint, num_unreadable=len(errors))
     most = config["max_calls_per_episode"]
     for index, call in enumerate(calls):
@@ -118,17 +119,8 @@ def plan_of(action: Action, schemas: Sequence[Mapping[str, Any]], config: Mappin
     return plan
 
 
-def _complaint(errors: Sequence[str]) -> str:
-    """Explain why each unreadable call could not be read; equal errors once, for an agent in a loop repeats itself."""
-    lines = [
-        f"A call could not be read: {error}" if count == 1 else f"{count} calls could not be read: {error}"
-        for error, count in Counter(errors).items()
-    ]
-    return "\n".join(lines)
-
-
 def _problem(plan: Plan, index: int, action: Action, config: Mapping[str, Any]) -> str | None:
-    """The reason why a call is not made, regardless of its arguments; None if it may be made."""
+    """Return the reason why a call is not made, regardless of its arguments; None if it may be made."""
     most = config["max_calls_per_turn"]
     if action.finish_reason == "length":
         return "not made, since the turn was cut off by the limit of its length"
@@ -139,94 +131,69 @@ def _problem(plan: Plan, index: int, action: Action, config: Mapping[str, Any]) 
     return f"not made, since a turn may have {most} calls" if most is not None and index >= most else None
 
 
-class Maker:
-    """Makes the calls of a plan.
+def make_calls(
+    plan: Plan,
+    hook: Callable[[ToolCall], ToolResult],
+    process: Process,
+    session_id: str,
+    config: Mapping[str, Any],
+    *,
+    is_own: bool,
+) -> None:
+    """Make a plan's pending calls, in order; consecutive parallel ones run concurrently.
 
     Args:
-        hook: The environment's ``_call_tool``.
+        plan: The calls.
+        hook: The environment's ``_call_tool``, of a call alone.
         process: The process in which calls run.
+        session_id: The session.
         config: The environment's configuration.
+        is_own: Whether the hook is overridden by a subclass, so that no tool enforces its own time limit.
+
+    Raises:
+        EnvError: A tool failed the episode, or the hook did not return a :class:`ToolResult`.
     """
-
-    def __init__(self, hook: Hook, process: Process, config: Mapping[str, Any], *, is_own: bool) -> None:
-        """Take ``is_own``: whether the hook is overridden by a subclass, so that no tool defines how it is called."""
-        self._hook, self._process, self._is_own = hook, process, is_own
-        self._limit_s: float | None = config["tool_timeout_s"]
-        self._max_length: int | None = config["max_result_length"]
-
-    def make(self, plan: Plan, session_id: str, state: State) -> None:
-        """Make the pending calls, in order; consecutive parallel ones run concurrently.
-
-        Raises:
-            EnvError: A tool failed the episode, or the hook did not return a :class:`ToolResult`.
-        """
-        waiting = [*plan.made]
-        plan.made.clear()
-        is_over = False
-        while waiting and not is_over:
-            batch = self._batch(plan, session_id, waiting)
-            del waiting[: len(batch)]
-            works = [partial(self._hook, session_id, state, plan.calls[index]) for index in batch]
-            names = [plan.calls[index].name for index in batch]
-            limits_s = [self._limit_of(session_id, name) for name in names]
-            if len(batch) == 1:
-                results = [self._one(works[0], names[0], limits_s[0])]
-            else:
-                results = self._many(works, names, limits_s)
-            for index, result in zip(batch, results, strict=True):
-                plan.results[index] = result
-            plan.made += batch
-            is_over = any(result.done for result in results)
-        if is_over:
-            plan.end_before([*waiting])
-
-    def _batch(self, plan: Plan, session_id: str, waiting: Sequence[int]) -> list[int]:
-        """The next calls that may run concurrently: at least one."""
+    waiting, plan.made = plan.made, []
+    is_over = False
+    while waiting and not is_over:
         count = 0
-        while count < len(waiting) and self._process.is_parallel(session_id, plan.calls[waiting[count]].name):
+        while count < len(waiting) and process.is_parallel(session_id, plan.calls[waiting[count]].name):
             count += 1
-        return [*waiting[: max(count, 1)]]
+        batch, waiting = waiting[: max(count, 1)], waiting[max(count, 1) :]
+        limits_s: list[float | None] = []  # those that need a thread: none if a tool enforces the limit itself
+        for index in batch:
+            tool = None if is_own else process.tool_or_none(session_id, plan.calls[index].name)
+            limits_s.append(None if tool is not None and tool.keeps_time else config["tool_timeout_s"])
+        works = [partial(hook, plan.calls[index]) for index in batch]
+        start = time.monotonic()
+        in_thread = len(batch) > 1 or limits_s[0] is not None
+        jobs = [process.runner.start(work) for work in works] if in_thread else []
+        for place, index in enumerate(batch):
+            work, limit_s = works[place], limits_s[place]
+            if jobs:
+                left_s = None if limit_s is None else max(0.0, start + limit_s - time.monotonic())
+                work = partial(process.runner.finish, jobs[place], left_s)
+            result = _result_of(work, plan.calls[index].name, limit_s, config["max_result_length"])
+            plan.results[index] = result
+            is_over = is_over or result.done
+        plan.made += batch
+    if is_over:
+        plan.end_before(waiting)
 
-    def _limit_of(self, session_id: str, name: str) -> float | None:
-        """The time limit that needs a thread; None without a limit, or if the tool enforces it itself."""
-        tool = None if self._is_own else self._process.tool_or_none(session_id, name)
-        return None if tool is not None and tool.keeps_time else self._limit_s
 
-    def _one(self, work: Callable[[], Any], name: str, limit_s: float | None) -> ToolResult:
-        if limit_s is None:
-            return self._result(name, limit_s, work)
-        runner = self._process.runner
-        job = runner.start(work)
-        return self._result(name, limit_s, partial(runner.finish, job, limit_s))
-
-    def _many(
-        self, works: Sequence[Callable[[], Any]], names: Sequence[str], limits_s: Sequence[float | None]
-    ) -> list[ToolResult]:
-        runner, start = self._process.runner, time.monotonic()
-        jobs = [runner.start(work) for work in works]
-
-        def wait(job: Job, limit_s: float | None) -> Any:
-            left_s = None if limit_s is None else max(0.0, start + limit_s - time.monotonic())
-            return runner.finish(job, left_s)
-
-        return [
-            self._result(name, limit_s, partial(wait, job, limit_s))
-            for name, job, limit_s in zip(names, jobs, limits_s, strict=True)
-        ]
-
-    def _result(self, name: str, limit_s: float | None, work: Callable[[], Any]) -> ToolResult:
-        """Run or await a call, and read its result."""
-        try:
-            result = work()
-        except CallTimeoutError:
-            return failed(f"{name} took longer than {limit_s:g} s, and was given up")
-        except EnvError:
+def _result_of(work: Callable[[], Any], name: str, limit_s: float | None, max_length: int | None) -> ToolResult:
+    """Run or await a call, and return its result; an exception of the tool is the result of a failed call."""
+    try:
+        result = work()
+    except CallTimeoutError:
+        return failed(f"{name} took longer than {limit_s:g} s, and was given up")
+    except EnvError:
+        raise
+    except BaseException as error:  # a tool is foreign code; the agent may retry
+        if is_interruption(error):
             raise
-        except BaseException as error:  # a tool is foreign code; the agent may retry
-            if is_interruption(error):
-                raise
-            result = raised(error, self._max_length)
-        if not isinstance(result, ToolResult):
-            raise EnvError(f"_call_tool must return a ToolResult, got {shown(cast('object', result))}")
-        content = cut(as_text(result.content), self._max_length)
-        return result if content is result.content else replace(result, content=content)
+        result = raised(error, max_length)
+    if not isinstance(result, ToolResult):
+        raise EnvError(f"_call_tool must return a ToolResult, got {shown(cast('object', result))}")
+    content = cut(as_text(result.content), max_length)
+    return result if content is result.content else replace(result, content=content)

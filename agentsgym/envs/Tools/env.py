@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import check_tool_use
+from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.envs.Tools import SPEC
-from agentsgym.envs.Tools.answers import MATCHES, matches, said
-from agentsgym.envs.Tools.calls import Maker, Plan, plan_of
+from agentsgym.envs.Tools.answers import MATCHES, matches
+from agentsgym.envs.Tools.calls import Plan, make_calls, plan_of
 from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.envs.Tools.process import Process
 from agentsgym.envs.Tools.results import ToolResult, as_text
@@ -35,9 +37,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_CUT = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
+CUT_OFF = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
 _GO_ON = "That is not the end of the task. Call a tool or answer."
-
 
 TOOL_FIELDS: dict[str, Field] = {
     "tools": Field(
@@ -176,7 +177,9 @@ class ToolEnv(MultistepEnv):
     def _is_right(self, state: State, text: str) -> bool | None:
         """Whether an answer is the task's ``"answer"`` (or one of a list); None if the task has none."""
         expected = state["task"].get("answer")
-        return None if expected is None else matches(said(text), expected, self.env_config["answer_match"])
+        if expected is None:
+            return None
+        return matches(without_thoughts(text).strip(), expected, self.env_config["answer_match"])
 
     def _question(self, state: State) -> str | list[Message]:
         """Return the first observation: the task's ``"question"``."""
@@ -218,9 +221,9 @@ class ToolEnv(MultistepEnv):
 
     def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
         if action.tool_calls:
-            return self._play_calls(session_id, state, action)
+            return self._play_calls(session_id, state, action, self.tool_schemas)
         if action.finish_reason == "length":
-            return self._refused(state, _CUT)
+            return self._refused(state, CUT_OFF)
         if submit := self.env_config["submit_tool"]:
             return self._refused(state, f"To answer, call {submit}.")
         return self._play_answer(session_id, state, action.text)
@@ -236,10 +239,39 @@ class ToolEnv(MultistepEnv):
             ConfigError: There are no tools, one has no schema, or nothing makes its calls.
         """
         if self._tool_schemas is None:
-            submit = self.env_config["submit_tool"]
-            tools = [tool for source in self._process.tools for tool in self._tools_of(source)]
-            schemas = schemas_of([*tools, *([_submit_schema(submit)] if submit else [])], self._name)
-            self._check_tools([schema["function"]["name"] for schema in schemas])
+            process = self._process
+            if not process.tools:
+                raise ConfigError(
+                    f"{self._name} has no tools: pass tools=[…], name registered tools in env_config['tools'], or "
+                    "override _tools"
+                )
+            tools: list[Any] = []
+            for source in process.tools:
+                if isinstance(source, McpServer):
+                    tools += process.schemas_of(source)
+                else:
+                    tools += source.methods() if isinstance(source, SessionTools) else [source]
+            if submit := self.env_config["submit_tool"]:
+                answer = {"type": "string", "description": "The final answer."}
+                parameters = {"type": "object", "properties": {"answer": answer}, "required": ["answer"]}
+                about = "Give the final answer and end the task."
+                function = {"name": submit, "description": about, "parameters": parameters}
+                tools.append({"type": "function", "function": function})
+            schemas = schemas_of(tools, self._name)
+            names = [schema["function"]["name"] for schema in schemas]
+            parallel = self.env_config["parallel_tools"]
+            unknown = [] if parallel == "all" else [name for name in parallel if name not in names]
+            if unknown:
+                raise ConfigError(
+                    f"env_config['parallel_tools'] names the unknown tool {shown(unknown[0])}"
+                    f"{did_you_mean(unknown[0], names)}"
+                )
+            bare: list[Any] = [one for one in process.tools if isinstance(one, Mapping)]
+            if bare and not self._makes_calls():
+                name = schemas_of(bare, self._name)[0]["function"]["name"]
+                raise ConfigError(
+                    f"{self._name} has only a schema for the tool {name!r}: override _call_tool to implement it"
+                )
             self._tool_schemas = schemas
         return self._tool_schemas
 
@@ -270,10 +302,7 @@ class ToolEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, with other questions than those to train on.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, with other questions than those to train on; see :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)
 
     # How a turn is processed
@@ -287,69 +316,38 @@ class ToolEnv(MultistepEnv):
         """This process's resources; recreated after a fork, and created once if several threads need them at once."""
         process = self._processes.get(os.getpid())
         if process is None:
-            made = Process(self._listed_tools(), self.env_config["setup_timeout_s"], self.env_config["parallel_tools"])
+            given = self._tools()
+            tools: list[Any] = [*given] if isinstance(given, list | tuple) else [] if given is None else [given]
+            functions = [one for one in tools if not isinstance(one, Mapping)]
+            as_sources(functions, f"{self._name}._tools() must return JSON schemas,")
+            made = Process(tools, self.env_config["setup_timeout_s"], self.env_config["parallel_tools"])
             process = self._processes.setdefault(made.pid, made)  # atomic; a lock might be held during a fork
             if process is made:
                 weakref.finalize(self, process.close)
         return process
 
-    def _listed_tools(self) -> list[Source | Mapping[str, Any]]:
-        given = self._tools()
-        listed: list[Any] = [*given] if isinstance(given, list | tuple) else [] if given is None else [given]
-        functions = [one for one in listed if not isinstance(one, Mapping)]
-        as_sources(functions, f"{self._name}._tools() must return JSON schemas,")
-        return listed
-
-    def _tools_of(self, source: Source | Mapping[str, Any]) -> Sequence[Callable[..., Any] | Mapping[str, Any]]:
-        if isinstance(source, McpServer):
-            return self._process.schemas_of(source)
-        return source.methods() if isinstance(source, SessionTools) else [source]
-
-    def _check_tools(self, names: Sequence[str]) -> None:
-        tools = self._process.tools
-        if not tools:
-            raise ConfigError(
-                f"{self._name} has no tools: pass tools=[…], name registered tools in env_config['tools'], or "
-                "override _tools"
-            )
-        parallel = self.env_config["parallel_tools"]
-        for name in () if parallel == "all" else parallel:
-            if name not in names:
-                raise ConfigError(
-                    f"env_config['parallel_tools'] names the unknown tool {shown(name)}{did_you_mean(name, names)}"
-                )
-        bare: list[Any] = [] if self._makes_calls() else [one for one in tools if isinstance(one, Mapping)]
-        for schema in schemas_of(bare, self._name):
-            raise ConfigError(
-                f"{self._name} has only a schema for the tool {schema['function']['name']!r}: override _call_tool to "
-                "implement it"
-            )
-
-    def _play_calls(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
-        return self._play_plan(session_id, state, self._plan(state, action, self.tool_schemas))
-
-    def _plan(self, state: State, action: Action, schemas: Sequence[Mapping[str, Any]]) -> Plan:
-        return plan_of(action, schemas, self.env_config, num_made=state["num_calls"])
-
-    def _play_plan(self, session_id: str, state: State, plan: Plan) -> tuple[State, float, bool, dict[str, Any]]:
+    def _play_calls(
+        self, session_id: str, state: State, action: Action, schemas: Sequence[Mapping[str, Any]]
+    ) -> tuple[State, float, bool, dict[str, Any]]:
+        plan = plan_of(action, schemas, self.env_config, num_made=state["num_calls"])
         if not plan.calls:
             return self._refused(state, plan.complaint, num_unreadable=plan.num_unreadable)
-        maker = Maker(self._call_tool, self._process, self.env_config, is_own=self._makes_calls())
-        maker.make(plan, session_id, state)
-        paid = [result.reward + self._reward_call(state, call, result) for call, result in plan.answered()]
-        paid.append(plan.num_unreadable * self.env_config["failed_call_reward"])
+        hook = partial(self._call_tool, session_id, state)
+        make_calls(plan, hook, self._process, session_id, self.env_config, is_own=self._makes_calls())
+        rewards = [result.reward + self._reward_call(state, call, result) for call, result in plan.answered()]
+        rewards.append(plan.num_unreadable * self.env_config["failed_call_reward"])
         next_state = self._after(state, plan)
         done, success = plan.is_done, plan.success
         info: dict[str, Any] = {}
         if plan.submitted is not None:
             reward, _, info = self._answer(session_id, state, plan.submitted)
-            paid.append(reward)
+            rewards.append(reward)
             done, success = True, info.get("success")
         is_invalid = not plan.made and plan.submitted is None
         if is_invalid:
-            paid.append(self.env_config["invalid_reward"])
+            rewards.append(self.env_config["invalid_reward"])
         counts = self._counts(next_state) | {"tool_failed": plan.num_failed > 0, "invalid": is_invalid}
-        return next_state, float(sum(paid)), done, {"success": success, **counts, **info}
+        return next_state, float(sum(rewards)), done, {"success": success, **counts, **info}
 
     @classmethod
     def _makes_calls(cls) -> bool:
@@ -379,15 +377,8 @@ class ToolEnv(MultistepEnv):
             "num_unreadable_calls": state["num_unreadable_calls"] + num_unreadable,
         }
         info = {"success": False, "invalid": True, **self._counts(next_state), "tool_failed": num_unreadable > 0}
-        paid = self.env_config["invalid_reward"] + num_unreadable * self.env_config["failed_call_reward"]
-        return next_state, paid, False, info
+        reward = self.env_config["invalid_reward"] + num_unreadable * self.env_config["failed_call_reward"]
+        return next_state, reward, False, info
 
     def _counts(self, state: State) -> dict[str, int]:
         return {name: state[name] for name in ("num_calls", "num_failed_calls", "num_unreadable_calls")}
-
-
-def _submit_schema(name: str) -> dict[str, Any]:
-    answer = {"type": "string", "description": "The final answer."}
-    parameters = {"type": "object", "properties": {"answer": answer}, "required": ["answer"]}
-    function = {"name": name, "description": "Give the final answer and end the task.", "parameters": parameters}
-    return {"type": "function", "function": function}

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Self, cast
@@ -33,7 +33,7 @@ _MOST_PAGES = 1000  # in a list of tools
 _PING_EVERY_S, _PING_LIMIT_S = 1.0, 2.0  # for a server over HTTP, when a session begins
 _GRACE_S = 1.0  # the loop enforces the limit, unless an in-process server blocks it
 _TAIL_LINES, _TAIL_LENGTH = 20, 500  # lines and characters of a failed program's stderr
-_LAST_WORDS_S = 0.5  # a program that ended has closed its stderr, but its children may hold it open
+_STDERR_WAIT_S = 0.5  # a program that ended has closed its stderr, but its children may hold it open
 
 
 class Connection:
@@ -65,13 +65,15 @@ class Connection:
         try:
             self._ready.result(limit_s)
         except FutureTimeoutError:
-            problem = f"{self._server.label} did not list its tools within {limit_s:g} s{self._printed()}"
-            self.close(wait=False)
+            problem = f"{self._server.label} did not list its tools within {limit_s:g} s{self._printed_note()}"
+            self.close()
             raise EnvError(problem) from None
         except Exception as error:
-            cause = _root(error)
+            cause: BaseException = error
+            while isinstance(cause, BaseExceptionGroup):
+                cause = cast("BaseExceptionGroup[BaseException]", cause).exceptions[0]
             problem = f"{self._server.label} cannot be used: {type(cause).__name__}: {sentence_of(cause, 300)}"
-            raise EnvError(f"{problem}{self._printed()}") from error
+            raise EnvError(f"{problem}{self._printed_note()}") from error
 
     def call(self, name: str, arguments: Mapping[str, Any], limit_s: float | None) -> ToolResult:
         """Call a tool; an error that the tool or the server reports becomes a failed result.
@@ -80,7 +82,7 @@ class Connection:
             EnvError: The server is gone.
         """
         if self.error is not None:
-            raise self._gone(self.error)
+            raise self._lost_error(self.error)
         future = asyncio.run_coroutine_threadsafe(self._call(name, dict(arguments), limit_s), self._loop)
         try:
             return future.result(None if limit_s is None else limit_s + _GRACE_S)
@@ -90,7 +92,7 @@ class Connection:
         except Exception as error:
             if self.error is None:
                 raise
-            raise self._gone(error) from error
+            raise self._lost_error(error) from error
         finally:
             future.cancel()  # matters if the wait was interrupted
 
@@ -107,16 +109,13 @@ class Connection:
                 future.result(_PING_LIMIT_S + _GRACE_S)
         return self.error is not None
 
-    def close(self, *, wait: bool = True) -> None:
-        """Close the connection, and end a server that was started for it."""
+    def close(self) -> None:
+        """Close the connection, and end a server that was started for it, without waiting for its end."""
         self.error = self.error or ConnectionError("it was closed")
         with contextlib.suppress(RuntimeError):  # the loop is already closed
-            self._loop.call_soon_threadsafe(self._end)
-        if wait:
-            with contextlib.suppress(Exception, asyncio.CancelledError):
-                self._serving.result(_CLOSING_S)
+            self._loop.call_soon_threadsafe(self._request_end)
 
-    def _end(self) -> None:
+    def _request_end(self) -> None:
         self._stop.set()
         if not self._ready.done():
             self._serving.cancel()
@@ -124,9 +123,9 @@ class Connection:
     async def _serve(self) -> None:
         """Hold the connection open: the task that opens it must close it."""
         try:
-            async with _open(self._server, self._stderr, self._lose) as session:
-                self._session = session
-                self.schemas = await _list_tools(session, self._server)
+            async with contextlib.AsyncExitStack() as stack:
+                self._session = await self._open(stack)
+                self.schemas = await self._list_tools()
                 self._ready.set_result(None)
                 await self._stop.wait()
         except BaseException as error:
@@ -136,7 +135,65 @@ class Connection:
             if not isinstance(error, Exception):
                 raise
 
-    def _lose(self) -> None:
+    async def _open(self, stack: contextlib.AsyncExitStack) -> Any:
+        """Open a session with the server and initialize it."""
+        mcp, server, stderr = SPEC.load("mcp"), self._server, self._stderr
+        if server.server is not None:
+            made = server.server() if callable(server.server) else server.server
+            if hasattr(mcp, "Client"):
+                return await stack.enter_async_context(mcp.Client(made))
+            from mcp.shared import memory  # noqa: PLC0415  # optional dependency
+
+            untyped: Any = memory
+            return await stack.enter_async_context(untyped.create_connected_server_and_client_session(made))
+        if server.command is not None and stderr is not None:
+            program, *arguments = server.command
+            variables = dict(server.env) or None
+            parameters = mcp.StdioServerParameters(command=program, args=arguments, env=variables, cwd=server.cwd)
+            stack.enter_context(stderr.file)
+            streams = await stack.enter_async_context(mcp.stdio_client(parameters, errlog=stderr.file))
+            stderr.file.close()
+        else:
+            from mcp.client import streamable_http  # noqa: PLC0415  # optional dependency
+
+            http: Any = streamable_http
+            headers = dict(server.headers)
+            if hasattr(http, "streamable_http_client"):
+                client = await stack.enter_async_context(http.create_mcp_http_client(headers=headers))
+                opened = http.streamable_http_client(server.url, http_client=client)
+            else:
+                opened = http.streamablehttp_client(server.url, headers=headers)
+            streams = await stack.enter_async_context(opened)
+        session = mcp.ClientSession(_WatchedStream(streams[0], self._mark_lost), streams[1])
+        await stack.enter_async_context(session)
+        await session.initialize()
+        return session
+
+    async def _list_tools(self) -> list[dict[str, Any]]:
+        """Return the schemas of the server's tools, which it lists page by page."""
+        found: list[dict[str, Any]] = []
+        cursor: str | None = None
+        list_page = self._session.list_tools
+        for _ in range(_MOST_PAGES):
+            if cursor is None:
+                page = await list_page()
+            elif "cursor" in inspect.signature(list_page).parameters:
+                page = await list_page(cursor=cursor)
+            else:
+                page = await list_page(params=SPEC.load("mcp").types.PaginatedRequestParams(cursor=cursor))
+            for tool in (tool.model_dump(by_alias=True) for tool in page.tools):
+                about = {"description": tool.get("description") or "", "parameters": tool["inputSchema"]}
+                found.append({"type": "function", "function": {"name": tool["name"], **about}})
+            cursor = page.model_dump(by_alias=True).get("nextCursor")
+            if not cursor:
+                break
+        names, wanted = [schema["function"]["name"] for schema in found], self._server.tools
+        for name in wanted or ():
+            if name not in names:
+                raise EnvError(f"it has no tool {shown(name)}; its tools are {', '.join(names)}")
+        return [schema for schema in found if wanted is None or schema["function"]["name"] in wanted]
+
+    def _mark_lost(self) -> None:
         """Record that the server has ended or was closed."""
         self.error = self.error or ConnectionError("it ended")
         self._stop.set()
@@ -151,22 +208,30 @@ class Connection:
                 self.error = self.error or error
 
     async def _call(self, name: str, arguments: dict[str, Any], limit_s: float | None) -> ToolResult:
+        """Call a tool; the result holds the texts of the response in order, and a placeholder for other content."""
         try:
             answer = await asyncio.wait_for(self._session.call_tool(name, arguments), limit_s)
         except TimeoutError:
             return failed(f"{name} took longer than {limit_s:g} s")
         except Exception as error:
-            if _is_gone(error):
+            code = getattr(getattr(error, "error", None), "code", None)
+            has_lost_stream = type(error).__module__.partition(".")[0] == "anyio"  # it is closed or broken
+            if code == _CONNECTION_CLOSED or has_lost_stream or isinstance(error, OSError | EOFError):
                 self.error = self.error or error
                 raise
-            return failed(sentence_of(error))
-        return _result(answer)
+            return failed(sentence_of(error))  # the server is there, and refused this call
+        fields: dict[str, Any] = answer.model_dump(by_alias=True)
+        parts = cast("list[dict[str, Any]]", fields.get("content") or [])
+        content = "\n".join(str(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in parts)
+        if not parts and fields.get("structuredContent") is not None:
+            content = as_text(fields["structuredContent"])
+        return failed(content) if fields.get("isError") else ToolResult(content=content)
 
-    def _gone(self, error: BaseException) -> EnvError:
+    def _lost_error(self, error: BaseException) -> EnvError:
         problem = f"{self._server.label} is gone: {type(error).__name__}: {sentence_of(error, 300)}".rstrip(": ")
-        return EnvError(f"{problem}{self._printed()}")
+        return EnvError(f"{problem}{self._printed_note()}")
 
-    def _printed(self) -> str:
+    def _printed_note(self) -> str:
         text = self._stderr.tail() if self._stderr else ""
         return f"; it printed:\n{text}" if text else ""
 
@@ -187,7 +252,7 @@ class _Stderr:
 
     def tail(self) -> str:
         """Return the last lines, after a short wait for those of a program that ended."""
-        self._thread.join(_LAST_WORDS_S)
+        self._thread.join(_STDERR_WAIT_S)
         return visible("".join([*self._lines]))[-_TAIL_LENGTH:].strip()
 
     def _read(self, read: int) -> None:
@@ -218,7 +283,7 @@ class Connections:
             known = self._shared.get(id(server))
             if known is None or known.is_lost():
                 if known is not None:
-                    known.close(wait=False)
+                    known.close()
                 known = self._shared[id(server)] = self._connect(server)
         known.wait_until_ready()
         return known
@@ -237,7 +302,7 @@ class Connections:
     def release(self, connection: Connection) -> None:
         """Close a session's private connection, without waiting for the server to end."""
         self._opened.discard(connection)
-        connection.close(wait=False)
+        connection.close()
 
     def close(self) -> None:
         """Close every connection and end the loop; does nothing in a forked process, which has no running loop."""
@@ -248,7 +313,7 @@ class Connections:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
             self._shared = {}
         for connection in opened:
-            connection.close(wait=False)
+            connection.close()
         if loop is None or thread is None:
             return
         with contextlib.suppress(Exception):
@@ -305,107 +370,3 @@ class _WatchedStream:
         except BaseException:  # it ended, broke, or was closed
             self._ended()
             raise
-
-
-@contextlib.asynccontextmanager
-async def _open(server: McpServer, stderr: _Stderr | None, ended: Callable[[], None]) -> AsyncGenerator[Any]:
-    """Open a session with a server and initialize it."""
-    mcp = SPEC.load("mcp")
-    if server.server is not None:
-        async with _in_memory(server.server) as session:
-            yield session
-        return
-    session_class = mcp.ClientSession
-    async with _streams(server, stderr) as given, session_class(_WatchedStream(given[0], ended), given[1]) as session:
-        await session.initialize()
-        yield session
-
-
-def _in_memory(server: Any) -> contextlib.AbstractAsyncContextManager[Any]:
-    mcp = SPEC.load("mcp")
-    made = server() if callable(server) else server
-    if hasattr(mcp, "Client"):
-        return cast("contextlib.AbstractAsyncContextManager[Any]", mcp.Client(made))
-    from mcp.shared import memory  # noqa: PLC0415  # optional dependency
-
-    untyped: Any = memory
-    return untyped.create_connected_server_and_client_session(made)
-
-
-@contextlib.asynccontextmanager
-async def _streams(server: McpServer, stderr: _Stderr | None) -> AsyncGenerator[Any]:
-    mcp = SPEC.load("mcp")
-    if server.command is not None and stderr is not None:
-        program, *arguments = server.command
-        parameters = mcp.StdioServerParameters(
-            command=program, args=arguments, env=dict(server.env) or None, cwd=server.cwd
-        )
-        with stderr.file:
-            async with mcp.stdio_client(parameters, errlog=stderr.file) as streams:
-                stderr.file.close()
-                yield streams
-        return
-    from mcp.client import streamable_http  # noqa: PLC0415  # optional dependency
-
-    untyped: Any = streamable_http
-    if hasattr(untyped, "streamable_http_client"):
-        http_client = untyped.create_mcp_http_client(headers=dict(server.headers))
-        async with http_client, untyped.streamable_http_client(server.url, http_client=http_client) as streams:
-            yield streams
-    else:
-        async with untyped.streamablehttp_client(server.url, headers=dict(server.headers)) as streams:
-            yield streams
-
-
-async def _list_tools(session: Any, server: McpServer) -> list[dict[str, Any]]:
-    """Return the schemas of the server's tools, page by page."""
-    found: list[dict[str, Any]] = []
-    cursor: str | None = None
-    for _ in range(_MOST_PAGES):
-        page = await (session.list_tools() if cursor is None else _next_page(session, cursor))
-        found += [_schema(tool.model_dump(by_alias=True)) for tool in page.tools]
-        cursor = page.model_dump(by_alias=True).get("nextCursor")
-        if not cursor:
-            break
-    names = [schema["function"]["name"] for schema in found]
-    missing = [name for name in server.tools or () if name not in names]
-    if missing:
-        raise EnvError(f"it has no tool {shown(missing[0])}; its tools are {', '.join(names)}")
-    return [schema for schema in found if server.tools is None or schema["function"]["name"] in server.tools]
-
-
-def _next_page(session: Any, cursor: str) -> Any:
-    if "cursor" in inspect.signature(session.list_tools).parameters:
-        return session.list_tools(cursor=cursor)
-    return session.list_tools(params=SPEC.load("mcp").types.PaginatedRequestParams(cursor=cursor))
-
-
-def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": tool["inputSchema"]}
-    return {"type": "function", "function": function}
-
-
-def _result(answer: Any) -> ToolResult:
-    """Convert a tool's response: its texts in order, and a placeholder for any other content."""
-    fields: dict[str, Any] = answer.model_dump(by_alias=True)
-    parts = cast("list[dict[str, Any]]", fields.get("content") or [])
-    content = "\n".join(str(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in parts)
-    if not parts and fields.get("structuredContent") is not None:
-        content = as_text(fields["structuredContent"])
-    is_error = bool(fields.get("isError"))
-    return ToolResult(content=f"Error: {content}" if is_error else content, failed=is_error)
-
-
-def _is_gone(error: BaseException) -> bool:
-    """Whether the server can no longer be reached, rather than having refused one call."""
-    if getattr(getattr(error, "error", None), "code", None) == _CONNECTION_CLOSED:
-        return True
-    closed = type(error).__module__.partition(".")[0] == "anyio"  # its streams are closed or broken
-    return closed or isinstance(error, OSError | EOFError)
-
-
-def _root(error: BaseException) -> BaseException:
-    """The first root cause in nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    return error

@@ -10,23 +10,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agentsgym.envs.shared.timed import CallTimeoutError, Runner
-from agentsgym.envs.Tools.mcp_client import Connection, Connections
+from agentsgym.envs.Tools.mcp_client import Connections
 from agentsgym.envs.Tools.mcp_server import McpServer
-from agentsgym.envs.Tools.sources import Names, SessionTools, Source, Tool, function_tools, is_named
+from agentsgym.envs.Tools.sources import Names, SessionTools, Source, Tool, is_named, is_parallel, tool_of
 from agentsgym.errors import ConfigError, EnvError
 from agentsgym.texts import sentence_of
 
 _Made = TypeVar("_Made")
-
-
-class _Session:
-    """The tools of one session and the functions that close them."""
-
-    __slots__ = ("closers", "tools")
-
-    def __init__(self, tools: dict[str, Tool]) -> None:
-        self.tools = tools
-        self.closers: list[Callable[[], None]] = []
+_Closer = Callable[[], None]
 
 
 class Process:
@@ -55,7 +46,7 @@ class Process:
         self._functions: dict[str, Tool] | None = None  # set at the first session, after validation
         self._limit_s, self._parallel_names = limit_s, parallel_names
         self._connections = Connections()
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, tuple[dict[str, Tool], list[_Closer]]] = {}  # tools, and what closes them
 
     def schemas_of(self, server: McpServer) -> list[dict[str, Any]]:
         """Fetch the schemas of a server's tools.
@@ -76,15 +67,25 @@ class Process:
         """
         self.end(session_id)
         if self._functions is None:
-            self._functions = function_tools([one for one in self.tools if callable(one)], self._parallel_names)
-        functions = self._functions
-        session = self._sessions[session_id] = _Session({**functions} if self._sources else functions)
+            functions: list[Any] = [one for one in self.tools if callable(one)]
+            names = self._parallel_names
+            self._functions = {one.__name__: tool_of(one, is_parallel=is_parallel(one, names)) for one in functions}
+        tools, closers = self._sessions[session_id] = {**self._functions} if self._sources else self._functions, []
         try:
             for source in self._sources:
                 if isinstance(source, SessionTools):
-                    self._make(source, session, task_data, generator)
+                    made, closer = self._make(source, task_data, generator)
+                    tools.update(made)
+                    closers.append(closer)
+                    continue
+                if source.per_session:
+                    connection = self._connections.open(source)
+                    closers.append(partial(self._connections.release, connection))
                 else:
-                    self._connect(source, session)
+                    connection = self._connections.shared(source)
+                for name in (schema["function"]["name"] for schema in connection.schemas):
+                    may_overlap = is_named(name, self._parallel_names)
+                    tools[name] = Tool(partial(connection.call, name), may_overlap, keeps_time=True)
         except BaseException:
             self.end(session_id)
             raise
@@ -103,7 +104,7 @@ class Process:
     def tool_or_none(self, session_id: str, name: str) -> Tool | None:
         """Return a session's tool; None if a subclass makes its calls itself."""
         session = self._sessions.get(session_id)
-        return None if session is None else session.tools.get(name)
+        return None if session is None else session[0].get(name)
 
     def is_parallel(self, session_id: str, name: str) -> bool:
         """Whether a tool's calls may run concurrently: by the tool's mark, or by name if a subclass makes them."""
@@ -112,9 +113,9 @@ class Process:
 
     def end(self, session_id: str) -> None:
         """Close a session's resources; all are closed even if one raises."""
-        session = self._sessions.pop(session_id, None)
+        _, closers = self._sessions.pop(session_id, ({}, []))
         errors: list[Exception] = []
-        for closer in session.closers if session else ():
+        for closer in closers:
             try:
                 self._within(closer, "close() of a session's tools")
             except Exception as error:  # noqa: BLE001  # foreign code; raised below
@@ -131,23 +132,22 @@ class Process:
         self.runner.close()
 
     def _make(
-        self, source: SessionTools, session: _Session, task_data: dict[str, Any], generator: random.Random
-    ) -> None:
+        self, source: SessionTools, task_data: dict[str, Any], generator: random.Random
+    ) -> tuple[dict[str, Tool], _Closer]:
+        """Make a session's object; one that is made only after the time limit is closed at once."""
         given_up = threading.Event()
 
-        def make() -> tuple[dict[str, Tool], Callable[[], None]]:
+        def make() -> tuple[dict[str, Tool], _Closer]:
             made = source.begin(task_data, generator, self._parallel_names)
             if given_up.is_set():
                 made[1]()
             return made
 
         try:
-            tools, closer = self._within(make, f"making {source.tools_class.__name__}")
+            return self._within(make, f"making {source.tools_class.__name__}")
         except EnvError:
             given_up.set()
             raise
-        session.tools.update(tools)
-        session.closers.append(closer)
 
     def _within(self, work: Callable[[], _Made], name: str) -> _Made:
         """Run setup or teardown of a session's object, in another thread if there is a time limit."""
@@ -158,19 +158,3 @@ class Process:
         except CallTimeoutError:
             problem = f"{name} took longer than env_config['setup_timeout_s'] = {self._limit_s:g} and was abandoned"
             raise EnvError(problem) from None
-
-    def _connect(self, server: McpServer, session: _Session) -> None:
-        if server.per_session:
-            connection = self._connections.open(server)
-            session.closers.append(partial(self._connections.release, connection))
-        else:
-            connection = self._connections.shared(server)
-        for schema in connection.schemas:
-            name = schema["function"]["name"]
-            session.tools[name] = Tool(
-                _caller(connection, name), is_parallel=is_named(name, self._parallel_names), keeps_time=True
-            )
-
-
-def _caller(connection: Connection, name: str) -> Callable[..., Any]:
-    return partial(connection.call, name)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import inspect
 import random
 import threading
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MethodType
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from agentsgym.envs.Tools.mcp_server import McpServer
-from agentsgym.envs.Tools.typed import typed, typed_hints
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.texts import shown
 
@@ -114,11 +115,9 @@ class SessionTools:
         busy = threading.Lock()
         tools: dict[str, Tool] = {}
         for method in self.methods():
-            bound = getattr(holder, method.__name__)
-            may_overlap = is_parallel(method, parallel_names)
-            call = _call if may_overlap else _call_alone(busy)
-            tools[method.__name__] = Tool(partial(call, _typed(bound)), may_overlap)
-        return tools, getattr(holder, _CLOSE, _nothing)
+            bound, may_overlap = getattr(holder, method.__name__), is_parallel(method, parallel_names)
+            tools[method.__name__] = tool_of(bound, is_parallel=may_overlap, busy=busy)
+        return tools, getattr(holder, _CLOSE, lambda: None)
 
 
 Source = Callable[..., Any] | SessionTools | McpServer
@@ -179,48 +178,71 @@ def as_sources(tools: Any, who: str) -> tuple[Source, ...]:
     return tuple(cast("Sequence[Source]", given))
 
 
-def function_tools(functions: Sequence[Any], parallel_names: Names = ()) -> dict[str, Tool]:
-    """Make the tools of plain functions, by name; ``parallel_names`` as for :func:`is_parallel`."""
-    return {one.__name__: Tool(partial(_call, _typed(one)), is_parallel(one, parallel_names)) for one in functions}
+def tool_of(function: Callable[..., Any], *, is_parallel: bool, busy: threading.Lock | None = None) -> Tool:
+    """Make a tool of a function: JSON values are converted to its annotated types, and a coroutine is run.
+
+    Args:
+        function: The function, or a method of a session's object.
+        is_parallel: Whether its calls may run concurrently.
+        busy: Held during a call that is not parallel; a call that finds it held is refused.
+    """
+    try:
+        given = typing.get_type_hints(function)
+    except Exception:  # noqa: BLE001  # a hint may be any expression
+        given = {}
+    hints = {name: hint for name, hint in given.items() if name != "return" and _needs_conversion(hint)}
+    lock = None if is_parallel else busy
+
+    def call(arguments: Mapping[str, Any], limit_s: float | None) -> Any:  # noqa: ARG001  # enforced by the caller
+        if lock is not None and not lock.acquire(blocking=False):
+            raise BusyError("an earlier call is still running, so this call was not made")
+        try:
+            converted = {name: as_hinted(arguments[name], hints[name]) for name in hints if name in arguments}
+            value = function(**{**arguments, **converted})
+            return asyncio.run(value) if inspect.iscoroutine(value) else value
+        finally:
+            if lock is not None:
+                lock.release()
+
+    return Tool(call, is_parallel)
+
+
+def as_hinted(value: Any, hint: Any) -> Any:
+    """Convert a JSON value to a hint's type: members of an Enum, tuples; unchanged if it fits no such hint.
+
+    >>> as_hinted([[1, 2], [3, 4]], list[tuple[int, int]])
+    [(1, 2), (3, 4)]
+    """
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return next((member for member in hint if member.value == value), value)
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        converted = (as_hinted(value, part) for part in parts)
+        return next((one for one in converted if one is not value), value)
+    if isinstance(value, list) and (origin is tuple or hint is tuple):
+        items = cast("list[Any]", value)
+        each = [parts[0]] * len(items) if len(parts) == 2 and parts[1] is Ellipsis else [*parts]
+        rest = [None] * (len(items) - len(each))
+        return tuple(as_hinted(item, part) for item, part in zip(items, [*each, *rest], strict=False))
+    if isinstance(value, list) and origin is list and _needs_conversion(hint):
+        return [as_hinted(item, parts[0]) for item in cast("list[Any]", value)]
+    if isinstance(value, Mapping) and origin is dict and _needs_conversion(hint):
+        return {key: as_hinted(item, parts[1]) for key, item in cast("Mapping[str, Any]", value).items()}
+    return cast("Any", value)
+
+
+def _needs_conversion(hint: Any) -> bool:
+    """Whether a value of the hint may have no direct JSON form."""
+    if hint is tuple or typing.get_origin(hint) is tuple or (isinstance(hint, type) and issubclass(hint, enum.Enum)):
+        return True
+    if typing.get_origin(hint) is typing.Literal:
+        return False
+    return any(_needs_conversion(part) for part in typing.get_args(hint))
 
 
 def _is_source(value: Any) -> bool:
     return isinstance(value, SessionTools | McpServer) or (callable(value) and not isinstance(value, type))
 
 
-def _typed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that it accepts JSON values; returned unchanged if its types need no conversion."""
-    hints = typed_hints(function)
-
-    def call(**arguments: Any) -> Any:
-        return function(**typed(arguments, hints))
-
-    return call if hints else function
-
-
-def _call(function: Callable[..., Any], arguments: Mapping[str, Any], limit_s: float | None) -> Any:  # noqa: ARG001  # for the caller
-    """Call a tool; a coroutine function runs on a separate event loop."""
-    value = function(**arguments)
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
-
-
-def _call_alone(busy: threading.Lock) -> Callable[..., Any]:
-    """Call an object's method, unless an earlier call is still running."""
-
-    def call(function: Callable[..., Any], arguments: Mapping[str, Any], limit_s: float | None) -> Any:
-        if not busy.acquire(blocking=False):
-            raise BusyError("an earlier call is still running, so this call was not made")
-        try:
-            return _call(function, arguments, limit_s)
-        finally:
-            busy.release()
-
-    return call
-
-
 class BusyError(Exception):
     """An earlier call of a session's object is still running."""
-
-
-def _nothing() -> None:
-    """Do nothing, for tools that need no closing."""

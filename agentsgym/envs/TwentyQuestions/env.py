@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
@@ -11,7 +11,7 @@ from agentsgym.envs.TwentyQuestions import SPEC
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
-from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question
+from agentsgym.envs.TwentyQuestions.parsing import Fault, Question
 from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCHEMES, Outcome, information_fraction
 from agentsgym.envs.TwentyQuestions.tasks import DatasetOptions, task_dataset
 from agentsgym.errors import ConfigError, EnvError, TaskError, did_you_mean
@@ -166,9 +166,16 @@ class TwentyQuestionsEnv(MultistepEnv):
             reward = self._reward(Outcome(penalty=self._invalid_penalty))
             info = {"success": False, "invalid": True, "reason": move.name.lower()}
             return {**state, "observation": move.value}, reward, False, info
-        if isinstance(move, Guess):
-            return self._guess(state, move)
-        return self._answer(state, move, action)
+        if isinstance(move, Question):
+            return self._step_question(state, move, action)
+        info = {"success": move.name == state["solution"], "guess": move.name}
+        if info["success"]:
+            next_state = {**state, "candidates": state["secret_bit"], "observation": YES}
+            return next_state, self._reward(Outcome(right=True)), True, info
+        kept = ~self.candidates.bit.get(move.name, 0)
+        is_final: bool = self.env_config["final_guess"]
+        next_state, outcome = self._learn(state, f"guess {move.name}", kept=kept, penalty=0.0, is_rewarded=not is_final)
+        return {**next_state, "observation": NO}, self._reward(outcome), is_final, info
 
     def _state_key(self, state: dict[str, Any]) -> Hashable:
         """The objects that fit all answers: if they are equal, so is what remains to be found."""
@@ -189,24 +196,17 @@ class TwentyQuestionsEnv(MultistepEnv):
             wrong_guess=_WRONG_GUESS[self.env_config["final_guess"]],
         )
 
-    def _guess(self, state: dict[str, Any], guess: Guess) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        if guess.name == state["solution"]:
-            next_state = {**state, "candidates": state["secret_bit"], "observation": YES}
-            return next_state, self._reward(Outcome(right=True)), True, {"success": True, "guess": guess.name}
-        ruled_out = self.candidates.bit.get(guess.name, 0)
-        is_final: bool = self.env_config["final_guess"]
-        next_state, outcome = self._learn(
-            state, f"guess {guess.name}", kept=~ruled_out, penalty=0.0, is_rewarded=not is_final
-        )
-        info = {"success": False, "guess": guess.name}
-        return {**next_state, "observation": NO}, self._reward(outcome), is_final, info
-
-    def _answer(
+    def _step_question(
         self, state: dict[str, Any], question: Question, action: str
     ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         meaning = self._language.understand(question.text)
         expected = self._gamemaster(state["solution"], question.text)
-        reply = self._reply(state, action) if self.env_config["gamemaster"] else expected
+        reply: Any = expected
+        if self.env_config["gamemaster"]:
+            text = without_thoughts(action).strip()
+            reply = self.env_config["gamemaster"](state["solution_as_given"], text)
+            if not isinstance(reply, str):
+                raise EnvError(f"the gamemaster must answer with a str, got {shown(reply)}")
         kept = -1
         if meaning and reply == expected != UNKNOWN:
             value = self.knowledge.value(state["solution"], meaning.key) or ""
@@ -216,13 +216,6 @@ class TwentyQuestionsEnv(MultistepEnv):
         next_state, outcome = self._learn(state, topic, kept=kept, penalty=penalty)
         info = {"success": False, "property": meaning.key if meaning else None, "reply": reply}
         return {**next_state, "observation": reply}, self._reward(outcome), False, info
-
-    def _reply(self, state: dict[str, Any], action: str) -> str:
-        said = without_thoughts(action).strip()
-        reply = self.env_config["gamemaster"](state["solution_as_given"], said)
-        if not isinstance(reply, str):
-            raise EnvError(f"the gamemaster must answer with a str, got {shown(reply)}")
-        return reply
 
     def _learn(
         self, state: dict[str, Any], topic: str, *, kept: int, penalty: float, is_rewarded: bool = True
@@ -240,10 +233,10 @@ class TwentyQuestionsEnv(MultistepEnv):
 
         A word-level tokenizer built from these encodes and decodes whole games.
         """
-        says = [*REPLIES, *(fault.value for fault in Fault)]
+        replies = [*REPLIES, *(fault.value for fault in Fault)]
         own = self.env_config["system_prompt"]
         system = self._system_prompt() if own is None else own
-        prompts = [system, FIRST_PROMPT, *says, *(f"{text} {LAST_TURN}" for text in (FIRST_PROMPT, *says))]
+        prompts = [system, FIRST_PROMPT, *replies, *(f"{text} {LAST_TURN}" for text in (FIRST_PROMPT, *replies))]
         questions = [self.knowledge.properties[key].question for key in self.candidates.properties]
         guesses = [self.knowledge.objects[name].guess for name in self.candidates.objects]
         return [text for text in (*prompts, *questions, *guesses) if text]
@@ -262,42 +255,27 @@ class TwentyQuestionsEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, which share no secret with :meth:`get_train_dataset` unless ``split="all"``.
-
-        Arguments and errors are those of :meth:`get_train_dataset`.
-        """
+        """Rows to evaluate on, which share no secret with :meth:`get_train_dataset` unless ``split="all"``."""
         return task_dataset(cls, env_config, "eval", options)
 
 
 def _candidates(config: Mapping[str, Any]) -> Candidates:
-    return Candidates(load_knowledge(), _chosen_objects(config), _chosen_properties(config))
-
-
-def _chosen_objects(config: Mapping[str, Any]) -> list[str]:
     known = load_knowledge()
-    chosen = list(known.objects) if config["objects"] == "all" else list(config["objects"])
-    for i, name in enumerate(chosen):
-        if name not in known.objects:
-            raise ConfigError(
-                f"env_config['objects'] has the unknown object {shown(name)}{did_you_mean(name, known.objects)}"
-            )
-        if name in chosen[:i]:
-            raise ConfigError(f"env_config['objects'] must name each object once, got {shown(name)} again")
+    objects = _chosen("objects", config["objects"], known.objects)
     if config["hardcore"]:
-        chosen = [name for name in chosen if known.objects[name].hard]
-    if not chosen:
+        objects = [name for name in objects if known.objects[name].hard]
+    if not objects:
         raise ConfigError("env_config['hardcore'] requires at least one hard object in env_config['objects'], got none")
-    return chosen
+    return Candidates(known, objects, _chosen("properties", config["properties"], known.properties))
 
 
-def _chosen_properties(config: Mapping[str, Any]) -> list[str]:
-    known = load_knowledge().properties
-    chosen = list(known) if config["properties"] == "all" else list(config["properties"])
-    for i, key in enumerate(chosen):
-        if key not in known:
-            raise ConfigError(
-                f"env_config['properties'] has the unknown property {shown(key)}{did_you_mean(key, known)}"
-            )
-        if key in chosen[:i]:
-            raise ConfigError(f"env_config['properties'] must name each property once, got {shown(key)} again")
+def _chosen(key: str, names: str | Sequence[str], known: Mapping[str, Any]) -> list[str]:
+    """Check that the names of objects or properties are known and distinct; ``"all"`` selects every one."""
+    chosen = list(known) if names == "all" else list(names)
+    kind = {"objects": "object", "properties": "property"}[key]
+    for i, name in enumerate(chosen):
+        if name not in known:
+            raise ConfigError(f"env_config[{key!r}] has the unknown {kind} {shown(name)}{did_you_mean(name, known)}")
+        if name in chosen[:i]:
+            raise ConfigError(f"env_config[{key!r}] must name each {kind} once, got {shown(name)} again")
     return chosen

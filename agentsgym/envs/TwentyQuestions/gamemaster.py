@@ -68,6 +68,7 @@ _FRAMES: tuple[tuple[str, str], ...] = (
     ("can_gap", "is it {thing}{maybe_that}{you}can {phrase}"),
     ("can_gap", "is it {thing}{maybe_that}{you}could {phrase}"),
 )
+_GAP_FORMS = {"people_do": "do_gap", "people_can": "can_gap"}  # without the object
 _KIND_OF = re.compile(r"(?:a|some) (?:kind|type|sort|form) of (?:an? )?(?P<what>.+)")
 
 
@@ -83,7 +84,8 @@ class Language:
     """Understands questions about the properties of a knowledge base."""
 
     def __init__(self, knowledge: KnowledgeBase) -> None:
-        self._frames = [(form, _frame_pattern(template)) for form, template in _FRAMES]
+        blocks = {name: "(?:" + "|".join(choices) + ")" for name, choices in _BLOCKS.items()}
+        self._frames = [(form, re.compile(text.format(**blocks, phrase="(?P<phrase>.+)"))) for form, text in _FRAMES]
         self._meanings: dict[tuple[str, str], set[Meaning]] = {}
         for entry in knowledge.properties.values():
             for form, phrase, opposite in phrases(entry):
@@ -97,22 +99,21 @@ class Language:
         found: set[Meaning] = set()
         for form, pattern in self._frames:
             match = pattern.fullmatch(text)
-            if match:
-                found |= self._of_phrase(form, match["phrase"])
+            if match is None:
+                continue
+            phrase = match["phrase"]
+            meant = self._meanings.get((form, phrase))
+            kind = _KIND_OF.fullmatch(phrase) if form == "is" else None
+            if not meant and kind:  # "a kind of animal"
+                meant = self._meanings.get((form, f"a {kind['what']}")) or self._meanings.get(
+                    (form, f"an {kind['what']}")
+                )
+            found |= meant or set()
         return found
 
     def _understand(self, question: str) -> Meaning | None:
         found = self.meanings(question)
         return found.pop() if len(found) == 1 else None
-
-    def _of_phrase(self, form: str, phrase: str) -> set[Meaning]:
-        found = self._meanings.get((form, phrase), set[Meaning]())
-        kind = _KIND_OF.fullmatch(phrase) if form == "is" else None
-        if found or kind is None:
-            return found
-        return self._meanings.get(("is", f"a {kind['what']}")) or self._meanings.get(
-            ("is", f"an {kind['what']}"), set[Meaning]()
-        )
 
 
 @functools.cache
@@ -156,8 +157,11 @@ def phrases(entry: Property) -> Iterator[tuple[str, str, bool]]:
     for kind, texts in entry.phrases.items():
         for marked in texts:
             phrase, opposite = normalize(marked.removeprefix("!").replace("_", "%")), marked.startswith("!")
-            for form, text in _forms(kind, phrase):
-                yield form, text, opposite
+            yield kind, phrase.replace("%", "it"), opposite
+            if kind == "does":
+                yield "third", _third_person(phrase), opposite
+            elif kind in _GAP_FORMS:
+                yield _GAP_FORMS[kind], " ".join(phrase.replace("%", "").split()), opposite
 
 
 def paraphrases(entry: Property) -> Iterator[tuple[str, bool]]:
@@ -173,15 +177,6 @@ def paraphrases(entry: Property) -> Iterator[tuple[str, bool]]:
                 yield frame.replace("%", phrase) + "?", opposite
 
 
-def _forms(kind: str, phrase: str) -> Iterator[tuple[str, str]]:
-    yield kind, phrase.replace("%", "it")
-    if kind == "does":
-        yield "third", _third_person(phrase)
-    gap = {"people_do": "do_gap", "people_can": "can_gap"}.get(kind)
-    if gap:
-        yield gap, " ".join(phrase.replace("%", "").split())
-
-
 def _third_person(phrase: str) -> str:
     verb, space, rest = phrase.partition(" ")
     if verb == "have":
@@ -191,8 +186,3 @@ def _third_person(phrase: str) -> str:
     if verb.endswith("y") and verb[-2] not in "aeiou":
         return verb[:-1] + "ies" + space + rest
     return verb + "s" + space + rest
-
-
-def _frame_pattern(template: str) -> re.Pattern[str]:
-    blocks = {name: "(?:" + "|".join(choices) + ")" for name, choices in _BLOCKS.items()}
-    return re.compile(template.format(**blocks, phrase="(?P<phrase>.+)"))

@@ -98,14 +98,15 @@ class KnowledgeBase:
 
 
 def expand(phrase: str) -> list[str]:
-    """Write out the alternatives of a phrase.
+    """Write out the alternatives of a phrase, each with the mark of a negation if the phrase has it.
 
-    >>> expand("made (of/from) wood")
-    ['made of wood', 'made from wood']
+    >>> expand("made (of/from) wood"), expand("!alive")
+    (['made of wood', 'made from wood'], ['!alive'])
     """
-    parts = re.split(r"\(([^()]*)\)", phrase)
+    mark = "!" if phrase.startswith("!") else ""
+    parts = re.split(r"\(([^()]*)\)", phrase.removeprefix("!"))
     choices = [part.split("/") if i % 2 else [part] for i, part in enumerate(parts)]
-    return [" ".join("".join(choice).split()) for choice in itertools.product(*choices)]
+    return [mark + " ".join("".join(choice).split()) for choice in itertools.product(*choices)]
 
 
 def split_list(cell: str) -> tuple[str, ...]:
@@ -133,9 +134,7 @@ def object_of(row: Mapping[str, str]) -> KnownObject:
 
 def property_of(row: Mapping[str, str]) -> Property:
     """Read one row of ``properties.csv``, with its alternatives expanded."""
-    phrases = {
-        kind: tuple(text for entry in split_list(row[kind]) for text in _expand_entry(entry)) for kind in PHRASE_KINDS
-    }
+    phrases = {kind: tuple(text for entry in split_list(row[kind]) for text in expand(entry)) for kind in PHRASE_KINDS}
     return Property(key=row["property"], question=row["question"], phrases=phrases)
 
 
@@ -155,8 +154,3 @@ def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PR
 def load_knowledge() -> KnowledgeBase:
     """The bundled knowledge base, read once."""
     return read_knowledge()
-
-
-def _expand_entry(entry: str) -> list[str]:
-    mark = "!" if entry.startswith("!") else ""
-    return [mark + text for text in expand(entry.removeprefix("!"))]

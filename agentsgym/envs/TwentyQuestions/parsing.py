@@ -194,7 +194,8 @@ class Reader:
             return known
         bare = _without_article(words)
         is_one_thing = bare != words and " " not in bare and bare.isalpha()
-        return bare if is_one_thing and not self._is_category(bare) else None
+        is_category = not {bare, bare.removesuffix("s")}.isdisjoint(self._categories)
+        return bare if is_one_thing and not is_category else None
 
     def _named(self, words: str, solution: str) -> Guess:
         """A guess marked as such: its object is the guess, known or not."""
@@ -205,9 +206,6 @@ class Reader:
         if bare in self._names:
             return self._names[bare]
         return solution if solution and (bare == solution or bare in _plurals(solution)) else None
-
-    def _is_category(self, word: str) -> bool:
-        return word in self._categories or word.removesuffix("s") in self._categories
 
 
 def _group(match: re.Match[str]) -> str:

@@ -60,16 +60,13 @@ class Player(scripted_player.ScriptedPlayer[Notes]):
         return Notes(generator=generator, candidates=self._table.all, unasked=list(self._table.properties))
 
     def _play(self, request: TurnRequest, notes: Notes) -> str:
-        self._take_in(notes, request.messages[-1]["content"])
+        for reply, mask in notes.left.items():
+            if request.messages[-1]["content"].startswith(reply):
+                notes.candidates &= mask
         return self._choose(notes)
 
     def _choose(self, notes: Notes) -> str:
         raise NotImplementedError
-
-    def _take_in(self, notes: Notes, observation: str) -> None:
-        for reply, mask in notes.left.items():
-            if observation.startswith(reply):
-                notes.candidates &= mask
 
     def _must_guess(self, notes: Notes) -> bool:
         return notes.turn >= self._num_turns - 1 or not notes.unasked or notes.candidates.bit_count() == 1
@@ -140,11 +137,12 @@ class ImitationPlayer(Player):
     def _choose(self, notes: Notes) -> str:
         if notes.turn >= notes.num_questions or not notes.unasked:
             return self._guess_any(notes)
-        telling = [key for key in notes.unasked if self._tells_apart(notes.candidates, key)]
-        return self._ask(notes, notes.generator.choice(telling or notes.unasked))
-
-    def _tells_apart(self, candidates: int, key: str) -> bool:
-        return sum(1 for mask in self._table.with_value[key].values() if candidates & mask) > 1
+        splitting = [
+            key
+            for key in notes.unasked
+            if sum(notes.candidates & mask != 0 for mask in self._table.with_value[key].values()) > 1
+        ]
+        return self._ask(notes, notes.generator.choice(splitting or notes.unasked))
 
 
 def lower_bound_questions(num_objects: int, *, answers: int = 2) -> float:

@@ -14,7 +14,7 @@ _Schema = Mapping[str, Any]
 
 
 def check_call(call: ToolCall, schemas: Sequence[Mapping[str, Any]]) -> str | None:
-    """Say what is wrong with a call, for the agent; None for a call that can be played.
+    """Describe to the agent what is wrong with a call; None for a valid call.
 
     Args:
         call: The agent's call.
@@ -74,12 +74,14 @@ def _of_value(value: Any, schema: _Schema, tool: str, path: str) -> Iterator[str
 
 
 def _expected(value: Any, schema: _Schema) -> str | None:
-    """The expected kind of an invalid value, as the end of a sentence; None for a valid one."""
+    """Describe the expected kind of an invalid value, as the end of a sentence; None for a valid one."""
     if value is None and schema.get("nullable"):
         return None
     if "enum" in schema or "const" in schema:
         choices: list[Any] = schema.get("enum") or [schema.get("const")]
-        return None if any(_same(value, choice) for choice in choices) else f"one of {_listed(choices)}"
+        if any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in choices):
+            return None
+        return f"one of {', '.join(shown(one, 40) for one in choices[:20])}{', …' if len(choices) > 20 else ''}"
     for key in ("anyOf", "oneOf"):
         if key in schema:
             fits = any(next(_of_value(value, option, "", ""), None) is None for option in schema[key])
@@ -95,7 +97,8 @@ def _expected(value: Any, schema: _Schema) -> str | None:
 def _out_of_bounds(value: Any, schema: _Schema) -> str | None:
     size = len(cast("Sequence[Any]", value)) if isinstance(value, str | list) else value
     if isinstance(value, list):
-        schema = _bounded(schema)
+        if schema.get("items") is False:  # no items after the first ones
+            schema = {"maxItems": len(schema.get("prefixItems") or ()), **schema}
         if "maxItems" in schema and schema.get("minItems") == schema["maxItems"] != size:
             return f"a list of {schema['maxItems']} items"
     for key, is_within, expected in _BOUNDS.get(type(cast("object", value)), ()):
@@ -104,33 +107,17 @@ def _out_of_bounds(value: Any, schema: _Schema) -> str | None:
     return None
 
 
-def _bounded(schema: _Schema) -> _Schema:
-    """Write ``"items": False``, nothing after the first ones, as the number of these."""
-    if schema.get("items") is not False:
-        return schema
-    return {"maxItems": len(schema.get("prefixItems") or ()), **schema}
-
-
-def _same(one: Any, other: Any) -> bool:
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
-
-
-def _listed(choices: Sequence[Any]) -> str:
-    return ", ".join(shown(choice, 40) for choice in choices[:20]) + (", …" if len(choices) > 20 else "")
-
-
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 _KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "string": (lambda value: isinstance(value, str), "a string"),
     "integer": (_is_integer, "an integer"),
-    "number": (_is_number, "a number"),
+    "number": (
+        lambda value: _is_integer(value) or (isinstance(value, float) and math.isfinite(value)),
+        "a number",
+    ),
     "boolean": (lambda value: isinstance(value, bool), "true or false"),
     "null": (lambda value: value is None, "null"),
     "array": (lambda value: isinstance(value, list), "a list"),

@@ -29,13 +29,13 @@ def schemas_of(
     """Make the full JSON schema of each tool: ``{"type": "function", "function": {name, description, parameters}}``.
 
     A typed function is described by its name, its docstring (Google style, a line in ``Args:`` for each argument) and
-    its type hints; what it returns is not shown. A schema may be the inner part alone; descriptions may be missing.
-    ``$ref`` is written out, and a choice between a type and null becomes ``nullable``, for some chat templates drop
-    both. A ``$ref`` to a schema inside itself becomes an object of any form.
+    its type hints, without the return type. A schema may be the inner part alone; descriptions may be missing. ``$ref``
+    is resolved, and a choice between a type and null becomes ``nullable``, since some chat templates drop both. A
+    recursive ``$ref`` becomes an object of any form.
 
     Args:
         tools: Typed functions, or schemas; None for none.
-        owner: Whose they are, for errors.
+        owner: Their owner in errors.
 
     Raises:
         ConfigError: No schema can be made of a function, a schema is not valid, or two tools have the same name.
@@ -43,23 +43,22 @@ def schemas_of(
     given: Any = tools or ()
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         raise ConfigError(f"the tools of {owner} must be a list of functions and JSON schemas, got {_shown(given)}")
-    schemas = tuple(_schema(tool, owner) for tool in cast("Sequence[Any]", given))
+    schemas: list[dict[str, Any]] = []
+    for tool in cast("Sequence[Any]", given):
+        if isinstance(tool, Mapping):
+            schemas.append(_completed(cast("Mapping[str, Any]", tool), f"the tool {_shown(tool)} of {owner}"))
+        elif callable(tool):
+            schemas.append(_of_function(tool, owner))
+        else:
+            raise ConfigError(f"a tool of {owner} must be a typed function or a JSON schema, got {shown(tool)}")
     names = [schema["function"]["name"] for schema in schemas]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"two tools of {owner} are called {twice[0]!r}: give one of them another name")
-    return schemas
+    return tuple(schemas)
 
 
 def _shown(value: Any) -> str:
     return shown(value, 100)
-
-
-def _schema(tool: Any, owner: str) -> dict[str, Any]:
-    if isinstance(tool, Mapping):
-        return _completed(cast("Mapping[str, Any]", tool), f"the tool {_shown(tool)} of {owner}")
-    if not callable(tool):
-        raise ConfigError(f"a tool of {owner} must be a typed function or a JSON schema, got {shown(tool)}")
-    return _of_function(tool, owner)
 
 
 def _of_function(tool: Callable[..., Any], owner: str) -> dict[str, Any]:
@@ -75,13 +74,22 @@ def _of_function(tool: Callable[..., Any], owner: str) -> dict[str, Any]:
     except BaseException as error:
         if is_interruption(error):
             raise
-        raise ConfigError(f"{place}: {_explained(tool, error)}") from error
-    schema["function"].pop("return", None)  # it costs prompt tokens, and servers refuse the key
+        text, parameters = sentence_of(error), inspect.signature(tool).parameters
+        for argument, parameter in parameters.items():
+            if repr(parameter.annotation) in text:
+                text = (
+                    f"the type of its argument {argument!r} has no JSON form, {parameter.annotation!r}: use str, int, "
+                    "float, bool, Literal, an Enum, or a list, dict or Union of these, or give the whole schema as a "
+                    "dict"
+                )
+                break
+        raise ConfigError(f"{place}: {text}") from error
+    schema["function"].pop("return", None)  # it would cost prompt tokens, and servers refuse the key
     return _completed(_with_lengths(schema), f"the schema of {owner}'s tool {name!r}")
 
 
 def _with_lengths(part: Any) -> Any:
-    """Say how long the list for a tuple is, ``tuple[int, int]`` for one, in a schema that was made of type hints."""
+    """Add the length of lists that stand for tuples, such as ``tuple[int, int]``, to a schema made from type hints."""
     if isinstance(part, list):
         return [_with_lengths(item) for item in cast("list[Any]", part)]
     if not isinstance(part, dict):
@@ -95,7 +103,7 @@ def _with_lengths(part: Any) -> Any:
 
 
 def _problem(tool: Callable[..., Any]) -> str | None:
-    """The first part of a schema that a function lacks."""
+    """Name the first part of a schema that a function lacks."""
     for name, parameter in inspect.signature(tool).parameters.items():
         if parameter.kind in _UNNAMED_KINDS:
             return f"its argument {name!r} {_UNNAMED_KINDS[parameter.kind]}: calls give arguments by name, so name each"
@@ -110,21 +118,12 @@ def _problem(tool: Callable[..., Any]) -> str | None:
     return None
 
 
-def _explained(tool: Callable[..., Any], error: BaseException) -> str:
-    hints = inspect.signature(tool).parameters
-    text = sentence_of(error)
-    wrong = next((name for name, one in hints.items() if repr(one.annotation) in text), None)
-    if wrong is None:
-        return text
-    return (
-        f"the type of its argument {wrong!r} has no JSON form, {hints[wrong].annotation!r}: use str, int, float, bool, "
-        "Literal, an Enum, or a list, dict or Union of these, or give the whole schema as a dict"
-    )
-
-
 def _completed(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Check a schema, and fill in what may be left out."""
-    copied = _json_copy(schema, name)
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(schema, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} must hold plain JSON values: {sentence_of(error)}") from error
     function = copied.get("function", copied)
     if copied.get("type", "function") != "function" or not isinstance(function, dict):
         raise ConfigError(f'{name} must be {{"type": "function", "function": {{…}}}} or the value of its "function"')
@@ -160,7 +159,7 @@ def _parameters(given: Any, name: str) -> dict[str, Any]:
 
 
 def _inlined(part: Any, definitions: Mapping[str, Any], name: str, open_refs: tuple[str, ...] = ()) -> Any:
-    """Write out every ``$ref``, and null as ``nullable``, in a schema or a part of one."""
+    """Resolve every ``$ref``, and write null as ``nullable``, in a schema or a part of one."""
     if isinstance(part, list):
         return [_inlined(item, definitions, name, open_refs) for item in cast("list[Any]", part)]
     if not isinstance(part, dict):
@@ -188,10 +187,3 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     rest = [option for option in cast("list[Any]", options) if option != {"type": "null"}]
     beside = {key: value for key, value in schema.items() if key != "anyOf"}
     return {**(rest[0] if len(rest) == 1 else {"anyOf": rest}), **beside, "nullable": True}
-
-
-def _json_copy(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
-    try:
-        return json.loads(json.dumps(schema, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{name} must hold plain JSON values: {sentence_of(error)}") from error

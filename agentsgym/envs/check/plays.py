@@ -87,7 +87,7 @@ def replay(
 
 @contextmanager
 def global_seed(seed: int) -> Generator[None]:
-    """Seed the global generators of Python and numpy inside, and leave them as they were."""
+    """Seed the global generators of Python and numpy inside, and restore them afterwards."""
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state: Any = None if numpy is None else numpy.random.get_state()
@@ -112,7 +112,7 @@ def first_difference(before: Sequence[Trajectory], after: Sequence[Trajectory]) 
 
 
 def observations(trajectory: Trajectory) -> list[list[Message]]:
-    """The new messages before each turn of the last episode, (K,)."""
+    """Return the new messages before each turn of the last episode, (K,)."""
     turns = trajectory.turns
     episode = turns[-1].episode if turns else 0
     start, found = 0, list[list[Message]]()
@@ -128,7 +128,7 @@ def _difference(one: Trajectory, other: Trajectory) -> Difference | None:
     for k, (old, new) in enumerate(zip(one.turns, other.turns, strict=False)):
         seen = one.messages[num_seen : old.message_index], other.messages[num_seen : new.message_index]
         if seen[0] != seen[1]:
-            return _of_prompts(f"turn {k}", *seen)
+            return _prompt_difference(f"turn {k}", *seen)
         num_seen = old.message_index
         if not _are_equal(old.reward, new.reward):
             names = [str(call["function"]["name"]) for call in one.messages[old.message_index].get("tool_calls", ())]
@@ -145,7 +145,7 @@ def _difference(one: Trajectory, other: Trajectory) -> Difference | None:
     return None if last[0] == last[1] else Difference(text)
 
 
-def _of_prompts(turn: str, old: Sequence[Message], new: Sequence[Message]) -> Difference:
+def _prompt_difference(turn: str, old: Sequence[Message], new: Sequence[Message]) -> Difference:
     pairs = zip(old, new, strict=False)
     first = next((pair for pair in pairs if pair[0] != pair[1]), None)
     if first is None or first[0]["role"] != "tool":

@@ -1,4 +1,4 @@
-"""Look into an environment's hooks while they run: what they read, change and return."""
+"""Observe an environment's hooks while they run: what they read, change and return."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOOKS = (
     *("_initialize_episode", "_format_prompt", "_step_episode", "_step_action", "_final_reward", "_state_key"),
     *("_role", "_potential", "_calculate_rewards", "_close_episode", "_system_prompt"),
 )
-_READERS = ("_format_prompt", "_state_key", "_role", "_potential")  # are given a state, and are to leave it as it is
+_READERS = ("_format_prompt", "_state_key", "_role", "_potential")  # receive a state and must not change it
 _TOOL_HOOK = "_call_tool"  # of environments with tools
 _BASE_ATTRIBUTES = {
     "active_states",
@@ -36,7 +36,7 @@ _BASE_ATTRIBUTES = {
     _TOOL_HOOK,
 }
 _MAX_STATE_BYTES = 100_000  # larger states are not compared
-_MAX_DEPTH, _MAX_ITEMS = 2, 20  # limits of what is compared of an attribute
+_MAX_DEPTH, _MAX_ITEMS = 2, 20  # limits of the compared parts of an attribute
 
 
 class HookProbe:
@@ -72,21 +72,17 @@ class HookProbe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the watch off again."""
+        """Stop watching."""
         for name in (*_HOOKS, _TOOL_HOOK):
             vars(self._env).pop(name, None)
 
     def stepping_after_the_end(self) -> Self:
-        """From now on, play the action that ended an episode once more, on a copy of its last state."""
+        """From now on, repeat the action that ended an episode, on a copy of its last state."""
         self._steps_again = True
         return self
 
-    def place(self, hook: str) -> str:
-        """File and line where a hook is defined, empty for the base's own."""
-        return place_of(type(self._env), hook)
-
     def add(self, check: str, hook: str, text: str, *, is_error: bool = True, place: str = "", about: str = "") -> None:
-        """Note a finding, once a hook and what it is about.
+        """Record a finding, once per hook and subject.
 
         Args:
             check: Name of the check.
@@ -96,7 +92,7 @@ class HookProbe:
             place: File and line, by default of the hook's definition.
             about: Key that distinguishes it from other findings of this check and hook.
         """
-        place = place or (self.place(hook) if hook else "")
+        place = place or (place_of(type(self._env), hook) if hook else "")
         finding = Finding(check=check, severity="error" if is_error else "warning", text=text, place=place)
         self.findings.setdefault((check, hook, about), finding)
 
@@ -110,7 +106,9 @@ class HookProbe:
             finally:
                 if self._num_uses == num_uses:  # else it was a hook that this one called
                     self._check_generators(name, generators)
-                self._note_changes(name, attributes)
+                for attribute, value in self._attributes().items():
+                    if attributes.get(attribute) != value:
+                        self.changed.setdefault(attribute, name)
             if state is not None and _bytes_of(args[0]) not in (state, None):
                 text = f"{name} changes the state that it is given: only a step may, and it returns the next state"
                 self.add("state-isolation", name, text, is_error=False)
@@ -120,7 +118,7 @@ class HookProbe:
         return watched
 
     def _watched_calls(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Watch the hook that calls a tool: what draws is the tool, not the step that it is called in."""
+        """Watch the hook that calls a tool: draws are attributed to the tool, not to the step."""
 
         @wraps(hook)
         def watched(session_id: str, state: Any, call: Any) -> Any:
@@ -148,14 +146,14 @@ class HookProbe:
         own = {name: value for name, value in vars(self._env).items() if name not in _BASE_ATTRIBUTES}
         return {name: _fingerprint(value) for name, value in own.items()}
 
-    def _note_changes(self, name: str, before: Mapping[str, Any]) -> None:
-        for attribute, value in self._attributes().items():
-            if before.get(attribute) != value:
-                self.changed.setdefault(attribute, name)
-
     def _check_result(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
         if name == "_initialize_episode":
-            self._check_start(args[0], result)
+            session_id: str = args[0]
+            first, _ = self._starts.setdefault(id(result), (session_id, result))
+            self.starts[-1].append(start_of(session_id, result))
+            if first != session_id:
+                text = "_initialize_episode returns the same dict for two sessions: it must create a new one for each"
+                self.add("state-isolation", "_initialize_episode", text)
         elif name == "_role" and isinstance(result, Hashable):
             self.roles.add(result)
         elif name in ("_step_episode", "_step_action") and isinstance(result, tuple):
@@ -163,34 +161,22 @@ class HookProbe:
             if len(step) == 4 and name == ("_step_action" if self._env.takes_actions else "_step_episode"):
                 self._check_step(name, hook, args, step)
 
-    def _check_start(self, session_id: str, state: Any) -> None:
-        first, _ = self._starts.setdefault(id(state), (session_id, state))
-        self.starts[-1].append(start_of(session_id, state))
-        if first != session_id:
-            text = "_initialize_episode returns the same dict for two sessions: it must create a new one for each"
-            self.add("state-isolation", "_initialize_episode", text)
-
     def _check_step(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], step: tuple[Any, ...]) -> None:
         next_state, reward, done, info = step
         if _is_number(reward) and not math.isfinite(reward):
             text = f"{name} returned the reward {reward!r}: rewards must be finite numbers"
             self.add("finite-rewards", name, text, about=repr(reward))
-        if isinstance(info, Mapping):
-            self._check_role_rewards(name, cast("Mapping[Any, Any]", info).get("rewards"))
+        rewards: Any = cast("Mapping[Any, Any]", info).get("rewards") if isinstance(info, Mapping) else None
+        if rewards is not None and not isinstance(rewards, Mapping):
+            self.add("roles", name, f"info['rewards'] must be a dict of one reward per role, got {shown(rewards)}")
+            rewards = None
+        for role, amount in cast("Mapping[Any, Any]", {} if rewards is None else rewards).items():
+            self.rewarded_roles.setdefault(role, name)
+            if not (_is_number(amount) and math.isfinite(amount)):
+                text = f"info['rewards'][{shown(role)}] is {shown(amount)}: rewards must be finite numbers"
+                self.add("finite-rewards", name, text, about=shown(role))
         if self._steps_again and done is True:
             self._step_again(name, hook, args, next_state)
-
-    def _check_role_rewards(self, name: str, rewards: Any) -> None:
-        if rewards is None:
-            return
-        if not isinstance(rewards, Mapping):
-            self.add("roles", name, f"info['rewards'] must be a dict of one reward per role, got {shown(rewards)}")
-            return
-        for role, reward in cast("Mapping[Any, Any]", rewards).items():
-            self.rewarded_roles.setdefault(role, name)
-            if not (_is_number(reward) and math.isfinite(reward)):
-                text = f"info['rewards'][{shown(role)}] is {shown(reward)}: rewards must be finite numbers"
-                self.add("finite-rewards", name, text, about=shown(role))
 
     def _step_again(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], last_state: Any) -> None:
         try:
@@ -230,7 +216,7 @@ def place_of(env_class: type[Any], hook: str) -> str:
 
 
 def global_generators() -> dict[str, Any]:
-    """The states of the global generators that a hook might use, comparable, by what they are called."""
+    """Return the comparable states of the global generators that a hook might use, by package."""
     states: dict[str, Any] = {"random": random.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -252,7 +238,7 @@ def _bytes_of(value: Any) -> bytes | None:
 
 
 class _BoundedBytes:
-    """A file that refuses more than it is to keep, so that a state with a dictionary in it is not written out."""
+    """A file with a size limit, so that large states are not written out."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []

@@ -11,13 +11,13 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong with an environment.
+    """One problem of an environment.
 
     Attributes:
         check: Name of the check, such as ``"global-random"``.
-        severity: ``"error"``: training or evaluation goes wrong; ``"warning"``: it costs something, or may go wrong.
+        severity: ``"error"``: training or evaluation is wrong; ``"warning"``: it is costly, or may be wrong.
         text: The problem and its fix, in a sentence.
-        place: File and line of the hook that it is about; empty if it is about none.
+        place: File and line of the hook concerned; empty without one.
     """
 
     check: str

@@ -11,7 +11,7 @@ from typing import Any
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check.plays import observations
 from agentsgym.envs.check.probe import HookProbe
-from agentsgym.errors import AgentsGymError, TemplateError
+from agentsgym.errors import TemplateError
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tokens.transcript import Transcript
 from agentsgym.tokens.turn_ends import common_prefix
@@ -26,15 +26,15 @@ _MAX_MODEL_LENGTH = 10**7  # a larger ``model_max_length`` means no limit
 
 
 def check_task_data(task: Mapping[str, Any], name: str, add: Add) -> None:
-    """Find what a dataset row cannot hold of a task: every key whose value it cannot, once for all tasks."""
+    """Find the keys of a task whose values a dataset row cannot hold, each once for all tasks."""
     for key, value in task.items():
         where = f"{name}[{key!r}]"
         try:
             back = json.loads(json.dumps({key: value}, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
-            said = sentence_of(error)
-            text = f"{where} cannot be written as JSON, as a dataset row needs it: {said}"
-            add("json-tasks", "", text, about=f"{key!r}: {said}")
+            reason = sentence_of(error)
+            text = f"{where} cannot be written as JSON, as a dataset row needs it: {reason}"
+            add("json-tasks", "", text, about=f"{key!r}: {reason}")
             continue
         if back != {key: value}:
             given = f"{shown(value)} comes back as {shown(back.get(key))}"
@@ -87,7 +87,7 @@ def check_prompts(trajectory: Trajectory, add: Add) -> None:
 
 
 def check_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_answers: bool) -> None:
-    """Find first prompts that leave no room, and words that the tokenizer does not know, also those of answers."""
+    """Find first prompts that leave no room, and words in prompts and answers that the tokenizer does not know."""
     tokenizer: Any = env.tokenizer
     if tokenizer is None:
         return
@@ -144,26 +144,23 @@ def _as_text(chat_format: Any, messages: Sequence[Message]) -> Transcript:
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
             transcript.observe(messages[start:index])
-            transcript.act(_action_of(message))
+            calls = [
+                ToolCall(name=call["function"]["name"], arguments=call["function"]["arguments"], id=call["id"])
+                for call in message.get("tool_calls", ())
+            ]
+            thoughts = message.get("reasoning_content")
+            transcript.act(Action(text=message["content"], reasoning=thoughts, tool_calls=calls))
             start = index + 1
     transcript.observe([*messages[start:]] or [{"role": "user", "content": "Go on."}])
     return transcript
 
 
-def _action_of(message: Message) -> Action:
-    calls = [
-        ToolCall(name=call["function"]["name"], arguments=call["function"]["arguments"], id=call["id"])
-        for call in message.get("tool_calls", ())
-    ]
-    return Action(text=message["content"], reasoning=message.get("reasoning_content"), tool_calls=calls)
-
-
 def check_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
-    """Find rewards of roles that nobody has, and episodes of several roles whose rewards are not given by role."""
+    """Find rewards of unknown roles, and episodes of several roles without rewards by role."""
     for one in trajectories:
         roles = sorted({str(turn.role) for turn in one.turns})
-        pays = one.final_reward != 0 or any(one.turn_rewards)
-        if pays and len(roles) > 1 and not (one.final_rewards or one.failed):
+        has_rewards = one.final_reward != 0 or any(one.turn_rewards)
+        if has_rewards and len(roles) > 1 and not (one.final_rewards or one.failed):
             text = (
                 f"an episode has turns of the roles {' and '.join(map(shown, roles))}, and no reward is given by role, "
                 "which training requires: return info['rewards'] = {role: reward} from _step_episode in each step that "
@@ -179,23 +176,13 @@ def check_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
 
 
 def check_failure(trajectory: Trajectory, add: Add) -> None:
-    """Find what ended an episode as failed, and episodes that did not close."""
+    """Find the errors of failed episodes, and episodes that did not close."""
     if trajectory.error is not None:
         place, _, rest = trajectory.error.partition("\n")
         why = rest.partition("\n")[0]
         add("failed", "", f"an episode failed, {place}: {why}", about=why)
     if trajectory.num_close_errors:
         add("failed", "_close_episode", "_close_episode raised: resources of the episode may leak", False)
-
-
-def tools_error(env: MultistepEnv) -> str | None:
-    """Say why no schemas can be made of the tools, or no calls be read; None if they can, or there are none."""
-    try:
-        if env.tool_schemas:
-            _ = env.chat_format
-    except AgentsGymError as error:
-        return sentence_of(error)
-    return None
 
 
 def _limits(env: MultistepEnv) -> Iterator[tuple[int, str]]:
@@ -212,23 +199,26 @@ def _holds(text: str, earlier: str, min_length: int) -> bool:
 
 
 def _in_every(texts: Sequence[str]) -> str:
-    """The text that all prompts of an episode repeat: lines, a beginning or an end; empty if none."""
+    """Return the text that all prompts of an episode repeat: lines, a beginning or an end; empty if none."""
     if len(texts) < 2:
         return ""
     lines = set[str].intersection(*({line.strip() for line in text.splitlines()} for text in texts))
     same = "\n".join(line for line in dict.fromkeys(map(str.strip, texts[0].splitlines())) if line in lines)
     begins, ends = _common_start(texts), _common_start([text[::-1] for text in texts])[::-1]
-    parts = ("\n".join(line for line in part.splitlines() if _is_prose(line)) for part in (same, begins, ends))
-    return next((part for part in parts if len(part) >= _MIN_SHARED), "")
+    for part in (same, begins, ends):
+        prose: list[str] = []
+        for line in part.splitlines():
+            words = [word.strip(".,;:!?()'\"") for word in line.split()]
+            if sum(map(str.isalpha, words)) >= _MIN_WORDS:
+                prose.append(line)
+        if len("\n".join(prose)) >= _MIN_SHARED:
+            return "\n".join(prose)
+    return ""
 
 
 def _common_start(texts: Sequence[str]) -> str:
     equal = itertools.takewhile(lambda letters: len({*letters}) == 1, zip(*texts, strict=False))
     return "".join(letters[0] for letters in equal)
-
-
-def _is_prose(line: str) -> bool:
-    return sum(word.strip(".,;:!?()'\"").isalpha() for word in line.split()) >= _MIN_WORDS
 
 
 def _repeats(turn: int, what: str, text: str) -> str:

@@ -20,7 +20,7 @@ from agentsgym.envs.check.start_states import first_changed_value
 from agentsgym.envs.check.time_limit import OutOfTimeError, time_limit
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.play import prepare_play
-from agentsgym.errors import ConfigError, ContractError, TaskError
+from agentsgym.errors import AgentsGymError, ConfigError, ContractError, TaskError
 from agentsgym.fields import is_int, require
 from agentsgym.interruptions import is_interruption
 from agentsgym.seeding import derive_seed
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from agentsgym.types import Trajectory
 
-_MIN_SESSIONS = 4  # fewer would rarely get into each other's way
+_MIN_SESSIONS = 4  # fewer would rarely interfere with each other
 _REMEDY = "draw from self.rng(session_id) alone, and keep what an episode needs in its state"
 
 
@@ -63,15 +63,15 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     Args:
         env: The environment, or its class.
         tasks: ``task_data`` dicts or dataset rows; None for the environment's first training tasks.
-        agent: Who plays, any agent; None for an :class:`~agentsgym.agents.exploring.ExploringAgent`, which calls tools
+        agent: Any agent; None for an :class:`~agentsgym.agents.exploring.ExploringAgent`, which calls tools
             at random and repeats words of the prompts. Environments beyond random play need a better one.
         env_config: Configuration, if ``env`` is a class.
         tokenizer: Tokenizer, if ``env`` is a class; with one, tokens and the chat template are checked too.
         seed: Seed of the agent, and of tasks without one.
         max_tasks: Maximum number of tasks; at least 4 sessions are played in any case.
         raise_on: The severity from which findings raise; None to return them all.
-        limit_s: Seconds that playing may take; what runs then is named. None for no limit, where a hook that hangs
-            hangs the check. On the main thread of a Unix process alone.
+        limit_s: Time limit in seconds; the line that runs when it is reached is reported. None for no limit. Works
+            only on the main thread of a Unix process.
 
     Returns:
         The findings, errors first, each with file and line of the hook that it is about.
@@ -79,14 +79,20 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     Raises:
         ContractError: There are findings of that severity; its ``report`` has them all.
         ConfigError: ``env`` or ``agent`` has the wrong type, there are no tasks, ``limit_s`` cannot work here, or
-            the environment has not the room for all these sessions at once.
+            the environment cannot play this many sessions at once.
     """
     require("max_tasks", max_tasks, is_int(1), "a positive int")
     require("raise_on", raise_on, lambda value: value in ("error", "warning", None), "'error', 'warning' or None")
-    environment = _built(env, env_config, tokenizer)
+    environment: Any = env
+    if isinstance(env, type) and issubclass(cast("type", env), MultistepEnv):
+        environment = env(tokenizer, env_config)
+    elif not isinstance(environment, MultistepEnv):
+        raise ConfigError(f"check_env takes an environment or its class, got {shown(environment)}")
+    elif env_config is not None or tokenizer is not None:
+        raise ConfigError("env_config and tokenizer are for a class: this environment is built already")
     actor = as_agent(ExploringAgent(seed=seed) if agent is None else agent)
     checker = _Checker(environment, actor)
-    chosen = checker.playable(_tasks(environment, tasks, max_tasks), seed)
+    chosen = checker.playable(_first_tasks(environment, tasks, max_tasks), seed)
     with _quiet():
         if chosen and checker.tools_are_sound():
             prepare_play(environment.trials(chosen))  # they are played together, too
@@ -107,21 +113,21 @@ class _Checker:
         self._played: list[Trajectory] = []
 
     def report(self) -> EnvReport:
-        """The findings, errors first."""
+        """Return the findings, errors first."""
         findings = sorted(self._probe.findings.values(), key=lambda finding: finding.severity)
         num_turns = sum(one.num_turns for one in self._played)
         return EnvReport(findings=findings, num_episodes=len(self._played), num_turns=num_turns)
 
     def playable(self, tasks: Sequence[Mapping[str, Any]], seed: int) -> list[dict[str, Any]]:
-        """The tasks that can be played, each with a seed; repeated with other seeds where they are few."""
+        """Return the playable tasks, each with a seed; few tasks are repeated with other seeds."""
         kept: list[dict[str, Any]] = []
         for index, task in enumerate(tasks):
             rules.check_task_data(task, f"task {index}", self._add)
             try:
                 self._env.check_task(task, f"task {index}")
             except TaskError as error:
-                said = sentence_of(error)
-                self._add("failed", "_check_task", f"task {index} is refused: {said}", about=said)
+                reason = sentence_of(error)
+                self._add("failed", "_check_task", f"task {index} is refused: {reason}", about=reason)
             else:
                 own = task.get("seed")
                 kept.append({**task, "seed": derive_seed("check", seed, index) if own is None else own})
@@ -131,14 +137,17 @@ class _Checker:
         return kept
 
     def tools_are_sound(self) -> bool:
-        """Whether schemas can be made of the tools, without which nothing can be played."""
-        error = rules.tools_error(self._env)
-        if error is not None:
-            self._add("tools", "_tools", error)
-        return error is None
+        """Whether the tools have schemas and their calls can be read, without which nothing can be played."""
+        try:
+            if self._env.tool_schemas:
+                _ = self._env.chat_format
+        except AgentsGymError as error:
+            self._add("tools", "_tools", sentence_of(error))
+            return False
+        return True
 
     def play_within(self, limit_s: float | None, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
-        """Play, and report the line that is running when time is up."""
+        """Play, and report the line that is running when the time limit is reached."""
         try:
             with time_limit(limit_s):
                 self.play(tasks, seed)
@@ -152,7 +161,16 @@ class _Checker:
         with self._probe, _globals(seed):
             alone, scripts = record(env, tasks, self._agent)
         self._played += alone
-        self._check_rules(alone)
+        with_answers = not isinstance(self._agent, ExploringAgent)  # its answers are not like a policy's
+        for trajectory in alone:
+            rules.check_failure(trajectory, self._add)
+            rules.check_prompts(trajectory, self._add)
+            rules.check_tokens(env, trajectory, self._add, with_answers=with_answers)
+        played = [one.messages for one in alone if one.turns and not one.failed]
+        if played:
+            rules.check_template(env, played[0], self._add)
+        rules.check_tools(env, alone, self._add)
+        rules.check_roles(self._probe, alone)
         with _globals(seed):
             again = replay(env, tasks, scripts)
         self._played += again
@@ -167,7 +185,7 @@ class _Checker:
         self._compare_starts()
 
     def _compare_starts(self) -> None:
-        """Look for draws that nothing in these plays depended on, where no other check has found them."""
+        """Find draws that did not affect these episodes, unless another check has found them."""
         change = first_changed_value(*self._probe.starts)
         if change is None or any(map(self._found, ("deterministic", "global-random", "state-isolation"))):
             return
@@ -180,7 +198,7 @@ class _Checker:
     def _compare(
         self, tasks: Sequence[Mapping[str, Any]], alone: Sequence[Trajectory], scripts: Sequence[Script], seed: int
     ) -> None:
-        """Play what is deterministic in other surroundings, which must not matter."""
+        """Play deterministic episodes under other conditions: reseeded, together, and in a pickled copy."""
         env = self._env
         with _globals(seed, "others"):
             reseeded = replay(env, tasks, scripts)
@@ -195,14 +213,9 @@ class _Checker:
         if difference is not None and not self._found("global-random"):
             text = f"an episode changes when others are played beside it: {difference.text}; {_REMEDY}"
             self._add_difference("state-isolation", text, difference)
-        self._check_pickling(tasks, alone, scripts, seed)
-
-    def _check_pickling(
-        self, tasks: Sequence[Mapping[str, Any]], alone: Sequence[Trajectory], scripts: Sequence[Script], seed: int
-    ) -> None:
-        name = type(self._env).__name__
+        name = type(env).__name__
         try:
-            copied = pickle.loads(pickle.dumps(self._env))
+            copied = pickle.loads(pickle.dumps(env))
         except BaseException as error:  # foreign code: __getstate__, __reduce__, __setstate__
             if is_interruption(error):
                 raise
@@ -216,18 +229,6 @@ class _Checker:
         if difference is not None:
             text = f"a pickled copy of {name}, as in a worker process, plays a different episode: {difference.text}"
             self._add("pickling", "", text)
-
-    def _check_rules(self, alone: Sequence[Trajectory]) -> None:
-        with_answers = not isinstance(self._agent, ExploringAgent)  # whose answers are not what a policy writes
-        for trajectory in alone:
-            rules.check_failure(trajectory, self._add)
-            rules.check_prompts(trajectory, self._add)
-            rules.check_tokens(self._env, trajectory, self._add, with_answers=with_answers)
-        played = [one.messages for one in alone if one.turns and not one.failed]
-        if played:
-            rules.check_template(self._env, played[0], self._add)
-        rules.check_tools(self._env, alone, self._add)
-        rules.check_roles(self._probe, alone)
 
     def _add(self, check: str, hook: str, text: str, is_error: bool = True, about: str = "") -> None:
         self._probe.add(check, hook, text, is_error=is_error, about=about)
@@ -245,17 +246,7 @@ class _Checker:
         self._probe.add(check, next(iter(changed.values()), "_initialize_episode"), text, place=place)
 
 
-def _built(env: Any, env_config: dict[str, Any] | None, tokenizer: Any) -> MultistepEnv:
-    if isinstance(env, type) and issubclass(env, MultistepEnv):
-        return env(tokenizer, env_config)
-    if not isinstance(env, MultistepEnv):
-        raise ConfigError(f"check_env takes an environment or its class, got {shown(cast('object', env))}")
-    if env_config is not None or tokenizer is not None:
-        raise ConfigError("env_config and tokenizer are for a class: this environment is built already")
-    return env
-
-
-def _tasks(env: MultistepEnv, tasks: Any, max_tasks: int) -> list[dict[str, Any]]:
+def _first_tasks(env: MultistepEnv, tasks: Any, max_tasks: int) -> list[dict[str, Any]]:
     if tasks is None:
         try:
             tasks = env.get_train_dataset()

@@ -1,4 +1,4 @@
-"""Compare the states that an episode starts from in two plays of the same task: what play may not have shown."""
+"""Compare the initial states of two plays of the same task, which may differ although the episodes do not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from agentsgym.agents.base import Agent
 from agentsgym.texts import shown
 
-_MAX_PARTS = 2000  # of a state, those that lie deepest left out
+_MAX_PARTS = 2000  # of a state; the deepest parts are left out
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -18,8 +18,8 @@ class Start(NamedTuple):
     """The initial state of an episode.
 
     Attributes:
-        name: The session's id, which a state may hold and which is another one in each play.
-        parts: The plain values in the state, by where they stand in it.
+        name: The session's id, which a state may contain and which differs between plays.
+        parts: The plain values in the state, by their place in it.
     """
 
     name: str
@@ -27,9 +27,9 @@ class Start(NamedTuple):
 
 
 def start_of(session_id: str, state: Any) -> Start:
-    """Keep what can be compared of a state, as it is now: plain values and generators, in containers and objects.
+    """Copy the comparable parts of a state: plain values and generators, in containers and objects.
 
-    Agents are left out: they belong to many sessions.
+    Agents are left out, since they belong to many sessions.
     """
     parts: dict[str, Any] = {}
     seen = set[int]()  # of objects, which may hold each other
@@ -66,13 +66,11 @@ def _inside(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def first_changed_value(before: Sequence[Start], after: Sequence[Start]) -> str | None:
-    """Say where two plays of the same tasks first started from different states; None if they did not."""
+    """Describe where two plays of the same tasks first started from different states; None if nowhere."""
     for one, other in zip(before, after, strict=False):
         for place, value in one.parts.items():
-            if place in other.parts and not _are_equal(value, other.parts[place]):
-                return f"{place} was {shown(value, 60)} and then {shown(other.parts[place], 60)}"
+            now = other.parts.get(place, value)
+            are_nan = value != value and now != now  # noqa: PLR0124
+            if now != value and not are_nan:
+                return f"{place} was {shown(value, 60)} and then {shown(now, 60)}"
     return None
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    return one == other or (one != one and other != other)  # noqa: PLR0124  # NaN

@@ -31,7 +31,7 @@ class OutOfTimeError(Interruption):
 def time_limit(limit_s: float | None) -> Generator[None]:
     """Raise in the code that runs inside once a time limit is exceeded; None for no limit.
 
-    A signal does it, as Ctrl+C does: sleeping, waiting and Python's own loops end, a computation in C does not.
+    It is raised by a signal, like Ctrl+C: sleeping, waiting and Python's own loops end, a computation in C does not.
 
     Raises:
         OutOfTimeError: The limit is exceeded.
@@ -45,7 +45,11 @@ def time_limit(limit_s: float | None) -> Generator[None]:
         raise ConfigError("limit_s needs a timer signal, which is available only in the main thread of a Unix process")
 
     def stop(_: int, frame: FrameType | None) -> None:
-        raise OutOfTimeError("" if frame is None else _own_place(frame))
+        own = frame
+        while own is not None and own.f_code.co_filename == threading.__file__:  # Python's own code, which waits
+            own = own.f_back
+        own = own or frame
+        raise OutOfTimeError("" if own is None else f"{own.f_code.co_filename}:{own.f_lineno}")
 
     handler = signal.signal(signal.SIGALRM, stop)
     before = signal.setitimer(signal.ITIMER_REAL, limit_s, _REPEAT_S)
@@ -54,12 +58,3 @@ def time_limit(limit_s: float | None) -> Generator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, *before)
         signal.signal(signal.SIGALRM, handler)
-
-
-def _own_place(frame: FrameType) -> str:
-    """File and line of the innermost call outside of Python's own library, where waiting happens."""
-    own: FrameType | None = frame
-    while own is not None and own.f_code.co_filename == threading.__file__:
-        own = own.f_back
-    own = own or frame
-    return f"{own.f_code.co_filename}:{own.f_lineno}"

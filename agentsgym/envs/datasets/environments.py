@@ -1,4 +1,4 @@
-"""Hold the environments that dataset rows name, one for each class and configuration, and make their trials."""
+"""The environments that dataset rows name, one per class and configuration, and their trials."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from transformers import PreTrainedTokenizerBase
 
     from agentsgym.envs.trial import Trial
@@ -23,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Environments:
-    """The environments of a run, one for each class and configuration that its rows name.
+    """The environments of a run, one per class and configuration that its rows name.
 
     Attributes:
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
     """
 
     def __init__(
@@ -41,7 +39,7 @@ class Environments:
 
         Args:
             env: The one environment, or None.
-            tokenizer: The policy's.
+            tokenizer: The policy's tokenizer.
             check: Raises for an environment that does not fit the settings.
             template_options: The ``chat_template_kwargs`` of rows without their own.
 
@@ -51,7 +49,13 @@ class Environments:
         if env is not None and not same_tokenizer(env.tokenizer, tokenizer):
             raise ConfigError("env.tokenizer must be the trainer's: build the environment with the policy's tokenizer")
         if env is not None and template_options:
-            _check_options(env, template_options)
+            own = env.env_config["chat_template_kwargs"]
+            if own != template_options:
+                raise ConfigError(
+                    f"GRPOEnvConfig(chat_template_kwargs={shown(template_options)}) and env, which was built with "
+                    f"env_config['chat_template_kwargs']={shown(own)}, differ: give the environment the same options, "
+                    "or leave them out of GRPOEnvConfig, since the environment renders every prompt"
+                )
         self._env = env
         self._template_options = {**(template_options or {})}
         self.tokenizer = tokenizer
@@ -66,8 +70,7 @@ class Environments:
             name: Its name in errors.
 
         Raises:
-            ConfigError: There are no rows, or one has no ``task_data``, or names a class or configuration that this
-                run does not play.
+            ConfigError: There are no rows, or one has no ``task_data`` or another class or configuration than the run.
             TaskError: A row's task cannot be played.
         """
         index = -1
@@ -82,38 +85,33 @@ class Environments:
             raise ConfigError(f"{name} must hold at least one row, got none")
 
     def of(self, row: DatasetRow) -> MultistepEnv:
-        """The environment of a row."""
+        """Return a row's environment, with the run's chat template options if the row does not set them itself."""
         if not isinstance(row.get("task_data"), Mapping):
             raise ConfigError(f"a dataset row needs 'task_data' (a dict), got the columns {sorted(row)}")
         key = (str(row.get("env_class_path")), json.dumps(row.get("env_config"), sort_keys=True, default=repr))
         if key not in self._built:
             env = self._env
-            if env is None:
-                env = make(self._with_options(row), self.tokenizer)
-            else:
+            if env is not None:
                 check_row(env, row, remedy="leave env=None, so that each row's own environment is built")
+            else:
+                config: Any = row.get("env_config")
+                if self._template_options and isinstance(config, Mapping | None):
+                    own = cast("Mapping[str, Any]", config or {})
+                    if own.get("chat_template_kwargs") is None:
+                        row = {**row, "env_config": {**own, "chat_template_kwargs": self._template_options}}
+                env = make(row, self.tokenizer)
             self._check(env)
             self._built[key] = env
         return self._built[key]
 
-    def _with_options(self, row: DatasetRow) -> DatasetRow:
-        """Add the options of the chat template that a row does not set itself."""
-        config: Any = row.get("env_config")
-        if not self._template_options or not isinstance(config, Mapping | None):
-            return row
-        own = cast("Mapping[str, Any]", config or {})
-        if own.get("chat_template_kwargs") is not None:
-            return row
-        return {**row, "env_config": {**own, "chat_template_kwargs": self._template_options}}
-
     def identity(self, row: DatasetRow) -> Hashable:
-        """Class and configuration of a row's environment: equal for equal environments, also after a resume."""
+        """Return a key of a row's class and configuration: equal for equal environments, also after a resume."""
         env = self.of(row)
         config = json.dumps(env.env_config, sort_keys=True, default=lambda value: getattr(value, "__qualname__", ""))
         return class_path(type(env)), derive_seed("game", config)
 
     def label(self, row: DatasetRow) -> str:
-        """The environment's name in metrics: the row's own ``environment``, as ``mix`` names it, else its class."""
+        """Return the environment's name in metrics: the row's ``environment``, which ``mix`` sets, else its class."""
         name = row.get("environment")
         return name if isinstance(name, str) and name else type(self.of(row)).__name__
 
@@ -126,12 +124,12 @@ class Environments:
         max_turn_tokens: int | None = None,
         max_completion_length: int | None = None,
     ) -> list[Trial]:
-        """Build one trial a row, not started yet.
+        """Build one trial per row, not started yet.
 
         Args:
             rows: The rows, (B,).
-            seeds: Seed for each row whose task has none, (B,).
-            places: The task group of each and its rollout in it, ``task_index`` and ``rollout_index``, (B,).
+            seeds: Seeds for rows whose task has none, (B,).
+            places: Each trial's ``task_index`` and ``rollout_index``, (B,).
             max_turn_tokens: Limit of one action; None for none.
             max_completion_length: Limit of everything after the first prompt; None for none.
         """
@@ -148,7 +146,7 @@ class Environments:
         return trials
 
     def check_starts(self, rows: Sequence[DatasetRow], trajectories: Sequence[Trajectory]) -> None:
-        """Warn once an environment if rollouts of one task group began with different prompts.
+        """Warn once per environment if rollouts of one task group began with different prompts.
 
         Args:
             rows: The rows that were played, (B,).
@@ -163,21 +161,11 @@ class Environments:
 
 
 def group_seeds(num_rows: int, num_rollouts: int, *parts: object, first: int = 0) -> list[int]:
-    """Derive one seed a row, equal for the ``num_rollouts`` consecutive rows of a task group, hashed from ``parts``.
+    """Derive one seed per row, equal for the ``num_rollouts`` consecutive rows of a task group, hashed from ``parts``.
 
     ``first`` is the index of the first row among those of all ranks.
     """
     return [derive_seed("group", *parts, index // num_rollouts) for index in range(first, first + num_rows)]
-
-
-def _check_options(env: MultistepEnv, template_options: Mapping[str, Any]) -> None:
-    own = env.env_config["chat_template_kwargs"]
-    if own != template_options:
-        raise ConfigError(
-            f"GRPOEnvConfig(chat_template_kwargs={shown(template_options)}) and env, which was built with "
-            f"env_config['chat_template_kwargs']={shown(own)}, differ: give the environment the same options, or "
-            "leave them out of GRPOEnvConfig, since the environment renders every prompt"
-        )
 
 
 def same_tokenizer(one: Any, other: Any) -> bool:

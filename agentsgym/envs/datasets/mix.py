@@ -1,4 +1,4 @@
-"""Mix the tasks of several environments into one dataset, whose order keeps their shares at every place.
+"""Mix the tasks of several environments into one dataset whose order keeps their shares at every row.
 
 ::
 
@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The column that names the source of a row: what metrics by environment are called.
+#: The column with the name of a row's source, by which metrics are grouped.
 LABEL_COLUMN = "environment"
 Row = dict[str, Any]
 _SHAPES = (
@@ -58,9 +58,9 @@ def mix(
         sources: By name, each of these: rows (a dataset or a list of dicts with ``env_class_path`` and ``task_data``);
             an environment, or its class, whose own tasks are taken; ``(class, env_config)``; ``(class, env_config,
             tasks)`` with a list of ``task_data``; ``(class, env_config, options)`` with a dict of keyword arguments for
-            its ``get_train_dataset``. A class that is not registered yet is.
+            its ``get_train_dataset``. Classes are registered if they are not yet.
         weights: A positive number for each source; None for equal shares.
-        seed: Orders the rows of each source, and the schedule where two sources are equally due.
+        seed: Random seed of each source's order, and of the schedule where two sources are equally due.
         size: Number of rows; None for as many as the sources have together.
         split: Split of the environments' own tasks.
 
@@ -69,8 +69,8 @@ def mix(
         (``"outer/inner"`` where a source is mixed itself). Other columns of a source are kept, None in the others.
 
     Raises:
-        ConfigError: There is no source, one has no rows, the wrong form or values that rows cannot hold, or a weight,
-            an option or a key of ``env_config`` is wrong.
+        ConfigError: There is no source, one has no rows, an invalid form or values that rows cannot hold, or a weight,
+            an option or a key of ``env_config`` is invalid.
     """
     require("size", size, or_none(is_int(1)), "a positive int or None")
     require("seed", seed, lambda value: type(value) is int, "an int")
@@ -81,22 +81,22 @@ def mix(
         if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"a source's name must be a str without '/', got {shown(name)}")
     whole = _whole_weights(sources, weights)
-    rows = {name: _rows(name, source, split) for name, source in sources.items()}
+    rows = {name: _checked_rows(name, source, split) for name, source in sources.items()}
     count = sum(map(len, rows.values())) if size is None else size
-    order = {name: _passes(name, len(own), count, seed) for name, own in rows.items()}
-    names = list(rows)
-    ranked = sorted(names, key=lambda name: derive_seed("mix", seed, name))
-    taken = dict.fromkeys(names, 0)
-    mixed: list[Row] = []
-    for place in schedule([whole[name] for name in ranked], count):
-        name = ranked[place]
-        mixed.append(rows[name][order[name][taken[name]]])
-        taken[name] += 1
-    return _dataset(mixed)
+    shuffled = {name: _shuffled_passes(own, derive_seed("mix rows", seed, name)) for name, own in rows.items()}
+    ranked = sorted(rows, key=lambda name: derive_seed("mix", seed, name))
+    mixed = [next(shuffled[ranked[index]]) for index in schedule([whole[name] for name in ranked], count)]
+    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that playing does not need
+
+    columns: dict[str, Any] = {"env_class_path": Value("string"), "env_config": Json(), "task_data": Json()}
+    columns |= {LABEL_COLUMN: Value("string")}
+    columns |= {key: Json() for row in mixed for key in row if key not in columns}
+    filled = [{key: row.get(key) for key in columns} for row in mixed]
+    return Dataset.from_list(filled, features=Features(columns))  # pyright: ignore[reportUnknownMemberType]
 
 
 def schedule(weights: Sequence[int], count: int) -> list[int]:
-    """Say which source comes at each place, so that every beginning holds each source's share, off by less than 1.
+    """Choose the source of each row, so that every prefix holds each source's share, off by less than 1.
 
     Tijdeman's rule: of the N sources that are not more than ``1 - 1 / (2N - 2)`` ahead if they come now, the one that
     is due first. With W the sum of the weights and c how often a source came, it may come at place t as soon as
@@ -104,7 +104,7 @@ def schedule(weights: Sequence[int], count: int) -> list[int]:
 
     Args:
         weights: Positive, (N,).
-        count: Number of places.
+        count: Number of rows.
 
     Returns:
         Indices of sources, (count,).
@@ -129,7 +129,7 @@ def schedule(weights: Sequence[int], count: int) -> list[int]:
 
 
 def _whole_weights(sources: Mapping[str, Any], weights: Any) -> dict[str, int]:
-    """The weights as whole numbers, in the same proportions exactly."""
+    """Return the weights as whole numbers in exactly the same proportions."""
     if weights is None:
         return dict.fromkeys(sources, 1)
     if not isinstance(weights, Mapping):
@@ -147,19 +147,18 @@ def _whole_weights(sources: Mapping[str, Any], weights: Any) -> dict[str, int]:
     return {name: int(weight * scale) for name, weight in exact.items()}
 
 
-def _passes(name: str, size: int, count: int, seed: int) -> list[int]:
-    """Row indices of a source, pass by pass, each in its own order; at least ``count`` of them."""
-    generator = random.Random(derive_seed("mix rows", seed, name))
-    order: list[int] = []
-    while len(order) < count:
-        order += generator.sample(range(size), size)
-    return order
+def _shuffled_passes(rows: Sequence[Row], seed: int) -> Iterator[Row]:
+    """Yield a source's rows without end, pass by pass, each in another random order."""
+    generator = random.Random(seed)
+    while True:
+        for index in generator.sample(range(len(rows)), len(rows)):
+            yield rows[index]
 
 
-def _rows(name: str, source: Any, split: str) -> list[Row]:
+def _checked_rows(name: str, source: Any, split: str) -> list[Row]:
     try:
-        rows = _foreign_rows(source, split)
-        checked = [_row(name, row, f"row {index}") for index, row in enumerate(rows)]
+        rows = _rows_of_source(source, split)
+        checked = [_checked_row(name, row, f"row {index}") for index, row in enumerate(rows)]
     except NotImplementedError as error:  # an environment without its own tasks
         raise ConfigError(f"the source {name!r} has no tasks: {error}; or (class, env_config, tasks)") from error
     except AgentsGymError as error:
@@ -169,39 +168,40 @@ def _rows(name: str, source: Any, split: str) -> list[Row]:
     return checked
 
 
-def _foreign_rows(source: Any, split: str) -> Iterable[Any]:
+def _rows_of_source(source: Any, split: str) -> Iterable[Any]:
     if isinstance(source, MultistepEnv):
-        return _tasks_of_instance(source, split)
+        parts: list[str] = vars(source)["_called_parts"]
+        if parts:
+            raise ConfigError(
+                f"it was built with {', '.join(parts)}, which cannot be stored in a row, but a mixture holds only "
+                "rows: build it from JSON values alone, or pass a subclass that needs nothing else"
+            )
+        return _default_tasks(type(source), source.given_config, {}, split)
     if _is_environment_class(source):
-        return _own_tasks(source, {}, {}, split)
+        return _default_tasks(source, {}, {}, split)
     if isinstance(source, tuple):
-        return _of_tuple(cast("tuple[Any, ...]", source), split)
+        return _rows_of_tuple(cast("tuple[Any, ...]", source), split)
     if isinstance(source, str | Mapping) or not isinstance(source, Sized) or not isinstance(source, Iterable):
         raise ConfigError(f"it must be {_SHAPES}; got {shown(cast('object', source))}")
     return cast("Iterable[Any]", source)
 
 
-def _tasks_of_instance(env: MultistepEnv, split: str) -> Iterable[Any]:
-    parts: list[str] = vars(env)["_called_parts"]
-    if parts:
-        raise ConfigError(
-            f"it was built with {', '.join(parts)}, which cannot be stored in a row, but a mixture holds only rows: "
-            "build it from JSON values alone, or pass a subclass that needs nothing else"
-        )
-    return _own_tasks(type(env), env.given_config, {}, split)
-
-
-def _of_tuple(source: tuple[Any, ...], split: str) -> Iterable[Any]:
+def _rows_of_tuple(source: tuple[Any, ...], split: str) -> Iterable[Any]:
     env_class: Any
     env_class, config, third = (*source, None, None, None)[:3]
     if not _is_environment_class(env_class) or len(source) > 3 or not isinstance(config, Mapping | None):
         raise ConfigError(f"it must be {_SHAPES}; got {shown(source)}")
     if third is None or isinstance(third, Mapping):
-        return _own_tasks(env_class, cast("Any", config) or {}, cast("Any", third) or {}, split)
+        return _default_tasks(env_class, cast("Any", config) or {}, cast("Any", third) or {}, split)
     if isinstance(third, str) or not isinstance(third, Iterable):
         raise ConfigError(f"the third of (class, env_config, tasks) must be a list of task_data, got {shown(third)}")
     row = {"env_class_path": _registered_path(env_class), "env_config": _plain(cast("Any", config) or {})}
-    _check_config(env_class, row["env_config"])
+    try:
+        env_class(None, {**cast("Row", row["env_config"])})  # as a class with its own tasks does
+    except AgentsGymError:
+        raise
+    except Exception:  # the user's constructor, which may need a tokenizer
+        logger.debug("%s cannot be built without a tokenizer to check env_config", env_class, exc_info=True)
     return [{**row, "task_data": task} for task in cast("Iterable[Any]", third)]
 
 
@@ -209,7 +209,7 @@ def _is_environment_class(value: Any) -> TypeGuard[type[MultistepEnv]]:
     return isinstance(value, type) and issubclass(value, MultistepEnv)
 
 
-def _own_tasks(
+def _default_tasks(
     env_class: type[MultistepEnv], config: Mapping[str, Any], options: Mapping[str, Any], split: str
 ) -> Iterable[Any]:
     _registered_path(env_class)
@@ -225,16 +225,6 @@ def _plain(config: Mapping[str, Any]) -> Row:
     return plain
 
 
-def _check_config(env_class: type[MultistepEnv], config: Any) -> None:
-    """Build an environment once, as a class with its own tasks does to make them."""
-    try:
-        env_class(None, {**config})
-    except AgentsGymError:
-        raise
-    except Exception:  # the user's constructor, which may need a tokenizer
-        logger.debug("%s cannot be built without a tokenizer to check env_config", env_class, exc_info=True)
-
-
 def _registered_path(env_class: type[MultistepEnv]) -> str:
     path = class_path(env_class)
     try:
@@ -246,7 +236,7 @@ def _registered_path(env_class: type[MultistepEnv]) -> str:
     return path
 
 
-def _row(source: str, row: Any, name: str) -> Row:
+def _checked_row(source: str, row: Any, name: str) -> Row:
     if not isinstance(row, Mapping):
         raise ConfigError(f"{name} must be a dict, got {shown(row)}")
     fields: Row = dict(cast("Mapping[str, Any]", row))
@@ -268,13 +258,3 @@ def _row(source: str, row: Any, name: str) -> Row:
     own = {"env_class_path": path, "env_config": dict(cast("Any", config) or {}), "task_data": fields["task_data"]}
     others = {key: value for key, value in fields.items() if key not in (*ROW_COLUMNS, LABEL_COLUMN)}
     return {**own, LABEL_COLUMN: f"{source}/{inner}" if isinstance(inner, str) else source, **others}
-
-
-def _dataset(rows: list[Row]) -> Dataset:
-    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that playing does not need
-
-    columns: dict[str, Any] = {"env_class_path": Value("string"), "env_config": Json(), "task_data": Json()}
-    columns |= {LABEL_COLUMN: Value("string")}
-    columns |= {key: Json() for row in rows for key in row if key not in columns}
-    filled = [{key: row.get(key) for key in columns} for row in rows]
-    return Dataset.from_list(filled, features=Features(columns))  # pyright: ignore[reportUnknownMemberType]

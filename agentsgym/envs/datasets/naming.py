@@ -1,4 +1,4 @@
-"""Find the environment that a name means, on a command line or in a configuration file."""
+"""Find the environment that a name on a command line or in a configuration file means."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import difflib
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -49,16 +50,16 @@ class NamedEnv:
 
 
 def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
-    """Find what a name means.
+    """Find the environment and settings that a name means.
 
     Args:
         name: The name of a packaged environment or of an entry point, a class's dotted path, or
-            ``path/to/file.py:Class`` (the class may be left out where the file has one environment). Where the class's
+            ``path/to/file.py:Class`` (the class is optional if the file has one environment). If the class's
             :class:`~agentsgym.envs.spec.EnvSpec` has a key for it, a colon and a game may follow.
         env_config: Keys of ``env_config`` from other options.
 
     Raises:
-        ConfigError: Nothing has that name; the nearest names are given.
+        ConfigError: There is no such environment; the message contains the nearest names.
     """
     given = env_config or {}
     if ".py:" in name or name.endswith(".py"):
@@ -97,36 +98,33 @@ def name_of_env(class_path: str | None, env_config: Mapping[str, Any]) -> str | 
 
 
 def known_specs() -> dict[str, EnvSpec]:
-    """The records of the packaged environments and of the registered classes by name; no environment is imported."""
+    """Return the specs of the packaged environments and of the registered classes by name, without importing any."""
     return {**packaged_specs(), **{path: env_class.spec for path, env_class in registered_classes().items()}}
 
 
 def known_names() -> list[str]:
-    """Every name of an environment and of a game; games of an entry point, which would be imported, are left out."""
+    """Return all names of environments and games, except games of entry points, which would be imported."""
     specs = known_specs()
     games = [f"{name}:{game}" for name, spec in specs.items() for game in spec.known_games()]
     return [*specs, *games, *installed()]
 
 
 def completions(incomplete: str) -> list[str]:
-    """The names for shell completion: games only once their environment is typed."""
-    names = [*known_names(), *_games_of_entry_point(incomplete)]
+    """Return the names for shell completion: games only once their environment is typed."""
+    names = known_names()
+    name, colon, _ = incomplete.partition(":")
+    if colon and name in installed():
+        from agentsgym.envs.datasets.registry import find  # noqa: PLC0415
+
+        with contextlib.suppress(Exception):  # foreign code; a shell that completes a word cannot show errors
+            names += [f"{name}:{game}" for game in find(name).spec.known_games()]
     return [one for one in names if one.startswith(incomplete) and (":" not in one or ":" in incomplete)] or [
         one for one in names if one.startswith(incomplete)
     ]
 
 
-def _games_of_entry_point(incomplete: str) -> Iterator[str]:
-    name, colon, _ = incomplete.partition(":")
-    if colon and name in installed():
-        from agentsgym.envs.datasets.registry import find  # noqa: PLC0415
-
-        with contextlib.suppress(Exception):  # foreign code, and a shell that completes a word has no place for errors
-            yield from (f"{name}:{game}" for game in find(name).spec.known_games())
-
-
 def nearest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """The known names that a misspelt one may mean, in any case, with a group or without; the likeliest first."""
+    """Return the known names that a misspelt one may mean, the likeliest first; case and group may differ."""
     names = list(dict.fromkeys(known))
     low = word.lower()
     lowered: dict[str, str] = {name.lower(): name for name in names}
@@ -138,7 +136,7 @@ def nearest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """End a sentence about an unknown name with the nearest known ones."""
+    """Return the end of a sentence about an unknown name: the nearest known ones."""
     near = nearest(word, known)
     return f"; did you mean {' or '.join(near)}?" if near else "; `agentsgym envs` lists the environments"
 
@@ -185,11 +183,14 @@ def _class_of_file(path: Path, class_name: str) -> type[MultistepEnv]:
 def _module_of_file(path: Path) -> Any:
     """Import a file as Python does a script: its folder's other modules can be imported from it."""
     if not path.is_file():
-        raise ConfigError(f"there is no file {shown(str(path))}{_files_beside(path)}")
+        near = nearest(path.name, [one.name for one in path.parent.glob("*.py")]) if path.parent.is_dir() else []
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise ConfigError(f"there is no file {shown(str(path))}{hint}")
     name = path.stem
     known = sys.modules.get(name)
     if known is not None:
-        if _is_file_of(known, path):
+        origin = getattr(known, "__file__", None)
+        if origin is not None and Path(origin).resolve() == path.resolve():
             return known
         raise ConfigError(f"{path} has the same name as the module {name!r}, which is already loaded: rename the file")
     spec = importlib.util.spec_from_file_location(name, path)
@@ -206,29 +207,10 @@ def _module_of_file(path: Path) -> Any:
         del sys.modules[name]
         if is_interruption(error):
             raise
-        place = "".join(f", line {line}" for line in _lines_of(error, path))
+        lines = [
+            line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)
+        ]
+        line = error.lineno if isinstance(error, SyntaxError) else next(reversed(lines), None)
+        place = "" if line is None else f", line {line}"
         raise ConfigError(f"{path}{place} raised {type(error).__name__}: {sentence_of(error)}") from error
     return module
-
-
-def _is_file_of(module: Any, path: Path) -> bool:
-    origin = getattr(module, "__file__", None)
-    return origin is not None and Path(origin).resolve() == path.resolve()
-
-
-def _files_beside(path: Path) -> str:
-    near = nearest(path.name, [one.name for one in path.parent.glob("*.py")]) if path.parent.is_dir() else []
-    return f"; did you mean {path.parent / near[0]}?" if near else ""
-
-
-def _lines_of(error: BaseException, path: Path) -> Iterator[int]:
-    """The last line of the file that the error came through."""
-    trace, line = error.__traceback__, None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    if isinstance(error, SyntaxError):
-        line = error.lineno
-    if line is not None:
-        yield line

@@ -1,4 +1,4 @@
-"""Make dataset rows out of tasks: which are trained on and which evaluated, in which order, with which seeds."""
+"""Make dataset rows from tasks: split them between training and evaluation, order them, and derive their seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from agentsgym.envs.dataset_rows import ConfiguredEnv
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import Field, is_int, is_number, one_of, or_none, require
+from agentsgym.fields import Field, is_int, is_positive_number, one_of, or_none, require
 from agentsgym.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ Env = TypeVar("Env", bound=ConfiguredEnv)
 
 
 class DrawnOptions(TypedDict, total=False):
-    """Options of a dataset whose tasks are drawn, as many as needed.
+    """Options of a dataset whose tasks are drawn as needed.
 
     Attributes:
         size: Number of rows.
-        seed: Draws the tasks; those of training and evaluation never meet.
+        seed: Random seed of the tasks; training and evaluation never share one.
     """
 
     size: int
@@ -37,8 +37,8 @@ class CommonOptions(TypedDict, total=False):
     """Options of a dataset of finitely many tasks.
 
     Attributes:
-        size: Number of rows; by default one a task.
-        seed: Orders the tasks and makes their seeds; it never moves one between training and evaluation.
+        size: Number of rows; by default one per task.
+        seed: Random seed of the tasks' order and seeds; it never moves one between training and evaluation.
         split: ``"disjoint"``: training and evaluation share no task; ``"all"``: both have all.
         eval_fraction: Fraction that ``"disjoint"`` keeps for evaluation, in (0, 1).
     """
@@ -49,17 +49,15 @@ class CommonOptions(TypedDict, total=False):
     eval_fraction: float
 
 
-def _is_inner_fraction(value: Any) -> bool:
-    return is_number(0)(value) and 0 < value < 1
-
-
 SEED_OPTION: Mapping[str, Field] = {"seed": Field(default=0, expected="an int >= 0", valid=is_int(0))}
 #: Options of every dataset of finitely many tasks: number of rows, their order, and the evaluation share.
 COMMON_OPTIONS: Mapping[str, Field] = {
     "size": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
     **SEED_OPTION,
     "split": Field(default="disjoint", expected="'disjoint' or 'all'", valid=one_of("disjoint", "all")),
-    "eval_fraction": Field(default=0.2, expected="a number in (0, 1)", valid=_is_inner_fraction),
+    "eval_fraction": Field(
+        default=0.2, expected="a number in (0, 1)", valid=lambda value: is_positive_number(value) and value < 1
+    ),
 }
 
 
@@ -72,7 +70,7 @@ def row_env(env_class: Callable[..., Env], env_config: Mapping[str, Any] | None,
     """Build the environment of rows, which are plain JSON: it may not have a callable at one of ``keys``.
 
     Raises:
-        ConfigError: It has one, or the configuration is not valid.
+        ConfigError: There is such a callable, or the configuration is not valid.
     """
     env = env_class(env_config=env_config)
     for key in keys:
@@ -109,17 +107,17 @@ def checked_options(given: Mapping[str, Any], fields: Mapping[str, Field]) -> di
 def part_of(
     names: Sequence[str], part: Part, settings: Mapping[str, Any], things: str, *, topic: str | None = None
 ) -> list[str]:
-    """Take the names of training or of evaluation; which is which depends on the names and ``topic`` alone.
+    """Return the names of training or of evaluation; the split depends on the names and ``topic`` alone.
 
     Args:
-        names: The names of all; one may stand there several times.
-        part: Whose are wanted.
+        names: All names, possibly with repetitions.
+        part: Which part to return.
         settings: The checked options, ``split`` and ``eval_fraction`` among them.
         things: Plural name of the items, for errors.
         topic: Keeps the parts of one environment apart from those of another; ``things`` by default.
 
     Raises:
-        ConfigError: There are too few to share out.
+        ConfigError: There are too few names to split.
     """
     if settings["split"] == "all":
         return list(names)
@@ -140,12 +138,12 @@ def rows_of(
     part: Part,
     settings: Mapping[str, Any],
 ) -> Dataset:
-    """Make ``size`` rows (by default one a task), every task as often as the others, ± 1, shuffled by ``seed``.
+    """Make ``size`` rows (by default one per task), each task as often as the others, ± 1, shuffled by ``seed``.
 
-    Task seeds are even for training and odd for evaluation: the two never meet.
+    Task seeds are even for training and odd for evaluation, so that the two never share one.
 
     Raises:
-        ConfigError: Something of it is not plain JSON.
+        ConfigError: A task or ``env_config`` is not plain JSON.
     """
     generator = random.Random(derive_seed("rows", env_class_path, part, settings["seed"]))
     order = shuffled(tasks, settings["size"], generator)
@@ -155,7 +153,7 @@ def rows_of(
 
 
 def shuffled(items: Sequence[Item], size: int | None, generator: random.Random) -> list[Item]:
-    """Put ``size`` of the items, by default all, in a random order, each as often as the others, ± 1."""
+    """Return ``size`` items, by default all, in a random order, each as often as the others, ± 1."""
     count = len(items) if size is None else size
     order: list[Item] = []
     while len(order) < count:
@@ -166,10 +164,10 @@ def shuffled(items: Sequence[Item], size: int | None, generator: random.Random) 
 def dataset_of(
     tasks: Iterable[Mapping[str, Any]], env_class_path: str, env_config: Mapping[str, Any] | None
 ) -> Dataset:
-    """Make a dataset row of each task of one environment, in order.
+    """Make one dataset row per task of one environment, in order.
 
     Raises:
-        ConfigError: Something of it is not plain JSON.
+        ConfigError: A task or ``env_config`` is not plain JSON.
     """
     config = dict(env_config or {})
     return dataset_of_rows(
@@ -178,10 +176,10 @@ def dataset_of(
 
 
 def dataset_of_rows(rows: Iterable[Mapping[str, Any]]) -> Dataset:
-    """Make rows a dataset: a column of JSON each for ``env_config`` and ``task_data``, so that all rows go together.
+    """Make a dataset of rows; ``env_config`` and ``task_data`` are JSON columns, so that any rows fit together.
 
     Raises:
-        ConfigError: Something of it is not plain JSON.
+        ConfigError: A task or ``env_config`` is not plain JSON.
     """
     from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that playing does not need
 
@@ -195,5 +193,5 @@ def dataset_of_rows(rows: Iterable[Mapping[str, Any]]) -> Dataset:
 
 
 def task_seed(part: Part, *key: Hashable) -> int:
-    """Derive a task's seed from ``key``: even for training, odd for evaluation, so that the two never meet."""
+    """Derive a task's seed from ``key``: even for training, odd for evaluation."""
     return derive_seed(*key) // 4 * 2 + (part == "eval")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def register(env_class: type[MultistepEnv], path: str | None = None) -> type[MultistepEnv]:
-    """Let dataset rows name a class of your own; usable as a decorator.
+    """Register an environment class so that dataset rows can name it; usable as a decorator.
 
     Args:
         env_class: The environment.
@@ -37,11 +37,11 @@ def register(env_class: type[MultistepEnv], path: str | None = None) -> type[Mul
 
 
 def find(path: str, *, allow_import: bool = False) -> type[MultistepEnv]:
-    """The class that ``path`` names.
+    """Return the class that ``path`` names.
 
     Args:
         path: An ``env_class_path``.
-        allow_import: Import a path that nobody registered. Only for datasets you trust as much as code.
+        allow_import: Whether to import a path that is not registered. Only for datasets you trust as much as code.
 
     Raises:
         ConfigError: The path is unknown, or is not an environment.
@@ -49,7 +49,12 @@ def find(path: str, *, allow_import: bool = False) -> type[MultistepEnv]:
     if path in registered_classes():
         return registered_classes()[path]
     if path in PACKAGED.values() or allow_import:
-        return _imported(path)
+        module, _, name = path.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: no absolute module name
+            raise ConfigError(f"env_class_path {shown(path)} cannot be imported: {sentence_of(error)}") from error
+        return _checked(path, found)
     entry_points = installed()
     for name, entry in entry_points.items():
         if path in {name, entry.value.replace(":", ".")}:  # the latter is what its own rows contain
@@ -66,7 +71,7 @@ def make(
 ) -> MultistepEnv:
     """Build the environment that a dataset row (or an ``env_class_path`` alone) names.
 
-    No task is read: a row without ``task_data`` builds the environment too, and is refused where it is to be played.
+    The task is not read: a row without ``task_data`` is only rejected when it is played.
 
     Raises:
         ConfigError: The row has no ``env_class_path``, or the path or its ``env_config`` is not valid.
@@ -79,15 +84,6 @@ def make(
     config = row.get("env_config")
     is_dict = isinstance(config, Mapping)
     return env_class(tokenizer, drop_null_columns(cast("DatasetRow", config), env_class) if is_dict else config)
-
-
-def _imported(path: str) -> type[MultistepEnv]:
-    module, _, name = path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: no absolute module name
-        raise ConfigError(f"env_class_path {shown(path)} cannot be imported: {sentence_of(error)}") from error
-    return _checked(path, found)
 
 
 def _checked(path: str, found: object) -> type[MultistepEnv]:

@@ -21,17 +21,10 @@ def stored_columns(env: MultistepEnv, trajectory: Trajectory) -> dict[str, Any]:
         env: The environment.
         trajectory: The rollout. Tools are not read for a failed one, since they may be why it failed.
     """
-    return {
-        "env_class_path": class_path(type(env)),
-        "env_config": env.env_config,
-        "tools": None if trajectory.failed else _tools(env),
-    }
-
-
-def _tools(env: MultistepEnv) -> Any:
-    """The schemas; None without tools, and where they cannot be read here: the rollout is kept all the same."""
-    try:
-        return env.tool_schemas or None
-    except Exception:  # a user's environment, or a server that another process reached
-        logger.exception("rollouts of %s are stored without the schemas of its tools", type(env).__name__)
-        return None
+    tools: Any = None
+    if not trajectory.failed:
+        try:
+            tools = env.tool_schemas or None
+        except Exception:  # a user's environment, or a server that another process reached; the rollout is still stored
+            logger.exception("rollouts of %s are stored without the schemas of its tools", type(env).__name__)
+    return {"env_class_path": class_path(type(env)), "env_config": env.env_config, "tools": tools}

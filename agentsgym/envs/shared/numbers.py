@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -120,23 +119,17 @@ def quantities(text: str) -> tuple[Number, ...]:
     text = _LATEX_TEXT.sub(r" \1", text).strip()
     found = _FIRST_WORD.search(text)
     digits, words = (text[: found.start()], text[found.end() :].split()) if found else (text, [])
-    number, multiple = as_number(_PERCENT.sub("", digits)), _multiple(words)
-    if number is None or multiple is None:
+    number, multiple = as_number(_PERCENT.sub("", digits)), 1
+    for word in words:
+        bare = word.strip("(,.;)").casefold()
+        if _NO_UNIT.fullmatch(bare) or not _UNIT.fullmatch(word):
+            return ()
+        multiple *= _MULTIPLES.get(bare, 1)
+    if number is None:
         return ()
     is_percentage = _PERCENT.search(digits) or words[:1] == ["percent"]
     shares = (1, Fraction(1, 100)) if is_percentage else (1,)
     return tuple(Number(number.value * multiple * share, number.is_rounded) for share in shares)
-
-
-def _multiple(words: Sequence[str]) -> int | None:
-    """The factor that the words after a number stand for; None if one of them is not a unit."""
-    multiple = 1
-    for word in words:
-        bare = word.strip("(,.;)").casefold()
-        if _NO_UNIT.fullmatch(bare) or not _UNIT.fullmatch(word):
-            return None
-        multiple *= _MULTIPLES.get(bare, 1)
-    return multiple
 
 
 def canonical(answer: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentsgym.errors import EnvError
 
-MOST_GIVEN_UP = 64  # abandoned calls that are still running, per environment
+MAX_ABANDONED = 64  # abandoned calls that are still running, per environment
 _IDLE_S = 10.0  # how long an idle thread waits before it ends
 
 
@@ -61,7 +61,7 @@ class Runner:
         self._is_closed = False
         self._lock = threading.Lock()
         self._idle: deque[SimpleQueue[Job | None]] = deque()  # the queues of the idle threads; None ends a thread
-        self._given_up: list[Job] = []
+        self._abandoned: list[Job] = []
 
     def start(self, work: Callable[[], Any]) -> Job:
         """Start a call.
@@ -71,10 +71,10 @@ class Runner:
         """
         job = Job(work)
         with self._lock:
-            self._given_up = [one for one in self._given_up if not one.wait(0)]
-            if len(self._given_up) >= MOST_GIVEN_UP:
+            self._abandoned = [one for one in self._abandoned if not one.wait(0)]
+            if len(self._abandoned) >= MAX_ABANDONED:
                 raise EnvError(
-                    f"{len(self._given_up)} {self._what} have exceeded {self._limit_name} and are still running: no "
+                    f"{len(self._abandoned)} {self._what} have exceeded {self._limit_name} and are still running: no "
                     "more are started until some of them return (give them their own time limit)"
                 )
             jobs = self._idle.pop() if self._idle else None
@@ -92,7 +92,7 @@ class Runner:
         """
         if not job.wait(limit_s):
             with self._lock:
-                self._given_up.append(job)
+                self._abandoned.append(job)
             raise CallTimeoutError
         if job.error is not None:
             raise job.error

@@ -1,4 +1,4 @@
-"""Pictures of a run and of rollouts, drawn without a display and without pyplot's global state, in one style."""
+"""Plots of training runs and rollouts, drawn without a display and without pyplot's global state, in one style."""
 
 from agentsgym.reports.plots.credit import credit_along, rollout_group
 from agentsgym.reports.plots.curve import learning_curve, moving_average, spread

@@ -53,7 +53,7 @@ def credit_along(
 
     Args:
         trajectory: The rollout, with tokens; ``store.record(i)`` includes its advantages.
-        advantages: The advantages, (T,); None for those of a stored rollout; without any that panel is left out.
+        advantages: The advantages, (T,); None for those of a stored rollout, without which that panel is left out.
         path: The path of an optional PNG; its folder is created if needed.
         title: The headline; None for the rollout's own.
 
@@ -75,13 +75,14 @@ def credit_along(
     for axes, (name, values) in zip(grid, panels, strict=False):
         _draw_signed(axes, trajectory, name, values)
     if logprobs is not None:
-        _draw_logprobs(grid[len(panels)], trajectory, logprobs)
+        draw_frame(grid[len(panels)], "log-probability (sampler)", size=10)
+        positions = np.flatnonzero(np.array(trajectory.agent_token_mask))
+        heights = np.asarray(logprobs, dtype=float)[positions]
+        grid[len(panels)].plot(positions, heights, ".", color=BLUE, markersize=4, zorder=3)
     if not num_panels:
         draw_frame(grid[0], "", "", "")
         grid[0].set_yticks([])
-    for axes in grid:
-        _shade_turns(axes, trajectory)
-    _number_turns(grid[0], trajectory)
+    _mark_turns(grid, trajectory)
     grid[-1].set_xlabel("token (shaded: the agent's, by turn)", color=FAINT_INK, fontsize=9)
     grid[-1].set_xlim(-0.5, len(trajectory.token_ids) - 0.5)
     picture.suptitle(plain(title or trajectory.headline), x=0.01, ha="left", fontsize=11, fontweight="bold")
@@ -100,23 +101,22 @@ def rollout_group(
     At most the first 16 rollouts are drawn; the headline notes any omission.
 
     Args:
-        trajectories: Rollouts of the same task; of a store, which is filtered to them, the columns that are drawn.
-        advantages: (T,) for each of them; a turn's is the mean over its tokens. None for those of a store; where there
-            are none, rewards only are drawn.
+        trajectories: Rollouts of one task; for a store, filtered to them, only the plotted columns are read.
+        advantages: The advantages, (T,) for each rollout; that of a turn is the mean over its tokens. None for those of
+            a store, without which only rewards are drawn.
         path: The path of an optional PNG; its folder is created if needed.
         title: The headline; None for the task's index.
 
     Raises:
         ConfigError: There are no rollouts, they are of several tasks, or an advantage is missing.
     """
-    drawn = turns_of(trajectories)
-    rollouts = drawn.rollouts
+    rollouts, stored_advantages = turns_of(trajectories)
     tasks = sorted({one.task for one in rollouts})
     if len(tasks) != 1:
         found = f"those of tasks {', '.join(map(str, tasks[:8]))}{', …' if len(tasks) > 8 else ''}" if tasks else "none"
         raise ConfigError(f"a rollout group must consist of rollouts of one task, got {found}")
     check_values("advantages", advantages, [one.num_tokens for one in rollouts])
-    advantages = drawn.advantages if advantages is None else advantages
+    advantages = stored_advantages if advantages is None else advantages
     shown = rollouts[:_MOST_ROLLOUTS]
     num_columns = min(4, len(shown))
     num_rows = -(-len(shown) // num_columns)
@@ -125,7 +125,7 @@ def rollout_group(
     heights: list[float] = []
     for index, (axes, rollout) in enumerate(zip(grid, shown, strict=False)):
         heights += _draw_rollout(axes, rollout, None if advantages is None else advantages[index])
-    leave_room(grid[0], heights)  # they share their scale
+    leave_room(grid[0], heights)  # all share its scale
     for axes in grid[len(shown) :]:
         axes.set_visible(False)
     more = f", {len(shown)} of {len(rollouts)} rollouts" if len(shown) < len(rollouts) else ""
@@ -151,22 +151,16 @@ def _draw_signed(axes: Axes, trajectory: Trajectory, name: str, values: Sequence
     leave_room(axes, own)
 
 
-def _draw_logprobs(axes: Axes, trajectory: Trajectory, logprobs: Sequence[float]) -> None:
-    draw_frame(axes, "log-probability (sampler)", size=10)
-    places = np.flatnonzero(np.array(trajectory.agent_token_mask))
-    axes.plot(places, np.asarray(logprobs, dtype=float)[places], ".", color=BLUE, markersize=4, zorder=3)
-
-
-def _shade_turns(axes: Axes, trajectory: Trajectory) -> None:
-    for turn in trajectory.turns:
-        if turn.stop > turn.start:
-            axes.axvspan(turn.start - 0.5, turn.stop - 0.5, color=LINE, alpha=0.6, linewidth=0, zorder=0)
-
-
-def _number_turns(axes: Axes, trajectory: Trajectory) -> None:
-    every = -(-len(trajectory.turns) // _MOST_LABELS)
+def _mark_turns(grid: Sequence[Axes], trajectory: Trajectory) -> None:
+    """Shade the agent's turns in all panels, and number them above the first."""
+    for axes in grid:
+        for turn in trajectory.turns:
+            if turn.stop > turn.start:
+                axes.axvspan(turn.start - 0.5, turn.stop - 0.5, color=LINE, alpha=0.6, linewidth=0, zorder=0)
+    axes = grid[0]
     title = axes.get_title(loc="left")
     axes.set_title(title, loc="left", color=INK, fontsize=10, fontweight="bold", pad=16)  # above the numbers
+    every = -(-len(trajectory.turns) // _MOST_LABELS)
     for index, turn in enumerate(trajectory.turns):
         if index % every == 0:
             label = f"turn {index}" if index == 0 else str(index)
@@ -177,7 +171,7 @@ def _number_turns(axes: Axes, trajectory: Trajectory) -> None:
 
 
 def _draw_rollout(axes: Axes, rollout: DrawnRollout, advantages: Sequence[float] | None) -> list[float]:
-    """Draw a rollout, and return the heights of its bars."""
+    """Draw the rewards and mean advantages of a rollout's turns, and return them."""
     draw_frame(axes, "", "", "")
     rewards = [turn.reward for turn in rollout.turns]
     spans = [] if advantages is None else [advantages[turn.start : turn.stop] for turn in rollout.turns]

@@ -34,24 +34,20 @@ def learning_curve(
     x_label: str = "episodes played in training",
     title: str = "Win rate",
 ) -> Picture:
-    """Draw a win rate over training, as a PNG of 1600 × 900 pixels where a path is given.
-
-    The training points are faint dots under their moving average; evaluations are marked with their value and interval;
-    other agents are horizontal lines with bands. The file is replaced in one move, so that it can be drawn again and
-    again while someone looks at it.
+    """Draw a win rate over training, with a moving average, evaluations with their intervals, and other agents' levels.
 
     Args:
-        points: (x, win rate in [0, 1]) of training, x ascending; may be empty. Or a store of training
-            (``store_rollouts``), which has a point for each generation batch, and the evaluations and references too;
-            those that are given are drawn beside.
-        path: The PNG; its folder is made if needed. None to write nothing.
-        evaluations: (x, estimate), say before and after training.
-        references: Other agents' win rates by name, say random and greedy play.
-        x_label: What x counts.
+        points: The training curve as pairs (x, win rate in [0, 1]), x ascending; may be empty. Or a store of a training
+            run (``store_rollouts``), which has a point per generation batch, evaluations and references; those that are
+            passed are drawn as well.
+        path: The path of an optional PNG of 1600 × 900 pixels, replaced atomically; its folder is created if needed.
+        evaluations: Pairs (x, estimate), for example from before and after training.
+        references: Other agents' win rates by name, for example of random and greedy play.
+        x_label: The label of the x axis.
         title: The headline.
 
     Raises:
-        ConfigError: The store has neither rollouts of training nor evaluations.
+        ConfigError: The store has neither training rollouts nor evaluations.
     """
     if isinstance(points, RolloutStore):
         found = curve_of(points)
@@ -59,7 +55,10 @@ def learning_curve(
         references = {**found.references, **(references or {})}
     picture = Picture()
     axes = picture.add_subplot()
-    _draw_percent_frame(axes, x_label, title)
+    draw_frame(axes, title, x_label)
+    axes.set_ylim(0.0, 1.04)
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     _draw_references(axes, references or {})
     _draw_training(axes, points)
     _draw_evaluations(axes, evaluations)
@@ -72,7 +71,7 @@ def learning_curve(
 
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
-    """Average each value with the ``window - 1`` before it, or as many as there are, so that no later value changes it.
+    """Average each value with at most ``window - 1`` values before it.
 
     >>> moving_average([0.0, 1.0, 1.0, 0.0], window=2)
     [0.0, 0.5, 1.0, 0.5]
@@ -85,7 +84,7 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Move heights up, in their order from below, until neighbors are at least ``gap`` apart.
+    """Move heights up, the lowest first, until neighbors are at least ``gap`` apart.
 
     >>> spread([0.5, 0.1, 0.5], gap=0.25)
     [0.5, 0.1, 0.75]
@@ -95,13 +94,6 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     for below, above in pairwise(order):
         placed[above] = max(placed[above], placed[below] + gap)
     return placed
-
-
-def _draw_percent_frame(axes: Axes, x_label: str, title: str) -> None:
-    draw_frame(axes, title, x_label)
-    axes.set_ylim(0.0, 1.04)
-    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
 
 
 def _draw_references(axes: Axes, references: Mapping[str, Estimate]) -> None:
@@ -138,9 +130,9 @@ def _draw_evaluations(axes: Axes, evaluations: Sequence[tuple[float, Estimate]])
         return
     xs = [x for x, _ in evaluations]
     means = [estimate.mean for _, estimate in evaluations]
-    reach = [[e.mean - e.low for _, e in evaluations], [e.high - e.mean for _, e in evaluations]]
+    errors = [[e.mean - e.low for _, e in evaluations], [e.high - e.mean for _, e in evaluations]]
     axes.errorbar(
-        xs, means, yerr=reach, fmt="o", color=_EVALUATION, markersize=6, capsize=4, linewidth=1.6, zorder=5,
+        xs, means, yerr=errors, fmt="o", color=_EVALUATION, markersize=6, capsize=4, linewidth=1.6, zorder=5,
         label="evaluation, with its interval",
     )  # fmt: skip
     for x, estimate in evaluations:

@@ -1,4 +1,4 @@
-"""Read only the plotted columns of a rollout store, in chunks."""
+"""Read the plotted fields of rollouts; of a store, only their columns, in chunks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from agentsgym.statistics.metrics import Estimate, summarize_outcomes
 from agentsgym.store.reader import RolloutStore
 from agentsgym.types import StopReason, Trajectory, outcome_of
 
-_PIECE: Final = 2048  # rollouts that are read at once
+_CHUNK: Final = 2048  # rollouts that are read at once
 _OUTCOME: Final = ("stop_reason", "success", "final_reward")
 _TASK: Final = ("run", "generation", "group", "env_class_path", "env_config", "task_data", "task_index")
 _CURVE: Final = ("source", "step", "agent", "num_turns")
-
-Rollouts = Sequence[Trajectory]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +48,7 @@ class DrawnRollout:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Self:
-        """Take what is drawn of a rollout that is at hand."""
+        """Select the plotted fields of a trajectory."""
         return cls(
             outcome=trajectory.outcome,
             final_reward=trajectory.final_reward,
@@ -72,26 +70,13 @@ class DrawnTurn(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """Rollouts as far as a plot needs them.
-
-    Attributes:
-        rollouts: The rollouts.
-        advantages: (T,) for each, empty where it is not known; None if no rollout has any.
-    """
-
-    rollouts: Sequence[DrawnRollout]
-    advantages: TokenValues | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CurveOfStore:
-    """A learning curve, as a store of training has it.
+    """The learning curve of a stored training run.
 
     Attributes:
-        points: (rollouts played so far, win rate), one a generation batch.
-        evaluations: (rollouts played before it, win rate) of the policy's evaluations.
-        references: The win rates of other players, by their names.
+        points: Pairs (number of training rollouts so far, win rate), one per generation batch.
+        evaluations: Pairs (number of training rollouts before it, win rate), one per evaluation of the policy.
+        references: The win rates of other agents, by name.
     """
 
     points: list[tuple[float, float]]
@@ -99,17 +84,22 @@ class CurveOfStore:
     references: dict[str, Estimate] = field(default_factory=dict[str, Estimate])
 
 
-def lengths_of(source: Rollouts | RolloutStore) -> Sequence[DrawnRollout]:
-    """Give rollouts with their lengths and outcomes alone."""
+def lengths_of(source: Sequence[Trajectory] | RolloutStore) -> Sequence[DrawnRollout]:
+    """Return rollouts; those of a store with their lengths and outcomes only."""
     if not isinstance(source, RolloutStore):
         return [*map(DrawnRollout.of, source)]
     return [_drawn(row, num_turns=row["num_turns"]) for row in _rows(source, (*_OUTCOME, "num_turns", "num_tokens"))]
 
 
-def turns_of(source: Rollouts | RolloutStore, *, logprobs: bool = False) -> Drawn:
-    """Give rollouts with their turns, and those of a store with their advantages."""
+def turns_of(
+    source: Sequence[Trajectory] | RolloutStore, *, logprobs: bool = False
+) -> tuple[Sequence[DrawnRollout], TokenValues | None]:
+    """Return rollouts with their turns, and the stored advantages of each, (T,).
+
+    Unknown advantages of a rollout are empty; None stands for all of them if no rollout has any.
+    """
     if not isinstance(source, RolloutStore):
-        return Drawn(rollouts=[*map(DrawnRollout.of, source)])
+        return [*map(DrawnRollout.of, source)], None
     lists = ("advantages", "logprobs") if logprobs else ("advantages",)
     scalars = (*_OUTCOME, *_TASK, "rollout_index", "num_tokens", "turns")
     rollouts: list[DrawnRollout] = []
@@ -121,53 +111,18 @@ def turns_of(source: Rollouts | RolloutStore, *, logprobs: bool = False) -> Draw
         more = {"task": task, "rollout_index": row["rollout_index"], "logprobs": row.get("logprobs")}
         rollouts.append(_drawn(row, num_turns=len(turns), turns=turns, **more))
         advantages.append(row["advantages"] or ())
-    return Drawn(rollouts=rollouts, advantages=advantages if any(map(len, advantages)) else None)
-
-
-def curve_of(store: RolloutStore) -> CurveOfStore:
-    """Find the learning curve in a store of training.
-
-    Raises:
-        ConfigError: It has neither rollouts of training nor evaluations.
-    """
-    batches: dict[int, _Batch] = {}
-    evaluated: dict[tuple[str, int | None], _Batch] = {}
-    tasks: dict[Hashable, int] = {}
-    for row in _rows(store, (*_OUTCOME, *_TASK, *_CURVE)):
-        task = tasks.setdefault(_task({**row, "run": None, "generation": None}), len(tasks))
-        reason = StopReason(row["stop_reason"])
-        one = SeatOutcome(
-            role=None,
-            stop_reason=reason,
-            success=row["success"],
-            final_reward=row["final_reward"],
-            num_turns=row["num_turns"],
-            failed=reason is StopReason.FAILED,
-        )
-        if row["generation"] is not None:
-            batch = batches.get(row["generation"])
-            if batch is None or batch.run != row["run"]:  # a run that goes on plays some batches again
-                batch = batches[row["generation"]] = _Batch(run=row["run"], step=row["step"] or 0)
-            batch.add(task, one)
-        elif row["source"] == "evaluation":
-            named = str(row["agent"]), row["step"]
-            if named not in evaluated or evaluated[named].run != row["run"]:  # likewise
-                evaluated[named] = _Batch(run=row["run"], step=row["step"] or 0)
-            evaluated[named].add(task, one)
-    if not batches and not evaluated:
-        raise ConfigError(f"{store!r} has no learning curve: it has no rollouts of training or evaluations")
-    return _curve([batches[generation] for generation in sorted(batches)], evaluated)
+    return rollouts, advantages if any(map(len, advantages)) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """A generation batch, or an evaluation.
+    """A generation batch or an evaluation.
 
     Attributes:
-        run: Its run.
-        step: The optimizer steps that were done before it.
+        run: The run that it belongs to.
+        step: The number of optimizer steps before it.
         tasks: The task of each rollout.
-        rollouts: What came of each.
+        rollouts: The outcome of each rollout.
     """
 
     run: str | None
@@ -175,29 +130,57 @@ class _Batch:
     tasks: list[int] = field(default_factory=list[int])
     rollouts: list[SeatOutcome] = field(default_factory=list[SeatOutcome])
 
-    def add(self, task: int, rollout: SeatOutcome) -> None:
-        """Count a rollout in."""
-        self.tasks.append(task)
-        self.rollouts.append(rollout)
-
     @property
     def win_rate(self) -> float | None:
-        """The share of its rollouts that was won; None if the environment does not say of any."""
+        """The fraction of rollouts that were won; None if success is unknown for all of them."""
         wins = [bool(one.success) for one in self.rollouts if not one.failed]
         is_known = any(one.success is not None for one in self.rollouts)
         return sum(wins) / len(wins) if wins and is_known else None
 
 
+def curve_of(store: RolloutStore) -> CurveOfStore:
+    """Compute the learning curve of a stored training run.
+
+    Raises:
+        ConfigError: The store has neither training rollouts nor evaluations.
+    """
+    trained: dict[int, _Batch] = {}
+    evaluated: dict[tuple[str, int | None], _Batch] = {}
+    tasks: dict[Hashable, int] = {}
+    for row in _rows(store, (*_OUTCOME, *_TASK, *_CURVE)):
+        task = tasks.setdefault(_task({**row, "run": None, "generation": None}), len(tasks))
+        batches: dict[Any, _Batch]
+        if row["generation"] is not None:
+            batches, key = trained, row["generation"]
+        elif row["source"] == "evaluation":
+            batches, key = evaluated, (str(row["agent"]), row["step"])
+        else:
+            continue
+        if key not in batches or batches[key].run != row["run"]:  # a resumed run plays some batches again
+            batches[key] = _Batch(run=row["run"], step=row["step"] or 0)
+        reason = StopReason(row["stop_reason"])
+        outcome = SeatOutcome(
+            role=None,
+            stop_reason=reason,
+            success=row["success"],
+            final_reward=row["final_reward"],
+            num_turns=row["num_turns"],
+            failed=reason is StopReason.FAILED,
+        )
+        batches[key].tasks.append(task)
+        batches[key].rollouts.append(outcome)
+    if not trained and not evaluated:
+        raise ConfigError(f"{store!r} has no learning curve: it has no training rollouts and no evaluations")
+    return _curve([trained[generation] for generation in sorted(trained)], evaluated)
+
+
 def _curve(batches: Sequence[_Batch], evaluated: Mapping[tuple[str, int | None], _Batch]) -> CurveOfStore:
-    """Lay everything along the rollouts that were played until then."""
-    played = [*accumulate(len(batch.rollouts) for batch in batches)]
-    curve = CurveOfStore(
-        points=[
-            (float(count), batch.win_rate)
-            for count, batch in zip(played, batches, strict=True)
-            if batch.win_rate is not None
-        ]
-    )
+    """Place batches and evaluations by the number of training rollouts so far."""
+    counts = [*accumulate(len(batch.rollouts) for batch in batches)]
+    curve = CurveOfStore(points=[])
+    for count, batch in zip(counts, batches, strict=True):
+        if batch.win_rate is not None:
+            curve.points.append((float(count), batch.win_rate))
     for (name, step), evaluation in evaluated.items():
         win_rate = summarize_outcomes(evaluation.rollouts, (), clusters=evaluation.tasks).win_rate
         if win_rate is None:
@@ -205,7 +188,7 @@ def _curve(batches: Sequence[_Batch], evaluated: Mapping[tuple[str, int | None],
         if step is None:  # not of the policy in training
             curve.references[name] = win_rate
         else:
-            before = [count for count, batch in zip(played, batches, strict=True) if batch.step < step]
+            before = [count for count, batch in zip(counts, batches, strict=True) if batch.step < step]
             curve.evaluations.append((float(max(before, default=0)), win_rate))
     curve.evaluations.sort(key=itemgetter(0))
     return curve
@@ -217,21 +200,21 @@ def _drawn(row: Mapping[str, Any], **fields: Any) -> DrawnRollout:
 
 
 def _task(row: Mapping[str, Any]) -> Hashable:
-    """What rollouts of one task, or of one task group of training, have in common."""
-    if row["generation"] is not None:  # the batches of an evaluation each count their task groups from 0
+    """Return a key that identifies the task, or in training the task group."""
+    if row["generation"] is not None:  # each batch numbers its task groups from 0
         return tuple(row[name] for name in ("run", "generation", "group"))
-    given = row["task_data"] if row["task_data"] not in {None, "{}"} else (row["run"], row["task_index"])
-    return row["env_class_path"], row["env_config"], given
+    task = row["task_data"] if row["task_data"] not in {None, "{}"} else (row["run"], row["task_index"])
+    return row["env_class_path"], row["env_config"], task
 
 
 def _rows(store: RolloutStore, scalars: Sequence[str], lists: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """Read columns row by row; those of ``lists`` as arrays of numbers, None where a rollout has none."""
-    for start in range(0, len(store), _PIECE):
-        table = store[start : start + _PIECE].table([*dict.fromkeys([*scalars, *lists])])
-        plain: list[dict[str, Any]] = table.select([*dict.fromkeys(scalars)]).to_pylist()
-        for index, row in enumerate(plain):
-            yield row | {name: _numbers(table.column(name)[index].values) for name in lists}
-
-
-def _numbers(values: Any) -> array[float] | None:
-    return None if values is None else array("d", values.to_numpy(zero_copy_only=False).astype("float64").tobytes())
+    for start in range(0, len(store), _CHUNK):
+        table = store[start : start + _CHUNK].table([*dict.fromkeys([*scalars, *lists])])
+        rows: list[dict[str, Any]] = table.select([*dict.fromkeys(scalars)]).to_pylist()
+        for index, row in enumerate(rows):
+            for name in lists:
+                values: Any = table.column(name)[index].values
+                numbers = None if values is None else values.to_numpy(zero_copy_only=False).astype("float64")
+                row[name] = None if numbers is None else array("d", numbers.tobytes())
+            yield row

@@ -1,4 +1,4 @@
-"""The common style of all plots: size, ink, grid, and how they are saved and shown."""
+"""The style of all plots: size, colors and grid, and how they are saved and shown."""
 
 # pyright: reportUnknownMemberType=false
 # matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 WIDTH_INCHES = 8.0
 _DOTS_PER_INCH = 200
-_ROUNDING = 1e-12  # what sums that are to be 0 leave of numbers about 1
-_HIGHEST = 1e100  # of what is drawn: axes are laid out with squares and differences of numbers
+_ROUNDING = 1e-12  # error of sums of numbers near 1 that would be 0 in exact arithmetic
+_LARGEST = 1e100  # magnitude that is drawn: matplotlib computes squares and differences of values
 
-#: (T,) for each trajectory, in the same order.
+#: One number per token of each trajectory, (T,), in the order of the trajectories.
 TokenValues = Sequence[Sequence[float]]
 
 
 class Picture(Figure):
-    """A matplotlib figure that notebooks show as it is, with or without ``%matplotlib``."""
+    """A matplotlib figure that notebooks display with or without ``%matplotlib``."""
 
     def __init__(self, height_inches: float = 4.5) -> None:
         super().__init__(figsize=(WIDTH_INCHES, height_inches), dpi=_DOTS_PER_INCH, layout="constrained")
@@ -53,7 +53,7 @@ class Picture(Figure):
             partial.unlink(missing_ok=True)
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
-        """Draw it for a notebook, at half its resolution in points, as screens with fine pixels want it."""
+        """Draw it for a notebook, at half its size in pixels, for high-resolution screens."""
         file = io.BytesIO()
         self.savefig(file, format="png")
         width, height = self.get_size_inches() * _DOTS_PER_INCH / 2
@@ -79,7 +79,7 @@ def finished(picture: Picture, path: str | Path | None) -> Picture:
 
 
 def draw_frame(axes: Axes, title: str, x_label: str = "", y_label: str = "", *, size: float = 13) -> None:
-    """Give axes their title, labels, grid and ink."""
+    """Set the title, labels, grid and colors of axes."""
     axes.set_title(title, loc="left", color=INK, fontsize=size, fontweight="bold", pad=10 if size > 10 else 6)
     axes.set_xlabel(x_label, color=FAINT_INK, fontsize=9)
     axes.set_ylabel(y_label, color=FAINT_INK, fontsize=9)
@@ -91,33 +91,33 @@ def draw_frame(axes: Axes, title: str, x_label: str = "", y_label: str = "", *, 
 
 
 def leave_room(axes: Axes, values: Sequence[float]) -> None:
-    """Give an axis of numbers that are 0, but for rounding, a scale on which they are."""
+    """Set the scale to [-1, 1] if all values are 0 up to rounding, so that they appear as 0."""
     if largest(values) < _ROUNDING:
         axes.set_ylim(-1, 1)
 
 
 def draw_legend(axes: Axes, **options: Any) -> None:
-    """Draw the legend of what has a label."""
+    """Draw the legend."""
     axes.legend(frameon=True, framealpha=0.9, edgecolor="none", labelcolor=INK, fontsize=9, **options)
 
 
 def plain(text: str) -> str:
-    """Escape a text so that matplotlib does not parse math in it."""
+    """Escape a text so that matplotlib does not parse mathematics in it."""
     return text.replace("$", r"\$")
 
 
 def is_drawable(value: float) -> bool:
-    """Whether a number has a place in a picture: it is finite, and no axis overflows with it."""
-    return math.isfinite(value) and abs(value) <= _HIGHEST
+    """Whether a number can be drawn: it is finite, and no axis overflows with it."""
+    return math.isfinite(value) and abs(value) <= _LARGEST
 
 
 def drawable(values: Sequence[float]) -> list[float]:
-    """Put 0, which is not drawn, in the place of each number that cannot be."""
+    """Replace each number that cannot be drawn with 0."""
     return [float(value) if is_drawable(value) else 0.0 for value in values]
 
 
 def not_drawn(values: Sequence[float]) -> str:
-    """Say how many of some numbers are infinite or nearly so; empty if none is. NaN stands for "not known".
+    """Describe how many numbers are too large to draw; empty if none. NaN, an unknown number, does not count.
 
     >>> not_drawn([1.0, float("nan")]), not_drawn([float("inf"), 1.0])
     ('', ' (1 too large to draw)')
@@ -127,12 +127,12 @@ def not_drawn(values: Sequence[float]) -> str:
 
 
 def mean_of(values: Sequence[float]) -> float | None:
-    """Average numbers, infinite ones too; None of none."""
+    """Return the mean of numbers, which may be infinite; None if there are none."""
     return sum(map(float, values)) / len(values) if len(values) else None
 
 
 def check_values(name: str, values: TokenValues | None, nums_tokens: Sequence[int]) -> None:
-    """Raise unless there is one value for each token of each rollout.
+    """Check that there is one value for each token of each rollout.
 
     Raises:
         ConfigError: The numbers of values and tokens differ.

@@ -1,4 +1,4 @@
-"""Rollouts by turn: reward, advantage, entropy, length."""
+"""Rollouts by turn: reward, advantage, entropy and length."""
 
 # pyright: reportUnknownMemberType=false
 # matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
@@ -69,9 +69,9 @@ def by_turn(
 ) -> Picture:
     """Draw reward, advantage, entropy and length of turns by their index, each as mean and 95 % interval over tasks.
 
-    A turn's advantage and entropy are means over its tokens. Without ``entropies`` the sampler's log-probabilities are
-    drawn instead where they are recorded: the mean of ``-log p`` of sampled tokens estimates the entropy of what was
-    sampled from. Failed rollouts are left out; of longer ones the first 50 turns are drawn.
+    The advantage and entropy of a turn are means over its tokens. Without ``entropies``, the mean of ``-log p`` of the
+    sampled tokens, which estimates the sampler's entropy, is drawn instead if it is recorded. Failed rollouts are
+    omitted; of longer ones, the first 50 turns are drawn.
 
     Args:
         trajectories: The rollouts. For a store, only the plotted columns are read.
@@ -84,12 +84,11 @@ def by_turn(
     Raises:
         ConfigError: No rollout has a turn, or some value is missing.
     """
-    drawn = turns_of(trajectories, logprobs=entropies is None)
-    rollouts = drawn.rollouts
+    rollouts, stored_advantages = turns_of(trajectories, logprobs=entropies is None)
     nums_tokens = [one.num_tokens for one in rollouts]
     check_values("advantages", advantages, nums_tokens)
     check_values("entropies", entropies, nums_tokens)
-    advantages = drawn.advantages if advantages is None else advantages
+    advantages = stored_advantages if advantages is None else advantages
     rows = [index for index, one in enumerate(rollouts) if one.turns and one.outcome != "failed"]
     if not rows:
         raise ConfigError("nothing to plot: every rollout failed or has no turns")
@@ -104,8 +103,14 @@ def by_turn(
     picture.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     grid: list[Axes] = list(picture.subplots(num_rows, num_columns, sharex=True, squeeze=False).flat)
     for axes, (name, color, means) in zip(grid, panels, strict=False):
-        _draw_means(axes, name, color, means)
-    _draw_counts(grid[len(panels)], panels[0][2])
+        draw_frame(axes, name, size=10)
+        leave_room(axes, [*means.lows, *means.highs])
+        axes.fill_between(means.turns, means.lows, means.highs, color=color, alpha=0.18, linewidth=0)
+        axes.plot(means.turns, means.means, "o-", color=color, linewidth=1.8, markersize=3.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    draw_frame(grid[len(panels)], "rollouts with this turn", size=10)
+    grid[len(panels)].bar(panels[0][2].turns, panels[0][2].counts, color=GRAY, width=0.8)
+    grid[len(panels)].xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in grid[len(panels) + 1 :]:
         axes.set_visible(False)
     for axes in grid[: len(panels) + 1][-num_columns:]:
@@ -174,7 +179,7 @@ def turn_means(
 def _panels(
     rollouts: Sequence[DrawnRollout], advantages: TokenValues | None, entropies: TokenValues | None
 ) -> list[tuple[str, str, Callable[[int, DrawnTurn], float | None]]]:
-    """The name and color of each quantity, and what it is for a turn."""
+    """Return the name, color and function of each quantity; functions take a rollout's index and a turn."""
 
     def surprise(row: int, turn: DrawnTurn) -> float | None:
         known = rollouts[row].logprobs
@@ -193,25 +198,11 @@ def _panels(
     return panels
 
 
-def _draw_means(axes: Axes, name: str, color: str, means: TurnMeans) -> None:
-    draw_frame(axes, name, size=10)
-    leave_room(axes, [*means.lows, *means.highs])
-    axes.fill_between(means.turns, means.lows, means.highs, color=color, alpha=0.18, linewidth=0)
-    axes.plot(means.turns, means.means, "o-", color=color, linewidth=1.8, markersize=3.5)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _draw_counts(axes: Axes, means: TurnMeans) -> None:
-    draw_frame(axes, "rollouts that got so far", size=10)
-    axes.bar(means.turns, means.counts, color=GRAY, width=0.8)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
 def _draw_histogram(
     axes: Axes, rollouts: Sequence[DrawnRollout], length: Callable[[DrawnRollout], int], x_label: str
 ) -> None:
     longest = max(map(length, rollouts))
-    step = max(1, -(-(longest + 1) // 30))  # whole numbers a bar
+    step = max(1, -(-(longest + 1) // 30))  # lengths per bar
     edges = np.arange(0, longest + 1 + step, step) - 0.5
     bottom = np.zeros(len(edges) - 1)
     draw_frame(axes, "", x_label, "rollouts")

@@ -1,1 +1,1 @@
-"""The processes of a pool: how one is started, spoken to, watched and ended, and what runs in it."""
+"""The processes of a pool: how one is started, addressed, watched and ended, and the code that runs in it."""

@@ -155,13 +155,9 @@ class WorkerHandle:
                 return
 
     def host(self, session_id: object) -> None:
-        """Note a trial that moves in; of more than two nothing is kept, since they would pile up with every episode."""
+        """Note a trial that moves in; no more than two are kept, since they would pile up with every episode."""
         if len(self.hosted) < 2:
             self.hosted.add(session_id)
-
-    def has_env(self, name: str) -> bool:
-        """Whether a trial of that environment can begin there at once."""
-        return name in self.known_envs and not self.is_loading
 
     @property
     def running(self) -> tuple[int, float] | None:
@@ -192,8 +188,8 @@ class WorkerHandle:
         longer than that.
 
         Args:
-            why: What it did.
-            at_once: Give it no time.
+            why: The reason, for messages.
+            at_once: Whether to kill it without giving it time.
         """
         if self.is_killed:
             return
@@ -220,7 +216,7 @@ class WorkerHandle:
             self.kill(f"closing the episodes of an aborted rollout took longer than {GRACE_S:.0f} s", at_once=True)
 
     def request_shutdown(self) -> None:
-        """Ask it to end; kill it if it is busy, or does not follow."""
+        """Request its end; kill it if it is busy, or does not end in time."""
         if self.is_dead:
             return
         if self.is_busy and not self.is_closing:
@@ -246,19 +242,23 @@ class WorkerHandle:
             self._killer.start()
 
     def _is_alive(self) -> bool:
-        """Ask without waiting."""
+        """Check without waiting."""
         with _PROCESSES:
             return self.process.is_alive()
 
     def _read(self) -> None:
-        """Hand on what it sends, on a thread that does nothing else, so that it never has to wait to be read."""
+        """Deliver its messages until it ends, on a thread that does nothing else, so that none waits to be read."""
         with suppress(EOFError, OSError):
             try:
                 while True:
                     self._deliver(self._channel.receive(self._check_silence))
             except BrokenChannelError as error:
                 self.kill(str(error))
-        self._await_end()
+        if not multiprocessing.connection.wait([self.process.sentinel], timeout=GRACE_S):
+            self.process.kill()  # it has only lost its connection
+            multiprocessing.connection.wait([self.process.sentinel])
+        with _PROCESSES:
+            self.process.join()
         self.is_dead = True
         self._channel.close()
         for timer in (self._killer, self._closing):
@@ -274,14 +274,6 @@ class WorkerHandle:
         overdue = time.monotonic() - max(self._sent_at, since) > GRACE_S
         if self.is_busy and what == IS_WAITING and overdue and not self._channel.num_unread():
             raise BrokenChannelError("another reader consumed a message that was sent to it")
-
-    def _await_end(self) -> None:
-        """Wait until the process has ended; one that has only lost its connection is killed."""
-        if not multiprocessing.connection.wait([self.process.sentinel], timeout=GRACE_S):
-            self.process.kill()
-            multiprocessing.connection.wait([self.process.sentinel])
-        with _PROCESSES:
-            self.process.join()
 
     def _deliver(self, message: bytes | None) -> None:
         if message == READY:

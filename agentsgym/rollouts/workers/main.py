@@ -59,10 +59,6 @@ class _LiveTrial:
         self.num_tokens = 0
         self.tools: Sequence[Mapping[str, Any]] | None = None
 
-    def advance(self, given: WireInput | None) -> TrialOutcome:
-        """Advance it."""
-        return advance(self.generator, given.action() if isinstance(given, WireAction) else given)
-
     def delta(self, index: int, request: TurnRequest) -> RequestDelta:
         """Make the difference to the last request."""
         if request.messages is not self.messages:
@@ -101,22 +97,35 @@ class _WorkerLoop:
         self.envs: dict[str, Any] = {}
         self.trials: dict[int, _LiveTrial] = {}
 
-    def receive(self) -> bytes:
-        """Wait for the pool's next message."""
-        self._note(IS_WAITING)
-        message = self.channel.receive()
-        self._note(NO_TRIAL)
-        return message
+    def run(self) -> None:
+        """Process the pool's messages until it requests the shutdown or is gone."""
+        try:
+            with suppress(EOFError):
+                self.channel.send(READY)
+                while True:
+                    self._note(IS_WAITING)
+                    message = self.channel.receive()
+                    self._note(NO_TRIAL)
+                    if message == SHUTDOWN:
+                        return
+                    if message == CLOSE:
+                        self.close()
+                        self.channel.send(CLOSED)
+                    else:
+                        self.work(pickle.loads(message))
+        finally:
+            self.is_ending = True
+            self.close()
 
     def kill(self, *_: Any) -> None:
-        """Interrupt what runs; a signal's handler."""
+        """Interrupt the running code; a signal handler."""
         if self.is_ending:
             return
         self.is_killed = True
         raise _Killed
 
     def work(self, batch: WorkBatch) -> None:
-        """Do all of it; what is done is sent every few moments, and the last reply is marked as the last."""
+        """Process a batch; replies are sent every few moments, and the last one is marked as the last."""
         try:
             for name in batch.dropped_envs:
                 self.envs.pop(name, None)
@@ -170,7 +179,7 @@ class _WorkerLoop:
 
     def _step(self, index: int, given: WireInput | None) -> TrialOutcome:
         self._note(index)
-        outcome = self.trials[index].advance(given)
+        outcome = advance(self.trials[index].generator, given.action() if isinstance(given, WireAction) else given)
         if self.is_killed:
             raise _Killed
         return outcome
@@ -184,13 +193,13 @@ class _WorkerLoop:
 
 
 def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> None:
-    """Do what the pool sends until it requests the shutdown, or is gone.
+    """Run a worker process.
 
     Args:
-        connection: To the pool.
-        key: That of the channel over it.
-        progress: As :class:`_WorkerLoop` has it.
-        owner: The process id of the pool's.
+        connection: Connection to the pool.
+        key: Key of the channel over it.
+        progress: See :class:`_WorkerLoop`.
+        owner: Process id of the pool's owner.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the pool's owner decides
     loop = _WorkerLoop(Channel(connection, key), progress)
@@ -198,7 +207,7 @@ def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> N
         if KILL_SIGNAL is not None:
             signal.signal(KILL_SIGNAL, loop.kill)
         end_with_owner(connection, owner)
-        _serve(loop)
+        loop.run()
     except _Killed:
         code = INTERRUPTED
     except (OSError, BrokenChannelError):
@@ -209,21 +218,6 @@ def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> N
     else:
         code = 0
     sys.exit(code)
-
-
-def _serve(loop: _WorkerLoop) -> None:
-    try:
-        with suppress(EOFError):
-            loop.channel.send(READY)
-            while (message := loop.receive()) != SHUTDOWN:
-                if message == CLOSE:
-                    loop.close()
-                    loop.channel.send(CLOSED)
-                else:
-                    loop.work(pickle.loads(message))
-    finally:
-        loop.is_ending = True
-        loop.close()
 
 
 def _dump_outcome(outcome: Finished | Raised) -> bytes | str:
@@ -239,7 +233,7 @@ def _dump_outcome(outcome: Finished | Raised) -> bytes | str:
 
 
 def _dump_reply(reply: Reply) -> bytes:
-    """Pickle a reply by itself, while it is known whose it is: its pickling may break or hang this process."""
+    """Pickle a single reply while its trial is known, since pickling it may break or hang this process."""
     try:
         return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
     except BaseException as error:  # as above, an environment's messages

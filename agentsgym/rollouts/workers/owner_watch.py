@@ -32,73 +32,69 @@ def end_with_owner(connection: socket.socket, owner: int) -> None:
         connection: The worker's end.
         owner: The owner's process id.
     """
-    _release_fork_server()
+    # Close this process's copy of the pipe that keeps the fork server alive, so that only the owner keeps it.
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    pipe = getattr(server, "_forkserver_alive_fd", None)
+    if server is not None and isinstance(pipe, int):
+        server._forkserver_alive_fd = None  # nothing here starts processes by it: a worker is a daemon
+        with suppress(OSError):
+            os.close(pipe)
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if hasattr(select, "poll"):  # not on Windows
-        watch = _Watch(connection.fileno(), owner)
-        threading.Thread(target=watch.run, name="agentsgym-owner-watch", daemon=True).start()
-
-
-def _release_fork_server() -> None:
-    """Close this process's copy of the pipe that keeps the fork server alive, so that only the owner keeps it."""
-    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-    descriptor = getattr(server, "_forkserver_alive_fd", None)
-    if server is not None and isinstance(descriptor, int):
-        server._forkserver_alive_fd = None  # nothing here starts processes by it: a worker is a daemon
-        with suppress(OSError):
-            os.close(descriptor)
-
-
-class _Watch:
-    """The resources that are watched."""
-
-    def __init__(self, descriptor: int, owner: int) -> None:
-        self._descriptor = descriptor
-        self._identity = _identity(descriptor)
-        self._owner = owner
-        self._process: int | None = None
+        process: int | None = None
         with suppress(OSError, AttributeError):  # pidfd_open is Linux's, and newer than some kernels
-            self._process = os.pidfd_open(owner)
-        self._process_identity = None if self._process is None else _identity(self._process)
+            process = os.pidfd_open(owner)
+        descriptors = (connection.fileno(), process)
+        identities = tuple(None if one is None else _identity(one) for one in descriptors)
+        threading.Thread(
+            target=_watch, args=(owner, descriptors, identities), name="agentsgym-owner-watch", daemon=True
+        ).start()
 
-    def run(self) -> None:
-        """Wait until either is gone."""
-        while True:
-            if _identity(self._descriptor) != self._identity:
-                os._exit(LOST_CONNECTION)  # something closed the file descriptors of this process
-            if self._is_owner_gone():
-                break
-            self._wait()
-        if KILL_SIGNAL is not None:
-            os.kill(os.getpid(), KILL_SIGNAL)
-        time.sleep(_CLOSING_S)
-        os._exit(1)
 
-    def _wait(self) -> None:
+def _watch(owner: int, descriptors: tuple[int, int | None], identities: tuple[object, ...]) -> None:
+    """Wait until the owner or the connection is gone, and end this process.
+
+    Args:
+        owner: Process id of the owner.
+        descriptors: File descriptors of the connection and of the owner's process; None for the latter if unknown.
+        identities: What they referred to at first: something may close them and open other files.
+    """
+    connection, process = descriptors
+    while True:
+        if _identity(connection) != identities[0]:
+            os._exit(LOST_CONNECTION)  # something closed the file descriptors of this process
+        is_process_known = process is not None and _identity(process) == identities[1]
+        if _is_owner_gone(owner, connection, process if is_process_known else None):
+            break
         poll = select.poll()
-        poll.register(self._descriptor, getattr(select, "POLLRDHUP", 0))  # hang-ups and errors come unasked
-        if self._process is not None:
-            poll.register(self._process, select.POLLIN)
+        poll.register(connection, getattr(select, "POLLRDHUP", 0))  # hang-ups and errors are always reported
+        if process is not None:
+            poll.register(process, select.POLLIN)
         poll.poll(1000 * _POLL_S)
+    if KILL_SIGNAL is not None:
+        os.kill(os.getpid(), KILL_SIGNAL)
+    time.sleep(_CLOSING_S)
+    os._exit(1)
 
-    def _is_owner_gone(self) -> bool:
+
+def _is_owner_gone(owner: int, connection: int, process: int | None) -> bool:
+    poll = select.poll()
+    poll.register(connection, getattr(select, "POLLRDHUP", 0))
+    if poll.poll(0):
+        return True
+    if process is not None:
         poll = select.poll()
-        poll.register(self._descriptor, getattr(select, "POLLRDHUP", 0))
-        if poll.poll(0):
-            return True
-        if self._process is not None and _identity(self._process) == self._process_identity:
-            poll = select.poll()
-            poll.register(self._process, select.POLLIN)
-            return bool(poll.poll(0))
-        try:
-            os.kill(self._owner, 0)
-        except ProcessLookupError:
-            return True
-        except OSError:
-            pass
-        return False
+        poll.register(process, select.POLLIN)
+        return bool(poll.poll(0))
+    try:
+        os.kill(owner, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _identity(descriptor: int) -> tuple[int, int] | None:

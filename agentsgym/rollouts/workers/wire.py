@@ -1,7 +1,7 @@
 """The messages between a process pool and its worker processes.
 
 A trial's state cannot leave the process it began in, so a trial stays where it was started: an action goes in, what is
-new in the conversation comes out. The pool keeps a copy of each conversation (a :class:`RequestMirror`).
+new in the conversation comes out. The pool keeps a copy of each conversation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from agentsgym.errors import AgentError, EpisodeError
 from agentsgym.rollouts.interfaces import PlayableTrial
 from agentsgym.texts import shown
-from agentsgym.types import Action, FinishReason, Message, ToolCall, TurnRequest
+from agentsgym.types import Action, FinishReason, Message, ToolCall
 
 NO_TRIAL = -1
 IS_WAITING = -2
@@ -84,7 +84,7 @@ class RequestDelta(NamedTuple):
 
     Attributes:
         trial_index: Its index in the run.
-        num_messages: How many messages of the mirror are kept: all of them, or none where there is another list now.
+        num_messages: How many messages of the last request are kept: all, or none where the list is another one now.
         messages: New messages after them.
         num_tokens: As ``num_messages``, for the token ids.
         token_ids: New token ids after them.
@@ -108,8 +108,8 @@ class TrialEnd(NamedTuple):
 
     Attributes:
         trial_index: Its index in the run.
-        outcome: Its result or what it raised, pickled by itself, so that a value that cannot be read costs this trial
-            alone; or why neither can be sent.
+        outcome: Its result or what it raised, pickled separately, so that a value that cannot be read fails only
+            this trial; or the reason why neither can be sent.
     """
 
     trial_index: int
@@ -117,7 +117,7 @@ class TrialEnd(NamedTuple):
 
 
 class DeserializationFailure(NamedTuple):
-    """Why the worker could not unpickle what it was sent.
+    """The reason why the worker could not unpickle a message.
 
     Attributes:
         reason: The exception.
@@ -147,35 +147,6 @@ def load_replies(message: bytes) -> tuple[list[Reply], bool]:
     if not all(isinstance(one, Reply) for one in replies):
         raise TypeError("it holds no replies")
     return replies, is_last
-
-
-class RequestMirror:
-    """The pool's copy of a trial's last request."""
-
-    def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
-        self.messages: list[Message] = []
-        self.token_ids: list[int] = []
-        self.tools: Sequence[Mapping[str, Any]] = ()
-
-    def request(self, delta: RequestDelta, agent_state: Any) -> TurnRequest:
-        """Apply a difference; lists that are extended stay the same objects."""
-        if delta.num_messages == 0:
-            self.messages = []
-        if delta.num_tokens == 0:
-            self.token_ids = []
-        self.messages += delta.messages
-        self.token_ids += delta.token_ids
-        if delta.tools is not None:
-            self.tools = delta.tools
-        return TurnRequest(
-            session_id=self.session_id,
-            messages=self.messages,
-            token_ids=self.token_ids,
-            agent_state=agent_state if delta.has_state else None,
-            max_new_tokens=delta.max_new_tokens,
-            tools=self.tools,
-        )
 
 
 def to_wire(given: Any, session_id: str) -> WireInput:

@@ -73,7 +73,7 @@ def read_or_failed(read: Callable[[], list[ToolCall]], name: str = "") -> list[T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedForm:
-    """Calls that stand between markers in the text of an answer.
+    """Calls between markers in the text of an answer.
 
     Attributes:
         opens: Opening marker of a block.
@@ -104,13 +104,18 @@ class MarkedForm:
         """
         parts = _Parts()
         thought_end = self._end_of_begun_thought(text, kinds) if prompt is None else None
-        if thought_end is None:
-            place = self._first_thought(prompt or "", text, parts)
-        else:
+        begins, ends = self.thinks
+        first, place = self._next(text, 0), 0
+        if thought_end is not None:
             place = self._thought(text, 0, parts, thought_end)
+        elif prompt and prompt.rfind(begins) > prompt.rfind(ends):
+            text_begins = re.match(rf"\s*{re.escape(begins)}", text)
+            place = self._thought(text, text_begins.end() if text_begins else 0, parts)
+        elif ends in text[: len(text) if first is None else first.start()]:
+            place = self._thought(text, 0, parts)  # the prompt of another template began it
         while len(parts.calls) <= MAX_CALLS and (begin := self._next(text, place)) is not None:
             parts.content.append(text[place : begin.start()])
-            if text.startswith(self.thinks[0], begin.start()):
+            if text.startswith(begins, begin.start()):
                 place = self._thought(text, begin.end(), parts)
             else:
                 place = self._block(text, begin, parts, kinds)
@@ -119,17 +124,6 @@ class MarkedForm:
         if self.wraps is None:
             return answer
         return Answer(content=self.wraps.sub("", answer.content), reasoning=answer.reasoning, calls=answer.calls)
-
-    def _first_thought(self, prompt: str, text: str, parts: _Parts) -> int:
-        """Read the thought that begins before the answer."""
-        begins, ends = self.thinks
-        if prompt.rfind(begins) > prompt.rfind(ends):
-            text_begins = re.match(rf"\s*{re.escape(begins)}", text)
-            return self._thought(text, text_begins.end() if text_begins else 0, parts)
-        first = self._next(text, 0)
-        if ends in text[: len(text) if first is None else first.start()]:
-            return self._thought(text, 0, parts)  # the prompt of another template began it
-        return 0
 
     def _end_of_begun_thought(self, text: str, kinds: Kinds) -> int | None:
         """Find the end of a thought that begins before the answer; None without one.

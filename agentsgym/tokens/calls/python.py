@@ -20,7 +20,7 @@ from agentsgym.tokens.calls.values import (
 from agentsgym.types import ToolCall
 
 ReadString = Callable[[str, int], tuple[str, int]]
-"""Reads the string whose quote stands at an index; returns it and the index after it."""
+"""(text, index of an opening quote) → the string, and the index after it."""
 
 
 def python_calls(text: str, read_string: ReadString) -> list[ToolCall]:

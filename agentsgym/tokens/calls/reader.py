@@ -191,8 +191,15 @@ def _form_of(tokenizer: Any, options: Mapping[str, Any]) -> Form | TemplateForm 
         forms = (*FORMS.values(), *described, *_learned_form(turn, end))
         read = [(_rest_of(form, prompt, turn, _ARGUMENTS), form) for form in forms]
         rests = [rest for rest, _ in read if rest is not None]
-        if rests:
-            return _exact_form(tokenizer, options, [form for rest, form in read if rest == min(rests)])
+        if not rests:
+            continue
+        best = [form for rest, form in read if rest == min(rests)]
+        # Of several that read a simple call, one that reads quotes and backslashes too, or the first.
+        for hard_prompt, hard_turn in _written_calls(tokenizer, options, _HARD_ARGUMENTS) if len(best) > 1 else ():
+            for form in best:
+                if _rest_of(form, hard_prompt, hard_turn, _HARD_ARGUMENTS) is not None:
+                    return form
+        return best[0]
     return None
 
 
@@ -201,18 +208,6 @@ def _rest_of(form: Form | TemplateForm, prompt: str, turn: str, arguments: Mappi
     answer = form.answer(prompt, turn, kinds_of([_TOOL]))
     calls = [(call.name, call.arguments, call.error) for call in answer.calls]
     return len(answer.content) if calls == [(_NAME, arguments, None)] else None
-
-
-def _exact_form(
-    tokenizer: Any, options: Mapping[str, Any], forms: Sequence[Form | TemplateForm]
-) -> Form | TemplateForm:
-    """Choose, among forms that read simple calls, one that also reads quotes and backslashes, or the first."""
-    if len(forms) > 1:
-        for prompt, turn in _written_calls(tokenizer, options, _HARD_ARGUMENTS):
-            for form in forms:
-                if _rest_of(form, prompt, turn, _HARD_ARGUMENTS) is not None:
-                    return form
-    return forms[0]
 
 
 def _learned_form(turn: str, turn_end: str) -> Iterator[Form]:

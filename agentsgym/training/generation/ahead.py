@@ -1,4 +1,4 @@
-"""Play task groups without pause while the policy is trained, and hand over a batch as soon as one may be formed."""
+"""Play task groups without pause while the policy is trained, and return a batch as soon as it is complete."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.envs.play import prepare_play, retry_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentsgym.training.generation.in_flight import GroupsInFlight
     from agentsgym.types import Trajectory
 
-_POLL_S = 0.25  # between two looks for a signal
+_POLL_S = 0.25  # between two checks for a signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class RolloutsAhead:
     """Plays the task groups of one rank on a thread, without end.
 
     Attributes:
-        waited_s: Seconds that the last batch was waited for.
+        waited_s: Seconds of waiting for the last batch.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class RolloutsAhead:
         """Begin with nothing in play.
 
         Args:
-            in_flight: Decides what begins and what is trained on.
-            groups: What is played, in order.
-            agent: Answers.
-            policy: Says how often a failed rollout is played again.
+            in_flight: Decides which groups begin and which are trained on.
+            groups: The groups to play, in order.
+            agent: The agent that acts.
+            policy: How often a failed rollout is retried.
             num_batches: Generation batches of the whole run; None if it is not known.
-            **options: As :class:`~agentsgym.rollouts.stream.TrialStream` takes them.
+            **options: See :class:`~agentsgym.rollouts.stream.TrialStream`.
         """
         self.waited_s = 0.0
         self._in_flight, self._groups = in_flight, groups
@@ -92,11 +92,11 @@ class RolloutsAhead:
         self._stream = TrialStream(agent, self._finished, max_concurrent=self._num_live, **options)
 
     def take(self, num_updates: int, interrupt: Callable[[], None]) -> list[PlayedGroup]:
-        """Wait for a batch, once the sampler has the weights after so many updates; more is played meanwhile.
+        """Wait for a batch, once the sampler has the newest weights; further groups are played meanwhile.
 
         Args:
             num_updates: Generation batches that were trained on.
-            interrupt: Called a few times a second; what it raises is raised here, and the rollouts go on.
+            interrupt: Called a few times a second; its exceptions are raised here, and the rollouts continue.
 
         Raises:
             AgentsGymError: The rollouts broke.
@@ -113,7 +113,12 @@ class RolloutsAhead:
             self._next_batch += 1
             self._begin()
             self.waited_s = time.monotonic() - since
-            return [self._handed_over(number) for number in numbers]
+            taken: list[PlayedGroup] = []
+            for number in numbers:
+                played = self._played.pop(number)
+                trajectories = [played[index] for index in range(len(played))]
+                taken.append(PlayedGroup(group=self._begun.pop(number), trajectories=trajectories))
+            return taken
 
     @property
     def num_updates(self) -> int:
@@ -121,20 +126,15 @@ class RolloutsAhead:
         return self._num_updates
 
     def holding(self) -> AbstractContextManager[Any]:
-        """Let no group begin inside, which may draw from what is changed there."""
+        """Begin no group inside: a new one may draw from the values that are changed there."""
         return self._changed
 
     def close(self) -> None:
         """Drop what is in play."""
         self._stream.close()
 
-    def _handed_over(self, number: int) -> PlayedGroup:
-        played = self._played.pop(number)
-        trajectories = [played[index] for index in range(len(played))]
-        return PlayedGroup(group=self._begun.pop(number), trajectories=trajectories)
-
     def _begin(self) -> None:
-        """Let as many groups begin as may."""
+        """Begin as many groups as possible."""
         last = None if self._num_batches is None else self._num_batches - 1
         while self._in_flight.may_begin(self._num_updates, self._next_batch, last):
             group = next(self._groups)
@@ -142,15 +142,12 @@ class RolloutsAhead:
             self._begun[group.number], self._played[group.number] = group, {}
             for index, trial in enumerate(group.trials):
                 self._places[trial.session_id] = group.number, index, trial
-            self._prepare(group.trials)
+            # An environment prepares before its first group of each batch, for as many episodes as may be live.
+            new = [trial for trial in group.trials if id(trial.env) not in self._prepared]
+            self._prepared.update(id(trial.env) for trial in new)
+            if new:
+                prepare_play(new, max_concurrent=self._num_live, pool=self._pool, num_live=self._num_live)
             self._stream.add(group.trials)
-
-    def _prepare(self, trials: Sequence[Trial]) -> None:
-        """Let an environment prepare for as many episodes as may be live, before the first of them in each batch."""
-        new = [trial for trial in trials if id(trial.env) not in self._prepared]
-        self._prepared.update(id(trial.env) for trial in new)
-        if new:
-            prepare_play(new, max_concurrent=self._num_live, pool=self._pool, num_live=self._num_live)
 
     # On the thread of the stream
 
@@ -166,13 +163,3 @@ class RolloutsAhead:
             self._in_flight.finish(number)
             self._begin()
             self._changed.notify_all()
-
-
-def of_batch(groups: Sequence[PlayedGroup], first_group: int) -> tuple[list[DatasetRow], list[Trajectory]]:
-    """The rows and the rollouts of this rank's part of a batch, each with its group in the batch as ``task_index``."""
-    rows = [one.group.row for one in groups for _ in one.trajectories]
-    return rows, [
-        replace(trajectory, task_index=group)
-        for group, one in enumerate(groups, first_group)
-        for trajectory in one.trajectories
-    ]

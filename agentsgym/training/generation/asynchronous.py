@@ -1,4 +1,4 @@
-"""Play without waiting for training: the sampler goes on while the policy is trained on what is finished.
+"""Play without waiting for training: the sampler continues while the policy is trained on finished rollouts.
 
 ::
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,10 +25,11 @@ from agentsgym.agents.trained import BatchStart, as_trained_policy
 from agentsgym.envs.datasets.environments import group_seeds
 from agentsgym.errors import ConfigError
 from agentsgym.ranks import DeferredError, all_gather_objects
-from agentsgym.training.generation.ahead import Group, PlayedGroup, RolloutsAhead, of_batch
+from agentsgym.training.generation.ahead import Group, PlayedGroup, RolloutsAhead
 from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.generator import RolloutGenerator
 from agentsgym.training.generation.in_flight import GroupsInFlight, TaskOrder
+from agentsgym.training.metrics.rollouts import RolloutSummary
 from agentsgym.training.metrics.staleness import StalenessSums, staleness_metrics
 
 if TYPE_CHECKING:
@@ -39,18 +40,10 @@ if TYPE_CHECKING:
     from agentsgym.types import Action, Trajectory, TurnRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    """What ranks tell each other of a batch, beside its summaries: its groups with their rows, and how old it is."""
-
-    groups: Sequence[tuple[int, int]]
-    staleness: StalenessSums
-
-
 class AsyncRolloutGenerator(RolloutGenerator):
-    """Plays training batches ahead, on a thread; evaluations as ever.
+    """Plays training batches ahead, on a thread; evaluations are played as usual.
 
-    Tasks come in an order of its own, every row once a pass, since they begin long before TRL hands their rows over.
+    It orders the tasks itself, every row once a pass, since they begin long before TRL passes their rows.
 
     Attributes:
         order: The tasks, and which were trained on.
@@ -101,7 +94,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
         super().play_with(agent)
 
     def begin_run(self, num_trained: int) -> None:
-        """Forget an earlier run; so many task groups were trained on before this one."""
+        """Forget an earlier run; ``num_trained`` task groups were trained on before this one."""
         self._end_ahead()
         self._tasks.reset(num_trained)
 
@@ -111,7 +104,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
         super().close()
 
     def generate(self, rows: Sequence[DatasetRow], phase: Phase) -> GenerationBatch:
-        """Collective: in training, hand the weights over, wait for a batch of this rank's groups, and exchange it.
+        """Collective: in training, update the sampler, wait for a batch of this rank's groups, and exchange it.
 
         Args:
             rows: Equally many on every rank; in training their number alone matters.
@@ -121,53 +114,49 @@ class AsyncRolloutGenerator(RolloutGenerator):
             AgentsGymError: Too many rollouts failed, or the rollouts broke.
         """
         if not phase.is_training:
-            return self._evaluated(rows, phase)
+            batch = super().generate(rows, phase)
+            # The policy is not finished before the end of the run, so it must forget sessions that are over.
+            self.policy.forget([trajectory.session_id for trajectory in batch.trajectories])
+            if self._ahead is not None:
+                self._prepare(phase, f"ahead after {self._ahead.num_updates}")
+            return batch
         error, played = DeferredError(), list[PlayedGroup]()
         with self.holding_weights(), error.capturing():
             self._prepare(phase, "ahead")
         with error.capturing(), self._blaming_signals(phase):
             if not error.first:
-                played = self._wait(len(rows) // phase.num_rollouts, phase)
+                if self._ahead is None:
+                    self._ahead = self._play_ahead(len(rows) // phase.num_rollouts, phase.num_rollouts)
+                played = self._ahead.take(phase.index - 1, partial(self.interrupt, phase))
         return self._exchange(played, phase, error)
 
     def _prepare(self, phase: Phase, purpose: str) -> None:
-        """Collective: hand the weights over; what begins from now on draws what no other rank does."""
+        """Collective: update the sampler's weights; rollouts that begin from now on draw differently on each rank."""
         parts = (self._args.seed, purpose, *phase.seed_parts, "rank", PartialState().process_index)
         self.policy.prepare(BatchStart(seed_parts=parts, session_ids=(), first_session=0, step=phase.step))
 
-    def _evaluated(self, rows: Sequence[DatasetRow], phase: Phase) -> GenerationBatch:
-        """Collective: play an evaluation, and leave nothing of it to what is in play beside it."""
-        batch = super().generate(rows, phase)
-        self._forget(batch.trajectories)
-        if self._ahead is not None:
-            self._prepare(phase, f"ahead after {self._ahead.num_updates}")
-        return batch
-
-    def _forget(self, trajectories: Sequence[Trajectory]) -> None:
-        """Let the policy forget sessions that are over: it is not finished before the run is."""
-        self.policy.forget([trajectory.session_id for trajectory in trajectories])
-
     @property
     def _player(self) -> Agent:
-        return self.agent if self._ahead is None else _keeping_open(self.agent)
-
-    def _wait(self, size: int, phase: Phase) -> list[PlayedGroup]:
         if self._ahead is None:
-            args = self._args
-            self._ahead = RolloutsAhead(
-                GroupsInFlight(size, phase.num_rollouts, args.max_staleness),
-                self._groups(phase.num_rollouts),
-                self.agent,
-                policy=self._failure_policy(),
-                num_batches=self.num_batches(),
-                pool=self._ahead_pool,
-                turn_timeout_s=args.turn_timeout_s,
-                episode_timeout_s=args.episode_timeout_s,
-            )
-        return self._ahead.take(phase.index - 1, partial(self.interrupt, phase))
+            return self.agent
+        return _OpenAsyncAgent(self.agent) if callable(getattr(self.agent, "aact", None)) else _OpenAgent(self.agent)
+
+    def _play_ahead(self, size: int, num_rollouts: int) -> RolloutsAhead:
+        """Begin to play ahead, for batches of ``size`` groups on this rank."""
+        args = self._args
+        return RolloutsAhead(
+            GroupsInFlight(size, num_rollouts, args.max_staleness),
+            self._groups(num_rollouts),
+            self.agent,
+            policy=self._failure_policy,
+            num_batches=self.num_batches(),
+            pool=self._ahead_pool,
+            turn_timeout_s=args.turn_timeout_s,
+            episode_timeout_s=args.episode_timeout_s,
+        )
 
     def _groups(self, num_rollouts: int) -> Iterator[Group]:
-        """This rank's task groups, in order; a curriculum draws each when it begins."""
+        """Yield this rank's task groups, in order; a curriculum draws each when it begins."""
         state, args = PartialState(), self._args
         for number in self._tasks.untrained(state.process_index, state.num_processes):
             drawn = None if self._curriculum is None else self._curriculum.draw(args.seed, "ahead", number)
@@ -184,31 +173,34 @@ class AsyncRolloutGenerator(RolloutGenerator):
             yield Group(number=number, row_index=index, row=row, trials=trials)
 
     def _exchange(self, played: Sequence[PlayedGroup], phase: Phase, error: DeferredError) -> GenerationBatch:
-        """Collective: tell the other ranks what this one has played."""
-        rows, trajectories = of_batch(played, first_group=PartialState().process_index * len(played))
-        first, summaries, facts = PartialState().process_index * len(rows), [], list[_Facts]()
+        """Collective: exchange the summaries of the groups that the ranks have played."""
+        rows, trajectories = list["DatasetRow"](), list["Trajectory"]()
+        for index, one in enumerate(played, PartialState().process_index * len(played)):
+            rows += [one.group.row] * len(one.trajectories)
+            trajectories += [replace(trajectory, task_index=index) for trajectory in one.trajectories]
+        first, summaries = PartialState().process_index * len(rows), list[RolloutSummary]()
+        facts: list[tuple[list[tuple[int, int]], StalenessSums]] = []  # numbers of groups and rows; their ages
         with error.capturing():
-            groups = [(first + i) // phase.num_rollouts for i in range(len(rows))]
-            summaries = self._summaries(rows, trajectories, groups)
+            summaries = self._summaries(rows, trajectories, [one.task_index for one in trajectories])
             if self._failures is not None:
                 for trajectory in trajectories:
                     self._failures.note(trajectory)
-            age = partial(_age, self._args, phase.step)
+            num_updates, at = self._args.generations_at(phase.step), self._args.generations_at
             waited_s = 0.0 if self._ahead is None else self._ahead.waited_s
-            numbers = [(one.group.number, one.group.row_index) for one in played]
-            facts = [_Facts(groups=numbers, staleness=StalenessSums.of(trajectories, age, waited_s))]
-            self._forget(trajectories)
+            staleness = StalenessSums.of(trajectories, lambda version: num_updates - at(version), waited_s)
+            facts = [([(one.group.number, one.group.row_index) for one in played], staleness)]
+            self.policy.forget([trajectory.session_id for trajectory in trajectories])
         rollouts = all_gather_objects(summaries, error.first)
         everyone = all_gather_objects(facts)
-        dealt = [one for rank in everyone for one in rank.groups]
+        dealt = [one for groups, _ in everyone for one in groups]
         self._tasks.trained(number for number, _ in dealt)
         if self._curriculum is not None:
             seen = [self._dataset[index] for _, index in dealt for _ in range(phase.num_rollouts)]
             with nullcontext() if self._ahead is None else self._ahead.holding():
-                self._curriculum.see(seen, rollouts)
+                self._curriculum.record(seen, rollouts)
         self._check_failures(rollouts)
         batch = self._batch(rows, trajectories, first, rollouts, ())
-        return replace(batch, metrics=staleness_metrics([rank.staleness for rank in everyone]))
+        return replace(batch, metrics=staleness_metrics([ages for _, ages in everyone]))
 
     def _end_ahead(self) -> None:
         if self._ahead is not None:
@@ -221,7 +213,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
 def build_generator(
     environments: Environments, agent: Any, args: GRPOEnvConfig, dataset: Any, curriculum: Curriculum | None
 ) -> RolloutGenerator:
-    """Build what plays the rows of a run, as ``args.max_staleness`` says.
+    """Build the generator of a run, asynchronous with ``args.max_staleness`` above 0.
 
     Raises:
         ConfigError: As either generator.
@@ -230,13 +222,8 @@ def build_generator(
     return kind(environments, agent, args, dataset, curriculum)
 
 
-def _age(args: GRPOEnvConfig, step: int, version: int) -> int:
-    """Updates between a policy version and the weights after so many optimizer steps."""
-    return args.generations_at(step) - args.generations_at(version)
-
-
 class _OpenAgent(Agent):
-    """An agent that others use too: it is not finished when a rollout is."""
+    """Wraps a shared agent so that finishing a rollout does not finish it."""
 
     def __init__(self, inner: Agent) -> None:
         self.act = inner.act
@@ -251,7 +238,3 @@ class _OpenAsyncAgent(AsyncAgent):
     async def aact(self, request: TurnRequest) -> Action:
         """Answer as the agent does."""
         return await self._inner.aact(request)
-
-
-def _keeping_open(agent: Agent) -> Agent:
-    return _OpenAsyncAgent(agent) if callable(getattr(agent, "aact", None)) else _OpenAgent(agent)

@@ -1,4 +1,4 @@
-"""Name a generation batch, and hold what came of it once it is played."""
+"""Describe generation batches, and hold their rollouts once they are played."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ if TYPE_CHECKING:
     from agentsgym.batch.layouts import TrainingRow
     from agentsgym.credit.scored import ScoredRollout
     from agentsgym.envs.dataset_rows import DatasetRow
-    from agentsgym.training.metrics.rollouts import RolloutSummary
-    from agentsgym.types import Trajectory
-if TYPE_CHECKING:
     from agentsgym.training.metrics.rollouts import RolloutSummary
     from agentsgym.types import Trajectory
 
@@ -55,7 +52,7 @@ class Phase:
         index: Its number among those of its kind: generation batches from 1 on in training, rollouts played before
             it in an evaluation. Its seeds follow from kind and index, also after a resume.
         step: Optimizer steps that are done.
-        num_rollouts: How many consecutive rows are rollouts of one task.
+        num_rollouts: Number of consecutive rows that are rollouts of one task.
         attempt: 0 for the batch itself, k when its task groups are resampled for the k-th time.
     """
 
@@ -71,7 +68,7 @@ class Phase:
         return self.kind == "train"
 
     def place(self, index: int) -> tuple[int, int]:
-        """The task group of a row and its rollout in there, by the row's index among those of all ranks.
+        """Return the task group of a row and its index in there, by the row's index among those of all ranks.
 
         A training batch counts its task groups from 0, an evaluation those of all its batches.
         """
@@ -94,7 +91,7 @@ class GenerationBatch:
         first: Index of this rank's first rollout among those of all ranks.
         rollouts: The rollouts of all ranks, in rank order, (N,).
         replaced: Rollouts of all ranks that were played and then replaced by others.
-        metrics: What is logged of how it was played.
+        metrics: Further metrics of how it was played.
     """
 
     dataset_rows: Sequence[DatasetRow]

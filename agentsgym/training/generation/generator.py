@@ -50,8 +50,8 @@ class RolloutGenerator:
         order: The tasks and which were trained on, where the rows do not come from TRL; else None.
         agent: The agent that acts.
         policy: The same agent, as a policy in training that prepares for each batch.
-        interrupt: Called with the phase between turns, and with what ended the rollouts too early, if anything: what
-            it raises breaks them off on all ranks.
+        interrupt: Called between turns with the phase, and with the error that ended the rollouts early, if any; an
+            exception that it raises breaks them off on all ranks.
         holding_weights: Makes a context, collective, in which the policy is prepared and acts.
         num_batches: Returns the number of generation batches of the run.
     """
@@ -73,7 +73,7 @@ class RolloutGenerator:
             agent: The agent that acts, or any object that can be adapted to one.
             args: The settings.
             dataset: The training rows, from which tasks are drawn where task groups are resampled.
-            curriculum: Draws the tasks of each training batch in place of the rows that are given; None for these.
+            curriculum: Draws the tasks of each training batch instead of the given rows; None to use the rows.
 
         Raises:
             ConfigError: Task groups are to be resampled, or there is a curriculum, and the dataset is a stream; or the
@@ -86,6 +86,11 @@ class RolloutGenerator:
         self._environments = environments
         self.play_with(agent)
         self._args = args
+        self._failure_policy = FailurePolicy(
+            max_failed_fraction=args.max_failed_fraction,
+            max_retries=args.episode_retries,
+            retry_seed=cast("RetrySeed", args.retry_seed),  # checked with the other settings
+        )
         self._dataset = dataset
         self._curriculum = curriculum
         if curriculum is not None:
@@ -94,7 +99,7 @@ class RolloutGenerator:
         self._pool = args.make_env_pool()
         self._num_pool_users = 0
         self._failures: FailureLog | None = None
-        self.interrupt: Callable[..., None] = _go_on
+        self.interrupt: Callable[..., None] = lambda *_: None
         self.num_batches: Callable[[], int | None] = lambda: None
         self.holding_weights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
@@ -110,11 +115,11 @@ class RolloutGenerator:
         self.agent, self.policy = as_agent(agent), as_trained_policy(agent)  # what adapts it has no such parts
 
     def begin_run(self, num_trained: int) -> None:
-        """Forget an earlier run; so many task groups were trained on before this one."""
+        """Forget an earlier run; ``num_trained`` task groups were trained on before this one."""
 
     @contextlib.contextmanager
     def counting_failures(self) -> Generator[None]:
-        """Log a kind of failure once in all generation batches of a run, and at its end how many more there were."""
+        """Log each kind of failure once in a run, and at its end the number of further ones."""
         with FailureLog(logger) as log:
             self._failures = log
             try:
@@ -142,7 +147,7 @@ class RolloutGenerator:
             self._pool.close()
 
     def generate(self, rows: Sequence[DatasetRow], phase: Phase) -> GenerationBatch:
-        """Collective: play this rank's rows, and in training resample uninformative task groups if asked to.
+        """Collective: play this rank's rows, and in training resample uninformative task groups if configured.
 
         Args:
             rows: Equally many on every rank.
@@ -161,7 +166,7 @@ class RolloutGenerator:
         if len(rollouts) != PartialState().num_processes * len(rows):
             raise AgentsGymError("ranks must play equally many rows: leave accelerator_config['even_batches'] at True")
         if self._curriculum is not None and drawn:
-            self._curriculum.see([drawn[i // phase.num_rollouts] for i in range(len(rollouts))], rollouts)
+            self._curriculum.record([drawn[i // phase.num_rollouts] for i in range(len(rollouts))], rollouts)
         self._check_failures(rollouts)
         batch = self._batch(rows, trajectories, first, rollouts, ())
         if not (phase.is_training and self._args.zero_variance_groups == "resample"):
@@ -197,11 +202,11 @@ class RolloutGenerator:
         everywhere = [i for i in range(len(batch.rollouts)) if i // num_rollouts in groups]
         indices = [i for i in everywhere if i in batch.mine]
         num_before = sum(i < batch.first for i in everywhere)
-        again, summaries = self._play([drawn[i // num_rollouts] for i in indices], indices, phase, num_before)
+        replacements, summaries = self._play([drawn[i // num_rollouts] for i in indices], indices, phase, num_before)
         if self._curriculum is not None:
-            self._curriculum.see([drawn[i // num_rollouts] for i in everywhere], summaries)
+            self._curriculum.record([drawn[i // num_rollouts] for i in everywhere], summaries)
         rows, trajectories = list(batch.dataset_rows), list(batch.trajectories)
-        for i, trajectory in zip(indices, again, strict=True):
+        for i, trajectory in zip(indices, replacements, strict=True):
             rows[i - batch.first] = drawn[i // num_rollouts]
             trajectories[i - batch.first] = trajectory
         rollouts, replaced = list(batch.rollouts), list(batch.replaced)
@@ -243,7 +248,7 @@ class RolloutGenerator:
                 max_turn_tokens=args.max_turn_tokens,
                 max_completion_length=args.max_completion_length,
             )
-        policy = self._failure_policy()
+        policy = self._failure_policy
         count = FailureCount(policy, PartialState().num_processes * len(rows))
         with FailureLog(logger) if self._failures is None else contextlib.nullcontext(self._failures) as log:
             # With any other limit the rollouts of all ranks are counted, once they are played.
@@ -259,14 +264,6 @@ class RolloutGenerator:
                 trajectories = rounds.trajectories
                 summaries = self._summaries(rows, trajectories, [i // phase.num_rollouts for i in indices])
         return trajectories, all_gather_objects(summaries, error.first)
-
-    def _failure_policy(self) -> FailurePolicy:
-        args = self._args
-        return FailurePolicy(
-            max_failed_fraction=args.max_failed_fraction,
-            max_retries=args.episode_retries,
-            retry_seed=cast("RetrySeed", args.retry_seed),  # checked with the other settings
-        )
 
     def _play_round(
         self, rounds: TrialRounds, phase: Phase, num_before: int, error: DeferredError, *seed_parts: str | int
@@ -302,7 +299,7 @@ class RolloutGenerator:
 
     @contextlib.contextmanager
     def _blaming_signals(self, phase: Phase) -> Generator[None]:
-        """Tell of what ends rollouts, other than breaking them off: a signal may have ended what they run in."""
+        """Report an error of the rollouts to ``interrupt``: a signal may have ended the processes they run in."""
         try:
             yield
         except RolloutsAbortedError:
@@ -337,7 +334,3 @@ class RolloutGenerator:
                 f"{len(failed)} of {len(rollouts)} rollouts failed, more than max_failed_fraction = "
                 f"{self._args.max_failed_fraction}; the first failure was:\n{failed[0].error}"
             )
-
-
-def _go_on(phase: Phase, error: Exception | None = None) -> None:
-    """Interrupt nothing."""

@@ -1,10 +1,10 @@
 """Decide which task groups begin, and which of the finished ones are trained on next, so that none becomes too old.
 
 An update is a generation batch that was trained on. A group that begins after u updates must be in a batch that is
-formed after at most ``u + max_staleness`` of them: that is its deadline. A batch holds ``size`` groups, so that by each
-deadline there is room for so many and no more; none begins that would find none. The batch is made of those that are
-finished first, except for what a deadline asks for, and is waited for where that is still being played. So no group is
-ever dropped: dropping those that last long would bias what is learned.
+formed after at most ``u + max_staleness`` of them: that is its deadline. A batch holds ``size`` groups, so only a
+limited number fits by each deadline, and no group begins that would not. A batch consists of the groups that finish
+first, except for those that are due; while these are still being played, training waits. No group is ever dropped,
+since dropping long ones would bias training.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from agentsgym.seeding import derive_seed
 class TaskOrder:
     """Deals out task groups by number, every row once a pass, and remembers those that were trained on.
 
-    Groups are trained on in another order than they begin, so that a run that goes on from a checkpoint begins with
-    those that were still in play.
+    Groups are not trained on in the order in which they begin, so a resumed run begins with those that were still in
+    play.
     """
 
     def __init__(self, num_rows: int, seed: int, *, shuffle: bool = True) -> None:
@@ -37,7 +37,7 @@ class TaskOrder:
         self.reset()
 
     def reset(self, num_trained: int = 0) -> None:
-        """Forget what was trained on, but for the first so many groups."""
+        """Forget which groups were trained on, except for the first ``num_trained``."""
         self._low = num_trained
         self._above: set[int] = set()
 
@@ -53,7 +53,7 @@ class TaskOrder:
         return self._order[1][place]
 
     def untrained(self, rank: int, num_ranks: int) -> Iterator[int]:
-        """The numbers that one of several ranks plays, in order and without end, as of now."""
+        """Yield the numbers of the groups that a rank plays, in order and without end."""
         number, above = self._low, set(self._above)
         while True:
             if number % num_ranks == rank and number not in above:
@@ -68,11 +68,11 @@ class TaskOrder:
             self._low += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what was trained on, as JSON values."""
+        """Return which groups were trained on, as JSON values."""
         return {"low": self._low, "above": sorted(self._above)}
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Go on from what :meth:`state_dict` gave."""
+        """Restore the state from :meth:`state_dict`."""
         self._low, self._above = int(state["low"]), set(state["above"])
 
 
@@ -80,7 +80,7 @@ class TaskOrder:
 class _Group:
     deadline: int
     num_live: int  # rollouts that are still being played
-    finished: int | None = None  # the how-many-eth to be finished
+    finished: int | None = None  # its rank in the order of finishing
 
 
 class GroupsInFlight:
@@ -108,11 +108,11 @@ class GroupsInFlight:
     def may_begin(self, num_updates: int, next_batch: int, last_batch: int | None = None) -> bool:
         """Whether one more group may begin now.
 
-        No more rollouts are live than a batch holds, and none begins while a whole batch of finished groups waits: it
-        would only become older.
+        At most as many rollouts are live as a batch holds, and none begins while a whole batch of finished groups
+        waits, where it would only become older.
 
         Args:
-            num_updates: Those behind the weights that it would begin with.
+            num_updates: Updates before the weights that it would begin with.
             next_batch: Updates before the batch that is formed next.
             last_batch: Updates before the last batch of the run; None if it is not known.
         """
@@ -124,7 +124,7 @@ class GroupsInFlight:
         return has_room and has_place and num_finished < self.size
 
     def begin(self, number: int, num_updates: int) -> None:
-        """Note that a group has begun with the weights after so many updates."""
+        """Note that a group has begun with the weights after ``num_updates`` updates."""
         self._groups[number] = _Group(num_updates + self.max_staleness, self.num_rollouts)
 
     def finish(self, number: int) -> None:
@@ -136,7 +136,7 @@ class GroupsInFlight:
             self._num_finished += 1
 
     def take(self, next_batch: int) -> list[int] | None:
-        """Take out the groups of the batch that is formed after so many updates; None while it has to be waited for.
+        """Remove and return the groups of the batch formed after ``next_batch`` updates; None until it is complete.
 
         Returns:
             The numbers of ``size`` groups, in order.

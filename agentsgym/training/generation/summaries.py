@@ -1,21 +1,21 @@
-"""Keep small what ranks send each other of a rollout: long state keys as digests, equal numbers and errors once."""
+"""Shorten the summaries that ranks exchange: long state keys become digests, and equal values are sent once."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
     from agentsgym.training.metrics.rollouts import RolloutSummary
 
-_DIGEST_BYTES: Final = 12  # that two of a million keys have the same one is a chance of 1 in 10^17
-_SHORT: Final = 24  # characters that are sent as they are
+_DIGEST_BYTES: Final = 12  # a collision among a million keys has probability 10^-17
+_SHORT: Final = 24  # characters that are sent unchanged
 
 PackedValues = tuple["array[int]", "array[float]"]
 """The number of tokens of each turn, and in single precision the values of all tokens, or of the first of each turn."""
@@ -24,9 +24,8 @@ PackedValues = tuple["array[int]", "array[float]"]
 def short_summaries(summaries: Sequence[RolloutSummary]) -> list[RolloutSummary]:
     """Shorten the summaries of this rank's rollouts; nothing that is computed from them changes.
 
-    State keys are compared with each other and never read, so that digests do as well. Where turn rewards are the same
-    before and after ``turn_credit`` they become one list, which is sent once. Of a rank's errors the first alone is
-    ever shown, and keeps its traceback.
+    State keys are only compared with each other, for which digests suffice. Where ``turn_credit`` leaves turn rewards
+    unchanged they become one list, which is sent once. Only the first error of a rank is ever shown.
     """
     first = next((place for place, one in enumerate(summaries) if one.error is not None), None)
     shortened: list[RolloutSummary] = []
@@ -39,9 +38,9 @@ def short_summaries(summaries: Sequence[RolloutSummary]) -> list[RolloutSummary]
 
 
 def short_key(key: Hashable) -> Hashable:
-    """Give a key, or where that is long a digest of it: digests are equal where keys are, on all ranks.
+    """Return a key, or a digest of a long one; digests are equal if and only if keys are, on all ranks.
 
-    Numbers, text, bytes, and tuples and frozensets of them are digested; other keys stay as they are.
+    Numbers, text, bytes, and tuples and frozensets of them are digested; other keys stay unchanged.
 
     >>> short_key("a cellar"), short_key("a cellar " * 9) == short_key("a cellar " * 9)
     ('a cellar', True)
@@ -55,7 +54,7 @@ def short_key(key: Hashable) -> Hashable:
 
 
 def _text_of(key: Hashable) -> str | None:
-    """Write a key as text, equal for equal keys and for no others (``1 == 1.0 == True``); None if it is of no kind."""
+    """Write a key as text, equal only for equal keys (``1 == 1.0 == True``); None for other types of keys."""
     value: Any = int(key) if isinstance(key, float) and key.is_integer() else key
     match value:
         case str():
@@ -67,25 +66,21 @@ def _text_of(key: Hashable) -> str | None:
         case None | float():
             text = f"n{value!r}"
         case tuple() | frozenset():
-            text = _text_of_several(value)
+            texts = [_text_of(one) for one in cast("Iterable[Hashable]", value)]
+            known = [one for one in texts if one is not None]
+            joined = f"({','.join(known)})" if isinstance(value, tuple) else f"{{{','.join(sorted(known))}}}"
+            text = joined if len(known) == len(texts) else None
         case _:
             text = None
     return text
 
 
-def _text_of_several(keys: tuple[Hashable, ...] | frozenset[Hashable]) -> str | None:
-    texts = [text for text in map(_text_of, keys) if text is not None]
-    if len(texts) < len(keys):
-        return None
-    return f"({','.join(texts)})" if isinstance(keys, tuple) else f"{{{','.join(sorted(texts))}}}"
-
-
 def packed_values(values: Sequence[Sequence[float]], *, first_alone: bool = False) -> PackedValues:
-    """Pack what a value head predicts for a rollout's turns, (K, n_k), in its own precision.
+    """Pack a value head's predictions for a rollout's turns, (K, n_k), in single precision.
 
     Args:
-        values: For each agent token.
-        first_alone: Leave out all but those of the first token of each turn.
+        values: One for each agent token.
+        first_alone: Keep only those of the first token of each turn.
 
     Returns:
         Four bytes a token, or with ``first_alone`` eight bytes a turn.
@@ -95,7 +90,7 @@ def packed_values(values: Sequence[Sequence[float]], *, first_alone: bool = Fals
 
 
 def unpacked_values(packed: PackedValues) -> list[list[float]]:
-    """Undo :func:`packed_values`; what was left out is NaN."""
+    """Undo :func:`packed_values`; missing values are NaN."""
     counts, values = packed
     is_whole = len(values) == sum(counts)
     places = pairwise(accumulate(counts if is_whole else (min(count, 1) for count in counts), initial=0))

@@ -1,1 +1,1 @@
-"""What happens to a run: checkpoints, resuming, signals, NaN and infinity, and its end."""
+"""The life of a run: checkpoints, resuming, signals and its end."""

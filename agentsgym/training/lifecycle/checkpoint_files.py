@@ -1,7 +1,7 @@
-"""Tell a whole checkpoint from a damaged one, and choose the one to resume from.
+"""Write checkpoints atomically, and find out whether one is complete.
 
-A checkpoint that was written by this version holds a list of its files with their sizes and checksums, written last.
-One without the list, from an earlier version, is judged by the files that it must hold.
+A checkpoint contains a list of its files with their sizes and checksums, which is written last. One without the list,
+from an earlier version, is judged by the files that it must contain.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class CheckpointWriter:
 
     @contextlib.contextmanager
     def keeping_errors(self) -> Generator[None]:
-        """Inside of a checkpoint, keep what saving the model raises until all ranks can raise it.
+        """While a checkpoint is written, keep errors until all ranks can raise them.
 
-        Right after it transformers may wait for the other ranks, which an error here would leave waiting.
+        An error raised at once would leave other ranks waiting, since transformers may wait for all of them.
         """
         if self._error is None:
             yield
@@ -57,14 +57,14 @@ class CheckpointWriter:
                 yield
 
     def write(self, save: Callable[[], None], trial: Any = None) -> None:
-        """Collective: have a checkpoint written, and give it its name when it is whole.
+        """Collective: write a checkpoint under another name, and give it its own when it is complete.
 
         Args:
-            save: Writes it, as transformers does, into the folder that the seam names meanwhile.
-            trial: Trial of a hyperparameter search, which has a folder of its own.
+            save: Writes it, as transformers does, into the folder that the seam sets meanwhile.
+            trial: Trial of a hyperparameter search, which has its own folder.
 
         Raises:
-            CheckpointError: It cannot be written; what was saved before stands.
+            CheckpointError: It cannot be written; earlier checkpoints are unchanged.
         """
         run_folder = Path(self._seam.run_folder(trial))
         place = run_folder / f"checkpoint-{self._seam.global_step}"
@@ -86,9 +86,11 @@ class CheckpointWriter:
             self._error = None
         first = error.first
         if first is not None and not isinstance(first, AgentsGymError):  # which is already a full sentence
-            first = CheckpointError(
-                f"{place} could not be written: {_reason(first)}; the checkpoints before it are as they were"
-            )
+            cause: BaseException | None = first
+            while cause is not None and not isinstance(cause, OSError):  # which libraries may wrap in their own error
+                cause = cause.__cause__ or cause.__context__
+            reason = f"{type(first).__name__}: {first}" if cause is None else str(cause)
+            first = CheckpointError(f"{place} could not be written: {reason}; earlier checkpoints are unchanged")
             first.__cause__ = error.first
         try:
             all_gather_objects((), first)
@@ -103,7 +105,7 @@ class CheckpointWriter:
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def _finish(self, folder: Path, place: Path) -> None:
-        """Mark a checkpoint as whole, bring it to the disk, and give it its name."""
+        """Mark a checkpoint as complete, flush it to the disk, and give it its name."""
         if not self._args.should_save:
             self._seam.name_best_checkpoint(place)
             return
@@ -111,7 +113,7 @@ class CheckpointWriter:
         write_manifest(folder, **self._facts())
         _sync(folder)
         replaced = folder.with_name("replaced")
-        if place.exists():  # the run was resumed before it; `finish_renames` mends a kill between the two renames
+        if place.exists():  # the run was resumed before it; `finish_renames` repairs a kill between the two renames
             place.rename(replaced)
         try:
             folder.rename(place)
@@ -127,14 +129,6 @@ class CheckpointWriter:
             best_model_checkpoint=self._seam.best_checkpoint,
             use_mtime=True,
         )
-
-
-def _reason(error: BaseException) -> str:
-    """Return the operating system's error, which libraries may wrap in their own."""
-    one: BaseException | None = error
-    while one is not None and not isinstance(one, OSError):
-        one = one.__cause__ or one.__context__
-    return f"{type(error).__name__}: {error}" if one is None else str(one)
 
 
 def _sync(folder: Path) -> None:
@@ -161,11 +155,11 @@ UNFINISHED: Final = "_unfinished"  # what is pushed to the hub leaves out names 
 _STATE: Final = "trainer_state.json"
 _NAME: Final = re.compile(r"checkpoint-(\d+)")
 
-_MAX_CHECKED: Final = 64 << 20  # bytes of a file whose content is checked too: larger ones would take their time
+_MAX_CHECKED: Final = 64 << 20  # bytes of the largest file whose content is checked too
 
 _ZERO_MODEL: Final = "global_step*/*model_states.pt"  # pieces, by DeepSpeed
 
-# What any run needs of a checkpoint, and what one needs that is not at its end: one of these files each.
+# Files of which a checkpoint needs one each: of the model, and to continue a run that is not finished.
 _MODEL: Final[dict[str, tuple[str, ...]]] = {
     "the state of the run": (_STATE,),
     "the weights": (
@@ -175,7 +169,7 @@ _MODEL: Final[dict[str, tuple[str, ...]]] = {
         _ZERO_MODEL,
     ),
 }
-_TO_GO_ON: Final[dict[str, tuple[str, ...]]] = {
+_TO_CONTINUE: Final[dict[str, tuple[str, ...]]] = {
     "the optimizer's state": ("optimizer.pt", "optimizer.bin", "optimizer_*", "global_step*/*optim_states.pt"),
     "the learning rate schedule": ("scheduler.pt", _ZERO_MODEL),  # one that DeepSpeed makes itself
     "the state of the random generators": ("rng_state.pth", "rng_state_0.pth"),
@@ -201,15 +195,16 @@ def write_manifest(folder: Path, **facts: Any) -> None:
 
     Args:
         folder: The checkpoint.
-        **facts: What else the list is to hold, as JSON.
+        **facts: Further entries of the list, as JSON.
     """
-    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     checksums = {name: zlib.crc32((folder / name).read_bytes()) for name, size in files.items() if size <= _MAX_CHECKED}
     (folder / MANIFEST).write_text(json.dumps({**facts, "files": files, "crc32": checksums}, indent=1))
 
 
 def read_manifest(folder: Path) -> Mapping[str, Any] | None:
-    """What :func:`write_manifest` wrote; None if there is none, or one that is damaged."""
+    """Read the list of a checkpoint's files from :func:`write_manifest`; None if it is missing or damaged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
@@ -223,7 +218,7 @@ def read_state(folder: Path) -> Mapping[str, Any]:
 
 
 def count_ranks(folder: Path) -> int:
-    """By how many ranks a checkpoint was saved, by their random generators."""
+    """Count the ranks that saved a checkpoint, by their random generators."""
     return max(1, len([*folder.glob("rng_state_*.pth")]))
 
 
@@ -233,7 +228,7 @@ def is_of_deepspeed(folder: Path) -> bool:
 
 
 def problem_with(folder: Path, max_steps: int | None = None) -> str | None:
-    """Say what keeps a run from going on from a checkpoint, as the end of a sentence; None if nothing does.
+    """Describe why a run cannot continue from a checkpoint, as the end of a sentence; None if it can.
 
     Args:
         folder: The checkpoint.
@@ -254,13 +249,13 @@ def _problems(folder: Path, max_steps: int | None) -> Iterator[str]:
     elif max_steps is None or step < max_steps:
         is_model = manifest is not None and manifest.get("save_only_model")
         reason = ": it was saved with save_only_model=True, so that it is a model and not the state of a run"
-        yield from _lacking(folder, _TO_GO_ON, reason if is_model else "")
+        yield from _lacking(folder, _TO_CONTINUE, reason if is_model else "")
         if (folder / "rng_state_0.pth").exists() and count_ranks(folder) == 1:  # one rank alone has another name for it
             yield "rng_state_1.pth is missing"
 
 
 def _differences(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """What is not as it was written."""
+    """Yield the differences between files and the manifest."""
     for name, size in manifest.get("files", {}).items():
         path = folder / name
         if not path.is_file():
@@ -273,7 +268,7 @@ def _differences(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _lacking(folder: Path, needed: Mapping[str, tuple[str, ...]], reason: str = "") -> Iterator[str]:
-    """What it has no file for, or one that cannot be read."""
+    """Yield the parts whose files are missing or unreadable."""
     for what, names in needed.items():
         found = [path for name in names for path in folder.glob(name)]
         if not found:
@@ -282,7 +277,7 @@ def _lacking(folder: Path, needed: Mapping[str, tuple[str, ...]], reason: str = 
 
 
 def _is_readable(path: Path) -> bool:
-    """Whether a file can be read by its format, as far as a look at its ends tells."""
+    """Whether a file is readable by its format, judged by its beginning and end."""
     if path.is_dir():
         return any(path.iterdir())
     try:
@@ -296,32 +291,9 @@ def _is_readable(path: Path) -> bool:
     return zipfile.is_zipfile(path) if path.suffix in {".pt", ".pth", ".bin"} else path.stat().st_size > 0
 
 
-def newest_whole(run_folder: Path, problem: Callable[[Path], str | None]) -> tuple[Path | None, list[str]]:
-    """Find the newest checkpoint that a run can be resumed from.
-
-    Args:
-        run_folder: The folder of the run.
-        problem: Says what keeps the run from going on from a checkpoint; None if nothing does.
-
-    Returns:
-        The checkpoint, None if there is none; and of each newer one why it was passed over.
-    """
-    passed_over: list[str] = []
-    for folder in checkpoints_in(run_folder):
-        reason = problem(folder)
-        if reason is None:
-            return folder, passed_over
-        passed_over.append(f"{folder.name}: {reason}")
-    return None, passed_over
-
-
 def finish_renames(run_folder: Path) -> None:
-    """Give a checkpoint its name that was whole when the run was killed, just before it got it."""
+    """Rename checkpoints that were complete when the run was killed just before their renaming."""
     for folder in checkpoints_in(run_folder / UNFINISHED):
         place = run_folder / folder.name
         if not place.exists() and read_manifest(folder) is not None and problem_with(folder) is None:
             folder.rename(place)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)

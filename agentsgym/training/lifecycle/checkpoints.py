@@ -65,18 +65,29 @@ def load_checkpoint(folder: Path, estimator: BoundEstimator, value_model: ValueM
     estimator.state.load_state_dict(state["memory"])
 
 
-def save_curriculum(folder: Path, curriculum: Curriculum | None) -> None:
-    """Write what a curriculum has counted; None for none."""
+def save_run_state(folder: Path, curriculum: Curriculum | None, order: TaskOrder | None, reference: Any) -> None:
+    """Write the parts of a run's state that exist into a checkpoint.
+
+    Args:
+        folder: The checkpoint.
+        curriculum: Its results are written.
+        order: The task groups that were trained on, where rollouts run ahead of training.
+        reference: The reference model that ``sync_ref_model`` moves.
+    """
     if curriculum is not None:
         state = {"options": curriculum.options, "results": curriculum.state_dict()}
         (folder / _CURRICULUM_FILE).write_text(json.dumps(state))
+    if order is not None:
+        (folder / _ORDER_FILE).write_text(json.dumps(order.state_dict()))
+    if reference is not None:
+        save_model(reference, str(folder / _REFERENCE_FILE))
 
 
 def load_curriculum(folder: Path, curriculum: Curriculum | None) -> None:
-    """Load what :func:`save_curriculum` wrote.
+    """Load the results of a curriculum.
 
     Raises:
-        ConfigError: It is missing or damaged, or of another curriculum, or there is one and the run has none.
+        ConfigError: They are missing, damaged or of another curriculum, or the run has no curriculum.
     """
     path = folder / _CURRICULUM_FILE
     if curriculum is None:
@@ -96,14 +107,8 @@ def load_curriculum(folder: Path, curriculum: Curriculum | None) -> None:
     curriculum.load_state_dict(state["results"])
 
 
-def save_order(folder: Path, order: TaskOrder | None) -> None:
-    """Write which task groups were trained on, where rollouts run ahead of training; None for where they do not."""
-    if order is not None:
-        (folder / _ORDER_FILE).write_text(json.dumps(order.state_dict()))
-
-
 def load_order(folder: Path, order: TaskOrder | None) -> None:
-    """Load what :func:`save_order` wrote; a run that did not play ahead has trained on them in order.
+    """Load the task groups that were trained on; a run that did not play ahead has trained on them in order.
 
     Raises:
         ConfigError: It is damaged.
@@ -117,14 +122,8 @@ def load_order(folder: Path, order: TaskOrder | None) -> None:
         raise ConfigError(f"{path} is damaged, resume from another checkpoint: {error!r}") from error
 
 
-def save_reference(folder: Path, reference: Any) -> None:
-    """Write the reference model that ``sync_ref_model`` moves; None for none."""
-    if reference is not None:
-        save_model(reference, str(folder / _REFERENCE_FILE))
-
-
 def load_reference(folder: Path, reference: Any) -> None:
-    """Load what :func:`save_reference` wrote.
+    """Load the reference model that ``sync_ref_model`` moves; None for none.
 
     Raises:
         ConfigError: It is missing.

@@ -1,4 +1,4 @@
-"""Measure how long the parts of a generation cycle take, to tell whether its rest fits a time."""
+"""Measure how long the parts of a generation cycle take, to predict whether its rest fits into a time limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 class CyclePace:
     """Times rollouts, optimizer steps and checkpoints, and expects the next ones to take as long as the last.
 
-    Evaluations and what else lies between two steps are no part of a cycle.
+    Evaluations and other work between two steps are not part of a cycle.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,10 +69,10 @@ class CyclePace:
             self._playing_since = None
 
     def rest_s(self, *, save_s: float) -> float | None:
-        """The seconds that the rest of this cycle and a checkpoint should take; None before a cycle was measured.
+        """Predict the seconds that the rest of this cycle and a checkpoint take; None before a cycle was measured.
 
         Args:
-            save_s: What a checkpoint is supposed to take before one was measured.
+            save_s: Expected time of a checkpoint before one was measured.
         """
         if self._last is None:
             return None

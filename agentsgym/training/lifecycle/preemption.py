@@ -39,18 +39,18 @@ _MARGIN: Final = 1.2  # an expectation times this must fit, where breaking off l
 
 
 class Memory(Protocol):
-    """What a part of the trainer keeps from one generation batch to the next."""
+    """State that a part of the trainer keeps between generation batches."""
 
     def state_dict(self) -> Any:
-        """Give a copy of it, as JSON values."""
+        """Return a copy of it, as JSON values."""
         ...
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Go on from what ``state_dict`` gave."""
+        """Restore a copy from ``state_dict``."""
         ...
 
 
-class Preempted(SystemExit):  # no error: it ends a program as sys.exit does
+class Preempted(SystemExit):  # not an error: it ends a program as sys.exit does
     """Training was ended by a signal; uncaught, it ends the process with status 128 + its number.
 
     That is 143 after SIGTERM, 129 after SIGHUP and 130 after Ctrl-C. After Ctrl-C it is a ``KeyboardInterrupt`` too.
@@ -73,12 +73,12 @@ class PreemptedByUser(Preempted, KeyboardInterrupt):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Boundary:
-    """What a generation cycle changes before its first optimizer step, as it was.
+    """The state before a generation cycle that the cycle changes before its first optimizer step.
 
     Attributes:
         step: Optimizer steps that were done.
         restore_generators: Sets the global random generators back.
-        memories: The states of the estimator and of the curriculum, of those that there are.
+        memories: The states of estimator, curriculum and task order, as far as they exist.
         num_tokens: Tokens seen.
     """
 
@@ -88,8 +88,8 @@ class _Boundary:
     num_tokens: int
 
 
-class Preemption:
-    """Ends a run on a signal: looks for one, decides with the other ranks what still fits, saves and leaves.
+class Preemption(TrainerCallback):
+    """Ends a run on a signal: checks for one, decides with the other ranks what still fits, saves and leaves.
 
     Attributes:
         pace: How long the parts of a generation cycle take.
@@ -97,12 +97,12 @@ class Preemption:
     """
 
     def __init__(self, seam: TRLSeam, args: GRPOEnvConfig, memories: Callable[[], Sequence[Memory]]) -> None:
-        """Set up; no signal is looked for.
+        """Set up; signals are not noted yet.
 
         Args:
             seam: The trainer.
             args: Its settings.
-            memories: Returns what it keeps from one generation batch to the next, always in the same order.
+            memories: Returns the states that it keeps between generation batches, always in the same order.
         """
         self.pace = CyclePace()
         self._seam, self._args, self._memories = seam, args, memories
@@ -114,6 +114,7 @@ class Preemption:
         self._boundary: _Boundary | None = None
         self._checkpoint = resumed_from
         self._saved_step: int | None = None  # the step of that checkpoint
+        self._is_first_step = False  # of an epoch
         self.is_leaving = self._has_announced = False
 
     def run(self, train: Callable[[], Any], resumed_from: Path | None) -> Any:
@@ -132,25 +133,33 @@ class Preemption:
             try:
                 output = train()
             except RolloutsAbortedError:
-                self._return_to_boundary()
+                boundary = self._boundary
+                if boundary is not None and boundary.step == self._seam.global_step:
+                    boundary.restore_generators()
+                    for memory, before in zip(self._memories(), boundary.memories, strict=True):
+                        memory.load_state_dict(before)
+                    self._seam.return_to_step_begin(boundary.num_tokens)
+                self.is_leaving = True
+                if self._should_save():
+                    self._seam.save_checkpoint()
             is_ended = self._agree()  # no rank ends before the others have saved: a launcher would end them
             agreed = self._watch.notice if is_ended else None
         if agreed is None:
-            self._watch.repeat_own()  # it came after the others were asked
+            self._watch.repeat_own()  # it came after the ranks had agreed
             return output
         kind = PreemptedByUser if agreed.signum == signal.SIGINT else Preempted
         left = kind(agreed.signum, self._seam.global_step, self._checkpoint)
         logger.warning("%s", left)
         raise left
 
-    def look(self, phase: Phase, error: Exception | None = None) -> None:
-        """Break off the rollouts of a generation batch if a signal has come and the cycle does not fit any more.
+    def interrupt(self, phase: Phase, error: Exception | None = None) -> None:
+        """Break off the rollouts of a generation batch if a signal has come and the cycle no longer fits.
 
-        Other ranks are not notified: they see the same signal, or learn of it when rollouts are exchanged.
+        Other ranks are not notified: they receive the same signal, or learn of it when rollouts are exchanged.
 
         Args:
             phase: Phase of the generation batch.
-            error: What has ended the rollouts, if anything: the signal may have ended workers of a pool too.
+            error: The error that ended the rollouts, if any: the signal may have ended workers of a pool too.
 
         Raises:
             RolloutsAbortedError: This rank breaks them off.
@@ -167,10 +176,61 @@ class Preemption:
         if not (has_to_finish and self._fits(notice)):
             raise RolloutsAbortedError
 
-    # Callbacks
+    # Events of the training loop
 
-    def cycle_begins(self) -> None:
-        """Keep what is to be put back if the cycle is broken off."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note that the checkpoint from which the run continues is that of its first step."""
+        self._saved_step = self._seam.global_step
+        self.pace.forget_cycle()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the boundary: the data loader, which starts after this, draws from the global generators."""
+        self._is_first_step = True
+        if self._is_boundary(state.global_step):
+            self._keep_boundary()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave if that was decided when the last step ended; otherwise keep the boundary, if this is one."""
+        if self.is_leaving:
+            raise RolloutsAbortedError
+        is_boundary = self._is_boundary(state.global_step)
+        if is_boundary and not self._is_first_step:
+            self._keep_boundary()
+        self._is_first_step = False
+        self.pace.step_begins(is_first=is_boundary)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Collective: between micro-batches, break off a cycle's first optimizer step if the cycle no longer fits."""
+        if self._is_boundary(self._seam.global_step) and self._agree(only_if_urgent=True):
+            raise RolloutsAbortedError
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Collective: decide whether the run ends here, and if so save, and skip an evaluation that is due."""
+        is_boundary = self._is_boundary(state.global_step)
+        self.pace.step_ends(is_last=is_boundary)
+        self.is_leaving = self._agree(only_if_urgent=not is_boundary)
+        if self.is_leaving:
+            control.should_evaluate = False
+            control.should_save = control.should_save or self._should_save()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Separate the time of an evaluation from that of a checkpoint."""
+        self.pace.evaluated()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the checkpoint, unless it cannot be resumed."""
+        self.pace.saved()
+        if not self._args.save_only_model or self.is_leaving:
+            self._saved_step = self._seam.global_step
+            self._checkpoint = Path(self._seam.run_folder()) / f"checkpoint-{self._saved_step}"
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave if that was decided when the last step ended."""
+        if self.is_leaving:
+            raise RolloutsAbortedError
+
+    def _keep_boundary(self) -> None:
+        """Keep the state to be restored if the cycle is broken off."""
         self._boundary = _Boundary(
             step=self._seam.global_step,
             restore_generators=take_generator_states(self._seam.device),
@@ -178,44 +238,12 @@ class Preemption:
             num_tokens=self._seam.num_input_tokens_seen,
         )
 
-    def run_begins(self) -> None:
-        """Note that the checkpoint from which the run goes on is that of its first step."""
-        self._saved_step = self._seam.global_step
-        self.pace.forget_cycle()
+    # Decisions
 
-    def saved(self) -> None:
-        """Note a checkpoint."""
-        self.pace.saved()
-        if self._args.save_only_model and not self.is_leaving:
-            return  # it cannot be resumed
-        self._saved_step = self._seam.global_step
-        self._checkpoint = Path(self._seam.run_folder()) / f"checkpoint-{self._saved_step}"
-
-    def microbatch_ends(self) -> None:
-        """Collective: break off the first optimizer step of a cycle if the cycle does not fit any more."""
-        if self._is_boundary(self._seam.global_step) and self._agree(only_if_urgent=True):
-            raise RolloutsAbortedError
-
-    def step_ends(self) -> bool:
-        """Collective: whether the run ends here; the checkpoint is then saved if this is a boundary."""
-        self.is_leaving = self._agree(only_if_urgent=not self._is_boundary(self._seam.global_step))
-        return self.is_leaving
-
-    def leave(self) -> None:
-        """End the run if that was decided when the last step ended."""
-        if self.is_leaving:
-            raise RolloutsAbortedError
-
-    def should_save(self) -> bool:
-        """Whether a checkpoint of this step can be saved and is not there yet."""
+    def _should_save(self) -> bool:
+        """Whether a checkpoint of this step can be saved and does not exist yet."""
         step = self._seam.global_step
         return self._saves and self._is_boundary(step) and self._saved_step != step
-
-    def is_cycle_start(self, step: int) -> bool:
-        """Whether a generation cycle begins after a number of optimizer steps."""
-        return self._is_boundary(step)
-
-    # Decisions
 
     def _is_boundary(self, step: int) -> bool:
         return step % self._args.steps_per_cycle == 0
@@ -235,7 +263,7 @@ class Preemption:
 
     def _agree(self, *, only_if_urgent: bool = False) -> bool:
         """Collective: whether any rank has a signal, and for ``only_if_urgent`` whether the cycle does not fit."""
-        notice = self._watch.notice  # read once: what comes later is for the next time
+        notice = self._watch.notice  # read once: later signals count at the next call
         has_notice = notice is not None
         is_urgent = notice is not None and not self._fits(notice)
         if self._seam.num_ranks > 1:
@@ -250,7 +278,7 @@ class Preemption:
         return is_urgent or (has_notice and not only_if_urgent)
 
     def _announce(self, notice: Notice) -> None:
-        """Say once what happens now."""
+        """Log once what happens now."""
         if self._has_announced:
             return
         self._has_announced = True
@@ -260,65 +288,3 @@ class Preemption:
             "with a checkpoint" if self._saves else "without a checkpoint, as save_strategy is 'no'",
             "finished first" if self._fits(notice) else "broken off",
         )
-
-    def _return_to_boundary(self) -> None:
-        """Collective: put back what a broken-off cycle changed, and save if there is something new to be saved."""
-        boundary, seam = self._boundary, self._seam
-        if boundary is not None and boundary.step == seam.global_step:
-            boundary.restore_generators()
-            for memory, before in zip(self._memories(), boundary.memories, strict=True):
-                memory.load_state_dict(before)
-            seam.return_to_step_begin(boundary.num_tokens)
-        self.is_leaving = True
-        if self.should_save():
-            seam.save_checkpoint()
-
-
-class WatchBoundaries(TrainerCallback):
-    """Tells a :class:`Preemption` where the run is, and makes the trainer save where it is to end."""
-
-    def __init__(self, preemption: Preemption) -> None:
-        self._preemption = preemption
-        self._is_first = False
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin anew."""
-        self._preemption.run_begins()
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep the boundary: the data loader, which starts after this, draws from the global generators."""
-        self._is_first = True
-        if self._preemption.is_cycle_start(state.global_step):
-            self._preemption.cycle_begins()
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave, or keep the boundary."""
-        self._preemption.leave()
-        is_cycle_start = self._preemption.is_cycle_start(state.global_step)
-        if is_cycle_start and not self._is_first:
-            self._preemption.cycle_begins()
-        self._is_first = False
-        self._preemption.pace.step_begins(is_first=is_cycle_start)
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Collective: break off between two micro-batches."""
-        self._preemption.microbatch_ends()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Collective: decide whether the run ends here, and if so save, and leave out an evaluation that is due."""
-        self._preemption.pace.step_ends(is_last=self._preemption.is_cycle_start(state.global_step))
-        if self._preemption.step_ends():
-            control.should_evaluate = False
-            control.should_save = control.should_save or self._preemption.should_save()
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tell the time of an evaluation from that of a checkpoint."""
-        self._preemption.pace.evaluated()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note the checkpoint."""
-        self._preemption.saved()
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave."""
-        self._preemption.leave()

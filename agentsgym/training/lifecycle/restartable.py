@@ -1,4 +1,4 @@
-"""A trainer whose runs can be killed at any moment and resumed: what ``GRPOEnvTrainer`` builds on."""
+"""A trainer whose runs can be killed at any moment and resumed: the base of ``GRPOEnvTrainer``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ from agentsgym.training.lifecycle.checkpoints import (
     load_order,
     load_reference,
     save_checkpoint,
-    save_curriculum,
-    save_order,
-    save_reference,
+    save_run_state,
 )
-from agentsgym.training.lifecycle.preemption import Memory, Preemption, WatchBoundaries
+from agentsgym.training.lifecycle.preemption import Memory, Preemption
 from agentsgym.training.lifecycle.resuming import RestoreDataOrder, ResumePoint, facts_of, find_resume_point
 
 if TYPE_CHECKING:
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.curriculum import Curriculum
     from agentsgym.training.generation.generator import RolloutGenerator
+    from agentsgym.training.observing import BatchObserver
     from agentsgym.training.policy.value_head import ValueModel
 
 
@@ -49,10 +48,10 @@ _open: WeakSet[OpenRun] = WeakSet()
 
 
 class OpenRun:
-    """A trainer's mark that it is open; the group of processes ends with the last one of the process."""
+    """Marks a trainer as open; the process group ends with the last open trainer of the process."""
 
     def __init__(self) -> None:
-        """Open it; the mark is gone with whoever holds it."""
+        """Open it; the mark disappears with its trainer."""
         _open.add(self)
 
     def check(self) -> None:
@@ -61,19 +60,19 @@ class OpenRun:
             raise AgentsGymError("this trainer is closed, including its pool and its process group: create another")
 
     def close(self, release: Callable[[], None], *, after_error: bool) -> None:
-        """Collective unless after an error: free what is held; the last one's ranks leave the group together.
+        """Collective unless after an error: release the trainer, and with the last open one end the process group.
 
-        A second time nothing is done.
+        A second call does nothing.
 
         Args:
-            release: Ends what keeps running, and drops what holds the group.
-            after_error: Whether other ranks may have nothing to wait for: then none is waited for.
+            release: Ends whatever keeps running, and drops references to the group.
+            after_error: Whether an error ended the run: then the other ranks are not waited for.
         """
         if self not in _open:
             return
         _open.discard(self)
         if not after_error:
-            PartialState().wait_for_everyone()  # none leaves while another sends
+            PartialState().wait_for_everyone()  # no rank leaves while another sends
         try:
             release()
         finally:
@@ -83,7 +82,7 @@ class OpenRun:
 
 
 def end_process_group() -> None:
-    """End this process's part in the group, threads included, unless something still holds the group."""
+    """Leave the process group, and end its threads, unless something still refers to it."""
     gc.collect()
     if dist.is_available() and dist.is_initialized():
         PartialState().destroy_process_group()
@@ -95,10 +94,11 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
     args: GRPOEnvConfig
     value_model: ValueModel | None
     generator: RolloutGenerator
+    observers: list[BatchObserver]
     curriculum: Curriculum | None = None
 
     def _watch_over(self, seam: TRLSeam) -> None:
-        """Set up what keeps the run; called at the end of the constructor."""
+        """Set up checkpoints, preemption and checks of numbers; called at the end of the constructor."""
         self._checkpoints = CheckpointWriter(seam, self.args, partial(facts_of, self.args, self.train_dataset))
         self._resumed = ResumePoint()
         self._run_seam = seam
@@ -106,11 +106,11 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         self._numbers = NumberCheck(self.value_model)
         self.add_callback(RestoreDataOrder())
         self.add_callback(self._numbers)
-        self.add_callback(WatchBoundaries(self._preemption))
+        self.add_callback(self._preemption)
         self._open_run = OpenRun()
 
     def _memories(self) -> list[Memory]:
-        """What a generation batch changes, beside random generators and counts."""
+        """Return the states that a generation batch changes, beside random generators and counts."""
         kept = (self.estimator.state, self.curriculum, self.generator.order)
         return [memory for memory in kept if memory is not None]
 
@@ -125,28 +125,25 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
     def close(self) -> None:
         """Collective: end what the trainer keeps running; ``with`` blocks call it at their end.
 
-        The pool's threads or processes end, the optimizer and what wraps the model are dropped, and with the last
-        trainer of the process that is open the process group ends, its threads included: the script can end then, and
-        nothing can be sent between ranks any more. What was logged and ``model`` can still be read, unless its weights
-        are sharded; anything else raises. Called again it does nothing. A ``with`` block that an exception ends does
-        not wait for the other ranks.
+        The pool's threads or processes end, and the optimizer and the model's wrappers are dropped. With the last open
+        trainer of the process the process group ends, after which ranks cannot communicate. The log and ``model`` can
+        still be read, unless its weights are sharded; anything else raises. A second call does nothing. A ``with``
+        block that an exception ends does not wait for the other ranks.
         """
         self._close(after_error=False)
 
     def _close(self, *, after_error: bool) -> None:
         def release() -> None:
-            self._end_parts()
+            self.generator.close()
+            for observer in self.observers:
+                observer.close()
             self._run_seam.release()
 
         self._open_run.close(release, after_error=after_error)
 
-    def _end_parts(self) -> None:
-        """End what the trainer's own parts keep running."""
-        raise NotImplementedError
-
     @property
     def estimator(self) -> BoundEstimator:
-        """The estimator of advantages; its ``state`` is what it keeps from one generation batch to the next."""
+        """The estimator of advantages; its ``state`` persists between generation batches."""
         raise NotImplementedError
 
     def _begin_run(self) -> None:
@@ -171,12 +168,17 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         """
         self._open_run.check()
         self._begin_run()
-        self._resumed = self._resume_point(resume_from_checkpoint)
+        self._resumed = ResumePoint()
+        if resume_from_checkpoint:
+            *_, max_steps = super().set_initial_training_values(self.args, self.get_train_dataloader())
+            facts, run_folder = facts_of(self.args, self.train_dataset), Path(self._run_seam.run_folder())
+            self._resumed = find_resume_point(resume_from_checkpoint, run_folder, self.args, facts, max_steps)
         folder = self._resumed.folder
         if folder is not None:
             load_checkpoint(folder, self.estimator, self.value_model)
             load_curriculum(folder, self.curriculum)
-            self.generator.begin_run(self._groups_before(self._resumed.step))
+            groups_per_batch = cast("int", self.args.generation_batch_size) // cast("int", self.args.num_generations)
+            self.generator.begin_run(self.args.generations_at(self._resumed.step) * groups_per_batch)
             load_order(folder, self.generator.order)
             load_reference(folder, self._run_seam.synced_reference())
         train = partial(super().train, None if folder is None else str(folder), *args, **kwargs)
@@ -188,21 +190,8 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
         if self.is_deepspeed_enabled and self.deepspeed is None:
             raise ConfigError("with DeepSpeed, evaluate() works only after training has begun: set eval_on_start=True")
 
-    def _resume_point(self, requested: str | bool | None) -> ResumePoint:
-        """Collective: find where to resume the run."""
-        if not requested:
-            return ResumePoint()
-        *_, max_steps = super().set_initial_training_values(self.args, self.get_train_dataloader())
-        facts = facts_of(self.args, self.train_dataset)
-        return find_resume_point(requested, Path(self._run_seam.run_folder()), self.args, facts, max_steps)
-
-    def _groups_before(self, step: int) -> int:
-        """The task groups that were trained on before an optimizer step, where all were in order."""
-        per_batch = cast("int", self.args.generation_batch_size) // cast("int", self.args.num_generations)
-        return self.args.generations_at(step) * per_batch
-
     def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[Any, ...]:
-        """Count passes and steps as transformers does; a run that is finished has no pass before it."""
+        """Count passes and steps as transformers does; a finished run has no passes left."""
         num_passes, *others, max_steps = super().set_initial_training_values(args, dataloader)
         return 0 if self._resumed.step >= max_steps else num_passes, *others, max_steps
 
@@ -226,9 +215,8 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
                 folder = Path(output_dir or cast("str", self.args.output_dir))
                 save_checkpoint(folder, self.estimator, self.value_model)
                 if _internal_call:
-                    save_curriculum(folder, self.curriculum)
-                    save_order(folder, self.generator.order)
-                    save_reference(folder, self._run_seam.synced_reference())
+                    reference = self._run_seam.synced_reference()
+                    save_run_state(folder, self.curriculum, self.generator.order, reference)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save a checkpoint as transformers does, under another name until it is whole."""

@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,10 +21,10 @@ from transformers import TrainerCallback
 from agentsgym.errors import ConfigError
 from agentsgym.ranks import all_gather_objects
 from agentsgym.training.lifecycle.checkpoint_files import (
+    checkpoints_in,
     count_ranks,
     finish_renames,
     is_of_deepspeed,
-    newest_whole,
     problem_with,
     read_manifest,
     read_state,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def take_generator_states(device: torch.device) -> Callable[[], None]:
-    """Read the global generators of Python, NumPy and torch; returns what sets them back."""
+    """Read the global generators of Python, NumPy and torch; returns a function that restores them."""
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     module: Any = None if device.type == "cpu" else torch.get_device_module(device)
     device_state = module.get_rng_state() if hasattr(module, "get_rng_state") else None
@@ -142,8 +141,7 @@ def _find(
 ) -> ResumePoint:
     finish_renames(run_folder)
     if requested is True or requested == "auto":
-        problem = partial(_problem, args=args, max_steps=max_steps)
-        folder, passed_over = newest_whole(run_folder, problem)
+        folder, passed_over = _newest_resumable(run_folder, args, max_steps)
         for reason in passed_over:
             logger.warning("skipped %s", reason)
         if folder is None and requested == "auto" and not passed_over:
@@ -170,18 +168,24 @@ def _find(
     return ResumePoint(folder=folder, step=step)
 
 
-def _problem(folder: Path, *, args: GRPOEnvConfig, max_steps: int) -> str | None:
-    damage = problem_with(folder, max_steps)
-    if damage is None and (step := int(read_state(folder)["global_step"])) < max_steps:
-        try:
-            generations_before(step, args)
-        except ConfigError as error:
-            return str(error)
-    return damage
+def _newest_resumable(run_folder: Path, args: GRPOEnvConfig, max_steps: int) -> tuple[Path | None, list[str]]:
+    """Find the newest checkpoint that a run can be resumed from, and the reasons against newer ones."""
+    passed_over: list[str] = []
+    for folder in checkpoints_in(run_folder):
+        reason = problem_with(folder, max_steps)
+        if reason is None and (step := int(read_state(folder)["global_step"])) < max_steps:
+            try:
+                generations_before(step, args)
+            except ConfigError as error:
+                reason = str(error)
+        if reason is None:
+            return folder, passed_over
+        passed_over.append(f"{folder.name}: {reason}")
+    return None, passed_over
 
 
 def _check_pass(folder: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Refuse to look for a place in a stream that begins anew: transformers knows no passes of unknown length."""
+    """Refuse to resume in a later pass over a stream: transformers knows no passes of unknown length."""
     if facts["order"]["num_rows"] is None and state["epoch"] > 1:
         raise ConfigError(
             f"{folder} is in pass {int(state['epoch']) + 1} over a stream of rows, but only the first pass can be "
@@ -196,7 +200,7 @@ def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
     _check_engine(folder, {"num_ranks": num_ranks} if then is None else then, now)
     if num_ranks != now["num_ranks"]:
         logger.warning(
-            "%s was saved by %s ranks, and this run has %d: each has random generators of its own, so that the order "
+            "%s was saved by %s ranks, and this run has %d: each rank has its own random generators, so that the order "
             "of rows within an optimizer step, and dropout, are drawn anew",
             *(folder, num_ranks, now["num_ranks"]),
         )
@@ -225,7 +229,7 @@ def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
 
 
 def _optimizer_state(optim: str) -> str:
-    """Name an optimizer without what changes how it computes and not what it keeps.
+    """Strip the parts of an optimizer's name that do not change its state.
 
     >>> _optimizer_state("adamw_torch_fused"), _optimizer_state("paged_adamw_8bit")
     ('adamw_torch', 'adamw_8bit')
@@ -236,7 +240,7 @@ def _optimizer_state(optim: str) -> str:
 
 
 def _check_engine(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse the state of another engine, or one that is cut into other pieces: it would not be read, or not at all."""
+    """Refuse the state of another engine, or of one that shards it otherwise."""
     wanted = now["zero_stage"]
     stage = then.get("zero_stage", wanted or "?") if is_of_deepspeed(folder) else 0
     if stage != wanted:
@@ -269,7 +273,7 @@ def generations_before(step: int, args: GRPOEnvConfig) -> int:
 
 
 def check_passes(args: GRPOEnvConfig, num_microbatches: int, max_steps: int) -> None:
-    """Raise :class:`ConfigError` for a run whose optimizer steps get out of step with its generation batches.
+    """Raise :class:`ConfigError` for a run whose optimizer steps do not stay aligned with its generation batches.
 
     Args:
         args: The settings.

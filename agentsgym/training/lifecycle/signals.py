@@ -35,7 +35,7 @@ class Notice(NamedTuple):
 
 
 class SignalWatch:
-    """Keeps the first signal until somebody looks; a second one does what it always did.
+    """Keeps the first signal until it is read; a second one has its usual effect.
 
     Attributes:
         notice: The first signal of any rank while :meth:`watching`; None without.
@@ -57,10 +57,9 @@ class SignalWatch:
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
-        """Note signals inside; handlers of the user's own stay, and so do all of them on another thread than the main.
+        """Note signals inside; handlers of the user's own stay, and outside of the main thread all handlers stay.
 
-        On several ranks a thread passes signals on, which also notices those that come while the main thread waits for
-        another rank.
+        On several ranks a thread shares signals, also those that come while the main thread waits for another rank.
         """
         self.notice, self.has_repeated, self._handled_at, self._own = None, False, None, None
         self._pid = os.getpid()
@@ -81,7 +80,7 @@ class SignalWatch:
             self.notice = None
 
     def repeat_own(self) -> None:
-        """Let a signal that came to this rank, and that nobody has looked at, do what it always did."""
+        """Give a signal of this rank that nobody has read its usual effect."""
         if self._own is not None:
             signal.raise_signal(self._own)
 
@@ -129,34 +128,40 @@ def _sharing(watch: SignalWatch, store: Any, key: str, *, has_handlers: bool) ->
 
 
 class _Listener(threading.Thread):
-    """Tells the store of this rank's signal, and this rank of the store's."""
+    """Writes this rank's signal to the store, and notes another rank's from there."""
 
     def __init__(self, watch: SignalWatch, store: Any, key: str, reading: int) -> None:
         super().__init__(name="agentsgym-signals", daemon=True)
         self._watch, self._store, self._key, self._reading = watch, store, key, reading
         self._ending = False
-        self._has_told = False
+        self._is_shared = False
         self._first_at: float | None = None
 
     def end(self, writing: int) -> None:
-        """Let the thread end, at once unless the store does not answer."""
+        """End the thread, at once unless the store does not answer."""
         self._ending = True
         os.write(writing, b"\0")
         self.join(timeout=5.0)
 
     def run(self) -> None:
-        """Look for signals until the end, or until the store is gone, as its rank is."""
+        """Exchange signals until the end, or until the store is gone with its rank."""
         with contextlib.suppress(RuntimeError):  # what stores raise
             while not self._ending:
                 if select.select([self._reading], [], [], _POLL_S)[0]:
                     for signum in os.read(self._reading, 64):
-                        self._came(signum)
-                self._exchange()
+                        self._receive(signum)
+                notice = self._watch.notice
+                if notice is not None and not self._is_shared:
+                    self._store.set(self._key, str(int(notice.signum)))
+                    self._is_shared = True
+                elif notice is None and self._store.check([self._key]):
+                    self._watch.note(int(self._store.get(self._key)))
+                    self._is_shared = True
 
-    def _came(self, signum: int) -> None:
+    def _receive(self, signum: int) -> None:
         """Note a signal at once, although the main thread may be inside a long call, and end the process on a second.
 
-        The second one is the main thread's as well; where it does not come to it, it is ended here.
+        The main thread receives the second one too; if it does not react, the process is ended here.
         """
         if not self._watch.is_watched(signum):
             return
@@ -168,15 +173,6 @@ class _Listener(threading.Thread):
             time.sleep(REPEAT_S)
             if not self._watch.has_repeated:
                 os._exit(128 + signum)
-
-    def _exchange(self) -> None:
-        notice = self._watch.notice
-        if notice is not None and not self._has_told:
-            self._store.set(self._key, str(int(notice.signum)))
-            self._has_told = True
-        elif notice is None and self._store.check([self._key]):
-            self._watch.note(int(self._store.get(self._key)))
-            self._has_told = True
 
 
 def _leave_lost_terminal() -> None:
@@ -190,9 +186,9 @@ def _leave_lost_terminal() -> None:
 
 
 def _own_store() -> Any:
-    """A connection of this thread's own to the store of the process group; None where there is none to be had.
+    """Connect this thread to the store of the process group; None if that is impossible.
 
-    Without it ranks learn of each other's signals where they exchange something anyway.
+    Without it ranks learn of each other's signals when they exchange something else.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return None
@@ -205,6 +201,6 @@ def _own_store() -> Any:
 
 @functools.cache
 def _keep_wakeups_from_children() -> None:
-    """Have processes forked from this one write their signals to no pipe of this one's."""
+    """Keep forked processes from writing their signals to this process's pipe."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))

@@ -1,4 +1,4 @@
-"""Warn once about settings that do not fit the rollouts of a run."""
+"""Warn about settings that do not fit the rollouts of a run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _MANY_FLAT_BATCHES = 10
 
 
 class Diagnostics:
-    """Compares each training batch with the settings, and gives each warning once a run."""
+    """Compares each training batch with the settings, and logs each warning once per run."""
 
     def __init__(self, args: GRPOEnvConfig, estimator: BoundEstimator) -> None:
-        """Start without any warning given.
+        """Start with no warnings given.
 
         Args:
             args: The settings.
-            estimator: The estimator that they name; without traits nothing of it is checked.
+            estimator: The estimator of the settings; it is checked only if its traits are known.
         """
         self._args = args
         self._estimator = estimator
@@ -47,8 +47,8 @@ class Diagnostics:
         """Warn about the rollouts of this batch.
 
         Args:
-            rollouts: Those of all ranks, as the estimator saw them; those that a filter left out are marked as dropped.
-            num_tokens: The agent tokens of each rollout, where the estimator saw the roles of one apart.
+            rollouts: Those of all ranks, as the estimator saw them; filtered ones are marked as dropped.
+            num_tokens: The agent tokens of each rollout, where the estimator saw its roles separately.
             is_flat: Whether all their advantages are zero.
         """
         is_flat = is_flat and not reads_token_rewards(self._estimator.traits)  # those tokens' rewards are not seen here
@@ -62,12 +62,12 @@ class Diagnostics:
         if not included:
             return
         if self._estimator.traits is not None:
-            self._check_traits(included, self._estimator.traits)
+            self._check_estimator(included, self._estimator.traits)
         length = fmean(num_tokens or [sum(rollout.token_counts) for rollout in rollouts])
         if length == 0:
             self._warn_once("no rollout of the generation batch has an agent token, so that there is nothing to train")
         if length > _LONG_ROLLOUT:
-            self._check_length(math.floor(length))
+            self._check_ratios(math.floor(length))
 
     def warn_of_text(self, num_inexact: int, num_rollouts: int) -> None:
         """Warn about agent tokens that were encoded from text."""
@@ -94,17 +94,31 @@ class Diagnostics:
             seen,
         )
 
-    def _check_traits(self, rollouts: Sequence[ScoredRollout], traits: EstimatorTraits) -> None:
+    def _check_estimator(self, rollouts: Sequence[ScoredRollout], traits: EstimatorTraits) -> None:
+        """Warn about what the estimator needs and these rollouts lack."""
         name = self._estimator.name
-        if "state_keys" in traits.uses:
-            self._check_states(rollouts)
+        keys = [key for rollout in rollouts for key in rollout.state_keys] if "state_keys" in traits.uses else []
+        if keys and all(key is None for key in keys):
+            self._warn_once(
+                "the environment gives no state keys, so that %r has no turns to compare: implement its _state_key",
+                name,
+            )
+        sizes = step_group_sizes(rollouts) if keys else []
+        if sizes and sizes.count(1) > 0.9 * sum(sizes):
+            self._warn_once(
+                "more than nine in ten turns are alone in their state, so that %r has no other turn to compare them "
+                "with: _state_key is too fine for %d rollouts a task",
+                name,
+                cast("int", self._args.num_generations),
+            )
         if traits.compares_in_task_groups and 1 in Counter(rollout.group for rollout in rollouts).values():
             self._warn_once(
                 "a task group has one rollout that counts, for which %r has no baseline: min_group_size=2 leaves such "
                 "groups out",
                 name,
             )
-        if self._sums_returns and any(map(_is_rewarded_elsewhere, rollouts)):
+        sums = [(math.fsum(one.turn_rewards), one.final_reward) for one in rollouts if one.turn_rewards]
+        if self._sums_returns and not all(math.isclose(*pair, rel_tol=1e-6, abs_tol=1e-6) for pair in sums):
             self._warn_once(
                 "the final reward is not the sum of the turn rewards, and %r sums turn rewards: return it from "
                 "_step_episode, or set env_config['turn_credit'] to 'final'",
@@ -113,24 +127,8 @@ class Diagnostics:
         if "discount" not in traits.uses and self._args.discount != 1:
             self._warn_once("discount=%g does nothing: %r has no sum over turns", self._args.discount, name)
 
-    def _check_states(self, rollouts: Sequence[ScoredRollout]) -> None:
-        name = self._estimator.name
-        keys = [key for rollout in rollouts for key in rollout.state_keys]
-        sizes = step_group_sizes(rollouts)
-        if keys and all(key is None for key in keys):
-            self._warn_once(
-                "the environment gives no state keys, so that %r has no turns to compare: implement its _state_key",
-                name,
-            )
-        if sizes and sizes.count(1) > 0.9 * sum(sizes):
-            self._warn_once(
-                "more than nine in ten turns are alone in their state, so that %r has no other turn to compare them "
-                "with: _state_key is too fine for %d rollouts a task",
-                name,
-                cast("int", self._args.num_generations),
-            )
-
-    def _check_length(self, length: int) -> None:
+    def _check_ratios(self, length: int) -> None:
+        """Warn about importance ratios of rows with many agent tokens."""
         args = self._args
         lags_behind, correction = args.needs_old_logprobs, args.importance_correction
         is_of_sequence = correction is not None and correction.mode.startswith("sequence")
@@ -151,8 +149,3 @@ class Diagnostics:
         if message not in self._warned:
             self._warned.add(message)
             logger.warning(message, *values)
-
-
-def _is_rewarded_elsewhere(rollout: ScoredRollout) -> bool:
-    total = math.fsum(rollout.turn_rewards)
-    return bool(rollout.turn_rewards) and not math.isclose(total, rollout.final_reward, rel_tol=1e-6, abs_tol=1e-6)

@@ -1,4 +1,4 @@
-"""The metrics of a run as plain rows, from which :mod:`agentsgym.training.metrics.registry` is made."""
+"""The table of all metrics, which :mod:`agentsgym.training.metrics.registry` reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 def row(name: str, group: str, meaning: str, logged: str = "") -> tuple[str, str, str, str]:
-    """Give the fields of a metric in the order of the table."""
+    """Return the fields of a metric in the order of the table."""
     return name, group, meaning, logged
 
 

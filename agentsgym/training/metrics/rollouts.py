@@ -26,21 +26,21 @@ class RolloutSummary:
         scored: The rollout as estimators see it.
         turn_rewards: The environment's reward of each turn, before ``turn_credit``, (K,).
         stop_reason: Why its last episode ended.
-        success: Whether it was won; None if the environment does not say.
-        exact: Whether all agent tokens are as the agent gave them.
+        success: Whether it was won; None if the environment does not report it.
+        exact: Whether all agent tokens are as the agent returned them.
         num_invalid: Turns whose action was invalid.
         num_tokens: Its tokens, prompts and observations included.
         num_prompt_tokens: Those before the first action; all of them without one.
         references: The mean rewards of random and of optimal play from its start; None if not known.
-        logprobs: For how many of its agent tokens the sampler gave a log-probability.
-        num_rows: The number of training rows that it becomes.
+        logprobs: Whether all, some or none of its agent tokens have a log-probability from the sampler.
+        num_rows: The number of its training rows.
         num_row_tokens: The tokens of these rows, more than its own where a history was rewritten.
         num_trained_tokens: The agent tokens in these rows that can be trained on: a row's first token cannot.
-        error: The traceback of a failed rollout, in the trainer of a rank's first alone; else None.
-        num_retries: How often it was played before and failed; None where failed rollouts are not played again.
+        error: The traceback of a failed rollout (in the trainer, only of a rank's first); else None.
+        num_retries: Failed attempts before it; None where failed rollouts are not retried.
         environment: What the metrics call its environment: the row's ``environment`` as ``mix`` writes it, else its
             class.
-        metrics: The numbers that its environment gave in ``info``.
+        metrics: The numbers in the ``info`` of its environment.
     """
 
     scored: ScoredRollout
@@ -71,6 +71,12 @@ class RolloutSummary:
             scored: The rollout as estimators see it.
         """
         num_tokens = len(trajectory.token_ids)
+        random, optimal = trajectory.info.get("random_reward"), trajectory.info.get("optimal_reward")
+        logprobs: KnownLogprobs = "all"  # of a failed rollout too, none of whose tokens is trained on
+        if not trajectory.failed and trajectory.logprobs is None:
+            logprobs = "none"
+        elif not trajectory.failed and math.isnan(sum(trajectory.logprobs or ())):
+            logprobs = "some"
         return cls(
             scored=scored,
             turn_rewards=trajectory.turn_rewards,
@@ -80,8 +86,8 @@ class RolloutSummary:
             num_invalid=sum(turn.invalid for turn in trajectory.turns),
             num_tokens=num_tokens,
             num_prompt_tokens=trajectory.turns[0].start if trajectory.turns else num_tokens,
-            references=_references(trajectory),
-            logprobs=_known_logprobs(trajectory),
+            references=None if random is None or optimal is None else (float(random), float(optimal)),
+            logprobs=logprobs,
             num_rows=len(rows),
             num_row_tokens=sum(map(len, rows)),
             num_trained_tokens=sum(
@@ -98,12 +104,12 @@ class RolloutSummary:
 
     @property
     def final_rewards(self) -> Mapping[Hashable, float]:
-        """What each role was paid in all; empty where the game does not pay by role."""
+        """The total reward of each role; empty without rewards by role."""
         return self.scored.final_rewards
 
     @property
     def roles(self) -> Sequence[Hashable]:
-        """Who the agent was in each turn, (K,)."""
+        """The role of each turn, (K,)."""
         return self.scored.roles
 
     @property
@@ -178,7 +184,6 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
         several environments, ``{name}/by_environment/{environment}`` of ``reward``, ``win_rate``,
         ``fraction_of_optimal``, ``turns`` and ``failed``.
     """
-    played = [rollout for rollout in rollouts if not rollout.failed]
     metrics = {
         f"stop/{reason.value}": _mean([rollout.stop_reason is reason for rollout in rollouts])
         for reason in StopReason
@@ -188,17 +193,18 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
     retries = [rollout.num_retries for rollout in rollouts if rollout.num_retries is not None]
     if retries:
         metrics["rollouts/retried"] = _mean(retries)
-    metrics |= _environment_metrics(rollouts)
-    if not played:
-        return metrics
-    metrics["reward"] = _mean([rollout.final_reward for rollout in played])
-    if len(played) > 1:
-        metrics["reward_std"] = stdev(rollout.final_reward for rollout in played)
-    metrics["exact"] = _mean([rollout.exact for rollout in played])
-    metrics |= _outcome_metrics(played)
-    metrics |= _role_metrics(played)
-    metrics |= _info_metrics(played)
-    return metrics | _turn_metrics(played) | _length_metrics(played)
+    environments = by_label(rollout.environment for rollout in rollouts)
+    for name, indices in environments.items() if len(environments) > 1 else ():
+        own = [rollouts[i] for i in indices]
+        played = [rollout for rollout in own if not rollout.failed]
+        numbers = {"failed": _mean([rollout.failed for rollout in own])}
+        if played:
+            numbers["reward"] = _mean([rollout.final_reward for rollout in played])
+            numbers["turns"] = _mean([rollout.num_turns for rollout in played])
+            numbers |= _outcome_metrics(played)
+        metrics |= {f"{key}/by_environment/{name}": number for key, number in numbers.items()}
+    played = [rollout for rollout in rollouts if not rollout.failed]
+    return metrics | _reward_metrics(played) | _turn_metrics(played) if played else metrics
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
@@ -210,19 +216,6 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
         if estimate is not None:
             metrics |= {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
     return metrics
-
-
-def _references(trajectory: Trajectory) -> tuple[float, float] | None:
-    random, optimal = (trajectory.info.get(name) for name in ("random_reward", "optimal_reward"))
-    return None if random is None or optimal is None else (float(random), float(optimal))
-
-
-def _known_logprobs(trajectory: Trajectory) -> KnownLogprobs:
-    if trajectory.failed:
-        return "all"  # none of its tokens is trained on
-    if trajectory.logprobs is None:
-        return "none"
-    return "some" if math.isnan(sum(trajectory.logprobs)) else "all"
 
 
 def _outcome_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
@@ -237,60 +230,46 @@ def _outcome_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
     return metrics
 
 
-def _role_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
-    metrics: dict[str, float] = {}
+def _reward_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
+    """Compute the metrics of rewards and outcomes: over all rollouts, by role, and the numbers of ``info``."""
+    metrics = {"reward": _mean([rollout.final_reward for rollout in played])}
+    if len(played) > 1:
+        metrics["reward_std"] = stdev(rollout.final_reward for rollout in played)
+    metrics["exact"] = _mean([rollout.exact for rollout in played])
+    metrics |= _outcome_metrics(played)
     for role, rows in by_role(played).items():
         metrics[f"reward/by_role/{role}"] = _mean([one.final_reward for _, one in rows])
         if any(one.success is not None for _, one in rows):
             metrics[f"win_rate/by_role/{role}"] = _mean([bool(one.success) for _, one in rows])
-    return metrics
-
-
-def _info_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
     values: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in played:
         for name, value in rollout.metrics.items():
             values[name].append(value)
-    return {f"info/{name}": _mean(own) for name, own in values.items()}
-
-
-def _environment_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
-    rows = by_label(rollout.environment for rollout in rollouts)
-    metrics: dict[str, float] = {}
-    for name, indices in rows.items() if len(rows) > 1 else ():
-        own = [rollouts[i] for i in indices]
-        played = [rollout for rollout in own if not rollout.failed]
-        numbers = {"failed": _mean([rollout.failed for rollout in own])}
-        if played:
-            numbers["reward"] = _mean([rollout.final_reward for rollout in played])
-            numbers["turns"] = _mean([rollout.num_turns for rollout in played])
-            numbers |= _outcome_metrics(played)
-        metrics |= {f"{key}/by_environment/{name}": number for key, number in numbers.items()}
-    return metrics
+    return metrics | {f"info/{name}": _mean(own) for name, own in values.items()}
 
 
 def _turn_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
+    """Compute the metrics of turns and tokens."""
     counts = [rollout.num_turns for rollout in played]
-    by_index: defaultdict[int, list[float]] = defaultdict(list)
+    num_turns = max(1, sum(counts))
+    num_agent_tokens = sum(rollout.num_agent_tokens for rollout in played)
+    lengths = [rollout.num_tokens - rollout.num_prompt_tokens for rollout in played]
+    metrics = {
+        "turns/mean": _mean(counts),
+        "turns/min": float(min(counts)),
+        "turns/max": float(max(counts)),
+        "invalid_turns": sum(rollout.num_invalid for rollout in played) / num_turns,
+    }
+    rewards: defaultdict[int, list[float]] = defaultdict(list)
     for rollout in played:
         for k, reward in enumerate(rollout.turn_rewards):
-            by_index[k].append(reward)
-    metrics = {"turns/mean": _mean(counts), "turns/min": float(min(counts)), "turns/max": float(max(counts))}
-    metrics["invalid_turns"] = sum(rollout.num_invalid for rollout in played) / max(1, sum(counts))
-    for k, rewards in by_index.items():
-        metrics[f"reward/turn_{k:02d}"] = _mean(rewards)
-        metrics[f"active_fraction/turn_{k:02d}"] = len(rewards) / len(played)
-    return metrics
-
-
-def _length_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
-    num_turns = max(1, sum(rollout.num_turns for rollout in played))
-    agent = sum(rollout.num_agent_tokens for rollout in played)
-    total = sum(rollout.num_tokens for rollout in played)
-    lengths = [rollout.num_tokens - rollout.num_prompt_tokens for rollout in played]
-    return {
-        "tokens/agent_per_turn": agent / num_turns,
-        "tokens/environment_per_turn": (total - agent) / num_turns,
+            rewards[k].append(reward)
+    for k, own in rewards.items():
+        metrics[f"reward/turn_{k:02d}"] = _mean(own)
+        metrics[f"active_fraction/turn_{k:02d}"] = len(own) / len(played)
+    return metrics | {
+        "tokens/agent_per_turn": num_agent_tokens / num_turns,
+        "tokens/environment_per_turn": (sum(rollout.num_tokens for rollout in played) - num_agent_tokens) / num_turns,
         "completions/mean_length": _mean(lengths),
         "completions/min_length": float(min(lengths)),
         "completions/max_length": float(max(lengths)),

@@ -35,8 +35,8 @@ class StalenessSums:
 
         Args:
             trajectories: This rank's rollouts.
-            age: From a policy version to its age in updates.
-            waited_s: As the attribute.
+            age: Returns the age in updates of a policy version.
+            waited_s: See the attribute.
         """
         versions = [
             [turn.policy_version for turn in one.turns if turn.policy_version is not None] for one in trajectories

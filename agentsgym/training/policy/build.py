@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_value_model(model: Any, args: GRPOEnvConfig, accelerator: Accelerator) -> ValueModel | None:
-    """Build the value head that the settings ask for; None for none.
+    """Build the value head of the settings; None without one.
 
     Args:
         model: The model in training, unwrapped.
@@ -60,9 +60,9 @@ def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None)
 
 
 def check_sharding(args: GRPOEnvConfig) -> None:
-    """Raise :class:`ConfigError` where accelerate would silently train without the FSDP that was asked for.
+    """Raise :class:`ConfigError` where accelerate would silently train without the requested FSDP.
 
-    It is checked before there is an accelerator, which sets the launcher's variable wherever ``args.fsdp`` is set.
+    This precedes the accelerator, which sets the launcher's variable wherever ``args.fsdp`` is set.
     """
     is_launched = bool(str_to_bool(os.environ.get("ACCELERATE_USE_FSDP", "false")))
     state: Any = PartialState()
@@ -89,13 +89,13 @@ def check_parts(
         model: The model in training.
         tokenizer: Its tokenizer, all of whose ids the model must have.
         args: The settings.
-        accelerator: Knows how the ranks hold the weights; whoever plays, they must be held in a way that is trained.
+        accelerator: Knows how the ranks hold the weights, which must be a supported way for any agent.
         has_aux_loss: Whether a mixture of experts' auxiliary loss is added to the loss.
         has_own_scheduler: Whether a learning rate scheduler was given.
     """
     policy_agent_type(accelerator)
     for name in ("value_head", "sync_ref_model"):
-        if is_sharded(accelerator) and getattr(args, name):  # by the launcher's word: `fsdp`'s is refused before
+        if is_sharded(accelerator) and getattr(args, name):  # sharded by the launcher; `args.fsdp` is refused earlier
             raise ConfigError(
                 f"{name} is untested with sharded weights: leave it out, or train without FSDP and ZeRO-3"
             )

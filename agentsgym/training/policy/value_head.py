@@ -57,7 +57,7 @@ class ValueModel(nn.Module):
         """Put a head on a policy, or on a copy of its trunk.
 
         A copy trains all of its weights, even where the policy trains only adapters, so that it costs as much as
-        training a second model: its weights, their gradients, the optimizer's moments, and a forward of its own.
+        training a second model: its weights, their gradients, the optimizer's moments, and a separate forward.
 
         Args:
             policy: A causal language model of transformers, with or without adapters of PEFT; neither wrapped nor
@@ -68,8 +68,8 @@ class ValueModel(nn.Module):
             context: Entered where the trunk is run here, such as ``accelerator.autocast``.
 
         Raises:
-            ConfigError: ``kind`` is unknown, the policy has no trunk apart from its LM head, or a copy of quantized
-                weights is asked for, which cannot be trained.
+            ConfigError: ``kind`` is unknown, the policy has no trunk apart from its LM head, or ``kind`` is
+                ``"separate"`` with quantized weights, which cannot be trained.
         """
         super().__init__()
         if kind not in KINDS:
@@ -81,8 +81,18 @@ class ValueModel(nn.Module):
         self.head = nn.Linear(lm_head.in_features, 1, dtype=torch.float32, device=lm_head.weight.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        policy_trunk = _trunk_of(base)
-        self.trunk = _trainable_copy(base, policy_trunk) if kind == "separate" else None
+        policy_trunk = base.base_model if base.base_model is not base else base.get_decoder()
+        if policy_trunk is base:
+            raise ConfigError(
+                "a value head needs a causal language model with a separate trunk (base_model or get_decoder()), got a "
+                f"{type(base).__name__}"
+            )
+        if kind == "separate" and getattr(base, "is_quantized", False):
+            raise ConfigError(
+                "value_head='separate' trains a copy of the policy's weights, but this policy's weights are quantized: "
+                "use value_head='shared', or load the policy unquantized"
+            )
+        self.trunk = copy.deepcopy(policy_trunk).requires_grad_(True).train() if kind == "separate" else None
         self._policy_trunk = (policy_trunk,)  # in a tuple, so that torch does not register it here
         self._context = context
         self._captured: list[torch.Tensor] = []
@@ -152,7 +162,12 @@ class ValueModel(nn.Module):
         Raises:
             RuntimeError: The trunk is shared, and no forward of the policy was captured.
         """
-        states = self._captured_states() if self.trunk is None else self._states(ids, attention_mask)
+        if self.trunk is None and not self._captured:
+            raise RuntimeError(
+                "a shared value head needs the policy's forward pass: run it inside capture_hidden_states() first"
+            )
+        states = self._states(ids, attention_mask) if self.trunk is not None else torch.cat(self._captured)
+        self._captured = []  # they hold the graph of the whole forward
         targets = targets[:, 1 : states.shape[1]]
         has_target = ~targets.isnan()
         errors = self._predict(states[:, :-1][has_target]) - targets[has_target].to(self.head.weight)
@@ -205,7 +220,9 @@ class ValueModel(nn.Module):
             raise ConfigError(f"{path} is missing: cannot resume a value head from {folder}, which holds none")
         found, own = load_file(path), self.state_dict()
         for name in sorted(found.keys() | own.keys()):
-            expected, given = (_shape_of(tensors.get(name)) for tensors in (own, found))
+            expected, given = (
+                f"of shape {tuple(tensors[name].shape)}" if name in tensors else "absent" for tensors in (own, found)
+            )
             if expected != given:
                 raise ConfigError(
                     f"{path} belongs to a different value head or model: {name} must be {expected}, got {given}"
@@ -223,43 +240,10 @@ class ValueModel(nn.Module):
         with self._context():
             return self._trunk(input_ids=ids[:, :width], attention_mask=attention_mask[:, :width], use_cache=False)[0]
 
-    def _captured_states(self) -> torch.Tensor:
-        """Return what was captured, and drop it: it holds the graph of the whole forward."""
-        if not self._captured:
-            raise RuntimeError(
-                "a shared value head needs the policy's forward pass: run it inside capture_hidden_states() first"
-            )
-        captured, self._captured = self._captured, []
-        return torch.cat(captured)
-
     def _predict(self, states: torch.Tensor) -> torch.Tensor:
         """The values after the tokens of these hidden states, (…, H) to (…)."""
         with torch.autocast(states.device.type, enabled=False):  # it would run the head in half precision
             return self.head(states.to(self.head.weight)).squeeze(-1)
-
-
-def _trunk_of(model: PreTrainedModel) -> nn.Module:
-    """The module of a causal language model that computes the hidden states for its LM head."""
-    trunk = model.base_model if model.base_model is not model else model.get_decoder()
-    if trunk is model:
-        raise ConfigError(
-            "a value head needs a causal language model with a separate trunk (base_model or get_decoder()), got a "
-            f"{type(model).__name__}"
-        )
-    return trunk
-
-
-def _trainable_copy(model: PreTrainedModel, trunk: nn.Module) -> nn.Module:
-    if getattr(model, "is_quantized", False):
-        raise ConfigError(
-            "value_head='separate' trains a copy of the policy's weights, but this policy's weights are quantized: "
-            "use value_head='shared', or load the policy unquantized"
-        )
-    return copy.deepcopy(trunk).requires_grad_(True).train()
-
-
-def _shape_of(tensor: torch.Tensor | None) -> str:
-    return "absent" if tensor is None else f"of shape {tuple(tensor.shape)}"
 
 
 def _num_ranks() -> int:

@@ -1,4 +1,4 @@
-"""Run a model's head on the positions whose next token has a label, and on no other, a few at a time.
+"""Run a model's head only on the positions whose next token has a label, a few at a time.
 
 ::
 
@@ -25,13 +25,13 @@ _NOT_BY_TOKEN: Final = frozenset(("loss", "aux_loss"))
 
 
 def selects_labeled(device: torch.device) -> bool:
-    """Whether TRL's fused head leaves out positions without a label by itself on this device."""
+    """Whether TRL's fused head itself skips positions without a label on this device."""
     return is_triton_available() and device.type in {"cuda", "xpu"}
 
 
 @contextmanager
 def replaced_states(trunk: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]) -> Generator[None]:
-    """Hand to the head what ``replace`` makes of the trunk's last hidden states, (B, L, H)."""
+    """Replace the trunk's last hidden states, (B, L, H), before the head reads them."""
 
     def hook(_module: nn.Module, _arguments: Any, output: Any) -> Any:
         output.last_hidden_state = replace(output.last_hidden_state)
@@ -47,10 +47,10 @@ def replaced_states(trunk: nn.Module, replace: Callable[[torch.Tensor], torch.Te
 def score_labeled_alone(model: Any) -> None:
     """Make a model with TRL's fused head score those positions alone whose next token has a label, on any device.
 
-    What the head gives for a position is the same to rounding; the other positions get 0, as they do from TRL.
+    The head's results for a position are the same up to rounding; the other positions are 0, as in TRL.
 
     Args:
-        model: A causal language model that TRL has given a fused head, not wrapped by PEFT.
+        model: A causal language model with TRL's fused head, not wrapped by PEFT.
     """
     fused_forward = model.forward
 
@@ -76,7 +76,7 @@ def score_labeled_alone(model: Any) -> None:
 
 
 def make_deepcopy_safe(model: Any) -> None:
-    """Make a deep copy of a model run on its own weights: a ``forward`` put around this very model it would still call.
+    """Make deep copies of a model run on their own weights, although its ``forward`` is bound to this model.
 
     Args:
         model: A causal language model, not wrapped by PEFT, whose ``forward`` is no longer that of its class.
@@ -91,9 +91,9 @@ def make_deepcopy_safe(model: Any) -> None:
 
 
 def head_logits(model: Any, states: torch.Tensor) -> torch.Tensor:
-    """What a model's head makes of hidden states, (N, H) to (N, V), scaled and capped as the model does it.
+    """Compute the logits of hidden states, (N, H) to (N, V), scaled and capped as the model does.
 
-    The model itself runs, on one token, and its head is handed these states.
+    The model itself runs on one token, whose hidden states are replaced by these.
     """
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     with replaced_states(trunk_of(model), lambda _: states[None]):
@@ -101,6 +101,6 @@ def head_logits(model: Any, states: torch.Tensor) -> torch.Tensor:
 
 
 def trunk_of(model: Any) -> nn.Module:
-    """The module whose hidden states the head reads, under PEFT that of the model inside."""
+    """Return the module whose hidden states the head reads, under PEFT that of the base model."""
     inner = model.get_base_model() if hasattr(model, "peft_config") else model
     return inner.get_decoder() if inner.base_model is inner else inner.base_model

@@ -1,4 +1,4 @@
-"""Hide tokens from TRL's fused head, so that it computes no log-probability that nobody needs."""
+"""Hide tokens from TRL's fused head, so that it computes only the log-probabilities that are needed."""
 
 from __future__ import annotations
 

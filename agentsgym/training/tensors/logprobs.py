@@ -18,7 +18,7 @@ from agentsgym.training.tensors.importance import (
 )
 
 KnownLogprobs = Literal["all", "some", "none"]
-"""For how many of a rollout's agent tokens the sampler gave a log-probability."""
+"""Whether all, some or none of a rollout's agent tokens have a log-probability from the sampler."""
 
 Score = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """(ids, attention mask, mask of the tokens to score), each (B, L) → log-probabilities and entropies, each (B, L), 0.0
@@ -46,9 +46,9 @@ class LogprobSettings(Protocol):
 class LogprobPlan:
     """The log-probabilities that a batch needs, the same on all ranks.
 
-    The policy on transformers samples from the weights that are trained, so that its log-probabilities are the old ones
-    where the loss needs any. vLLM computes with weights and kernels of its own: there, and with any correction, the old
-    ones are the model's, and the sampler's give the ratio that corrects for it.
+    The policy on transformers samples from the weights that are trained, so its log-probabilities are the old ones
+    where the loss needs any. vLLM has separate weights and kernels: there, and with any correction, the old ones are
+    the model's, and the sampler's give the ratio that corrects for it.
 
     Attributes:
         correction: The correction of the loss for the sampler; None for none.
@@ -75,7 +75,7 @@ class LogprobPlan:
 
         Args:
             args: The settings.
-            known: For how many agent tokens it gave log-probabilities, for the rollouts of all ranks.
+            known: The values of :data:`KnownLogprobs` for the rollouts of all ranks.
             is_trained_policy: Whether these are those of the very weights that are trained.
             compares: As the attribute.
 
@@ -153,7 +153,13 @@ def token_logprobs(
     if model is not None and correction is not None:
         ratio = importance_sampling_ratio(model, model if recorded is None else recorded, mask, correction)
     if model is not None and recorded is not None:
-        comparison = _compared(recorded, model, mask, correction)
+        comparison = GapSums.of(
+            recorded,
+            model,
+            mask,
+            row_log_ratios=row_log_ratios(model - recorded, mask),
+            num_cut=None if correction is None else int(cut_tokens(model, recorded, mask, correction).sum()),
+        )
     return TokenLogprobs(
         old=old if correction is not None or plan.needs_old else None,
         reference=None,
@@ -162,16 +168,4 @@ def token_logprobs(
         comparison=comparison,
         model=model,
         entropies=entropies,
-    )
-
-
-def _compared(
-    recorded: torch.Tensor, model: torch.Tensor, mask: torch.Tensor, correction: ImportanceCorrection | None
-) -> GapSums:
-    return GapSums.of(
-        recorded,
-        model,
-        mask,
-        row_log_ratios=row_log_ratios(model - recorded, mask),
-        num_cut=None if correction is None else int(cut_tokens(model, recorded, mask, correction).sum()),
     )

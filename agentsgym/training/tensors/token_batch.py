@@ -85,7 +85,7 @@ class TokenBatch:
         padding = [[pad_token_id] * MIN_WIDTH] * num_padding
         turn_index = _stacked([row.turn_index() for row in rows], -1, torch.long, shape)
         turn_index[:, :1] = -1
-        # A rollout that failed is not trained on, whatever is known of it.
+        # A failed rollout is not trained on, even with log-probabilities.
         logprobs = [[0.0] * len(one.token_ids) if one.failed else one.logprobs for one in trajectories]
         recorded = None
         if None not in logprobs:
@@ -119,7 +119,7 @@ class TokenBatch:
 
         Args:
             mask: From :meth:`agent_token_mask`.
-            loss_type: The loss that is to come.
+            loss_type: The type of the loss.
         """
         weights = torch.ones(len(mask), 1, device=mask.device)
         if loss_type.mean_over != "tokens_of_row":
@@ -154,14 +154,14 @@ def trl_batch(
     loss_type: LossType,
     multiplies_ratio: bool,
 ) -> dict[str, Any]:
-    """Put the columns together as :meth:`GRPOEnvTrainer._generate_and_score_completions` returns them.
+    """Assemble the columns that :meth:`GRPOEnvTrainer._generate_and_score_completions` returns.
 
     Args:
         tokens: The rows.
         mask: (B, L), 1 on the agent tokens that are trained on.
         advantages: One number a token of each rollout.
         logprobs: What the loss compares with.
-        loss_type: The loss that is to come.
+        loss_type: The type of the loss.
         multiplies_ratio: Whether the loss multiplies with the importance ratio itself, as TRL's does under vLLM alone;
             elsewhere it is multiplied into the advantages.
     """

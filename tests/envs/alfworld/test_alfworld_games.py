@@ -144,7 +144,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_no_error(
     (tmp_path / "a file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
     assert len(find_games(data, "train")) == 4
-    assert "is not kept" in caplog.text
+    assert "cannot be cached" in caplog.text
 
 
 def test_missing_data_name_the_command_that_gets_them(
@@ -184,7 +184,7 @@ def test_options_that_cannot_be(data: Path, options: dict[str, Any], sentence: s
         ({"show_commands": True}, "must be one of 'all', 'here', 'none'"),
         ({"num_processes": 0}, "a positive int"),
         ({"step_timeout_s": 0}, "a number > 0|a positive number"),
-        ({"nothing_penalty": -1}, "a number >= 0"),
+        ({"rejected_penalty": -1}, "a number >= 0"),
     ],
 )
 def test_configurations_that_cannot_be(data: Path, installed: None, config: dict[str, Any], sentence: str) -> None:

@@ -197,7 +197,7 @@ def test_the_problem_says_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"split_sizes": {}}, "split_sizes is empty: say how many games"),
+        ({"split_sizes": {}}, "split_sizes is empty: pass numbers of games"),
         (
             {"split_sizes": {"train": 0}},
             r"split_sizes\['train'\] must be a positive int \(or leave that split out\), got 0",
@@ -209,7 +209,7 @@ def test_the_problem_says_what_there_is() -> None:
         ({"searching": "yes"}, "searching must be True or False, got 'yes'"),
         ({"task_types": []}, r"task_types must be a list of some of .*, got \[\]"),
         ({"task_types": "pick_and_place_simple"}, "task_types must be a list of some of"),
-        ({"task_types": ["pick_and_place"]}, "no task type 'pick_and_place'; did you mean 'pick_and_place_simple'"),
+        ({"task_types": ["pick_and_place"]}, "unknown type 'pick_and_place'; did you mean 'pick_and_place_simple'"),
     ],
 )
 def test_bad_arguments_say_what_is_wrong(tmp_path: Path, given: dict[str, Any], told: str) -> None:

@@ -348,7 +348,7 @@ def test_a_program_is_started_once_and_ends_with_the_environment() -> None:
     env = OpenEnvEnv(None, server=started(str(STUB), "{port}"))
     for _ in range(2):
         assert env.rollout([{"seed": 1}], ScriptedAgent(["a"] * 3), 2)[1].final_reward == 1.5
-    url = pickle.loads(pickle.dumps(env))._link_url
+    url = pickle.loads(pickle.dumps(env))._known_url
     assert url.startswith("http://127.0.0.1:")
     other = OpenEnvEnv(None, {"format": "text", "action": "message", "observation": "text"}, server=url)
     assert other.rollout([{"seed": 1}], ScriptedAgent(["a"] * 3))[0].final_reward == 1.5
@@ -385,7 +385,7 @@ def test_a_program_that_ended_is_started_again_for_other_games(pool: EnvProcessP
     env = OpenEnvEnv(None, UNCHECKED, server=started(str(STUB), "{port}"))
     with closing(env), pool or nullcontext():
         assert env.rollout([{"seed": 1}], ScriptedAgent(["a"] * 3), pool=pool)[0].error is None
-        process = env._link._local._process
+        process = env._connections._local._process
         process.kill()
         process.wait()
         assert env.rollout([{"seed": 1}], ScriptedAgent(["a"] * 3), pool=pool)[0].error is None

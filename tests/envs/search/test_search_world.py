@@ -19,13 +19,13 @@ def test_every_answer_follows_from_the_passages_alone(seed: int) -> None:
     text_of = {one["title"]: one["text"] for one in world.passages}
     for person in world.people:
         for path in QUESTIONS:
-            question = world.question(person, path)
+            task = world.task(person, path)
             entity = person
-            for title, relation in zip(question.evidence, path, strict=True):
+            for title, relation in zip(task["evidence"], path, strict=True):
                 assert entity == title
                 [entity] = FACTS[relation].findall(text_of[title])
-            assert entity == question.answers[0]
-            assert path_of_question(question.text) == (person, path)
+            assert entity == task["answers"][0]
+            assert path_of_question(task["question"]) == (person, path)
 
 
 def test_no_two_names_share_a_word() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.envs.shared.text_worlds.commands import MOST_CHARS, listed, read_command
+from agentsgym.envs.shared.text_worlds.env import MOST_CHARS, listed, read_command
 
 
 @pytest.mark.parametrize(

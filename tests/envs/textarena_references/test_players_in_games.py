@@ -115,4 +115,4 @@ def test_textarenas_own_classes_stay_as_they_are() -> None:
     import textarena  # noqa: PLC0415  # as a user of TextArena's own would
 
     TextArenaEnv(None, {"game": "Bandit-v0"})
-    assert "Mended" not in type(textarena.make("Bandit-v0-raw")).__name__
+    assert "Patched" not in type(textarena.make("Bandit-v0-raw")).__name__

@@ -88,7 +88,7 @@ def copy_facts(rows: list[list[str]]) -> None:
         (set_cell(4, "aliases", "puppy"), 4, "'puppy'"),
         (set_cell(5, "hard", ""), 5, "hard must be"),
         (set_cell(6, "article", "the"), 6, "article must be"),
-        (copy_facts, 5, "nothing tells 'cow' from 'horse' (line 4)"),
+        (copy_facts, 5, "'cow' and 'horse' (line 4) must differ"),
         (lambda rows: rows[7].pop(), 8, "cells"),
         (lambda rows: rows[0].__setitem__(7, "plants"), 1, "columns"),
     ],

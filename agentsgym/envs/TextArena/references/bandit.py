@@ -6,14 +6,12 @@ import functools
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentsgym.envs.anchors import Anchors
-from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds
-from agentsgym.envs.TextArena.references.probes import pay_for_best_button, pay_of_regret
+from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds, started_game
 from agentsgym.errors import ConfigError
 from agentsgym.types import Message
 
@@ -22,29 +20,17 @@ _BITS = 9  # of a button's number in the code of a state
 _MOST_STATES = 2_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buttons:
-    """What a button's presses say about it, for each pair of successes and failures.
-
-    Attributes:
-        odds: Likelihood as the best button over that as another one, (P,).
-        mean: The probability of a success of a button that is not the best, given its presses, (P,).
-        after: The number of the pair after a failure (column 0) and a success (column 1), (P, 2).
-        best: The best button's probability of a success.
-    """
-
-    odds: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    after: NDArray[np.int64]
-    best: float
-
-
-def buttons(p_gap: float, presses: int) -> Buttons:
-    """Weigh every pair of successes and failures with at most ``presses`` of both.
+def button_tables(p_gap: float, presses: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Tabulate the evidence of each pair of successes and failures with at most ``presses`` of both.
 
     The best button succeeds with probability ``0.5 + p_gap / 2``; each other one with a probability drawn uniformly
     from ``[0.1, 0.5 − p_gap / 2]``. The integrals over it are of polynomials, which Gauss-Legendre quadrature gives
     exactly.
+
+    Returns:
+        The likelihood of each pair for the best button, divided by that for another one, (P,); the success probability
+        of a button that is not the best, given the pair, (P,); and the number of the pair after a failure (column 0)
+        and a success (column 1), (P, 2).
     """
     best, highest = 0.5 + p_gap / 2, 0.5 - p_gap / 2
     nodes, weights = np.polynomial.legendre.leggauss(presses // 2 + 2)
@@ -55,35 +41,37 @@ def buttons(p_gap: float, presses: int) -> Buttons:
     other = (p[None] ** s[:, None] * (1 - p[None]) ** f[:, None]) @ (weights / 2)
     other_success = (p[None] ** (s[:, None] + 1) * (1 - p[None]) ** f[:, None]) @ (weights / 2)
     after = [[numbers.get((a, b + 1), -1), numbers.get((a + 1, b), -1)] for a, b in pairs]
-    return Buttons(odds=best**s * (1 - best) ** f / other, mean=other_success / other, after=np.array(after), best=best)
+    return best**s * (1 - best) ** f / other, other_success / other, np.array(after)
 
 
 class BanditValues:
-    """The best play, by backward induction over what was seen of the buttons, in whatever order they stand.
+    """Optimal play, by backward induction over the results of the buttons, regardless of their order.
 
-    A state is the sorted list of the buttons' pairs. In the end a button is chosen.
+    A state is the sorted list of the numbers of the buttons' pairs. In the end a button is chosen.
 
     Args:
-        num_buttons: Buttons.
-        p_gap: As the game's option.
-        presses: Presses before the choice.
-        pay_for_best: What the choice of the best button pays.
-        pay_of_regret: What any other choice pays, as a multiple of its regret: -1 in the mended game, 0 for nothing.
+        num_buttons: The number of buttons.
+        p_gap: The game's option.
+        presses: The number of presses before the choice.
+        best_reward: The reward of choosing the best button.
+        regret_weight: The reward of choosing another one, as a multiple of its regret: -1 in the patched game.
 
     Raises:
         ConfigError: There are too many states.
     """
 
     def __init__(
-        self, num_buttons: int, p_gap: float, presses: int, *, pay_for_best: float, pay_of_regret: float
+        self, num_buttons: int, p_gap: float, presses: int, *, best_reward: float, regret_weight: float
     ) -> None:
         if num_buttons * _BITS > 63 or presses > 28:
             raise ConfigError(
                 f"the optimum of Bandit is known for up to 7 buttons and 28 presses, got {num_buttons} and {presses}"
             )
-        self._pay_for_best, self._pay_of_regret = pay_for_best, pay_of_regret
-        self._buttons = buttons(p_gap, presses)
+        self._best_reward, self._regret_weight = best_reward, regret_weight
+        self._p_best = 0.5 + p_gap / 2
+        self._odds, self._p_other, self._pair_after = button_tables(p_gap, presses)
         self._levels = [np.zeros((1, num_buttons), dtype=np.int64)]  # states by presses, each (M, B)
+        shifts = _BITS * np.arange(num_buttons - 1, -1, -1)
         for _ in range(presses):
             states = self._levels[-1]
             following = np.concatenate(
@@ -94,46 +82,47 @@ class BanditValues:
                 raise ConfigError(
                     f"the optimum of Bandit supports at most {_MOST_STATES} states after a press, got more"
                 )
-            self._levels.append(_states(codes, num_buttons))
+            self._levels.append((codes[:, None] >> shifts) & ((1 << _BITS) - 1))
         self._codes = [_codes(states) for states in self._levels]
-        self.values = [self._choice_values(self._levels[-1]).max(axis=1)]  # by presses that are left
+        self.values = [self._choice_values(self._levels[-1]).max(axis=1)]  # by remaining presses
         for states in reversed(self._levels[:-1]):
             self.values.append(self._press_values(states, self.values[-1]).max(axis=1))
 
     @property
     def optimal(self) -> float:
-        """What the best play earns on average."""
+        """The expected reward of optimal play."""
         return float(self.values[-1][0])
 
     def best_button(self, pairs: Sequence[tuple[int, int]]) -> int:
-        """Give the button to press next or, when all presses are spent, to choose.
+        """Return the button to press next or, when no presses remain, to choose.
 
         Args:
-            pairs: Successes and failures of each button.
+            pairs: The successes and failures of each button.
         """
-        numbers = np.array([[_number(pair) for pair in pairs]])
-        played = sum(map(sum, pairs))
-        num_presses = len(self._levels) - 1
-        if played >= num_presses:
-            return int(self._choice_values(numbers)[0].argmax())
-        return int(self._press_values(numbers, self.values[num_presses - played - 1])[0].argmax())
+        played = [won + lost for won, lost in pairs]
+        numbers = [total * (total + 1) // 2 + lost for total, (_, lost) in zip(played, pairs, strict=True)]
+        left = len(self._levels) - 1 - sum(played)
+        states = np.array([numbers])
+        values = self._press_values(states, self.values[left - 1]) if left > 0 else self._choice_values(states)
+        return int(values[0].argmax())
 
     def _after(self, states: NDArray[np.int64], button: int, won: int) -> NDArray[np.int64]:
         following = states.copy()
-        following[:, button] = self._buttons.after[states[:, button], won]
+        following[:, button] = self._pair_after[states[:, button], won]
         return np.sort(following, axis=1)
 
     def _choice_values(self, states: NDArray[np.int64]) -> NDArray[np.float64]:
-        odds = self._buttons.odds[states]  # (M, B)
+        odds = self._odds[states]  # (M, B)
         total = odds.sum(axis=1, keepdims=True)
-        other = self._pay_of_regret * (self._buttons.best - self._buttons.mean[states])
-        return (odds * self._pay_for_best + (total - odds) * other) / total
+        other = self._regret_weight * (self._p_best - self._p_other[states])
+        return (odds * self._best_reward + (total - odds) * other) / total
 
     def _press_values(self, states: NDArray[np.int64], later: NDArray[np.float64]) -> NDArray[np.float64]:
-        odds = self._buttons.odds[states]
+        odds = self._odds[states]
         total = odds.sum(axis=1, keepdims=True)
-        wins = (odds * self._buttons.best + (total - odds) * self._buttons.mean[states]) / total  # (M, B)
-        codes = self._codes[int(self._presses_of(states)) + 1]
+        wins = (odds * self._p_best + (total - odds) * self._p_other[states]) / total  # (M, B)
+        num_presses = sum(int((np.sqrt(8 * number + 1) - 1) // 2) for number in states[0])  # equal for all states
+        codes = self._codes[num_presses + 1]
         values = np.empty(states.shape)
         for button in range(states.shape[1]):
             lost, won = (
@@ -142,24 +131,44 @@ class BanditValues:
             values[:, button] = (1 - wins[:, button]) * lost + wins[:, button] * won
         return values
 
-    def _presses_of(self, states: NDArray[np.int64]) -> int:
-        return sum(int((np.sqrt(8 * number + 1) - 1) // 2) for number in states[0])
+
+def _codes(states: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Encode each state as one number, (M,)."""
+    code = np.zeros(len(states), dtype=np.int64)
+    for column in states.T:
+        code = (code << _BITS) | column
+    return code
 
 
 @functools.lru_cache(maxsize=4)
 def bandit_values(
-    num_buttons: int, p_gap: float, presses: int, *, pay_for_best: float = 1.0, pay_of_regret: float = 0.0
+    num_buttons: int, p_gap: float, presses: int, *, best_reward: float = 1.0, regret_weight: float = 0.0
 ) -> BanditValues:
-    """Solve a bandit, once for each kind; by default what is made large is the chance to find the best button."""
-    return BanditValues(num_buttons, p_gap, presses, pay_for_best=pay_for_best, pay_of_regret=pay_of_regret)
+    """Solve a bandit, once per setting; by default the value is the probability of finding the best button."""
+    return BanditValues(num_buttons, p_gap, presses, best_reward=best_reward, regret_weight=regret_weight)
+
+
+@functools.cache
+def choice_rewards() -> tuple[float, float]:
+    """Play Bandit to measure the reward of the best button, and that of another one as a multiple of its regret."""
+    measured: list[tuple[float, float]] = []  # the reward and the regret of the best and of the worst button
+    for rank in (-1, 0):
+        game = started_game("Bandit-v0", {"num_turns": 1}, num_players=1)
+        chances: dict[str, float] = game.state.game_state["ground_truth"]
+        chosen = sorted(chances, key=lambda name: chances[name])[rank]
+        for _ in range(2):  # a press and the choice
+            game.move(f"[{chosen}]")
+        measured.append((game.rewards()[0], max(chances.values()) - chances[chosen]))
+    (best_reward, _), (reward, regret) = measured
+    return best_reward, round(reward / regret, 9)
 
 
 class Bandit(Reference):
-    """The best play by the exact posterior over the buttons.
+    """Optimal play by the exact posterior over the buttons.
 
-    The best button pays 1, any other minus its regret, which is how much worse it is than the best: see
-    :mod:`~agentsgym.envs.TextArena.patches`. The game itself is asked what it pays, so that the values are of what is
-    played.
+    The best button is rewarded with 1, any other with minus its regret, which is how much worse it is than the best:
+    see :mod:`~agentsgym.envs.TextArena.patches`. The rewards are measured in the game, so that the values are those of
+    the game as it is played.
     """
 
     opening = "Each button is associated with a Bernoulli distribution"
@@ -169,7 +178,7 @@ class Bandit(Reference):
         self.names: list[str] = list(rules.options["buttons"])
         self.p_gap: float = rules.options["p_gap"]
         self.presses: int = rules.options["num_turns"]
-        self.pay_for_best, self.pay_of_regret = pay_for_best_button(), pay_of_regret()
+        self.best_reward, self.regret_weight = choice_rewards()
         if rules.max_steps <= self.presses:
             raise ConfigError(
                 f"Bandit needs a turn for each of {self.presses} presses and one for the choice: "
@@ -177,10 +186,10 @@ class Bandit(Reference):
             )
 
     def anchors(self, seat: int | None = None) -> Anchors:
-        """Give the mean final rewards."""
+        """Return the mean final rewards."""
         best = 1 / len(self.names)
-        other = self.pay_of_regret * (0.5 + self.p_gap / 2 - (_LOWEST + 0.5 - self.p_gap / 2) / 2)
-        return Anchors(random=best * self.pay_for_best + (1 - best) * other, optimal=self._values().optimal)
+        other = self.regret_weight * (0.5 + self.p_gap / 2 - (_LOWEST + 0.5 - self.p_gap / 2) / 2)
+        return Anchors(random=best * self.best_reward + (1 - best) * other, optimal=self._values().optimal)
 
     def choose(self, messages: Sequence[Message], rng: random.Random) -> str:
         """Press or choose the best button."""
@@ -193,7 +202,7 @@ class Bandit(Reference):
         return f"[{self.names[self._values().best_button(list(pairs.values()))]}]"
 
     def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Press or choose any button."""
+        """Press or choose a random button."""
         return f"[{rng.choice(self.names)}]"
 
     def _values(self) -> BanditValues:
@@ -201,23 +210,6 @@ class Bandit(Reference):
             len(self.names),
             self.p_gap,
             self.presses,
-            pay_for_best=self.pay_for_best,
-            pay_of_regret=self.pay_of_regret,
+            best_reward=self.best_reward,
+            regret_weight=self.regret_weight,
         )
-
-
-def _number(pair: tuple[int, int]) -> int:
-    total = sum(pair)
-    return total * (total + 1) // 2 + pair[1]
-
-
-def _codes(states: NDArray[np.int64]) -> NDArray[np.int64]:
-    code = np.zeros(len(states), dtype=np.int64)
-    for column in states.T:
-        code = (code << _BITS) | column
-    return code
-
-
-def _states(codes: NDArray[np.int64], num_buttons: int) -> NDArray[np.int64]:
-    shifts = _BITS * np.arange(num_buttons - 1, -1, -1)
-    return (codes[:, None] >> shifts) & ((1 << _BITS) - 1)

@@ -1,4 +1,4 @@
-"""What a reference of a game gives: the anchors of its scale, and the players that earn them."""
+"""The base class of references, and the player that plays by one."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from typing import Any
 
 from agentsgym.agents.base import Agent
 from agentsgym.envs.anchors import Anchors
+from agentsgym.envs.TextArena.games import GameMaker, PlayedGame
+from agentsgym.envs.TextArena.isolation import GameContext
 from agentsgym.errors import AgentError
 from agentsgym.fields import is_int, or_none, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 from agentsgym.types import Message
 
-#: Chooses a move from the messages of one game, the prompt first, and a stream of random numbers.
-Strategy = Callable[[Sequence[Message], random.Random], str]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Under which rules a game is played.
+    """The rules of a game.
 
     Attributes:
-        game: The base id, ``"GuessTheNumber-v0"``.
+        game: The base id, such as ``"GuessTheNumber-v0"``.
         options: The arguments of the game's constructor.
-        max_steps: Turns of the agent, at least 1.
-        seat: The agent's seat in a game of several; None where it is drawn.
+        max_steps: The agent's maximum number of turns, at least 1.
+        seat: The agent's seat in a multiplayer game; None if it is drawn.
     """
 
     game: str
@@ -37,18 +36,18 @@ class Rules:
     max_steps: int
     seat: int | None = None
 
-    def turns(self, own_limit: int) -> int:
-        """Give the turns of a game that has a limit of its own, which TextArena compares before it counts the turn."""
-        return min(self.max_steps, own_limit + 1)
+    def turns(self, game_limit: int) -> int:
+        """Return the number of turns if the game itself has a limit, which it checks before it counts the turn."""
+        return min(self.max_steps, game_limit + 1)
 
 
 class Reference(ABC):
-    """The exact values of a game under its rules, and the players that earn them on average.
+    """The exact values of a game under its rules, and the players that reach them on average.
 
     A reference can be called with a task, as ``evaluate(…, references=reference)`` does.
     """
 
-    opening = ""  # words of the prompt that every game of the kind begins with
+    opening = ""  # text of the prompt with which every game of the kind begins
     num_seats = 1
 
     def __init__(self, rules: Rules) -> None:
@@ -57,7 +56,7 @@ class Reference(ABC):
 
     @abstractmethod
     def anchors(self, seat: int | None = None) -> Anchors:
-        """Give what random and optimal play earn on average; in a game of several, in this seat, by default the rules'.
+        """Return the mean rewards of random and of optimal play, in a seat that is by default the rules'.
 
         Random play takes each legal move with equal probability; so do the other seats.
         """
@@ -68,25 +67,25 @@ class Reference(ABC):
 
     @abstractmethod
     def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Choose any legal move."""
+        """Choose a random legal move."""
 
     def __call__(self, task_data: Mapping[str, Any]) -> Anchors:
-        """Give the anchors of a task."""
+        """Return the anchors of a task."""
         return self.anchors(self._seat(task_data.get("seat")))
 
     def _seat(self, seat: int | None) -> int | None:
-        """Check a seat; None is the rules'.
+        """Check a seat, by default the rules'.
 
         Raises:
-            ConfigError: There is no such seat.
+            ConfigError: The game does not have this seat.
         """
         seat = self.rules.seat if seat is None else seat
-        is_one = or_none(lambda value: is_int(0)(value) and value < self.num_seats)
-        require("seat", seat, is_one, f"an int in [0, {self.num_seats}) or None for {self.rules.game}")
+        is_seat = or_none(lambda value: is_int(0)(value) and value < self.num_seats)
+        require("seat", seat, is_seat, f"an int in [0, {self.num_seats}) or None for {self.rules.game}")
         return seat
 
     def optimal_player(self, seed: int = 0) -> ReferencePlayer:
-        """Make the best player."""
+        """Make the optimal player."""
         return ReferencePlayer(self.choose, self.opening, seed=seed)
 
     def random_player(self, seed: int = 0) -> ReferencePlayer:
@@ -95,27 +94,30 @@ class Reference(ABC):
 
 
 class ReferencePlayer(Agent):
-    """Plays a strategy on what the game said, and on nothing else.
+    """Plays by a strategy that reads the conversation and nothing else.
 
-    Each conversation has a random stream of its own, numbered in the order in which conversations start: a fresh player
+    Conversations are numbered in the order in which they start, and each has a separate random stream: a fresh player
     with the same seed plays the same games, however they are interleaved.
 
     Args:
-        strategy: Chooses a move.
-        opening: Words of the prompt with which a game begins, so that the next game of one conversation is told from
-            the last.
-        seed: Makes the random streams.
+        strategy: The function that chooses a move, from the messages of one game, the prompt first, and a generator.
+        opening: Text of the prompt with which a game begins, which separates the games of one conversation.
+        seed: The seed of the random streams.
     """
 
-    def __init__(self, strategy: Strategy, opening: str, *, seed: int = 0) -> None:
+    def __init__(
+        self, strategy: Callable[[Sequence[Message], random.Random], str], opening: str, *, seed: int = 0
+    ) -> None:
         self._strategy = strategy
         self._opening = opening
         self._seed = seed
         self._conversations = itertools.count()
 
     def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
-        """Play on the last game of the conversation; ``agent_state`` is the conversation's random stream."""
-        rng = agent_state if agent_state is not None else self._new_stream()
+        """Move in the last game of the conversation; ``agent_state`` is the conversation's random stream."""
+        rng = agent_state
+        if rng is None:
+            rng = random.Random(derive_seed("reference player", self._seed, next(self._conversations)))
         starts = [
             index
             for index, message in enumerate(messages)
@@ -125,19 +127,22 @@ class ReferencePlayer(Agent):
             raise AgentError(f"this player requires a prompt that contains {self._opening!r}, got {shown(messages[0])}")
         return self._strategy(messages[starts[-1] :], rng), rng
 
-    def _new_stream(self) -> random.Random:
-        return random.Random(derive_seed("reference player", self._seed, next(self._conversations)))
 
-
-def said_by_game(messages: Sequence[Message]) -> str:
-    """Join what the game said."""
+def game_text(messages: Sequence[Message]) -> str:
+    """Join the game's messages."""
     return "\n".join(message["content"] for message in messages if message["role"] != "assistant")
 
 
 def rounds(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """Pair each answer of the agent with what the game said after it."""
+    """Pair each action of the agent with the game's message after it."""
     return [
         (one["content"], following["content"])
         for one, following in itertools.pairwise(messages)
         if one["role"] == "assistant"
     ]
+
+
+def started_game(game: str, options: Mapping[str, Any], *, num_players: int) -> PlayedGame:
+    """Start a game to measure its rewards, patched or not, so that exact values are those of the game as it is."""
+    context = GameContext(random.Random(0))
+    return PlayedGame(GameMaker(game, options)(context), context, num_players=num_players, seed=0)

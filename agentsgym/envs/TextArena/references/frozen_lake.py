@@ -1,4 +1,4 @@
-"""TextArena's FrozenLake, which is not slippery: every map of a kind at once."""
+"""TextArena's FrozenLake, which is not slippery: all maps of a size at once."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentsgym.envs.anchors import Anchors
-from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds, said_by_game
+from agentsgym.envs.TextArena.references.base import Reference, Rules, game_text, rounds
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import Message
 
 _MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 _MOST_MAPS = 200_000
 _MAPS_AT_ONCE = 2000  # so that they fit into a processor's cache
-_TIE = 1e-6  # a turn's cost, smaller than any difference in credit: of two ways the shorter one is better
-_OWN_LIMIT = 100  # turns, which the game does not let anyone choose
+_TIE = 1e-6  # a turn's cost, smaller than any difference in credit: the shorter of two paths is better
+_GAME_LIMIT = 100  # turns; not an option of the game
 _MOST_CREDIT = 0.95
-_LEAST_CREDIT = 0.1  # for leaving the start
+_LEAST_CREDIT = 0.1  # off the start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeValues:
-    """What the fields of maps are worth with some number of turns left.
+    """The values of the fields of maps with a given number of remaining turns.
 
     Attributes:
-        optimal: Value of optimal play, (M, n, n).
-        random: Value of random legal moves, likewise; a step against the border is illegal.
+        optimal: The value of optimal play, (M, n, n).
+        random: The value of random legal moves, (M, n, n); a step against the border is illegal.
     """
 
     optimal: NDArray[np.float64]
@@ -41,16 +41,16 @@ class LakeValues:
 
 
 def credit(size: int, start: tuple[int, int] = (0, 0)) -> NDArray[np.float64]:
-    """Give what a field pays where the game ends on it and it is not the goal: the way from the start, (n, n)."""
+    """Return the reward of a game that ends on a field other than the goal: its distance from the start, (n, n)."""
     rows, columns = np.indices((size, size))
-    way = (abs(rows - start[0]) + abs(columns - start[1])) / (2 * (size - 1))
-    paid = np.maximum(np.minimum(way, _MOST_CREDIT), _LEAST_CREDIT)
-    paid[start] = 0.0
-    return paid
+    distance = (abs(rows - start[0]) + abs(columns - start[1])) / (2 * (size - 1))
+    reward = np.maximum(np.minimum(distance, _MOST_CREDIT), _LEAST_CREDIT)
+    reward[start] = 0.0
+    return reward
 
 
 def solvable_maps(size: int, num_holes: int) -> NDArray[np.bool_]:
-    """Give the holes of every map whose goal can be reached from the start, in the corners, (M, n, n).
+    """Return the holes of every map whose goal can be reached from the start, in opposite corners, (M, n, n).
 
     Raises:
         ConfigError: There are more than 200,000 maps.
@@ -73,24 +73,24 @@ def solvable_maps(size: int, num_holes: int) -> NDArray[np.bool_]:
 def lake_values(
     holes: NDArray[np.bool_], turns: int, start: tuple[int, int] = (0, 0), *, step_cost: float = 0.0
 ) -> LakeValues:
-    """Solve maps by backward induction: 1 at the goal, opposite of the start, and the credit of the field elsewhere.
+    """Solve maps by backward induction: 1 at the goal, opposite the start, and the credit of the field elsewhere.
 
     Args:
-        holes: (M, n, n).
-        turns: T.
-        start: The corner where the player begins, which is what the credit is measured from.
-        step_cost: What each turn costs optimal play.
+        holes: Whether each field is a hole, (M, n, n).
+        turns: The number of turns, T.
+        start: The corner where the player begins, from which the credit is measured.
+        step_cost: The cost of each turn of optimal play.
     """
     size = holes.shape[1]
-    paid = credit(size, start)
+    partial = credit(size, start)
     goal = (size - 1 - start[0], size - 1 - start[1])
-    final = np.where(holes, paid, np.nan)
+    final = np.where(holes, partial, np.nan)
     final[:, goal[0], goal[1]] = 1.0
     is_final = ~np.isnan(final)
-    optimal = blind = np.where(is_final, final, paid)
+    optimal = blind = np.where(is_final, final, partial)
     num_legal = sum(_shifted(np.ones((1, size, size)), move, fill=0.0) for move in _MOVES.values())
     for t in range(turns):
-        if t < size * size:  # no way is longer
+        if t < size * size:  # no path is longer
             reached = (_shifted(optimal, move, fill=-np.inf) for move in _MOVES.values())
             optimal = np.where(is_final, final, functools.reduce(np.maximum, reached) - step_cost)
         total = sum(_shifted(blind, move, fill=0.0) for move in _MOVES.values())
@@ -100,7 +100,7 @@ def lake_values(
 
 @functools.lru_cache(maxsize=8)
 def mean_values(size: int, num_holes: int, turns: int) -> tuple[float, float]:
-    """Give what random and optimal play earn from the start, the mean over all maps, which are equally likely."""
+    """Return the values of random and optimal play from the start, the mean over all maps, which are equally likely."""
     holes = solvable_maps(size, num_holes)
     parts = [lake_values(part, turns) for part in np.array_split(holes, len(holes) // _MAPS_AT_ONCE + 1)]
     random = np.concatenate([values.random[:, 0, 0] for values in parts])
@@ -109,7 +109,7 @@ def mean_values(size: int, num_holes: int, turns: int) -> tuple[float, float]:
 
 
 class FrozenLake(Reference):
-    """The shortest safe way on the map that the game shows."""
+    """The shortest safe path on the map that the game shows."""
 
     opening = "Welcome to Frozen Lake!"
 
@@ -117,27 +117,27 @@ class FrozenLake(Reference):
         super().__init__(rules)
         self.size: int = rules.options["size"]
         self.num_holes = min(rules.options["num_holes"], self.size**2 - 3)
-        self.num_turns = rules.turns(_OWN_LIMIT)
+        self.num_turns = rules.turns(_GAME_LIMIT)
 
     def anchors(self, seat: int | None = None) -> Anchors:
-        """Give the mean final rewards over all maps, the credit for the way included."""
+        """Return the mean final rewards over all maps, including the partial ones."""
         random, optimal = mean_values(self.size, self.num_holes, self.num_turns)
         return Anchors(random=random, optimal=optimal)
 
     def choose(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Take the best step for the turns that are left."""
-        text = said_by_game(messages)
+        """Choose the best step for the remaining turns."""
+        text = game_text(messages)
         fields = last_map(text)
         start = _place(last_map(text, index=0), "P")
         left = self.num_turns - sum("invalid move" not in reply for _, reply in rounds(messages))
-        turns = min(max(0, left - 1), self.size**2)  # no way is longer
+        turns = min(max(0, left - 1), self.size**2)  # no path is longer
         [values] = lake_values((fields == "H")[None], turns, start, step_cost=_TIE).optimal
         row, column = _place(fields, "P")
         return f"[{max(self._steps(row, column), key=lambda step: values[step[1]])[0]}]"
 
     def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Take any step that stays on the map."""
-        return f"[{rng.choice(self._steps(*_place(last_map(said_by_game(messages)), 'P')))[0]}]"
+        """Choose a random step that stays on the map."""
+        return f"[{rng.choice(self._steps(*_place(last_map(game_text(messages)), 'P')))[0]}]"
 
     def _steps(self, row: int, column: int) -> list[tuple[str, tuple[int, int]]]:
         reached = ((name, (row + down, column + right)) for name, (down, right) in _MOVES.items())
@@ -148,7 +148,7 @@ def last_map(text: str, index: int = -1) -> NDArray[np.str_]:
     """Read a map that the game showed, by default the last, (n, n).
 
     Raises:
-        AgentError: It showed none.
+        AgentError: No map was shown.
     """
     maps = re.findall(r"Current Board:\n\n(.*?)\n\n", text, re.DOTALL)
     lines = [line for line in maps[index].splitlines() if line.startswith("|")] if maps else []
@@ -163,7 +163,7 @@ def _place(fields: NDArray[np.str_], letter: str) -> tuple[int, int]:
 
 
 def _shifted(values: NDArray[Any], move: tuple[int, int], *, fill: float) -> NDArray[Any]:
-    """What stands one step away from each field, ``fill`` behind the border, (M, n, n)."""
+    """The value one step away from each field, ``fill`` beyond the border, (M, n, n)."""
     padded = np.pad(values, ((0, 0), (1, 1), (1, 1)), constant_values=fill)
     size = values.shape[1]
     row, column = 1 + move[0], 1 + move[1]

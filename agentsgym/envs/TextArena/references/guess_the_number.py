@@ -1,4 +1,4 @@
-"""GuessTheNumber: halve the interval, as long as turns are left."""
+"""GuessTheNumber: halve the interval while turns remain."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from agentsgym.types import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalValues:
-    """The sums over the numbers of an interval, by turns left and by the interval's length.
+    """Sums over the numbers of an interval, by the remaining turns and the interval's length.
 
     Attributes:
-        total: What the best play is paid, summed over the interval's numbers, (T + 1, N + 1).
-        guess: Which place of the interval to guess, from 0, (T + 1, N + 1).
+        total: The expected reward of optimal play, summed over the interval's numbers, (T + 1, N + 1).
+        guess: The place in the interval to guess, from 0, (T + 1, N + 1).
     """
 
     total: NDArray[np.float64]
@@ -31,14 +31,15 @@ class IntervalValues:
 def interval_values(num_numbers: int, turns: int, *, partial_credit: bool = True) -> IntervalValues:
     """Solve the game by dynamic programming over intervals.
 
-    A right guess pays 1. With ``partial_credit`` a wrong one on the last turn pays ``1 − |guess − number| / (N − 1)``,
-    as TextArena does; without it nothing, so that the total counts wins. With t turns left and an interval of length L,
+    The reward of a right guess is 1. With ``partial_credit`` that of a wrong one on the last turn is
+    ``1 − |guess − number| / (N − 1)``, as in TextArena; without it 0, so that the total counts wins. With t turns left
+    and an interval of length L,
     ``W_t(L) = 1 + max_k W_{t-1}(k) + W_{t-1}(L − 1 − k)``; with one turn left the best guess is the middle.
 
     Args:
         num_numbers: N, at least 1.
         turns: T, at least 1.
-        partial_credit: What the game pays at the limit.
+        partial_credit: Whether the last guess is rewarded by its distance.
     """
     lengths = np.arange(num_numbers + 1)
     total, guess = np.zeros((turns + 1, num_numbers + 1)), np.zeros((turns + 1, num_numbers + 1), dtype=np.int64)
@@ -56,10 +57,10 @@ def interval_values(num_numbers: int, turns: int, *, partial_credit: bool = True
 
 
 def random_value(num_numbers: int, turns: int, *, partial_credit: bool = True) -> float:
-    """Give what guesses of random numbers that were not guessed before earn, whatever the hints were.
+    """Return the expected reward of random guesses without repetition, whatever the hints.
 
-    The number is among T of them with probability ``T / N``; else the last guess is a random other number, whose mean
-    distance from the secret is ``(N + 1) / 3``.
+    The number is among T of them with probability ``T / N``; otherwise the last guess is a random other number, whose
+    mean distance from the secret is ``(N + 1) / 3``.
     """
     if turns >= num_numbers:
         return 1.0
@@ -69,7 +70,7 @@ def random_value(num_numbers: int, turns: int, *, partial_credit: bool = True) -
 
 
 class GuessTheNumber(Reference):
-    """Binary search, which is the best play with any number of turns."""
+    """Binary search, which is optimal with any number of turns."""
 
     opening = "You have to guess the number between"
 
@@ -82,12 +83,12 @@ class GuessTheNumber(Reference):
         self._values = interval_values(self.num_numbers, self.num_turns)
 
     def anchors(self, seat: int | None = None) -> Anchors:
-        """Give the mean final rewards, the credit for a near guess at the limit included."""
+        """Return the mean final rewards, including the partial ones at the turn limit."""
         optimal = self._values.total[self.num_turns, self.num_numbers] / self.num_numbers
         return Anchors(random=random_value(self.num_numbers, self.num_turns), optimal=float(optimal))
 
     def choose(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Guess the number that leaves the best two intervals for the turns that are left."""
+        """Guess the number that leaves the best two intervals for the remaining turns."""
         low, high = self.low, self.high
         played = self._played(messages)
         for number, reply in played:
@@ -99,10 +100,10 @@ class GuessTheNumber(Reference):
         return f"[{low + int(self._values.guess[left, high - low + 1])}]"
 
     def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Guess any number that was not guessed before."""
+        """Guess a random number that was not guessed before."""
         guessed = {number for number, _ in self._played(messages)}
         return f"[{rng.choice([one for one in range(self.low, self.high + 1) if one not in guessed])}]"
 
     def _played(self, messages: Sequence[Message]) -> list[tuple[int, str]]:
-        found = ((re.search(r"\[(\d+)\]", said), reply) for said, reply in rounds(messages))
+        found = ((re.search(r"\[(\d+)\]", action), reply) for action, reply in rounds(messages))
         return [(int(match[1]), reply) for match, reply in found if match]

@@ -1,4 +1,4 @@
-"""Mastermind: what the best play needs where it can be searched, and a greedy player whose worst case is known."""
+"""Mastermind: the optimum of small games by search, and a greedy player whose worst case is known."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from agentsgym.errors import ConfigError
 from agentsgym.types import Message
 
 Code = tuple[int, ...]
-_MOST_CODES = 2000  # of which every pair is compared
-_MOST_SEARCHED = 40  # of which every strategy is compared
+_MOST_CODES = 2000  # every pair is compared
+_MOST_SEARCHED = 40  # every strategy is compared
 
 
 def all_codes(length: int, num_numbers: int, *, duplicates: bool) -> list[Code]:
-    """Give every code, in order."""
+    """Return every code, in order."""
     numbers = range(1, num_numbers + 1)
     codes = itertools.product(numbers, repeat=length) if duplicates else itertools.permutations(numbers, length)
     return list(codes)
@@ -41,7 +41,7 @@ def feedback(guess: Code, secret: Code) -> tuple[int, int]:
 
 
 def feedback_table(codes: Sequence[Code]) -> NDArray[np.int16]:
-    """Give the feedback of every guess on every secret as one number, ``black · (L + 1) + white``, (C, C)."""
+    """Return the feedback of every guess on every secret as one number, ``black · (L + 1) + white``, (C, C)."""
     length = len(codes[0])
     digits = np.array(codes, dtype=np.int16)  # (C, L)
     black = (digits[:, None, :] == digits[None, :, :]).sum(axis=2)
@@ -53,7 +53,7 @@ def feedback_table(codes: Sequence[Code]) -> NDArray[np.int16]:
 
 
 def best_expected_guesses(length: int, num_numbers: int, *, duplicates: bool) -> float:
-    """Give the fewest guesses that any strategy needs on average, the right one included, by search over strategies.
+    """Return the mean number of guesses of the best strategy, the right one included, by search over strategies.
 
     Raises:
         ConfigError: There are more than 40 codes.
@@ -69,7 +69,7 @@ def best_expected_guesses(length: int, num_numbers: int, *, duplicates: bool) ->
 
     @functools.cache
     def total(left: frozenset[int]) -> int:
-        """The sum of the guesses over the secrets that are left."""
+        """The sum of the guesses over the remaining secrets."""
         if len(left) == 1:
             return 1
         best = len(left) ** 2
@@ -95,7 +95,7 @@ class GreedyTree:
         codes: Every code.
 
     Attributes:
-        guesses: How many guesses each code takes, (C,).
+        guesses: The number of guesses for each code, (C,).
     """
 
     def __init__(self, codes: Sequence[Code]) -> None:
@@ -107,22 +107,20 @@ class GreedyTree:
 
     def choose(self, left: NDArray[np.int64]) -> int:
         """Choose a guess, given the indices of the codes that may be the secret."""
-        key = left.tobytes()
-        if key not in self._choices:
-            self._choices[key] = self._best(left)
-        return self._choices[key]
-
-    def _best(self, left: NDArray[np.int64]) -> int:
         if len(left) <= 2:
             return int(left[0])
+        key = left.tobytes()
+        if key in self._choices:
+            return self._choices[key]
         replies = self._table[:, left].astype(np.int64)  # (C, M)
         num_replies = int(self._table.max()) + 1
         cells = replies + np.arange(len(replies))[:, None] * num_replies
         counts = np.bincount(cells.ravel(), minlength=len(replies) * num_replies).reshape(-1, num_replies)
-        spread = (counts * np.log2(np.maximum(counts, 1))).sum(axis=1) / len(left)  # the entropy is log2(M) less this
+        spread = (counts * np.log2(np.maximum(counts, 1))).sum(axis=1) / len(left)  # the entropy is log2(M) minus this
         best = np.flatnonzero(spread <= spread.min() + 1e-9)
         fitting = best[np.isin(best, left)]
-        return int(fitting[0] if len(fitting) else best[0])
+        self._choices[key] = int(fitting[0] if len(fitting) else best[0])
+        return self._choices[key]
 
     def _walk(self, left: NDArray[np.int64], depth: int) -> None:
         guess = self.choose(left)
@@ -135,7 +133,7 @@ class GreedyTree:
                 self._walk(part, depth + 1)
 
     def consistent(self, played: Sequence[tuple[Code, tuple[int, int]]]) -> NDArray[np.int64]:
-        """Give the indices of the codes that fit all feedback."""
+        """Return the indices of the codes that fit all feedback."""
         index = {code: number for number, code in enumerate(self._codes)}
         length = len(self._codes[0])
         fits = np.ones(len(self._codes), dtype=bool)
@@ -146,7 +144,7 @@ class GreedyTree:
 
 @functools.lru_cache(maxsize=8)
 def greedy_tree(length: int, num_numbers: int, *, duplicates: bool) -> GreedyTree:
-    """Make the greedy player's tree, once for each kind of code.
+    """Make the greedy player's tree, once per kind of code.
 
     Raises:
         ConfigError: There are more than 2,000 codes.
@@ -158,10 +156,10 @@ def greedy_tree(length: int, num_numbers: int, *, duplicates: bool) -> GreedyTre
 
 
 def random_value(length: int, num_numbers: int, turns: int, *, duplicates: bool) -> float:
-    """Give what random codes that were not guessed before earn, whatever the feedback was.
+    """Return the expected reward of random guesses without repetition, whatever the feedback.
 
-    One of T guesses is right with probability ``T / C``. Else the last one is a random wrong code, and is paid
-    ``(black + white / 2) / length``; its mean over all pairs of codes is known in closed form.
+    One of T guesses is right with probability ``T / C``. Otherwise the last one is a random wrong code, with the reward
+    ``(black + white / 2) / length``, whose mean over all pairs of codes is known in closed form.
     """
     num_codes = num_numbers**length if duplicates else math.perm(num_numbers, length)
     if turns >= num_codes:
@@ -177,13 +175,13 @@ def random_value(length: int, num_numbers: int, turns: int, *, duplicates: bool)
     else:
         both = length / num_numbers
     any_code = (black + both) / 2
-    wrong_code = (any_code - 1 / num_codes) / (1 - 1 / num_codes)  # the secret itself is paid 1
+    wrong_code = (any_code - 1 / num_codes) / (1 - 1 / num_codes)  # the reward of the secret itself is 1
     won = turns / num_codes
     return won + (1 - won) * wrong_code
 
 
 class Mastermind(Reference):
-    """The greedy player, which is optimal in what the game pays as soon as it solves every code in time."""
+    """The greedy player, whose reward is optimal as soon as it solves every code in time."""
 
     opening = "You need to find the code that is"
 
@@ -198,10 +196,10 @@ class Mastermind(Reference):
         self._codes = all_codes(self.length, self.num_numbers, duplicates=self.duplicates)
 
     def anchors(self, seat: int | None = None) -> Anchors:
-        """Give the mean final rewards.
+        """Return the mean final rewards.
 
         Raises:
-            ConfigError: There are fewer turns than the greedy player may need, so that the optimum is not known.
+            ConfigError: There are fewer turns than the greedy player may need, so that the optimum is unknown.
         """
         worst = int(self._tree.guesses.max())
         if self.num_turns < worst:
@@ -213,18 +211,16 @@ class Mastermind(Reference):
         return Anchors(random=value, optimal=1.0)
 
     def choose(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Take the guess with the most expected information."""
-        return self._say(self._codes[self._tree.choose(self._tree.consistent(self._played(messages)))])
+        """Choose the guess with the most expected information."""
+        code = self._codes[self._tree.choose(self._tree.consistent(self._played(messages)))]
+        return f"[{' '.join(map(str, code))}]"
 
     def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Guess any code that was not guessed before."""
+        """Guess a random code that was not guessed before."""
         guessed = {code for code, _ in self._played(messages)}
         while (code := rng.choice(self._codes)) in guessed:
             pass
-        return self._say(code)
-
-    def _say(self, code: Code) -> str:
-        return "[" + " ".join(map(str, code)) + "]"
+        return f"[{' '.join(map(str, code))}]"
 
     def _played(self, messages: Sequence[Message]) -> list[tuple[Code, tuple[int, int]]]:
         played: list[tuple[Code, tuple[int, int]]] = []

@@ -1,4 +1,4 @@
-"""TicTacToe: every position is solved, against random play and against the best."""
+"""TicTacToe: every position is solved, against random and against optimal play."""
 
 from __future__ import annotations
 
@@ -7,52 +7,53 @@ import random
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from statistics import mean
 from typing import Literal
 
 from agentsgym.envs.anchors import Anchors
-from agentsgym.envs.TextArena.references.base import Reference, said_by_game
+from agentsgym.envs.TextArena.references.base import Reference, game_text
 from agentsgym.errors import AgentError
 from agentsgym.types import Message
 
 Kind = Literal["random", "optimal", "safe"]
-#: Nine cells, row by row: ``"."`` is empty, ``"1"`` is the player who began, ``"2"`` the other.
+#: Nine cells, row by row: ``"."`` is empty, ``"1"`` is the player who began, ``"2"`` the other one.
 Board = str
 
 EMPTY = "." * 9
-NEVER = 9  # marks at which a game is cut; a full board is no cut
+NEVER = 9  # marks at which a game is truncated: a full board is over anyway
 _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 
 
 def winner(board: Board) -> str | None:
-    """Give who has three in a row; None for nobody."""
+    """Return the player with three in a row; None for nobody."""
     return next((board[a] for a, b, c in _LINES if board[a] != "." and board[a] == board[b] == board[c]), None)
 
 
 def moves(board: Board) -> list[int]:
-    """Give the empty cells."""
+    """Return the empty cells."""
     return [cell for cell, mark in enumerate(board) if mark == "."]
 
 
 def to_move(board: Board) -> str:
-    """Give whose turn it is."""
+    """Return the player to move."""
     return "1" if board.count("1") == board.count("2") else "2"
 
 
 def play(board: Board, cell: int) -> Board:
-    """Put the mark of whoever's turn it is in a cell."""
+    """Put the mark of the player to move in a cell."""
     return board[:cell] + to_move(board) + board[cell + 1 :]
 
 
 @functools.cache
 def outcome(board: Board, first: Kind, second: Kind, cut: int = NEVER) -> tuple[Fraction, Fraction, Fraction]:
-    """Give the exact probabilities that the first player wins, that nobody does, and that the second player wins.
+    """Return the exact probabilities that the first player wins, that nobody does, and that the second player wins.
 
     Args:
-        board: Where to start.
-        first: How the player who began plays: ``"random"``; ``"optimal"``, the best reply to random play; or
+        board: The position to start from.
+        first: The play of the player who began: ``"random"``; ``"optimal"``, the best reply to random play; or
             ``"safe"``, which never loses, and among such moves takes the best reply to random play.
-        second: How the other one plays.
-        cut: Marks on the board with which the game is cut, and nobody wins; best play knows of it.
+        second: The play of the other one.
+        cut: The number of marks at which the game is truncated without a winner; optimal play takes it into account.
     """
     won = winner(board)
     if won or _num_marks(board) >= cut:
@@ -65,14 +66,14 @@ def outcome(board: Board, first: Kind, second: Kind, cut: int = NEVER) -> tuple[
 
 
 def value(board: Board, first: Kind, second: Kind, cut: int = NEVER) -> Fraction:
-    """Give what the first player is paid on average: 1 for a win, 0 for a draw or a cut, -1 for a loss."""
+    """Return the first player's expected reward: 1 for a win, 0 for a draw or a truncated game, -1 for a loss."""
     win, _, loss = outcome(board, first, second, cut)
     return win - loss
 
 
 @functools.cache
 def minimax(board: Board, cut: int = NEVER) -> int:
-    """Give what the first player is paid if both play their best."""
+    """Return the first player's reward if both play optimally."""
     won = winner(board)
     if won or _num_marks(board) >= cut:
         return (won == "1") - (won == "2")
@@ -82,7 +83,7 @@ def minimax(board: Board, cut: int = NEVER) -> int:
 
 @functools.cache
 def best_cell(board: Board, kind: Kind, cut: int = NEVER) -> int:
-    """Give the first of the best cells."""
+    """Return the first of the best cells."""
     mark = to_move(board)
     sign = 1 if mark == "1" else -1
     cells = moves(board)
@@ -100,8 +101,8 @@ def _num_marks(board: Board) -> int:
 class TicTacToe(Reference):
     """Best replies to random play.
 
-    The anchors are against a random player in the other seat; the player of seat 0 begins. A game that is cut by the
-    limit of turns pays 0.
+    The anchors are against a random player in the other seat; the player of seat 0 begins. The reward of a game that
+    the turn limit truncates is 0.
     """
 
     opening = "in Tic Tac Toe."
@@ -109,36 +110,32 @@ class TicTacToe(Reference):
     kind: Kind = "optimal"
 
     def anchors(self, seat: int | None = None) -> Anchors:
-        """Give the mean final rewards against random play, in a seat; where it is drawn, the mean over both."""
+        """Return the mean final rewards against random play in a seat; if it is drawn, the mean over both."""
         seat = self._seat(seat)
-        seats = [0, 1] if seat is None else [seat]
-        optimal, blind = (
-            sum((self._value(kind, seat) for seat in seats), Fraction(0)) / len(seats) for kind in ("optimal", "random")
-        )
-        return Anchors(random=float(blind), optimal=float(optimal))
-
-    def _value(self, kind: Kind, seat: int) -> Fraction:
-        """What a player earns in a seat against random play."""
-        if seat == 0:
-            return value(EMPTY, kind, "random", self._cut(0))
-        return -value(EMPTY, "random", kind, self._cut(1))
+        rewards: dict[Kind, list[Fraction]] = {"random": [], "optimal": []}
+        for kind, by_seat in rewards.items():
+            if seat != 1:
+                by_seat.append(value(EMPTY, kind, "random", self._cut(0)))
+            if seat != 0:
+                by_seat.append(-value(EMPTY, "random", kind, self._cut(1)))
+        return Anchors(random=float(mean(rewards["random"])), optimal=float(mean(rewards["optimal"])))
 
     def _cut(self, seat: int) -> int:
-        """The marks on the board when the player of a seat has had all its turns, and was answered."""
+        """The number of marks after the last turn of the player in a seat and the reply to it."""
         return min(NEVER, 2 * self.rules.max_steps + seat)
 
     def choose(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Take the best cell."""
+        """Choose the best cell."""
         board = board_of(messages)
         return f"[{best_cell(board, self.kind, self._cut(_num_marks(board) % 2))}]"
 
     def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Take any empty cell."""
+        """Choose a random empty cell."""
         return f"[{rng.choice(moves(board_of(messages)))}]"
 
 
 class SafeTicTacToe(TicTacToe):
-    """Play that never loses, whoever the other is; against random play it earns a little less."""
+    """Play that never loses against any opponent; its reward against random play is a little lower."""
 
     kind = "safe"
 
@@ -147,9 +144,9 @@ def board_of(messages: Sequence[Message]) -> Board:
     """Read the last board that the game showed.
 
     Raises:
-        AgentError: It showed none.
+        AgentError: No board was shown.
     """
-    boards = re.findall(r"Current Board:\n\n(.*?)\n\nAvailable", said_by_game(messages), re.DOTALL)
+    boards = re.findall(r"Current Board:\n\n(.*?)\n\nAvailable", game_text(messages), re.DOTALL)
     cells: list[str] = re.findall(r"[XO\d]", boards[-1]) if boards else []
     if len(cells) != 9:
         raise AgentError("the observation of TextArena's TicTacToe must contain 'Current Board:' with nine cells")

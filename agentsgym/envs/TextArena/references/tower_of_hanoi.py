@@ -1,4 +1,4 @@
-"""TowerOfHanoi: every position of the disks, one move a turn."""
+"""TowerOfHanoi: every position of the disks, one move per turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.shared.exact_play import Outcome, ValueTable, value_table
-from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds, said_by_game
+from agentsgym.envs.TextArena.references.base import Reference, Rules, game_text, rounds
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import Message
 
@@ -24,7 +24,7 @@ _MOST_DISKS = 8
 
 
 def legal_moves(position: Position) -> list[Move]:
-    """Give the moves from tower to tower that put no disk on a smaller one.
+    """Return the moves between towers that put no disk on a smaller one.
 
     >>> legal_moves((0, 0))
     [(0, 1), (0, 2)]
@@ -35,13 +35,13 @@ def legal_moves(position: Position) -> list[Move]:
 
 
 def after(position: Position, move: Move) -> Position:
-    """Move the upmost disk of a tower."""
+    """Move the top disk of a tower."""
     disk = position.index(move[0])
     return (*position[:disk], move[1], *position[disk + 1 :])
 
 
 def fraction_done(position: Position) -> float:
-    """Give the fraction of the disks that lie right on the last tower, from the largest on.
+    """Return the fraction of the disks in place on the last tower, from the largest on.
 
     >>> fraction_done((0, 0, 2))
     0.3333333333333333
@@ -52,7 +52,7 @@ def fraction_done(position: Position) -> float:
 
 @functools.lru_cache(maxsize=8)
 def hanoi_values(num_disks: int, turns: int) -> tuple[ValueTable, dict[Position, int]]:
-    """Solve the puzzle: 1 when it is done, and the fraction of disks in place when the turns are spent.
+    """Solve the puzzle: the reward is 1 at its end, and the fraction of disks in place at the turn limit.
 
     Returns:
         The values, and the number of each position.
@@ -72,10 +72,10 @@ def hanoi_values(num_disks: int, turns: int) -> tuple[ValueTable, dict[Position,
 
 
 class TowerOfHanoi(Reference):
-    """The shortest way, ``2^n − 1`` moves for n disks.
+    """The shortest solution, ``2^n − 1`` moves for n disks.
 
-    The game's prompt asks for one move a turn, and the values are those of such play. The game carries out every move
-    that an answer names, so that an agent which does not keep to the prompt can do it all in one turn.
+    The values are those of one move per turn, as the prompt requires. The game executes every move in an action, so an
+    agent that ignores the prompt can finish in one turn.
     """
 
     opening = "You are playing Tower of Hanoi"
@@ -87,35 +87,35 @@ class TowerOfHanoi(Reference):
         self._values, self._numbers = hanoi_values(self.num_disks, self.num_turns)
 
     def anchors(self, seat: int | None = None) -> Anchors:
-        """Give the mean final rewards, the fraction of disks in place at the limit included."""
+        """Return the mean final rewards, including the partial ones at the turn limit."""
         start = self._numbers[(0,) * self.num_disks]
         random, optimal = (float(one[self.num_turns, start]) for one in (self._values.random, self._values.optimal))
         return Anchors(random=random, optimal=optimal)
 
     def choose(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Take the best move for the turns that are left."""
+        """Choose the best move for the remaining turns."""
         position = position_of(messages)
         played = sum("invalid move" not in reply for _, reply in rounds(messages))
         left = max(1, self.num_turns - played)
-        return _say(legal_moves(position)[int(self._values.policy[left, self._numbers[position]])])
+        return _action(legal_moves(position)[int(self._values.policy[left, self._numbers[position]])])
 
     def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Take any legal move."""
-        return _say(rng.choice(legal_moves(position_of(messages))))
+        """Choose a random legal move."""
+        return _action(rng.choice(legal_moves(position_of(messages))))
 
 
 def position_of(messages: Sequence[Message]) -> Position:
     """Read the last towers that the game showed.
 
     Raises:
-        AgentError: It showed none.
+        AgentError: No towers were shown.
     """
-    found = re.findall(r"A: (\[.*?\])\nB: (\[.*?\])\nC: (\[.*?\])", said_by_game(messages))
+    found = re.findall(r"A: (\[.*?\])\nB: (\[.*?\])\nC: (\[.*?\])", game_text(messages))
     if not found:
         raise AgentError("the observation of TextArena's TowerOfHanoi must contain the towers A, B and C")
     tower_of = {disk: tower for tower, disks in enumerate(found[-1]) for disk in ast.literal_eval(disks)}
     return tuple(tower_of[disk] for disk in sorted(tower_of))
 
 
-def _say(move: Move) -> str:
+def _action(move: Move) -> str:
     return f"[{_TOWERS[move[0]]} {_TOWERS[move[1]]}]"

@@ -6,8 +6,8 @@ for the next one. ``start(game)`` loads and starts a game, ``step(command)`` run
 responses: a session whose process was ended by another's fault is replayed.
 """
 
-from agentsgym.envs.shared.engines.memory import RememberingProcesses
+from agentsgym.envs.shared.engines.memory import CachedProcesses
 from agentsgym.envs.shared.engines.processes import EngineProcesses
 from agentsgym.envs.shared.engines.shared import close_shared, shared_processes
 
-__all__ = ["EngineProcesses", "RememberingProcesses", "close_shared", "shared_processes"]
+__all__ = ["CachedProcesses", "EngineProcesses", "close_shared", "shared_processes"]

@@ -1,7 +1,7 @@
 """Cache engine responses, so that the rollouts of a task group do not repeat identical requests.
 
-An engine gives the same responses to the same game and commands. The responses of a game are therefore a tree of
-commands; if an engine identifies its states, equal positions are merged, and the tree is a graph::
+An engine responds equally to equal games and commands, so that the responses of a game are a tree of commands. If an
+engine identifies its states, equal positions are merged, and the tree is a graph::
 
     game ─▶ start ── "go to desk 1" ─▶ position ── "open drawer 1" ─▶ position
                  └─ "look" ─▶ start
@@ -23,11 +23,8 @@ _STATE = "state_key"
 _BYTES_BESIDE = 400  # the size of a response besides its text: its position, the command, the names
 
 
-@dataclass(eq=False, slots=True)
-class _Position:
-    """A position and its outgoing commands: for each the response, as JSON, and the next position."""
-
-    steps: dict[str, tuple[str, _Position]] = field(default_factory=dict[str, "tuple[str, _Position]"])
+class _Position(dict[str, "tuple[str, _Position]"]):
+    """The known commands at a position: for each the response, as JSON, and the next position."""
 
 
 @dataclass(eq=False, slots=True)
@@ -50,15 +47,15 @@ class _Walk:
     has_engine: bool = False
 
 
-class RememberingProcesses(EngineProcesses):
+class CachedProcesses(EngineProcesses):
     """Engine processes whose responses are cached.
 
     An engine may identify the position after each response under ``"state_key"``: equal keys must imply equal responses
     to all later commands. Without keys, only equal commands from the start lead to equal positions.
 
     Attributes:
-        num_asked: The number of responses by an engine, replayed commands excluded.
-        num_remembered: The number of responses from the cache.
+        num_computed: The number of responses from engines, without replayed commands.
+        num_cached: The number of responses from the cache.
     """
 
     def __init__(self, engine: str, max_mb: float, **settings: Any) -> None:
@@ -73,7 +70,7 @@ class RememberingProcesses(EngineProcesses):
         self._max_bytes = int(max_mb * 1e6)
         self._games: OrderedDict[str, _Game] = OrderedDict()
         self._walks: dict[str, _Walk] = {}
-        self.num_asked = self.num_remembered = 0
+        self.num_computed = self.num_cached = 0
 
     def begin(self, session_id: str, game: dict[str, Any]) -> dict[str, Any]:
         """Start an episode; arguments, result and errors as for the base class."""
@@ -88,7 +85,7 @@ class RememberingProcesses(EngineProcesses):
                 num_bytes -= oldest.num_bytes
             known = self._games.setdefault(key, _Game())
         if known.start is not None:
-            self.num_remembered += 1
+            self.num_cached += 1
             answer, position = known.start
             self._walks[session_id] = _Walk(game, known, position)
             return json.loads(answer)
@@ -102,10 +99,10 @@ class RememberingProcesses(EngineProcesses):
         walk = self._walks.get(session_id)
         if walk is None:
             return super().step(session_id, command)  # raises: there is no such session
-        if command in walk.position.steps:
-            self.num_remembered += 1
+        if command in walk.position:
+            self.num_cached += 1
             walk.unsent.append(command)
-            answer, walk.position = walk.position.steps[command]
+            answer, walk.position = walk.position[command]
             return json.loads(answer)
         try:
             if not walk.has_engine:
@@ -119,8 +116,8 @@ class RememberingProcesses(EngineProcesses):
         except BaseException:
             self._walks.pop(session_id, None)
             raise
-        self.num_asked += 1
-        step = walk.position.steps[command] = self._keep(walk.known, given)
+        self.num_computed += 1
+        step = walk.position[command] = self._keep(walk.known, given)
         walk.position = step[1]
         return given
 

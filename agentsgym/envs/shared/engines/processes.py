@@ -8,10 +8,81 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentsgym.envs.shared.child_process import ChildEndedError
-from agentsgym.envs.shared.engines.worker import EngineError, Worker
+from agentsgym.envs.shared.child_process import ChildEndedError, ChildProcess
 from agentsgym.errors import EnvError
 from agentsgym.texts import shown
+
+_MODULE = "agentsgym.envs.shared.engines.main"
+_LOAD_LIMIT_S = 180.0  # imports, on a busy machine
+
+
+class _EngineError(Exception):
+    """An exception that an engine raised in its process."""
+
+
+class _Worker:
+    """A process of engines.
+
+    Attributes:
+        lock: The lock that is held while the process works; threads take turns.
+        is_over: Whether the process has ended; its sessions are then replayed in another one.
+        num_games: The number of episodes started so far.
+        taken: The slots of the active sessions; the engines in other slots wait for the next episode.
+    """
+
+    def __init__(self, engine: str) -> None:
+        """Set up; the process starts with its first episode.
+
+        Args:
+            engine: The class of the engines, as ``"module:Class"``.
+        """
+        self.lock = threading.Lock()
+        self.is_over = False
+        self.num_games = 0
+        self.taken: set[int] = set()
+        self._engine = engine
+        self._child: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None before it has started."""
+        return None if self._child is None else self._child.pid
+
+    def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Send a request; the caller must hold the lock.
+
+        Raises:
+            _EngineError: The engine raised.
+            ChildEndedError: The process ended.
+            EnvError: The process cannot be started, or cannot load the engine.
+        """
+        try:
+            if self._child is None:
+                self._child = ChildProcess(_MODULE, "a process of engines")
+                loaded = self._child.ask({"load": self._engine}, _LOAD_LIMIT_S)
+                if "error" in loaded:
+                    raise EnvError(  # noqa: TRY301  # as any failure here, it ends the process
+                        f"the engine {self._engine} cannot be loaded: {loaded['error']}: {loaded['sentence']}"
+                    )
+            reply = self._child.ask(request, limit_s)
+        except BaseException:
+            self.end()  # an unread response would be taken for the next request's
+            raise
+        if "error" in reply:
+            raise _EngineError(f"{reply['error']}: {reply['sentence']}")
+        return reply["answer"]
+
+    def end(self) -> None:
+        """End the process."""
+        self.is_over = True
+        if self._child is not None:
+            self._child.end()
+
+    def forget(self) -> None:
+        """Drop the process without ending it, after a fork: it belongs to the parent."""
+        self.is_over = True
+        if self._child is not None:
+            self._child.forget()
 
 
 @dataclass(eq=False, slots=True)
@@ -20,7 +91,7 @@ class _Session:
 
     game: dict[str, Any]
     commands: list[str] = field(default_factory=list[str])
-    worker: Worker | None = None
+    worker: _Worker | None = None
     slot: int = -1
     is_begun: bool = False
 
@@ -59,7 +130,7 @@ class EngineProcesses:
         self._step_timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
         self._max_games, self._max_sessions = max_games_per_process, max_sessions_per_process
         self._lock = threading.Lock()  # guards the lists; a worker's own lock is held while it works
-        self._workers: list[Worker] = []
+        self._workers: list[_Worker] = []
         self._sessions: dict[str, _Session] = {}
 
     @property
@@ -125,7 +196,7 @@ class EngineProcesses:
         doing = "when the game was begun" if command is None else f"at the command {shown(command)}"
         try:
             return self._play(session, command)
-        except EngineError as error:
+        except _EngineError as error:
             self.end(session_id)
             raise EnvError(f"the engine failed {doing}: {error}") from error
         except ChildEndedError as error:
@@ -155,7 +226,7 @@ class EngineProcesses:
                     session.commands.append(command)
                 return answer
 
-    def _place(self, session: _Session) -> Worker:
+    def _place(self, session: _Session) -> _Worker:
         """Return the session's worker; if it has none or that one has ended, an idle one, else one with room."""
         with self._lock:
             if session.worker is None or session.worker.is_over:
@@ -164,7 +235,7 @@ class EngineProcesses:
                 roomy = [one for one in self._workers if len(one.taken) < most and not self._is_worn(one)]
                 idle = [worker for worker in roomy if not worker.lock.locked()]
                 if not idle and (not roomy or len(self._workers) < self._num_processes):
-                    idle = [Worker(self._engine)]
+                    idle = [_Worker(self._engine)]
                     self._workers += idle
                 worker = session.worker = min(idle or roomy, key=lambda one: len(one.taken))
                 session.slot = next(slot for slot in itertools.count() if slot not in worker.taken)
@@ -173,5 +244,5 @@ class EngineProcesses:
                 worker.num_games += 1
             return session.worker
 
-    def _is_worn(self, worker: Worker) -> bool:
+    def _is_worn(self, worker: _Worker) -> bool:
         return self._max_games is not None and worker.num_games >= self._max_games

@@ -7,30 +7,28 @@ import os
 import threading
 from typing import Any
 
-from agentsgym.envs.shared.engines.memory import RememberingProcesses
+from agentsgym.envs.shared.engines.memory import CachedProcesses
 from agentsgym.envs.shared.engines.processes import EngineProcesses
 
 _shared: dict[tuple[Any, ...], EngineProcesses] = {}
 _shared_lock = threading.Lock()
 
 
-def shared_processes(engine: str, *, remember_mb: float = 0.0, **settings: Any) -> EngineProcesses:
+def shared_processes(engine: str, *, cache_mb: float = 0.0, **settings: Any) -> EngineProcesses:
     """Return this process's shared engine processes, made at first use and ended at exit.
 
     An environment calls this at every use and stores nothing, so that it can be pickled and forked.
 
     Args:
         engine: The engine, as for :class:`EngineProcesses`.
-        remember_mb: Megabytes of cached responses: see :class:`RememberingProcesses`; 0 for none.
+        cache_mb: Megabytes of cached responses: see :class:`CachedProcesses`; 0 for none.
         **settings: Further arguments of :class:`EngineProcesses`.
     """
-    key = (engine, remember_mb, *sorted(settings.items()))
+    key = (engine, cache_mb, *sorted(settings.items()))
     with _shared_lock:
         if key not in _shared:
             _shared[key] = (
-                RememberingProcesses(engine, remember_mb, **settings)
-                if remember_mb
-                else EngineProcesses(engine, **settings)
+                CachedProcesses(engine, cache_mb, **settings) if cache_mb else EngineProcesses(engine, **settings)
             )
         return _shared[key]
 

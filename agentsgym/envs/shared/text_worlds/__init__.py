@@ -1,1 +1,1 @@
-"""Shared parts of the text worlds: parsing of commands, and players that follow a walkthrough."""
+"""Shared parts of the text worlds: their base class, and players that follow a walkthrough."""

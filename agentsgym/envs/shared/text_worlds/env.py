@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
@@ -10,15 +11,47 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.shared.engines import EngineProcesses, shared_processes
-from agentsgym.envs.shared.text_worlds.commands import listed, read_command
+from agentsgym.envs.shared.numbers import without_thoughts
 from agentsgym.fields import Field, is_int, is_positive_number
 
 NEW_GAME = "A new game begins.\n\n"
 NO_COMMAND = "You said no command. Answer with one command in one line."
 _SECONDS = "a positive number of seconds"
+MOST_CHARS = 200  # in a command
+_TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.S | re.I)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+def read_command(text: str) -> str | None:
+    r"""Return the command in the agent's text; None if there is none.
+
+    Thoughts are ignored. The last ``<action>…</action>``, which the end of the text may close, takes precedence;
+    otherwise the last line that is not empty after removing a leading prompt sign and surrounding quotes, stars,
+    brackets and a full stop; spaces are single. Unprintable characters count as spaces: an interpreter may stop at a
+    NUL.
+
+    >>> read_command("I will try.\n> go east."), read_command("<action>open  door</action>"), read_command("<think>Hm")
+    ('go east', 'open door', None)
+    """
+    text = without_thoughts(text)
+    tagged = _TAGGED.findall(text)
+    for line in reversed((tagged[-1] if tagged else text).splitlines()):
+        printable = "".join(char if char.isprintable() else " " for char in line)
+        command = " ".join(printable.split()).lstrip("> \"'`*[]").rstrip(". \"'`*[]")
+        if command:
+            return command if len(command) <= MOST_CHARS else None
+    return None
+
+
+def listed(commands: list[str]) -> str:
+    """Format the admissible commands for a prompt.
+
+    >>> listed(["go east", "look"])
+    'Possible commands: go east, look'
+    """
+    return "Possible commands: " + ", ".join(commands)
 
 
 def process_fields(num_processes: int) -> dict[str, Field]:
@@ -89,6 +122,7 @@ class TextWorldBase(MultistepEnv):
         game = self._game_of(task_data)
         answer = self._processes().begin(self._in_engine(session_id), game)
         return {
+            "task": task_data,
             "first": answer,
             "answer": answer,
             "return": 0.0,

@@ -26,7 +26,7 @@ class WorldPlayer(ScriptedPlayer[Notes]):
 
     Args:
         env: The environment.
-        seed: The seed of every conversation's random notes.generator.
+        seed: The seed of every conversation's random stream.
     """
 
     def __init__(self, env: MultistepEnv, seed: int = 0) -> None:
@@ -75,7 +75,7 @@ class ImitationPlayer(ReferencePlayer):
 
     Args:
         env: The environment.
-        seed: The seed of every conversation's random notes.generator.
+        seed: The seed of every conversation's random stream.
         noise: The probability of another command, in [0, 1].
     """
 

@@ -1,4 +1,4 @@
-"""Find an environment's own tasks, whatever its class offers: a dataset of any signature, or nothing but seeds."""
+"""Find an environment's default tasks: a dataset of any signature, or seeds for a class without one."""
 
 from __future__ import annotations
 
@@ -16,35 +16,28 @@ if TYPE_CHECKING:
 def tasks_of(
     env: MultistepEnv, split: Literal["train", "eval"] | str, options: Mapping[str, Any], most: int, *, seed: int = 0
 ) -> list[Any]:
-    """Give dataset rows of the environment's own; of a class without a dataset tasks that are nothing but a seed.
+    """Return dataset rows of the environment; for a class without a dataset, tasks that are only a seed.
 
     Args:
         env: The environment.
-        split: Split of its own tasks: ``"train"`` or ``"eval"``.
+        split: ``"train"`` or ``"eval"``.
         options: Options of its dataset.
-        most: Maximum number.
-        seed: Seed of the tasks that consist of a seed alone.
+        most: The maximum number of tasks.
+        seed: Random seed of the tasks that are only a seed.
 
     Raises:
         ConfigError: The dataset cannot be made with these options, or there are options and no dataset.
     """
     make: Any = env.get_train_dataset if split == "train" else env.get_eval_dataset
     try:
-        return list(islice(_rows(env, make, options, most), most))
+        try:
+            rows = make(**{"size": most, **options})
+        except TypeError:  # a user's own class may have no such option
+            rows = make(**options)
     except NotImplementedError:
         if options:
             raise ConfigError(f"{type(env).__name__} has no dataset with options, got {', '.join(options)}") from None
-    return [{"seed": derive_seed("command line", split, seed, index)} for index in range(most)]
-
-
-def _rows(env: MultistepEnv, make: Any, options: Mapping[str, Any], most: int) -> Any:
-    """Request as many rows as are needed, where the dataset takes a number."""
-    if "size" not in options:
-        try:
-            return make(**{"size": most, **options})
-        except TypeError:
-            pass  # a class of a user's own may have no such option
-    try:
-        return make(**options)
+        rows = ({"seed": derive_seed("command line", split, seed, index)} for index in range(most))
     except TypeError as error:
         raise ConfigError(f"the dataset of {type(env).__name__}: {error}") from error
+    return list(islice(rows, most))

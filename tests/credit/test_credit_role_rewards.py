@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.credit.payments import attributed, total_error
 from agentsgym.credit.rewards import credited_rewards, per_token_rewards
+from agentsgym.credit.role_rewards import attributed, total_error
 from agentsgym.types import StopReason, Trajectory, Turn
 
 
@@ -55,8 +55,8 @@ def test_a_step_that_does_not_say_whom_it_pays_pays_who_moved() -> None:
     assert attributed(untold) == (untold, {})
 
 
-payments = st.none() | st.dictionaries(st.sampled_from("XOZ"), st.integers(-3, 3).map(float))
-played = st.lists(st.builds(turn, st.sampled_from("XO"), payments, reward=st.integers(-3, 3).map(float)), max_size=8)
+by_role = st.none() | st.dictionaries(st.sampled_from("XOZ"), st.integers(-3, 3).map(float))
+played = st.lists(st.builds(turn, st.sampled_from("XO"), by_role, reward=st.integers(-3, 3).map(float)), max_size=8)
 
 
 @given(played)
@@ -109,7 +109,7 @@ def test_every_turn_credit_goes_by_role(turn_credit: str, expected: list[float])
 def test_totals_that_are_not_what_was_paid_are_found() -> None:
     right = recorded()
     assert total_error(right, is_sum=True) == ""
-    wrong = "turn rewards and final_rewards must be those that each role was given"
+    wrong = "turn rewards and final_rewards must be the rewards of each role"
     assert total_error(replace(right, final_rewards={}), is_sum=False).startswith(wrong)
     moved = [right.turns[0], replace(right.turns[1], reward=1.0), right.turns[2]]
     assert total_error(replace(right, turns=moved), is_sum=False).startswith(wrong)

@@ -1,16 +1,16 @@
-"""Assign the rewards of the roles of a game to turns.
+"""Assign the rewards of roles to turns.
 
-A game of several seats rewards roles, not turns: at one step the winner gets 1 and the loser -1. Each turn gets what
-*its own* role is given from its step up to the role's next turn::
+An environment of several seats rewards roles, not turns: at one step the winner gets 1 and the loser -1. Each turn gets
+the rewards of *its own* role from its step up to the role's next turn::
 
     step             0        1        2        3        4
     moves            X        O        X        O        X
     rewards       O: -0.1           X: 0.2           X: 1, O: -1
     of the turn      0      -0.1      0.2      -1        1
 
-What a role is given after its last move goes to that move, and what it is given before its first goes to its first. So
-the return of a turn, the sum of its role's rewards from it on, is all that the role was given from then on. The rewards
-of a role that never moves go to no turn. Each episode of a trial is settled separately.
+Rewards after a role's last move go to that move, and rewards before its first move go to its first. So the return of a
+turn is the sum of its role's rewards from then on. The rewards of a role that never moves go to no turn. Each episode
+of a trial is settled separately.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from agentsgym.types import Trajectory, Turn
 
 
 def attributed(turns: Sequence[Turn]) -> tuple[list[Turn], dict[Hashable, float]]:
-    """Put the rewards of each role on its own turns.
+    """Assign the rewards of each role to its own turns.
 
     Args:
-        turns: The turns as they were played. The reward of a step without ``role_rewards`` goes to the role that moved.
+        turns: The turns as played. The reward of a step without ``role_rewards`` goes to the role that moved.
 
     Returns:
-        The turns with their role's rewards, and the total of each role, in the order of their first moves; the turns as
-        they are, and no totals, where no step has ``role_rewards``.
+        The turns with their role's rewards, and the total of each role, in the order of their first moves; the same
+        turns, and no totals, where no step has ``role_rewards``.
 
     >>> moves = [("X", {}), ("O", {}), ("X", {"X": 1.0, "O": -1.0})]
     >>> turns = [Turn(start=0, stop=0, reward=0.0, role=role, role_rewards=given) for role, given in moves]
@@ -68,7 +68,7 @@ def total_error(trajectory: Trajectory, *, is_sum: bool) -> str:
     rewards = [turn.reward for turn in trajectory.turns]
     settled, totals = attributed(trajectory.turns)
     if trajectory.final_rewards != totals or [turn.reward for turn in settled] != rewards:
-        return f"turn rewards and final_rewards must be those that each role was given, {shown(totals)}"
+        return f"turn rewards and final_rewards must be the rewards of each role, {shown(totals)}"
     right = totals[trajectory.turns[0].role] if totals else math.fsum(rewards)
     if (totals or is_sum) and not math.isclose(trajectory.final_reward, right, rel_tol=1e-6, abs_tol=1e-6):
         whose = "that of the first turn's role" if totals else "the sum of the turn rewards"
