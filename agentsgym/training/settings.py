@@ -24,13 +24,13 @@ ENV_POOLS: Final = MappingProxyType({"threads": EnvThreadPool, "processes": EnvP
 
 GROUPS: Final[Mapping[str, str]] = MappingProxyType({
     "summary": "the most important metrics: reward, wins, failures, loss, entropy",
-    "info": "numbers in the environments' `info`, one key each",
+    "info": "numbers in the environments' `info`, with one key per number",
     "stops": "stop reasons and errors of rollouts",
     "lengths": "turns and tokens",
-    "by_turn": "one key for every turn index",
-    "by_role": "one key for every role",
-    "by_environment": "one key for every environment of a mixed batch",
-    "credit": "inputs of advantages: spread, groups, filters, curriculum, value head",
+    "by_turn": "one key per turn index",
+    "by_role": "one key per role",
+    "by_environment": "one key per environment of a mixed batch",
+    "credit": "advantages and what they depend on: groups, filters, curriculum, value head",
     "loss": "the loss and the optimizer",
     "sampler": "distance between the sampler and the model",
 })  # fmt: skip

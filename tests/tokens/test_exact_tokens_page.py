@@ -59,12 +59,12 @@ SHAPES: list[Any] = [
     (("user",), ("user", "user")),
 ]
 ROWS = table("| templates | system message first | system message later | two user messages in a row |\n")
-TOOL_ROWS = table("| templates | tools are shown | calls | results |\n")
+TOOL_ROWS = table("| templates | tool schemas shown | format of calls | format of results |\n")
 ANSWERS = {  # a plain answer, one with thinking, one in white space: is the record the full render?
     "as recorded": (True, True, True),
-    "as recorded but for white space at their ends": (True, True, False),
+    "as recorded except for white space at their ends": (True, True, False),
     "as recorded without their thinking": (True, False, True),
-    "as recorded without their thinking, but for white space at their ends": (True, False, False),
+    "as recorded without their thinking, except for white space at their ends": (True, False, False),
     "as recorded if they have thinking": (False, True, False),
     "in another way": (False, False, False),
 }
@@ -103,14 +103,14 @@ def test_the_tables_have_every_template() -> None:
     listed = set(re.findall(r"`(\w+)`", " ".join(cells)))
     assert sorted(name for cell in cells for name in named(cell, listed)) == sorted(TRL_TEMPLATES)
     assert sorted(name for row in ROWS for name in named(row[0], set())) == sorted(TRL_TEMPLATES)
-    cells = [row[1] for row in table("| a full render writes earlier answers | templates |\n")]
+    cells = [row[1] for row in table("| how the template would render earlier answers | templates |\n")]
     listed = set(re.findall(r"`(\w+)`", " ".join(cells)))
     assert sorted(name for cell in cells for name in named(cell, listed)) == sorted(TRL_TEMPLATES)
 
 
-@pytest.mark.parametrize("row", table("| a full render writes earlier answers | templates |\n"))
+@pytest.mark.parametrize("row", table("| how the template would render earlier answers | templates |\n"))
 def test_the_table_says_what_a_full_render_does_to_answers(row: list[str]) -> None:
-    listed = set(re.findall(r"`(\w+)`", PAGE.partition("| a full render writes earlier answers")[2]))
+    listed = set(re.findall(r"`(\w+)`", PAGE.partition("| how the template would render earlier answers")[2]))
     for name in named(row[1], listed):
         found: list[bool] = []
         for answer in ("left", "<think>\nhm\n</think>\n\nleft", " left \n"):
