@@ -366,8 +366,8 @@ def test_something_else_altogether_is_named_field_by_field() -> None:
     [
         ({"vocabulary_size": 0}, "vocabulary_size must be a positive int or None, got 0"),
         ({"vocabulary_size": True}, "vocabulary_size must be a positive int or None, got True"),
-        ({"turn_credit": "stepp"}, "turn_credit is unknown: 'stepp'; did you mean 'step'"),
-        ({"token_credit": "first"}, "token_credit is unknown: 'first'"),
+        ({"turn_credit": "stepp"}, "turn_credit cannot be 'stepp'; did you mean 'step'"),
+        ({"token_credit": "first"}, "token_credit cannot be 'first'"),
     ],
 )
 def test_an_argument_that_means_nothing_is_refused(arguments: dict[str, Any], words: str) -> None:

@@ -99,7 +99,7 @@ def test_what_is_bound_already_stays_as_it_is() -> None:
 def test_unknown_names_and_options_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"'grppo'; did you mean 'grpo'\?"):
         get_estimator("grppo")
-    with pytest.raises(ConfigError, match=r"neither known nor callable: 3; known are 'bilevel_gae', 'gigpo'"):
+    with pytest.raises(ConfigError, match=r"neither known nor callable: 3; valid names: 'bilevel_gae', 'gigpo'"):
         get_estimator(3)
     with pytest.raises(ConfigError, match=r"estimator 'gigpo' has no option 'base_line'; did you mean 'baseline'\?"):
         get_estimator("gigpo", base_line="self")
@@ -108,7 +108,7 @@ def test_unknown_names_and_options_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"'mine' has no option 'bonsu'; did you mean 'bonus'\?"):
         get_estimator(mine, bonsu=1.0)
     for reserved in ("discount", "scale", "state"):
-        with pytest.raises(ConfigError, match=f"has no option '{reserved}'; known are 'baseline', 'decay'"):
+        with pytest.raises(ConfigError, match=f"has no option '{reserved}'; valid names: 'baseline', 'decay'"):
             get_estimator("return_to_go", **{reserved: None})
         with pytest.raises(ConfigError, match=f"has no option '{reserved}'"):
             get_estimator(takes_anything, **{reserved: None})

@@ -157,7 +157,7 @@ def test_mt_grpo_equals_the_loops(rollouts: Batch, scale: Scale, weight: float) 
 
 
 def test_impossible_options_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"baseline is unknown: 'other'; did you mean 'others'\?"):
+    with pytest.raises(ConfigError, match=r"baseline cannot be 'other'; did you mean 'others'\?"):
         return_to_go([], baseline="other")
     with pytest.raises(ConfigError, match=r"decay must be a number in \[0, 1\], got 1.5"):
         return_to_go([], baseline="role_ema", decay=1.5)
