@@ -164,7 +164,7 @@ class FailureLog:
             self._on_finish(trajectory)
 
     def note_close_error(self, session_id: str, error: str) -> None:
-        """Log the error of an episode that could not be closed, as formatted by :func:`describe`, with its traceback."""
+        """Log the error of an episode that could not be closed, as formatted by :func:`describe`."""
         trace = "".join(f"\n{rest}" for rest in error.split("\n", 2)[2:])
         self._count(f"closing: {kind_of(error)}", f"session {session_id} could not be closed", error, trace)
 

@@ -205,19 +205,19 @@ BROKEN = [
     (put(GOOD, token_ids=at(GOOD.token_ids, 3, True)), "token_ids", None, "got True at token 3"),
     (put(GOOD, token_ids=at(at(GOOD.token_ids, 3, -1), 5, -1)), "token_ids", None, "at token 3 and 1 more such"),
     # lists of the wrong length
-    (put(GOOD, logprobs=GOOD.logprobs[:-1]), "lengths", None, "logprobs must hold 12 values, one per token, got 11"),
-    (put(GOOD, logprobs=[]), "lengths", None, "logprobs must hold 12 values, one per token, got 0"),
-    (put(GOOD, per_token_rewards=[]), "lengths", None, "per_token_rewards must hold 12 values"),
+    (put(GOOD, logprobs=GOOD.logprobs[:-1]), "lengths", None, "logprobs must have 12 values, one per token, got 11"),
+    (put(GOOD, logprobs=[]), "lengths", None, "logprobs must have 12 values, one per token, got 0"),
+    (put(GOOD, per_token_rewards=[]), "lengths", None, "per_token_rewards must have 12 values"),
     # spans
     (with_turn(GOOD, 1, start=3), "spans", 1, "its span must lie in [4, 12), got [3, 8)"),
     (with_turn(GOOD, 2, stop=13), "spans", 2, "its span must lie in [8, 12), got [10, 13)"),
     (with_turn(GOOD, 1, stop=4), "spans", 1, "got [5, 4)"),
     (with_turn(with_turn(GOOD, 1, start=10, stop=11), 2, start=5, stop=8), "spans", 2, "in [11, 12), got [5, 8)"),
     # prompts
-    (with_turn(GOOD, 1, prompt_start=2), "prompts", 1, "must begin at 0, as the last turn's, or in [4, 5], got 2"),
+    (with_turn(GOOD, 1, prompt_start=2), "prompts", 1, "must begin at 0, like the previous turn's, or in [4, 5], got 2"),
     (with_turn(GOOD, 1, prompt_start=6), "prompts", 1, "got 6"),
-    (with_turn(GOOD, 2, prompt_start=10), "prompts", 2, "its prompt must hold at least one token, got an empty one"),
-    (drawn("A.B"), "prompts", 0, "its prompt must hold at least one token, got an empty one"),
+    (with_turn(GOOD, 2, prompt_start=10), "prompts", 2, "its prompt must have at least one token, got an empty one"),
+    (drawn("A.B"), "prompts", 0, "its prompt must have at least one token, got an empty one"),
     # messages
     (put(GOOD, messages=at(GOOD.messages, 2, "q")), "messages", None, "messages[2] must have a str 'role'"),
     (put(GOOD, messages=at(GOOD.messages, 2, {"role": "user"})), "messages", None, "messages[2] must have"),
@@ -245,8 +245,8 @@ BROKEN = [
     (put(GOOD, final_reward=5.0), "outcome", None, "must be the sum of the turn rewards, 6.0, got 5.0"),
     (put(GOOD, final_reward=math.inf), "outcome", None, "final_reward must be finite, got inf"),
     (put(FAILED, final_reward=1.0), "outcome", None, "final_reward of a failed rollout must be 0.0, got 1.0"),
-    (put(FAILED, error=None), "outcome", None, "must come together, got 'failed' and None"),
-    (put(GOOD, error="Traceback"), "outcome", None, "must come together, got 'done' and 'Traceback'"),
+    (put(FAILED, error=None), "outcome", None, "if and only if its stop reason is 'failed', got 'failed' and None"),
+    (put(GOOD, error="Traceback"), "outcome", None, "if and only if its stop reason is 'failed', got 'done' and 'Traceback'"),
     (put(GOOD, stop_reason=StopReason.INVALID), "outcome", None, "the last turn must be invalid"),
     (drawn(""), "outcome", None, "without turns must end with 'max_tokens' or 'failed', got 'done'"),
     # values that are no such values
@@ -342,7 +342,7 @@ def test_another_class_is_audited_alike() -> None:
     assert audit([duck(drawn(picture)) for picture in PICTURES]).ok
     report = audit([duck(GOOD, agent_token_mask=at(GOOD.agent_token_mask, 4, 1))])
     assert named(report) == [("mask", None)]
-    assert "must be 1 in the turns' spans alone, got 1 at token 4" in report.problems[0].message
+    assert "must be 1 only in the turns' spans, got 1 at token 4" in report.problems[0].message
     assert named(audit([duck(GOOD, agent_token_mask=[1])])) == [("lengths", None)]
     missing = duck(GOOD)
     del missing.agent_token_mask

@@ -151,7 +151,7 @@ def test_what_cannot_be_aggregated_is_refused() -> None:
     with pytest.raises(ConfigError, match="loss_aggregation cannot be 'trajektory'; did you mean 'trajectory'"):
         aggregation_weights([[1]], [0], [True], "trajektory")
     for constant in (None, 0):
-        with pytest.raises(ConfigError, match=f"needs a positive number of tokens, got {constant}"):
+        with pytest.raises(ConfigError, match=f"requires a positive number of tokens, got {constant}"):
             aggregation_weights([[1]], [0], [True], "constant", constant=constant)
     for groups, counts in (([], [True]), ([0], [])):
         with pytest.raises(ValueError, match="each of 1 rollouts needs a group and a flag"):

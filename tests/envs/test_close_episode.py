@@ -215,7 +215,7 @@ def test_a_step_that_nothing_interrupts_is_killed_with_its_process(
     env = sandbox()
     with EnvProcessPool(1) as pool:
         late, fine = env.rollout(sandbox_tasks("stubborn a", "a stop"), Reader(), pool=pool, turn_timeout_s=1)
-    assert "its environment took longer than turn_timeout_s = 1" in (late.error or "")
+    assert "the environment took longer than turn_timeout_s = 1" in (late.error or "")
     assert fine.stop_reason is StopReason.DONE
     opened, closed = noted(env)
     assert opened == {late.session_id: 2, fine.session_id: 2}
