@@ -86,7 +86,7 @@ def test_a_hook_that_returns_nonsense_is_found_where_it_is_defined(caplog: pytes
     ]
     assert [record.getMessage()[:18] for record in caplog.records] == [
         f"session {one.session_id[:10]}",
-        "… and 1 more like ",
+        "… and 1 more of th",
     ]
 
 

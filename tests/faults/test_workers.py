@@ -191,7 +191,7 @@ def test_a_process_that_holds_too_much_memory_costs_the_session_that_made_it_gro
 def test_a_memory_limit_below_what_a_process_takes_is_said() -> None:
     with (
         EnvProcessPool(1, max_memory_mb=1) as pool,
-        pytest.raises(ConfigError, match="max_memory_mb must be more than"),
+        pytest.raises(ConfigError, match="max_memory_mb must be larger than"),
     ):
         BreakingEnv().rollout(tasks("nap", turn=0), GoOn(), pool=pool)
 
