@@ -226,7 +226,7 @@ def test_pass_at_k_averages_over_tasks_and_ignores_failures() -> None:
     assert pass_at_k([*rows, game(1, won=True, stop=StopReason.FAILED)], 1) == 0.25
     with pytest.raises(ValueError, match="a task, 2, got k = 3"):
         pass_at_k(rows, 3)
-    with pytest.raises(ValueError, match="got k = 1 and 0 rollouts"):
+    with pytest.raises(ValueError, match="a task, 0, got k = 1"):
         pass_at_k([game(0, stop=StopReason.FAILED)], 1)
 
 
