@@ -1,7 +1,7 @@
 """Train language-model agents over many turns.
 
-The public names are imported when they are first used, so that ``import agentsgym`` stays fast and
-needs no torch.
+Public names are imported when they are first used, so ``import agentsgym`` is fast and does not
+import torch.
 
     >>> import agentsgym
     >>> agentsgym.StopReason.MAX_TURNS.truncated
@@ -131,7 +131,7 @@ __all__ = [
 
 
 def _find_moved(name: str) -> Any:
-    from agentsgym.envs import __all__ as names  # noqa: PLC0415  # a misspelled name can wait for it
+    from agentsgym.envs import __all__ as names  # noqa: PLC0415  # needed only for an unknown name
 
     if name in names:
         raise AttributeError(f"module 'agentsgym' has no attribute {name!r}: it is agentsgym.envs.{name}")

@@ -1,4 +1,4 @@
-"""Import names when they are first used, so that importing a package stays light."""
+"""Import names when they are first used, so that importing a package stays fast."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 
 def lazy(package: str, otherwise: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
-    """Make a package's ``__getattr__`` that imports a public name at its first use.
+    """Make a ``__getattr__`` for a package that imports each public name when it is first used.
 
-    Where a name comes from is written once, for type checkers: in the package's ``if TYPE_CHECKING:``.
+    The module of each name is read from the imports in the package's ``if TYPE_CHECKING:`` block.
 
     Args:
         package: The package's ``__name__``.
-        otherwise: Function that resolves any other name; by default none resolves.
+        otherwise: Function that resolves any other name; by default, other names raise ``AttributeError``.
     """
 
     @functools.cache
-    def homes() -> dict[str, str | None]:
-        import ast  # noqa: PLC0415  # these two are slow, and importing a package needs neither
+    def modules_by_name() -> dict[str, str | None]:
+        import ast  # noqa: PLC0415  # slow imports, not needed to import a package
         from pathlib import Path  # noqa: PLC0415
 
         tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
@@ -30,9 +30,9 @@ def lazy(package: str, otherwise: Callable[[str], Any] | None = None) -> Callabl
         return {alias.name: node.module for node in imports for alias in node.names}
 
     def find(name: str) -> Any:
-        home = homes().get(name)
-        if home is not None:
-            value = getattr(importlib.import_module(home), name)
+        module = modules_by_name().get(name)
+        if module is not None:
+            value = getattr(importlib.import_module(module), name)
             setattr(sys.modules[package], name, value)
             return value
         if otherwise is not None:
@@ -43,14 +43,14 @@ def lazy(package: str, otherwise: Callable[[str], Any] | None = None) -> Callabl
 
 
 def deferred(module: str, name: str) -> Callable[..., Any]:
-    """Make a function that imports its target when it is called.
+    """Make a function that imports and calls another function when it is called.
 
-    For values at the base of the library that notebooks display or that are made from foreign records: loading them
-    must not load the modules far above them that do so. ``tests/test_layers.py`` lists the allowed uses.
+    It lets low-level classes have methods that are implemented in high-level modules, such as the display in a
+    notebook, without importing those modules. ``tests/test_layers.py`` lists the allowed uses.
 
     Args:
-        module: The module, written out.
-        name: Name of the function in it.
+        module: The full name of the module.
+        name: The name of the function in that module.
 
     >>> deferred("math", "sqrt")(4.0)
     2.0

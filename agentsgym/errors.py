@@ -1,20 +1,20 @@
-"""Every exception that agentsgym raises on purpose.
+"""The exceptions that agentsgym raises on purpose.
 
 ::
 
     AgentsGymError
     ├── ConfigError               a setting is unknown, of the wrong type, or impossible (also a ValueError)
     ├── TaskError                 a ``task_data`` cannot be played (also a ValueError)
-    ├── TemplateError             a chat template whose tokens cannot be kept exact
+    ├── TemplateError             a chat template does not allow an exact record of the tokens
     ├── MissingDependencyError    an optional package is needed (also an ImportError)
     ├── CheckpointError           a checkpoint could not be written (also an OSError)
     ├── StoreError                a rollout store cannot be read or written (also an OSError)
     ├── TooManyFailuresError      more rollouts failed than ``max_failed_fraction`` allows
-    ├── ContractError             an environment breaks the contract (``check_env``)
+    ├── ContractError             an environment violates the contract (``check_env``)
     ├── NonFiniteError            a loss, a gradient, a weight or a logit is NaN or infinite
     └── EpisodeError              one episode failed; the others continue
-        ├── EnvError                  the environment raised, returned nonsense or took too long
-        └── AgentError                the agent raised, answered nonsense or took too long
+        ├── EnvError                  the environment raised, returned something invalid or took too long
+        └── AgentError                the agent raised, returned something invalid or took too long
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
     from agentsgym.types import Trajectory
 
-_MAX_NAMES = 40  # of the known ones, in a hint
+_MAX_NAMES = 40  # listed in a hint
 
 
 class AgentsGymError(Exception):
-    """The root of the tree: ``except AgentsGymError`` catches all of it.
+    """The base class of all exceptions that agentsgym raises on purpose.
 
     Attributes:
-        trajectories: The rollouts that were finished when it ended an ``evaluate``, so that none is lost.
+        trajectories: The rollouts that had finished when the error ended an ``evaluate``.
     """
 
     trajectories: Sequence[Trajectory] = ()
@@ -49,7 +49,7 @@ class ConfigError(AgentsGymError, ValueError):
 
 
 class TaskError(AgentsGymError, ValueError):
-    """A ``task_data`` is missing something or cannot be played."""
+    """A ``task_data`` is incomplete or cannot be played."""
 
 
 class TemplateError(AgentsGymError):
@@ -61,11 +61,11 @@ class MissingDependencyError(AgentsGymError, ImportError):
 
     def __init__(self, package: str, extra: str = "", *, command: str = "") -> None:
         how = command or f"pip install 'agentsgym[{extra}]'"
-        super().__init__(f"{package!r} is not installed; it comes with: {how}")
+        super().__init__(f"{package!r} is not installed; install it with: {how}")
 
 
 class CheckpointError(AgentsGymError, OSError):
-    """A checkpoint could not be written, most often for a full disk; earlier ones are complete."""
+    """A checkpoint could not be written, usually because the disk is full; earlier checkpoints are intact."""
 
 
 class StoreError(AgentsGymError, OSError):
@@ -73,11 +73,11 @@ class StoreError(AgentsGymError, OSError):
 
 
 class TooManyFailuresError(AgentsGymError):
-    """More rollouts failed than ``max_failed_fraction`` allows; the message names the first of them."""
+    """More rollouts failed than ``max_failed_fraction`` allows; the message shows the first failure."""
 
 
 class ContractError(AgentsGymError):
-    """An environment breaks the contract: what ``check_env`` raises.
+    """An environment violates the contract, as found by ``check_env``.
 
     Attributes:
         report: All findings, an :class:`~agentsgym.envs.check.report.EnvReport`.
@@ -96,9 +96,9 @@ class EpisodeError(AgentsGymError):
     """One episode failed; it is recorded as failed and the others continue.
 
     Attributes:
-        place: File and line of the user's code that raised, as in ``"guess.py:31"``, or that defines the hook which
-            returned nonsense; empty if neither is known.
-        trace: The traceback as text, without the library's own frames; empty if nothing was raised.
+        place: File and line, as in ``"guess.py:31"``, of the user's code that raised or of the hook that returned
+            something invalid; empty if unknown.
+        trace: The traceback as text, without frames of the library; empty if nothing was raised.
     """
 
     place: str = ""
@@ -117,47 +117,47 @@ class AgentError(EpisodeError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Name the nearest known word, as the end of an error message.
+    """Suggest the most similar known name, or list the known names, as the end of an error message.
 
     >>> did_you_mean("free_shot", ["free_shots", "history"])
     "; did you mean 'free_shots'?"
     >>> did_you_mean("zzz", ["free_shots", "history"])
-    "; known are 'free_shots', 'history'"
+    "; valid names: 'free_shots', 'history'"
     """
     names = sorted(known)
     near = difflib.get_close_matches(word[:100], names, n=1)
     if near:
         return f"; did you mean {shown(near[0])}?"
     more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
-    return "; known are " + ", ".join([*map(shown, names[:_MAX_NAMES]), *more])
+    return "; valid names: " + ", ".join([*map(shown, names[:_MAX_NAMES]), *more])
 
 
 def check_options(
     given: Iterable[str], *functions: Callable[..., Any], relatives: Sequence[Callable[..., Any]] = ()
 ) -> None:
-    """Refuse unknown keyword arguments, and name the nearest known one.
+    """Reject unknown keyword arguments, and suggest the most similar valid one.
 
     Args:
-        given: Their names.
-        functions: The function that was called, and those that it passes keyword arguments to. Arguments that those
-            require are passed by the first.
-        relatives: Functions that may have been meant instead.
+        given: The names of the keyword arguments.
+        functions: The function that was called, followed by the functions to which it forwards keyword arguments. It
+            supplies their required arguments itself.
+        relatives: Functions that the caller may have meant instead.
 
     Raises:
         TypeError: None of the functions has an argument of that name.
     """
-    called, *handed_to = (inspect.signature(function).parameters.values() for function in functions)
-    optional = (one for parameters in handed_to for one in parameters if one.default is not one.empty)
+    called, *forwarded_to = (inspect.signature(function).parameters.values() for function in functions)
+    optional = (one for parameters in forwarded_to for one in parameters if one.default is not one.empty)
     known = {one.name for one in (*called, *optional) if one.kind is not one.VAR_KEYWORD}
     for name in given:
         if name not in known:
             owner = next((one.__name__ for one in relatives if name in inspect.signature(one).parameters), None)
-            hint = did_you_mean(name, known) if owner is None else f", which {owner} has"
+            hint = did_you_mean(name, known) if owner is None else f": it is an argument of {owner}"
             raise TypeError(f"{functions[0].__name__} has no argument {shown(name)}{hint}")
 
 
 def misspelled(word: str, known: Iterable[str]) -> str | None:
-    """Find the known word that differs from this one by one letter, or by two neighbors that changed places.
+    """Find the known word that differs from ``word`` by one letter, or by two swapped neighboring letters.
 
     >>> misspelled("sucess", ["invalid", "success"])
     'success'

@@ -1,4 +1,4 @@
-"""Decide what happens to failed rollouts: how many end a run, whether they are played again, which groups count."""
+"""Decide what happens to failed rollouts: how many end a run, whether they are retried, and which groups count."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _CHECKS: dict[str, tuple[Check, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailurePolicy:
-    """The options for failed rollouts, each of which may be combined with the others.
+    """Options for the treatment of failed rollouts, which can be combined freely.
 
-    By default failed rollouts are recorded, the others continue, and all are returned.
+    By default, failed rollouts are recorded, the others continue, and all rollouts are returned.
 
     >>> FailurePolicy.fail_fast()
     FailurePolicy(max_failed_fraction=0.0, max_retries=0, retry_seed='same', min_group_size=0)
@@ -36,13 +36,14 @@ class FailurePolicy:
 
     Attributes:
         max_failed_fraction: The fraction of all rollouts that may fail, in [0, 1]; as soon as more have failed, the run
-            ends with a :class:`~agentsgym.errors.TooManyFailuresError`. 0 ends it at the first failure, None never.
-        max_retries: Maximum number of times that a failed rollout is played again, from its start, after all others:
-            under its own session id and in its own place. Only its last attempt is returned and counts as failed.
-        retry_seed: ``"same"`` plays it again from the same start; ``"new"`` from a seed derived from the old one and
-            the number of the attempt, so that its start may differ from those of its group, and be another task to a
-            baseline.
-        min_group_size: Task groups with fewer rollouts that did not fail are left out; 0 leaves out none.
+            ends with a :class:`~agentsgym.errors.TooManyFailuresError`. With 0 the first failure ends the run; with
+            None no number of failures does.
+        max_retries: Maximum number of times that a failed rollout is replayed from its start, after all other rollouts
+            and under the same session id and index. Only the last attempt is returned, and only it can count as failed.
+        retry_seed: ``"same"`` retries from the same start; ``"new"`` uses a seed derived from the first seed and the
+            number of the attempt. The start may then differ from that of the rest of the group, so that a baseline
+            compares different tasks.
+        min_group_size: Task groups with fewer rollouts that did not fail are dropped; 0 drops none.
     """
 
     max_failed_fraction: float | None = None
@@ -56,28 +57,28 @@ class FailurePolicy:
 
     @classmethod
     def fail_fast(cls) -> Self:
-        """End the run at the first failed rollout, with its error."""
+        """End the run at the first failed rollout, with the error of that rollout."""
         return cls(max_failed_fraction=0.0)
 
     @classmethod
     def retry(cls, max_retries: int, *, retry_seed: RetrySeed = "same", min_group_size: int = 0) -> Self:
-        """Play failed rollouts again; those that still fail are kept, or their group left out if that is too small."""
+        """Retry failed rollouts; those that still fail are kept, unless their group is dropped as too small."""
         return cls(max_retries=max_retries, retry_seed=retry_seed, min_group_size=min_group_size)
 
     def seed_of_retry(self, seed: int, attempt: int) -> int:
-        """Derive the seed of an attempt from that of the first; equal seeds give equal ones."""
+        """Derive the seed of a retry from the seed of the first attempt; the result is deterministic."""
         return seed if self.retry_seed == "same" else derive_seed("retry", seed, attempt)
 
     def check_size(self, num_rollouts: int) -> None:
         """Raise :class:`ConfigError` if every task group would be too small."""
         if self.min_group_size > num_rollouts:
             raise ConfigError(
-                f"FailurePolicy.min_group_size={self.min_group_size} with num_rollouts={num_rollouts}: every task "
-                "group would be left out"
+                f"FailurePolicy.min_group_size={self.min_group_size} is larger than num_rollouts={num_rollouts}, so "
+                f"every task group would be dropped: set it to at most {num_rollouts}"
             )
 
     def without_small_groups(self, trajectories: list[Trajectory]) -> list[Trajectory]:
-        """Leave out the task groups in which too few rollouts did not fail.
+        """Drop the task groups with fewer than ``min_group_size`` rollouts that did not fail.
 
         Raises:
             TooManyFailuresError: No group is left.
@@ -85,9 +86,9 @@ class FailurePolicy:
         if not self.min_group_size:
             return trajectories
         sizes = Counter(trajectory.task_index for trajectory in trajectories if not trajectory.failed)
-        kept = [one for one in trajectories if sizes[one.task_index] >= self.min_group_size]
+        kept = [trajectory for trajectory in trajectories if sizes[trajectory.task_index] >= self.min_group_size]
         if trajectories and not kept:
-            first = next(one for one in trajectories if one.failed)
+            first = next(trajectory for trajectory in trajectories if trajectory.failed)
             raise TooManyFailuresError(
                 f"no task has min_group_size = {self.min_group_size} rollouts that did not fail; the first failure:\n"
                 f"{first.error}"
@@ -99,21 +100,21 @@ def as_policy(given: object) -> FailurePolicy:
     """Return the given policy, or the default for None.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The value is neither a policy nor None.
     """
     require("failures", given, or_none(lambda value: isinstance(value, FailurePolicy)), "a FailurePolicy or None")
     return cast("FailurePolicy | None", given) or FailurePolicy()
 
 
 class FailureCount:
-    """Counts failed rollouts as they finish, and ends a run when more have failed than allowed.
+    """Counts failed rollouts as they finish, and raises when more have failed than allowed.
 
     Attributes:
         finished: The finished rollouts, failed ones included.
     """
 
     def __init__(self, policy: FailurePolicy, num_rollouts: int) -> None:
-        """Start counting; ``policy`` sets how many of all rollouts may fail."""
+        """Start counting; ``policy`` sets how many of the ``num_rollouts`` rollouts may fail."""
         self.finished: list[Trajectory] = []
         self._limit = policy.max_failed_fraction
         self._num_rollouts = num_rollouts
@@ -124,7 +125,7 @@ class FailureCount:
         """Count a finished rollout.
 
         Raises:
-            TooManyFailuresError: More have failed than allowed; its ``trajectories`` are the finished ones.
+            TooManyFailuresError: More have failed than allowed; the error's ``trajectories`` are the finished ones.
         """
         self.finished.append(trajectory)
         if trajectory.failed:

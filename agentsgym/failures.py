@@ -1,7 +1,7 @@
 """Describe failed episodes, and log each kind of failure once.
 
-The ``error`` of a failed trajectory is a few lines of text: where it failed, the sentence, and the traceback of what
-the user's code raised, whose last line is the cause::
+The ``error`` of a failed trajectory is a few lines of text: the place of the failure, a sentence, and the traceback of
+the exception from the user's code, which ends with the cause::
 
     task 1, rollout 0, turn 2 of Guess, at /home/me/guess.py:31
     EnvError: Guess._step_episode raised OSError: gone
@@ -34,42 +34,42 @@ if TYPE_CHECKING:
 Failure = TypeVar("Failure", bound=EpisodeError)
 
 _PACKAGE = Path(__file__).parent
-# Code that only forwards calls: no failure originates there. Environments in their own folders stay visible.
+# Code that only forwards calls, so no failure originates there. Environments, which have folders of their own, stay.
 _FOLDERS = frozenset(str(_PACKAGE / name) for name in ("envs", "rollouts", "rollouts/workers"))
 _FILES = frozenset(str(_PACKAGE / "agents" / name) for name in ("base.py", "event_loop.py"))
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _AT = ", at "
-# What an error of a trajectory holds at most, 10 KB together, and a line of the log, 2 KB.
+# Limits of a trajectory's error (10 KB in total) and of a log line (2 KB).
 _HEAD_BYTES, _SENTENCE_BYTES, _TRACE_BYTES = 600, 1800, 7000
 _HEADLINE_BYTES, _LOG_BYTES = 1300, 1900
-_PIECE_BYTES = 1500  # of one frame of a traceback, or of one error's text in it
-_MAX_KINDS = 100  # of failures that are logged one by one
+_PIECE_BYTES = 1500  # limit of one frame of a traceback, or of the text of one error in it
+_MAX_KINDS = 100  # kinds of failures that are logged separately
 _OTHER_KINDS = "other kinds of failures"
 
 
 def failure_of(
     kind: type[Failure], function: str, error: BaseException, hook: Callable[..., Any] | None = None
 ) -> Failure:
-    """Make the failure of an episode from an exception of the user's code.
+    """Convert an exception raised by the user's code to the error of an episode.
 
     Args:
-        kind: Whose failure it is.
+        kind: The class of the error: the environment's or the agent's.
         function: Name of the called function, as in ``"Guess._step_episode"``.
-        error: The exception, as it was caught.
-        hook: The function itself, whose definition is named if it was called with the wrong arguments.
+        error: The caught exception.
+        hook: The function itself; its definition is reported if it cannot be called with the library's arguments.
     """
     failure = kind(f"{function} raised {type(error).__name__}: {sentence_of(error)}".removesuffix(": "))
     try:
         report = traceback.TracebackException.from_exception(error, max_group_width=4, max_group_depth=4)
         code = getattr(hook, "__code__", None)
         files = [frame.filename for frame in report.stack]
-        if code is not None and not _is_own(code.co_filename) and all(map(_is_own, files)):  # it did not even begin
+        if code is not None and not _is_own(code.co_filename) and all(map(_is_own, files)):  # the hook did not start
             place = f"{code.co_filename}:{code.co_firstlineno}"
             failure.trace, failure.place = _text(report.format_exception_only()), place
         else:
             _leave_out_own_frames(report)
-            # The innermost frame that is the user's own, not a package's that the user's code called.
+            # The innermost frame in the user's code, rather than in a package that the user's code called.
             user = [
                 frame
                 for frame in report.stack
@@ -81,17 +81,17 @@ def failure_of(
             failure.trace, failure.place = _text(report.format()), place
     except KeyboardInterrupt:
         raise
-    except BaseException as other:  # noqa: BLE001  # foreign code: whatever a traceback reads of an error may raise
+    except BaseException as other:  # noqa: BLE001  # user code: formatting reads attributes of the error, which may raise
         failure.trace = f"its traceback cannot be formatted: formatting raised {type(other).__name__}"
     return failure
 
 
 def describe(failure: EpisodeError, where: str) -> str:
-    """Write the ``error`` of a failed trajectory.
+    """Format the ``error`` of a failed trajectory.
 
     Args:
         failure: The error that ended it.
-        where: Task, rollout, turn and environment.
+        where: Text that names the task, rollout, turn and environment.
     """
     head = f"{where}{_AT}{failure.place}" if failure.place else where
     sentence = shortened(f"{type(failure).__name__}: {sentence_of(failure, _SENTENCE_BYTES)}", _SENTENCE_BYTES, tail=0)
@@ -100,14 +100,14 @@ def describe(failure: EpisodeError, where: str) -> str:
 
 
 def headline(error: str) -> str:
-    """Shorten what :func:`describe` wrote to one line: where it failed, and why."""
+    """Shorten the text of :func:`describe` to one line: the place and the reason of the failure."""
     return shortened(visible(": ".join(error[:_HEADLINE_BYTES].splitlines()[:2])), _HEADLINE_BYTES, tail=0)
 
 
 def kind_of(error: str) -> str:
-    r"""Name the kind of a failure that :func:`describe` wrote: equal for failures of the same cause.
+    r"""Name the kind of a failure from the text of :func:`describe`; failures with the same cause have the same kind.
 
-    Where something was raised, that is its type, file and line; else the sentence, without names of sessions, numbers
+    If an exception was raised, the kind is its type, file and line; otherwise the sentence without session ids, numbers
     and values.
 
     >>> kind_of("task 3, rollout 0, turn 2 of Guess\nEnvError: _final_reward must be a finite number, got nan")
@@ -123,7 +123,7 @@ def kind_of(error: str) -> str:
 
 
 class FailureLog:
-    """Logs the first failure of each kind when it happens, and at the end how many more there were.
+    """Logs the first failure of each kind when it happens, and the number of further ones at the end.
 
     >>> import logging
     >>> with FailureLog(logging.getLogger("doc")) as log:
@@ -132,11 +132,11 @@ class FailureLog:
     """
 
     def __init__(self, logger: logging.Logger, on_finish: Callable[[Trajectory], None] | None = None) -> None:
-        """Start without any failure.
+        """Set up the log.
 
         Args:
-            logger: Logger for the failures, as warnings.
-            on_finish: Called with each rollout that is noted, after its failure was logged.
+            logger: Logger that receives the failures as warnings.
+            on_finish: Called with each finished rollout, after its failure, if any, is logged.
         """
         self._logger = logger
         self._on_finish = on_finish
@@ -150,23 +150,23 @@ class FailureLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Log the counts, also of a run that was ended."""
+        """Log the counts, even if the run ended with an error."""
         for kind_, count in self._counts.items():
             if count > 1:
-                alike = "of other kinds, e.g." if kind_ == _OTHER_KINDS else "like it:"
+                alike = "of other kinds, e.g." if kind_ == _OTHER_KINDS else "of the same kind:"
                 self._logger.warning("… and %d more %s %s", count - 1, alike, self._first[kind_])
 
     def note(self, trajectory: Trajectory) -> None:
-        """Log the failure of a finished rollout, if it failed."""
+        """Log the error of a finished rollout, if it failed."""
         if trajectory.error is not None:
             self._count(kind_of(trajectory.error), f"session {trajectory.session_id} failed", trajectory.error)
         if self._on_finish is not None:
             self._on_finish(trajectory)
 
     def note_close_error(self, session_id: str, error: str) -> None:
-        """Log, with its traceback, what :func:`describe` wrote of an episode that did not close."""
+        """Log the error of an episode that could not be closed, as formatted by :func:`describe`."""
         trace = "".join(f"\n{rest}" for rest in error.split("\n", 2)[2:])
-        self._count(f"closing: {kind_of(error)}", f"session {session_id} was not closed", error, trace)
+        self._count(f"closing: {kind_of(error)}", f"session {session_id} could not be closed", error, trace)
 
     def _count(self, kind: str, event: str, error: str, trace: str = "") -> None:
         with self._lock:
@@ -180,7 +180,7 @@ class FailureLog:
 
 
 def _text(pieces: Iterable[str]) -> str:
-    """Join the parts of a traceback, each of them bounded; of a long one its first and its last parts."""
+    """Join the parts of a traceback, shortening each part; a long traceback loses its middle parts."""
     head: list[str] = []
     tail: deque[str] = deque()
     missing, num_tail, num_left_out = _TRACE_BYTES // 3, 0, 0
@@ -196,14 +196,14 @@ def _text(pieces: Iterable[str]) -> str:
         while num_tail > _TRACE_BYTES // 2:
             num_tail -= len(tail.popleft().encode())
             num_left_out += 1
-    note = [f"  … {num_left_out} parts of the traceback are left out …\n"] if num_left_out else []
+    note = [f"  … {num_left_out} parts of the traceback are omitted …\n"] if num_left_out else []
     return "".join([*head, *note, *tail]).rstrip("\n")
 
 
 def _leave_out_own_frames(report: traceback.TracebackException) -> None:
-    """Keep the user's frames of an error, of what caused it, and of the members of a group."""
+    """Remove the library's frames from an error, its causes, and the members of an exception group."""
     kept = [frame for frame in report.stack if not _is_own(frame.filename)]
-    if kept:  # else the bug is ours, and these frames are all that shows it
+    if kept:  # otherwise the bug is in the library, and only its frames show where
         report.stack = traceback.StackSummary.from_list(kept)
     for other in (report.__cause__, report.__context__, *(report.exceptions or ())):
         if other is not None:

@@ -1,4 +1,4 @@
-"""Describe one setting: its default, its valid values, and the words that errors use for them."""
+"""Describe one setting: its default, its valid values, and how error messages describe them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Field:
     """One key of ``env_config``, or one field of ``GRPOEnvConfig``.
 
     Attributes:
-        default: Its value when it is not given.
+        default: The value if none is given.
         valid: Whether a value is valid.
         expected: What a valid value is, as the end of "must be …".
     """
@@ -30,16 +30,16 @@ class Field:
 
 
 def is_int(low: int) -> Check:
-    """Accept ints from ``low`` on; ``True`` is not an int here."""
+    """Make a check that accepts ints of at least ``low``, but not ``True`` or ``False``."""
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 
 def is_number(low: float = -math.inf) -> Check:
-    """Accept finite numbers from ``low`` on."""
+    """Make a check that accepts finite numbers of at least ``low``."""
     return lambda value: (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and abs(value) <= sys.float_info.max  # of an int beyond it, isfinite raises
+        and abs(value) <= sys.float_info.max  # math.isfinite raises for larger ints
         and value >= low
     )
 
@@ -55,7 +55,7 @@ def is_fraction(value: Any) -> bool:
 
 
 def is_bool(value: Any) -> bool:
-    """Accept True and False alone."""
+    """Accept only True and False."""
     return isinstance(value, bool)
 
 
@@ -75,17 +75,17 @@ def has_str_keys(value: Any) -> bool:
 
 
 def one_of(*choices: str) -> Check:
-    """Accept the given strings."""
+    """Make a check that accepts only the given strings."""
     return lambda value: isinstance(value, str) and value in choices
 
 
 def or_none(check: Check) -> Check:
-    """Accept None and what ``check`` accepts."""
+    """Make a check that accepts None and every value that ``check`` accepts."""
     return lambda value: value is None or check(value)
 
 
 def choice_field(*choices: str) -> Field:
-    """Make a field with the valid values ``choices``, the first by default."""
+    """Make a field whose valid values are ``choices``; the first is the default."""
     return Field(default=choices[0], expected="one of " + ", ".join(map(repr, choices)), valid=one_of(*choices))
 
 
@@ -110,21 +110,21 @@ def require(name: str, value: Any, valid: Check, expected: str) -> None:
 
 
 def check_choice(option: str, given: Any, known: Iterable[str]) -> None:
-    """Refuse an unknown name.
+    """Reject a value that is not one of the known names.
 
     Raises:
-        ConfigError: It is unknown.
+        ConfigError: The value is not a known name.
     """
     names = tuple(known)
     if given not in names:
-        raise ConfigError(f"{option} is unknown: {given!r}{did_you_mean(str(given), names)}")
+        raise ConfigError(f"{option} cannot be {given!r}{did_you_mean(str(given), names)}")
 
 
 def check_number(option: str, given: Any, low: float = -math.inf, high: float = math.inf) -> None:
-    """Refuse anything but a finite number in [low, high].
+    """Reject anything but a finite number in [low, high].
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: The value is not such a number.
     """
     if is_number(low)(given) and given <= high:
         return

@@ -1,7 +1,7 @@
-"""Distinguish interruptions of a run from exceptions of foreign code.
+"""Distinguish interruptions of a run from exceptions of user code.
 
-A hook of an environment and an agent may raise anything, ``SystemExit`` and ``GeneratorExit`` included, which fails
-their own episode. Interruptions only pass through them: Ctrl-C, a signal handler that raises, and the library's own
+A hook of an environment or an agent may raise anything, even ``SystemExit`` or ``GeneratorExit``, and only its episode
+fails. Interruptions merely pass through user code: Ctrl-C, exceptions raised by signal handlers, and the library's
 :class:`Interruption`.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, cast
 
 
 class Interruption(BaseException):
-    """Ends the run from any code in which it is raised; no episode counts as failed."""
+    """Ends the run wherever it is raised; no episode counts as failed."""
 
 
 class Terminated(Interruption):
@@ -27,9 +27,9 @@ class Terminated(Interruption):
 
 @contextlib.contextmanager
 def raising_on_sigterm() -> Generator[None]:
-    """Raise :class:`Terminated` inside at the first SIGTERM, so that finished work can be kept; ignore later ones.
+    """Raise :class:`Terminated` in the ``with`` block at the first SIGTERM, to save finished work; ignore later ones.
 
-    Does nothing outside the main thread, or if the signal has a handler already.
+    Does nothing outside the main thread, or if SIGTERM already has a handler.
     """
     owner, is_main = os.getpid(), threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
@@ -37,11 +37,11 @@ def raising_on_sigterm() -> Generator[None]:
         return
 
     def handle(number: int, _: object) -> None:
-        if os.getpid() != owner:  # a forked child, which has nothing to keep
+        if os.getpid() != owner:  # a forked child, which has nothing to save
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        signal.signal(number, signal.SIG_IGN)  # launchers send copies, which must not end the writing
+        signal.signal(number, signal.SIG_IGN)  # launchers send duplicates, which must not interrupt saving
         raise Terminated
 
     signal.signal(signal.SIGTERM, handle)
@@ -55,27 +55,29 @@ _EXITING = "the process exits"
 
 
 def process_exit() -> SystemExit:
-    """Make the exception that ends a thread of a process that exits: Python prints no traceback for this type."""
+    """Make an exception that ends a thread because its process exits; Python prints no traceback for this type."""
     error = SystemExit()
     error.add_note(_EXITING)
     return error
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether an error that passed through foreign code is an interruption, which must be raised again.
+    """Whether an error that passed through user code is an interruption, which must be re-raised.
 
     >>> is_interruption(KeyboardInterrupt()), is_interruption(SystemExit())
     (True, False)
     """
     if isinstance(error, KeyboardInterrupt | Interruption) or _EXITING in vars(error).get("__notes__", ()):
         return True
-    if isinstance(error, Exception):  # as TimeoutError, which the handler of a hook's alarm may raise
+    if isinstance(error, Exception):  # e.g. TimeoutError, raised by an alarm handler that a hook installed
         return False
-    # Python runs the handler of a signal in the midst of any code, a hook's too.
+    # Python may run a signal handler in the middle of any code, including a hook.
     handlers: set[Any] = set()
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
         while isinstance(handler, functools.partial):
             handler = cast("Any", handler).func
-        handlers.add(getattr(getattr(handler, "__func__", handler), "__code__", None))  # of a method, its function's
+        handlers.add(
+            getattr(getattr(handler, "__func__", handler), "__code__", None)
+        )  # for a method, the code of its function
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -1,4 +1,4 @@
-"""Gather values over the ranks of a run. With one rank nothing is sent.
+"""Gather values over the ranks of a run. With a single rank, nothing is sent.
 
 Every function here is collective unless noted otherwise: each rank calls it, in the same order.
 """
@@ -21,23 +21,23 @@ from agentsgym.errors import AgentsGymError
 
 T = TypeVar("T")
 
-_ABORTED: Final = "broken off"
+_ABORTED: Final = "aborted"
 
 
 class RolloutsAbortedError(Exception):
-    """The rollouts of this generation batch were aborted on all ranks; none of them failed."""
+    """The rollouts of this generation batch were aborted on all ranks; no rollout failed."""
 
 
 def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> list[T]:
     """Collective: the items of all ranks, in rank order, on every rank; ranks may have different numbers of them.
 
     Args:
-        items: This rank's.
-        error: The error of this rank, if any: it is raised here, and the other ranks raise that this one failed.
+        items: The items of this rank.
+        error: The error of this rank, if any: it is raised here, and the other ranks raise one that names this rank.
 
     Raises:
         AgentsGymError: Another rank has an error, or an item of some rank cannot be pickled; every rank raises.
-        RolloutsAbortedError: Some rank has this error, and no rank has another.
+        RolloutsAbortedError: Some rank has this error, and no rank has any other error.
     """
     state = PartialState()
     if error is None and state.num_processes == 1:
@@ -62,12 +62,12 @@ def _packed(items: Sequence[Any], error: Exception | None, rank: int) -> tuple[b
         return b"", f"rank {rank} of the run failed: {type(error).__name__}: {error}"
     try:
         return pickle.dumps(list(items)), ""
-    except Exception as problem:  # noqa: BLE001  # the items' own error, which the waiting ranks must raise too
-        return b"", f"the results of rank {rank} cannot be pickled for the other ranks: {problem!r}"
+    except Exception as problem:  # noqa: BLE001  # an error from pickling the items, which the waiting ranks must raise too
+        return b"", f"the results of rank {rank} could not be pickled to send them to the other ranks: {problem!r}"
 
 
 def gather_to_main(items: Sequence[T]) -> list[T]:
-    """Collective: the items of all ranks, in rank order, on the main rank; on other ranks the rank's own items."""
+    """Collective: the items of all ranks, in rank order, on the main rank; only its own items on each other rank."""
     state = PartialState()
     if state.num_processes == 1:
         return list(items)
@@ -77,14 +77,14 @@ def gather_to_main(items: Sequence[T]) -> list[T]:
 
 
 def any_rank(flag: torch.Tensor) -> bool:
-    """Collective: whether a flag, bool and 0-dim, is set on some rank; waits for its device once."""
+    """Collective: whether a flag, a 0-dim bool tensor, is set on some rank; synchronizes with its device once."""
     if PartialState().num_processes > 1:
         flag = cast("torch.Tensor", reduce(flag.to(PartialState().device, torch.float32), reduction="sum"))
     return bool(flag)
 
 
 def first_of_ranks(text: str) -> tuple[str, str]:
-    """Collective: the number of the first rank whose text is not empty ("" with one rank), and that text."""
+    """Collective: the first rank whose text is not empty, as a string ("" with a single rank), and that text."""
     texts = all_gather_objects([text])
     rank = next((rank for rank, found in enumerate(texts) if found), 0)
     return str(rank) if len(texts) > 1 else "", texts[rank]
@@ -92,7 +92,7 @@ def first_of_ranks(text: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def raise_on_all_ranks() -> Generator[None]:
-    """Collective: raise on all ranks if any of them raises inside, so that none waits for it forever.
+    """Collective: raise on all ranks if any rank raises in the ``with`` block, so that no rank waits for it forever.
 
     Raises:
         AgentsGymError: Another rank failed; the failing rank raises its own error.
@@ -100,7 +100,7 @@ def raise_on_all_ranks() -> Generator[None]:
     error: Exception | None = None
     try:
         yield
-    except Exception as raised:  # noqa: BLE001  # raised again below, together with the other ranks
+    except Exception as raised:  # noqa: BLE001  # re-raised below, together with the other ranks
         error = raised
     all_gather_objects((), error)
 
@@ -116,7 +116,7 @@ class DeferredError:
 
     @contextlib.contextmanager
     def capturing(self) -> Generator[None]:
-        """Capture an exception raised inside."""
+        """Capture an exception raised in the ``with`` block."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # raised at the next gather
@@ -125,21 +125,21 @@ class DeferredError:
 
 @contextlib.contextmanager
 def count_real_rollouts(dataloader: Any, num_rollouts: int) -> Generator[Callable[[], int | None]]:
-    """Count the rollouts of an evaluation without those that only pad its last batch; not collective.
+    """Count the rollouts of an evaluation, excluding those that only pad its last batch; not collective.
 
-    The last batch is padded with rows of the first, which are played but not counted.
+    The last batch is padded with rows of the first batch, which are played but not counted.
 
     Args:
-        dataloader: The evaluation's.
-        num_rollouts: Number of rows per task of a dataset that is not a stream.
+        dataloader: The evaluation's data loader.
+        num_rollouts: Number of rollouts per row, if the dataset is not a stream.
 
     Yields:
-        A function that returns the number once all batches are played, or None if all of them are real.
+        A function that returns the count once all batches are played, or None if no rollouts are padding.
     """
     dataset = dataloader.dataset
     if isinstance(dataset, IterableDatasetShard):
         stream = _CountedStream(dataset.dataset)
-        dataset.dataset = stream  # pyright: ignore[reportAttributeAccessIssue]  # all that it reads is there
+        dataset.dataset = stream  # pyright: ignore[reportAttributeAccessIssue]  # has everything that the shard reads
         try:
             yield lambda: stream.count
         finally:

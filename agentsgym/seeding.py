@@ -1,4 +1,4 @@
-"""Private random generators, derived by hash: nothing here reads or changes global state."""
+"""Derive seeds and private random generators by hashing, without reading or changing global random state."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import secrets
 
 
 def derive_seed(*parts: object) -> int:
-    """Hash the parts (JSON values) to a seed in [0, 2**63), equal on every machine and in every process.
+    """Hash the parts (JSON values) to a seed in [0, 2**63), the same on every machine and in every process.
 
-    Similar parts give unrelated seeds, so that a policy seeded with ``7`` shares no draw with an environment
-    seeded with ``7``.
+    Similar parts give unrelated seeds, so a policy seeded with ``7`` and an environment seeded with ``7`` draw
+    unrelated random numbers.
 
     >>> derive_seed("episode", 7, 0) == derive_seed("episode", 7, 0)
     True
@@ -24,10 +24,10 @@ def derive_seed(*parts: object) -> int:
 
 
 def episode_generator(task_seed: int, episode: int) -> random.Random:
-    """Make the generator of one episode: equal for all rollouts of a task group, whatever is played beside it."""
+    """Make the generator of one episode: the same for all rollouts of a task group, whatever runs concurrently."""
     return random.Random(derive_seed("episode", task_seed, episode))
 
 
 def fresh_seed() -> int:
-    """Draw a random seed for a task without one."""
+    """Draw a random seed for a task that has none."""
     return secrets.randbits(62)

@@ -1,4 +1,4 @@
-"""Helpers for tests of your own: small chat tokenizers that need no network."""
+"""Helpers for your own tests: small chat tokenizers that need no network access."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ _KINDS: dict[str, tuple[str | None, str, tuple[str, ...]]] = {  # template, end-
 def chat_tokenizer(kind: ChatKind = "chatml") -> PreTrainedTokenizerFast:
     r"""Build a small byte-level BPE tokenizer in memory; each call returns a new one.
 
-    Any text goes through it and back. The pad token differs from the end-of-sequence token.
+    Encoding and decoding any text restores it exactly. The pad token differs from the end-of-sequence token.
 
     Args:
-        kind: How its chat template writes a conversation: ``"chatml"``; ``"llama3"`` (contents trimmed, a
+        kind: How the chat template formats a conversation: ``"chatml"``; ``"llama3"`` (contents trimmed, a
             begin-of-sequence token first); ``"inst"`` (``[INST] … [/INST]`` and ``[/END]``, all of it plain text);
-            ``"default_system"`` (ChatML that adds its own system message where there is none);
+            ``"default_system"`` (ChatML that adds a default system message if there is none);
             ``"trimming"`` (ChatML with contents trimmed); ``"none"`` (no template).
 
     Raises:
@@ -66,7 +66,7 @@ def chat_tokenizer(kind: ChatKind = "chatml") -> PreTrainedTokenizerFast:
     >>> tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
     '<|im_start|>user\nHi<|im_end|>\n'
     """
-    from tokenizers import Tokenizer  # noqa: PLC0415  # heavy, and tests alone need it
+    from tokenizers import Tokenizer  # noqa: PLC0415  # slow to import, and needed only here
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
     if kind not in _KINDS:
@@ -85,7 +85,7 @@ def chat_tokenizer(kind: ChatKind = "chatml") -> PreTrainedTokenizerFast:
 
 @cache
 def _byte_level_bpe() -> str:
-    """Train the tokenizer on a few sentences and describe it as JSON."""
+    """Train the tokenizer on a few sentences, and return it as JSON."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
 
     raw: Any = Tokenizer(models.BPE())

@@ -1,7 +1,7 @@
-"""Write values and errors of foreign code as short printable text, or as JSON.
+"""Convert values and errors from user code to short printable text, or to JSON.
 
-Values from an environment, an agent or a server may be megabytes long, may raise when they are turned into text, and
-may hold escape sequences.
+Values from an environment, an agent or a server may be megabytes long, may raise when they are converted to text, and
+may contain escape sequences.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, cast
 
-_MAX_DEPTH = 6  # of containers in containers, as reprlib has it
+_MAX_DEPTH = 6  # of nested containers, as in reprlib
 _NOTE_BYTES = 60
 _PLAIN = (BaseException.__str__, KeyError.__str__)
 _MAX_JSON_DEPTH = 32
-_MAX_BITS = 3000  # of an int that is written out; Python itself refuses those of more than 4,300 digits
-# C0 and C1 except tab and newline; marks and overrides of the writing direction; line ends that only some terminals
-# obey; halves of surrogate pairs.
+_MAX_BITS = 3000  # of an int whose digits are shown; Python raises for more than 4,300 digits
+# C0 and C1 except tab and newline; marks and overrides of the writing direction; line separators that only some
+# terminals support; unpaired surrogates.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def shown(value: object, limit: int = 200) -> str:
-    r"""Write a value in one line of at most ``limit`` characters, as ``repr`` does where that is short enough.
+    r"""Format a value as one line of at most ``limit`` characters: its ``repr`` if that is short enough.
 
-    Containers are written only as far as they are shown. Nothing is raised, whatever ``repr`` of the value does.
+    Only the shown part of a container is formatted. Never raises, even if the value's ``repr`` does.
 
     >>> shown({"done": False, "seen": range(3)})
     "{'done': False, 'seen': range(0, 3)}"
@@ -43,13 +43,13 @@ def shown(value: object, limit: int = 200) -> str:
                 break
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  # a container's own methods may raise, as where a thread changes it
+    except BaseException as error:  # noqa: BLE001  # a container may raise, e.g. when another thread changes it
         pieces.append(_no_repr(value, error))
     return _cut("".join(pieces), limit)
 
 
 def sentence_of(error: BaseException, limit: int = 1000) -> str:
-    """Write the text of an error, at most ``limit`` characters of it, or its type's name if it has no text.
+    """Return the text of an error, cut to ``limit`` characters.
 
     >>> sentence_of(ValueError("gone"))
     'gone'
@@ -59,22 +59,22 @@ def sentence_of(error: BaseException, limit: int = 1000) -> str:
         kind = type(error).__str__
         is_long = isinstance(argument, dict | list | tuple | set) and error.args and kind in _PLAIN
         if is_long or (isinstance(argument, str) and kind is KeyError.__str__):
-            text = shown(cast("object", argument), limit + 1)  # builds no more of it than is shown
+            text = shown(cast("object", argument), limit + 1)  # formats only as much as is shown
         else:
             text = str(error)
         return _cut(visible(text[: limit + 1]), limit)
     except KeyboardInterrupt:
         raise
-    except BaseException as other:  # noqa: BLE001  # foreign code, as above
+    except BaseException as other:  # noqa: BLE001  # user code, as above
         return f"{_type_name(error)}, whose text cannot be read: its __str__ raised {_type_name(other)}"
 
 
 def visible(text: str) -> str:
-    r"""Write characters that a terminal would obey, or not show, as Python's escapes.
+    r"""Escape characters that a terminal would interpret or not show, as Python does.
 
     Newlines and tabs stay. Everything else that moves the cursor, rings, colors or changes the writing direction is
-    escaped: control characters, escape sequences, bidirectional marks and overrides, line separators, and halves of
-    surrogate pairs.
+    escaped: control characters, escape sequences, bidirectional marks and overrides, line separators, and unpaired
+    surrogates.
 
     >>> print(visible("\x1b[31mred\x1b[0m"))
     \x1b[31mred\x1b[0m
@@ -83,14 +83,14 @@ def visible(text: str) -> str:
 
 
 def as_json(value: object, inside: tuple[int, ...] = ()) -> Any:
-    """Convert a value to what JSON has: dicts with text keys, lists, text, whole and finite numbers, booleans, None.
+    """Convert a value to JSON types: dicts with string keys, lists, strings, ints, finite floats, booleans and None.
 
-    NaN becomes None and an infinite number its name; an array or a scalar of numpy becomes lists and numbers; a set
-    becomes a list. Values without a form in JSON are written as text, as :func:`shown` does.
+    NaN becomes None, and infinity the string ``"inf"`` or ``"-inf"``; a NumPy array or scalar becomes lists and
+    numbers; a set becomes a list. Other values become strings, as formatted by :func:`shown`.
 
     Args:
         value: Any value.
-        inside: The ids of the containers that it is in.
+        inside: The ids of the containers that contain the value.
 
     >>> as_json({"won": True, 3: (1, float("nan")), "at": range(2)})
     {'won': True, '3': [1, None], 'at': 'range(0, 2)'}
@@ -100,7 +100,7 @@ def as_json(value: object, inside: tuple[int, ...] = ()) -> Any:
             return None
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, str):
-        return str.__str__(value)  # of an enum its value
+        return str.__str__(value)  # for an enum member, its value
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -117,18 +117,18 @@ def _json_container(value: Any, inside: tuple[int, ...]) -> Any:
         return {as_json(key) if isinstance(key, str) else shown(key): as_json(item, within) for key, item in items}
     if isinstance(value, list | tuple | set | frozenset):
         return [as_json(item, within) for item in cast("Iterable[Any]", value)]
-    if callable(getattr(value, "tolist", None)):  # numpy's and torch's
+    if callable(getattr(value, "tolist", None)):  # NumPy arrays and torch tensors
         return as_json(value.tolist(), within)
     return shown(value)
 
 
 def shortened(text: str, max_bytes: int, *, tail: float = 0.5) -> str:
-    """Leave out the middle of a text that is longer than ``max_bytes`` as UTF-8.
+    """Remove the middle of a text that is longer than ``max_bytes`` as UTF-8.
 
     Args:
         text: Any text.
         max_bytes: Maximum size of the result in bytes; at least 64.
-        tail: The share of them that the end of the text gets.
+        tail: The fraction of the result that is taken from the end of the text.
     """
     if len(text) * 4 <= max_bytes:
         return text
@@ -138,7 +138,7 @@ def shortened(text: str, max_bytes: int, *, tail: float = 0.5) -> str:
     begin = max_bytes - _NOTE_BYTES - end
     head = text[:begin].encode(errors="backslashreplace")[:begin].decode(errors="ignore")
     rest = text[-end:].encode(errors="backslashreplace")[-end:].decode(errors="ignore") if end else ""
-    return f"{head} … {len(text) - len(head) - len(rest)} characters are left out … {rest}".rstrip(" ")
+    return f"{head} … {len(text) - len(head) - len(rest)} characters are omitted … {rest}".rstrip(" ")
 
 
 def _cut(text: str, limit: int) -> str:
@@ -150,12 +150,12 @@ def _type_name(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Escape what cannot be printed, newlines too, as the ``repr`` of a str does."""
+    """Escape unprintable characters, including newlines, as the ``repr`` of a str does."""
     return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def _pieces(value: Any, limit: int, depth: int) -> Iterator[str]:
-    """Write a value piece by piece, of which the first ``limit`` characters are wanted."""
+    """Yield the ``repr`` of a value in pieces, of which only the first ``limit`` characters will be used."""
     kind = cast("type[Any]", type(value))
     if kind is str or kind is bytes:
         yield repr(value[:limit])
@@ -168,7 +168,7 @@ def _pieces(value: Any, limit: int, depth: int) -> Iterator[str]:
             written = str(repr(value))
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001  # foreign code: it may raise anything
+        except BaseException as error:  # noqa: BLE001  # user code may raise anything
             written = _no_repr(value, error)
         yield written
 
@@ -178,13 +178,13 @@ def _no_repr(value: object, error: BaseException) -> str:
 
 
 def _container(value: Any, kind: type[Any]) -> Callable[[Any, int, int], Iterator[str]] | None:
-    """How the items of a value are written; None if it is not a container, or has its own repr."""
+    """The function that formats a container; None if the value is not a container or has a custom repr."""
     for base, writer in _WRITERS.items():
         if isinstance(value, base) and kind.__repr__ is base.__repr__:
             return writer
     written_by = getattr(getattr(kind.__repr__, "__wrapped__", None), "__code__", None)
     if dataclasses.is_dataclass(kind) and getattr(written_by, "co_filename", "") == "<string>":
-        return _dataclass_pieces  # its repr is the one that dataclasses made
+        return _dataclass_pieces  # its repr was generated by dataclasses
     return None
 
 

@@ -4,13 +4,13 @@
 
     env.vocabulary_texts() or episodes ─▶ tiny_tokenizer ─▶ tiny_model ─▶ the same code as for a large model
 
-The tokenizer is word-level and lossless: each token is a word with its article, the punctuation after it and the
-space before it, so that decoding joins tokens and nothing else. It has a chat template, and what
-:meth:`save_pretrained` writes is loaded again by ``AutoTokenizer`` and ``AutoModelForCausalLM``.
+The tokenizer is word-level and lossless: each token is a word together with its article, the punctuation after it and
+the space before it, so that decoding simply joins tokens. It has a chat template, and ``AutoTokenizer`` and
+``AutoModelForCausalLM`` can load the files written by :meth:`save_pretrained`.
 
-Where a text holds a call of a tool, as :func:`call_text` writes it, the template prints tools and calls too. A call has
-the form of Hermes and Qwen, ``<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>``, and is eight
-tokens: the text around a name, a key and a value is one token each.
+If a text contains a tool call in the format of :func:`call_text`, the template also renders tools and calls. Calls have
+the format of Hermes and Qwen, ``<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>``. This one is
+eight tokens: the text around names, keys and values is merged into one token each.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def _tasks(env: MultistepEnv, tasks: Any, num_episodes: int) -> Sequence[Mapping
         try:
             tasks = env.get_train_dataset()
         except NotImplementedError as error:
-            raise ConfigError(f"words are recorded from episodes, but there are no tasks to play: {error}") from error
+            raise ConfigError(
+                f"the vocabulary is collected by playing episodes, but there are no tasks to play: {error}"
+            ) from error
     given = tasks_of_rows(env, tasks, "tasks")
     seeds = [derive_seed("recorded texts", 0, episode) for episode in range(num_episodes)]
     first = [task if task.get("seed") is not None else {**task, "seed": own} for task, own in zip(given, seeds)]  # noqa: B905  # the shorter
@@ -61,20 +63,20 @@ def _tasks(env: MultistepEnv, tasks: Any, num_episodes: int) -> Sequence[Mapping
 
 PAD, UNKNOWN, END, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|assistant|>"
 
-# A word with the marks inside and after it, or marks alone, each with the space before it; or other white space. An
-# article belongs to its word: a policy that chose it first would write "a airplane" once both are rewarded equally.
+# A word with the punctuation inside and after it, or only punctuation, each with the space before it; or other white
+# space. An article belongs to its word: a policy that chose it first might write "a airplane".
 _PIECE = r" ?(?:an? )?\w+(?:['\u2019\-]\w+)*[^\w\s]*| ?[^\w\s]+|\s"
 
-# With tools the keys of a call's arguments are pieces too, so that a value is the same token everywhere.
+# With tools, the keys of a call's arguments are separate pieces, so that a value is the same token everywhere.
 _KEY = r"""(?:"?, )?"\w+": "?"""
 _PIECE_OR_KEY = rf"""{_KEY}| ?(?:an? )?\w+(?:['\u2019\-]\w+)*(?:(?!"?, "\w+": )[^\w\s])*| ?[^\w\s]+|\s"""
 
-TOOL = "<|tool|>"  # opens the name of a tool, where the template lists them
+TOOL = "<|tool|>"  # precedes the name of each tool in the template's list
 _CALL, _ARGUMENTS, _END_OF_CALL = '<tool_call>{"name": "', '", "arguments": {', "}}</tool_call>"
-_CALL_MARKS = (_CALL, _ARGUMENTS, _END_OF_CALL, f'"{_END_OF_CALL}')  # the last: after a text
+_CALL_MARKS = (_CALL, _ARGUMENTS, _END_OF_CALL, f'"{_END_OF_CALL}')  # the last one follows a string
 _AROUND_CALLS = re.compile("|".join(map(re.escape, sorted(_CALL_MARKS, key=len, reverse=True))))
 
-# Fewer tokens are easier to attend over, so the environment's text has no control tokens of its own.
+# A short sequence is easier to attend over, so no control tokens mark the environment's text.
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
     f"{{% if message['role'] == 'assistant' %}}{ASSISTANT}{{{{ message['content'] }}}}{END}"
@@ -83,7 +85,7 @@ _CHAT_TEMPLATE = (
     "{% endfor %}"
     f"{{% if add_generation_prompt %}}{ASSISTANT}{{% endif %}}"
 )
-# A result follows its call without control tokens, as every observation.
+# A result follows its call without control tokens, like every observation.
 _PRINTED_TOOLS = f"{{% for tool in tools or [] %}}{TOOL}{{{{ tool['function']['name'] }}}}{{% if loop.last %}}{END}"
 _PRINTED_CALLS = (
     "{% for call in message['tool_calls'] or [] %}"
@@ -99,28 +101,28 @@ _TOOL_TEMPLATE = f"{_PRINTED_TOOLS}{{% endif %}}{{% endfor %}}" + _CHAT_TEMPLATE
 
 @runtime_checkable
 class HasVocabulary(Protocol):
-    """An environment that provides its own words."""
+    """An environment that provides its vocabulary."""
 
     def vocabulary_texts(self) -> Iterable[str]:
         """Return texts with every word of the environment: prompts, observations and possible answers.
 
-        Empty if they are unknown under its configuration.
+        Empty if the words are unknown with its configuration.
         """
         ...
 
 
 def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Build a word-level chat tokenizer with the vocabulary of some texts.
+    """Build a word-level chat tokenizer whose vocabulary is the words of the given texts.
 
-    Every given text decodes to itself; case is kept; other words become the unknown token. A token includes adjacent
-    punctuation: ``a clock?``, ``clock?`` and ``[clock]`` are three tokens. A turn costs two control tokens: the agent's
-    end-of-turn token (the EOS) and its opening one.
+    Every given text is restored exactly by decoding; words in no text become the unknown token. A token includes
+    adjacent punctuation: ``a clock?``, ``clock?`` and ``[clock]`` are three different tokens. Each turn needs two
+    control tokens: one that opens the agent's turn, and one that ends it (the EOS).
 
     Args:
-        texts: Prompts, observations and answers as the environment writes and reads them; their order does not matter.
+        texts: Prompts, observations and answers, exactly as in episodes; their order does not matter.
 
     Raises:
-        ConfigError: The texts have no words, or are one bare string.
+        ConfigError: The texts contain no words, or are a single string.
 
     >>> tokenizer = tiny_tokenizer(["Is it a clock?", "Yes."])
     >>> tokenizer.tokenize("Is it a clock?")
@@ -134,7 +136,7 @@ def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     parts = [part for text in given for part in (_AROUND_CALLS.split(text) if has_calls else [text])]
     pieces = sorted({piece for part in parts for piece, _ in splitter.pre_tokenize_str(part)})
     if not pieces:
-        raise ConfigError("a tiny tokenizer needs at least one word in its texts, got none")
+        raise ConfigError("the texts for a tiny tokenizer must contain at least one word")
     control = [PAD, UNKNOWN, END, ASSISTANT, *([TOOL] if has_calls else [])]
     marks = [*_CALL_MARKS] if has_calls else []
     vocabulary = {piece: index for index, piece in enumerate([*control, *marks, *pieces])}
@@ -161,7 +163,7 @@ def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """Write a call as the template of a tiny tokenizer prints it, for the texts that the tokenizer is built from.
+    """Format a call as the template of a tiny tokenizer does, for the texts that the tokenizer is built from.
 
     >>> call_text("add", {"a": 3, "b": 4})
     '<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>'
@@ -181,26 +183,28 @@ def tiny_model(
     max_positions: int = 1024,
     seed: int = 0,
 ) -> LlamaForCausalLM:
-    """Make a small Llama with random weights, 0.09 million parameters by default, equal for equal seeds.
+    """Make a small Llama model with random weights (0.09 million parameters by default), determined by the seed.
 
     Args:
-        tokenizer: Its vocabulary and its EOS and padding ids are used.
-        hidden_size: Width; a multiple of ``2 * num_heads``, since rotary positions turn pairs.
+        tokenizer: Determines the vocabulary size and the EOS and padding ids.
+        hidden_size: Width; a multiple of ``2 * num_heads``, since rotary embeddings rotate pairs.
         num_layers: Number of decoder layers.
-        num_heads: Attention heads a layer.
-        max_positions: Longest sequence in tokens; costs nothing.
+        num_heads: Attention heads per layer.
+        max_positions: Maximum sequence length in tokens; has no cost.
         seed: Seed of the weights.
 
     Raises:
-        ConfigError: A size is below 1, the heads do not divide the width into pairs, or the tokenizer lacks EOS or pad.
+        ConfigError: A size is below 1 or not such a multiple, or the tokenizer has no EOS or padding token.
     """
     if min(hidden_size, num_layers, num_heads, max_positions) < 1 or hidden_size % (2 * num_heads):
         raise ConfigError(
-            "a tiny model needs sizes of at least 1 and a hidden_size that is a multiple of 2 * num_heads, got "
+            "the sizes of a tiny model must be at least 1, and hidden_size a multiple of 2 * num_heads, got "
             f"{hidden_size=}, {num_layers=}, {num_heads=}, {max_positions=}"
         )
     if tokenizer.eos_token_id is None or tokenizer.pad_token_id is None:
-        raise ConfigError(f"a tiny model needs a tokenizer with an EOS and a pad token, got {tokenizer!r}")
+        raise ConfigError(
+            f"the tokenizer of a tiny model must have an EOS token and a padding token, got {tokenizer!r}"
+        )
     end, pad = cast("int", tokenizer.eos_token_id), cast("int", tokenizer.pad_token_id)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -216,10 +220,10 @@ def tiny_model(
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # pyright: ignore[reportUnknownMemberType]
         torch.default_generator.manual_seed(derive_seed("tiny model", seed))
         model = LlamaForCausalLM(config)
-        # Small weights make a long plateau: the layers must first learn to distinguish words before they bind an answer
-        # to its question. Wide embeddings keep Adam's steps small beside the words.
+        # With small embeddings, training plateaus for long: the layers must learn to distinguish words before they can
+        # match answers to questions. Large embeddings keep Adam's steps small in relation to the words.
         torch.nn.init.normal_(model.model.embed_tokens.weight)
-    # Left out, top_k would be 50: sampling is to follow the policy itself.
+    # top_k=0 because the default of 50 would change the sampling distribution.
     model.generation_config = GenerationConfig(do_sample=True, top_k=0, eos_token_id=end, pad_token_id=pad)
     return model
 
@@ -234,34 +238,34 @@ def tiny_policy(
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Make a tiny model and its tokenizer from an environment, from rows of several environments, or from texts.
 
-    The words of an environment are those of its ``vocabulary_texts()``. Without them, or if tasks or an agent are
-    given, episodes are played, and the words of all their messages and calls count. Other words will be the unknown
-    token, so the agent should write everything that the policy should be able to write.
+    The words of an environment are those of its ``vocabulary_texts()``. If there are none, or if tasks or an agent are
+    given, episodes are played, and the words of all their messages and calls are added. All other words become the
+    unknown token, so the agent should produce everything that the policy should be able to write.
 
     Args:
         source: An environment; dataset rows, as :func:`agentsgym.mix` makes them, whose environments are built and
             played; or the texts themselves.
-        tasks: Tasks to play, if the source is an environment; None for its own training tasks.
+        tasks: Tasks to play, if the source is an environment; None for its training dataset.
         agent: The agent that plays, or a dict of agents by the rows' column ``environment``; None for an
             :class:`~agentsgym.agents.exploring.ExploringAgent`.
-        num_episodes: Number of episodes that are played of each environment.
-        **sizes: Arguments of :func:`tiny_model`, the seed included.
+        num_episodes: Number of episodes to play in each environment.
+        **sizes: Arguments of :func:`tiny_model`, including the seed.
 
     Returns:
         The model and its tokenizer.
 
     Raises:
-        ConfigError: The source is of another kind, has no words, or cannot be played.
+        ConfigError: The source is of an unsupported type, has no words, or cannot be played.
     """
     tokenizer = tiny_tokenizer(_texts_of(source, tasks, agent, num_episodes))
     return tiny_model(tokenizer, **sizes), tokenizer
 
 
 def _texts_of(source: Any, tasks: Any, agent: Any, num_episodes: int) -> Any:
-    """Return the texts of a source of any kind; an invalid source is passed on, for the tokenizer to reject."""
+    """Return the texts of a source of any kind; an invalid one is returned unchanged, for the tokenizer to reject."""
     if isinstance(source, type):
         raise ConfigError(
-            f"a tiny policy is built from an environment, got a class: write {source.__name__}(None, config)"
+            f"a tiny policy is built from an environment, not a class: pass {source.__name__}(None, config)"
         )
     if isinstance(source, MultistepEnv):
         return environment_texts(source, tasks, agent, num_episodes)
@@ -285,8 +289,8 @@ def _texts_of(source: Any, tasks: Any, agent: Any, num_episodes: int) -> Any:
 def environment_texts(env: MultistepEnv, tasks: Any = None, agent: Any = None, num_episodes: int = 256) -> list[str]:
     """Collect texts with the words of an environment, as :func:`tiny_policy` does.
 
-    Recorded episodes give every text in them once: prompts, observations, tool results, answers and calls. Their tasks
-    are played in turn, and with other seeds when they are repeated.
+    Every distinct text of the played episodes is returned: prompts, observations, tool results, answers and calls. The
+    tasks are played in order, and repeated with other seeds if there are fewer tasks than episodes.
     """
     given = list(env.vocabulary_texts()) if isinstance(env, HasVocabulary) else []
     if given and tasks is None and agent is None:
@@ -296,10 +300,10 @@ def environment_texts(env: MultistepEnv, tasks: Any = None, agent: Any = None, n
     trajectories, scripts = record(env, _tasks(env, tasks, num_episodes), actor, max_concurrent=256)
     if all(trajectory.failed for trajectory in trajectories):
         raise ConfigError(
-            f"no words can be recorded, since every episode failed: {headline(trajectories[0].error or '')}"
+            f"the vocabulary cannot be collected, since every episode failed: {headline(trajectories[0].error or '')}"
         )
     names = [str(tool.get("function", tool).get("name", "")) for tool in env.tool_schemas]
-    texts = dict.fromkeys(call_text(name, {}) for name in names)  # also of tools that nobody called
+    texts = dict.fromkeys(call_text(name, {}) for name in names)  # including tools that were never called
     for trajectory in trajectories:
         texts |= dict.fromkeys(message["content"] for message in trajectory.messages)
     for script in scripts:
@@ -317,6 +321,6 @@ def _as_texts(source: object) -> list[str]:
     texts: list[str] = []
     for text in cast("Iterable[object]", source):
         if not isinstance(text, str):
-            raise ConfigError(f"every text of a tiny tokenizer must be a str, got {text!r}")
+            raise ConfigError(f"every text for a tiny tokenizer must be a str, got {text!r}")
         texts.append(text)
     return texts

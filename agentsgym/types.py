@@ -1,4 +1,4 @@
-"""The values that flow through the library, each made once and never changed.
+"""The immutable values that are passed through the library.
 
 ::
 
@@ -23,16 +23,25 @@ if TYPE_CHECKING:
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length"]
 
-MIN_LOGPROB: Final = -104.0  # of the smallest float32 above 0 it is -103.3, which bfloat16 rounds to -103.5
-MAX_LOGPROB: Final = 1e-3  # 0 up to rounding: log-softmax adds up probabilities that half precision has rounded
+MIN_LOGPROB: Final = (
+    -104.0
+)  # just below the log of the smallest float32 above 0, -103.3, which bfloat16 rounds to -103.5
+MAX_LOGPROB: Final = 1e-3  # 0 plus a tolerance: in half precision, log-softmax may round to slightly above 0
 
-READ_KEYS: Final = frozenset(
+RESERVED_INFO_KEYS: Final = frozenset(
     ("success", "invalid", "rewards", "truncated", "random_reward", "optimal_reward", "answer", "action")
 )
-"""The keys of ``info`` with a fixed meaning: their values are not metrics, numbers or not."""
+"""The keys of ``info`` with a fixed meaning: their values are never metrics, even if they are numbers."""
 
 _SHORT: Final = 80  # characters of a field in a repr
-_COUNTED: Final = {"messages", "token_ids", "logprobs", "tool_calls", "tools", "prompt_messages"}  # only how many
+_COUNTED: Final = {
+    "messages",
+    "token_ids",
+    "logprobs",
+    "tool_calls",
+    "tools",
+    "prompt_messages",
+}  # shown only by their length
 
 _html_of = deferred("agentsgym.reports.html", "trajectory_html")
 _of_messages = deferred("agentsgym.recorded.messages", "trajectory_from_messages")
@@ -46,8 +55,8 @@ class Message(TypedDict):
 
     Attributes:
         role: Role of the author.
-        content: The text; in an answer with tool calls, the text beside them.
-        tool_calls: The calls of an answer, as ``{"type": "function", "id": …, "function": {"name", "arguments"}}``.
+        content: The text, without any tool calls.
+        tool_calls: Tool calls of an answer, as ``{"type": "function", "id": …, "function": {"name", "arguments"}}``.
         tool_call_id: In a tool's result, the ``id`` of the call that it answers.
         name: In a tool's result, the tool's name.
         reasoning_content: Reasoning before an answer, where it is separate from the text.
@@ -65,9 +74,9 @@ class StopReason(StrEnum):
     """Why an episode ended."""
 
     DONE = "done"  # the environment ended it
-    MAX_TURNS = "max_turns"  # a budget ended it
+    MAX_TURNS = "max_turns"  # the turn limit was reached
     MAX_TOKENS = "max_tokens"
-    INVALID = "invalid"  # the allowance for invalid actions is spent
+    INVALID = "invalid"  # there were too many invalid actions
     FAILED = "failed"  # the environment or the agent raised or took too long
 
     @property
@@ -78,13 +87,13 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call of a tool, as an agent wrote it.
+    """One tool call, as an agent wrote it.
 
     Attributes:
-        name: The tool; empty where it could not be read.
-        arguments: Its arguments by name.
-        id: Identifier by which a result refers to the call; None if the agent set none.
-        error: Why the call could not be read, for the agent; None for a well-formed call.
+        name: The name of the tool; empty if the call could not be parsed.
+        arguments: The arguments by name.
+        id: The identifier by which a result refers to the call; None if the agent set none.
+        error: Why the call could not be parsed, as a message to the agent; None for a well-formed call.
     """
 
     name: str
@@ -97,19 +106,19 @@ class ToolCall:
 class TurnRequest:
     """The observation that an agent answers in one turn of one session.
 
-    ``messages`` and ``token_ids`` are live views that grow with the episode: read them, do not keep or change them
-    after the action is returned.
+    ``messages`` and ``token_ids`` are live views that grow with the episode: do not modify them, and do not keep them
+    after returning the action.
 
     Attributes:
-        session_id: The session to answer.
+        session_id: The session that needs an action.
         messages: The conversation so far, ending with the new observation.
         token_ids: The exact prompt; empty without a tokenizer.
         agent_state: The state that the agent returned with its last action; None in a conversation's first turn.
-        max_new_tokens: The budget of this turn in tokens; None for no limit.
-        tools: JSON schemas of the environment's tools, for agents that write the prompt themselves (``token_ids`` show
-            them already); empty if it has none.
-        seed: Seed of this conversation's draws, where the caller sets it, as an environment does for its players; None
-            leaves them to the agent.
+        max_new_tokens: The token budget of this turn; None for no limit.
+        tools: JSON schemas of the environment's tools, for agents that render the prompt themselves (``token_ids``
+            already contain them); empty if there are none.
+        seed: Random seed for this conversation, if the caller sets one (an environment does for its scripted players);
+            if None, the agent chooses.
     """
 
     session_id: str
@@ -129,15 +138,15 @@ class Action:
     """The agent's answer in one turn.
 
     Attributes:
-        text: The answer as the environment reads it.
+        text: The text of the answer, as passed to the environment.
         token_ids: The sampled ids, end-of-turn token included, untouched; None if the agent only has text.
-        logprobs: Their log-probabilities under the sampling policy, one an id (NaN: not known); None if none is known.
-        agent_state: Handed back to the agent in its next turn.
-        finish_reason: ``"stop"``: the agent ended its turn; ``"length"``: the budget cut it.
-        tool_calls: The tool calls in it, in order. An agent that has them parsed (by a server) sets them; from
-            sampled ids they are read before the environment sees the action.
+        logprobs: Log-probabilities under the sampling policy, one per id, NaN where unknown; None if all are unknown.
+        agent_state: A value that the agent receives again in its next turn.
+        finish_reason: ``"stop"``: the agent ended its turn; ``"length"``: the token budget truncated it.
+        tool_calls: The tool calls, in order. An agent whose server has parsed the calls sets them; otherwise they are
+            parsed from the sampled ids before the environment receives the action.
         reasoning: Reasoning before the answer, where it is separate from the text.
-        policy_version: The optimizer steps behind the oldest weights that sampled it; None if unknown.
+        policy_version: The number of optimizer steps of the oldest weights that sampled the action; None if unknown.
     """
 
     text: str
@@ -152,7 +161,7 @@ class Action:
     def __post_init__(self) -> None:
         if self.logprobs is not None and (self.token_ids is None or len(self.logprobs) != len(self.token_ids)):
             given = "no token_ids" if self.token_ids is None else f"{len(self.token_ids)} token_ids"
-            raise ValueError(f"an Action needs one log-probability per id, got {len(self.logprobs)} and {given}")
+            raise ValueError(f"an Action needs one log-probability per id, got {len(self.logprobs)} for {given}")
 
     def __repr__(self) -> str:
         return _brief(self)
@@ -167,21 +176,21 @@ class Turn:
     Attributes:
         start: Index of the action's first token in the trajectory's ``token_ids``.
         stop: Index after its last token; equal to ``start`` for an action without tokens.
-        reward: Its reward from the environment; 0.0 in a practice episode. With rewards by role, the rewards of its
-            role from this step up to the role's next turn.
-        invalid: Whether the environment called it invalid.
-        exact: Whether its tokens are the agent's own (not text that was encoded afterwards).
+        reward: The environment's reward for the action; 0.0 in a practice episode. With rewards by role, the sum of
+            the role's rewards from this step up to the role's next turn.
+        invalid: Whether the environment marked the action as invalid.
+        exact: Whether the tokens are those that the agent sampled (rather than an encoding of its text).
         episode: Index of the episode in its trial.
         message_index: Index of the action in the trajectory's ``messages``.
-        state_key: Key of the decision problem, equal for equal ones; None if unknown.
+        state_key: A key that is equal for turns with the same decision problem; None if unknown.
         role: The agent's role in this turn, such as a player's seat; None without roles.
-        potential: The state's value by the environment, for potential-based shaping; None if unknown.
-        prompt_start: Index of the first token of its prompt: 0, or where the segment begins that a rewritten history
+        potential: The environment's value of the state, for potential-based shaping; None if unknown.
+        prompt_start: Index of the first token of the prompt: 0, or the start of the segment that a rewritten history
             opened.
-        prompt_messages: The conversation that the prompt shows, where ``history`` changed it; None if it is the
-            trajectory's own up to the action.
-        role_rewards: The step's reward of each role (``info["rewards"]``); None without rewards by role.
-        policy_version: The optimizer steps behind the oldest weights that sampled it; None if unknown.
+        prompt_messages: The messages in the prompt, if ``history`` changed them; None if they are the trajectory's
+            messages before the action.
+        role_rewards: Each role's reward in this step (``info["rewards"]``); None without rewards by role.
+        policy_version: The number of optimizer steps of the oldest weights that sampled the action; None if unknown.
     """
 
     start: int
@@ -204,7 +213,7 @@ class Turn:
 
 
 def outcome_of(stop_reason: StopReason, success: bool | None) -> Literal["won", "lost", "failed", "played"]:
-    """How a rollout ended, in a word; ``"played"`` if success is unknown."""
+    """Describe in one word how a rollout ended; ``"played"`` if success is unknown."""
     if stop_reason is StopReason.FAILED:
         return "failed"
     return "played" if success is None else "won" if success else "lost"
@@ -215,28 +224,28 @@ class Trajectory:
     """The token-level record of one rollout.
 
     Attributes:
-        token_ids: Every token in order, prompts and observations included, (T,); empty without a tokenizer. Where a
-            history was rewritten a new segment begins, with the whole new prompt: see :attr:`segments`. The tokens
+        token_ids: Every token in order, including prompts and observations, (T,); empty without a tokenizer. Each
+            rewrite of the history starts a new segment with the full new prompt: see :attr:`segments`. The tokens
             after the last action are the environment's last message.
         turns: The turns in order; their spans do not overlap.
-        messages: The conversation, the agent's answers included.
+        messages: The conversation, including the agent's answers.
         logprobs: (T,), the sampler's log-probability of each agent token and 0.0 elsewhere; None if unknown.
-        per_token_rewards: (T,), the turn rewards placed on agent tokens; 0.0 elsewhere.
-        final_reward: The sum over the trajectory's episodes that are not practice; with rewards by role, that
-            of the role of the first turn.
+        per_token_rewards: (T,), the turn rewards assigned to agent tokens; 0.0 elsewhere.
+        final_reward: The sum of the rewards of all episodes except practice ones; with rewards by role, the total of
+            the role that acts in the first turn.
         stop_reason: Why the last episode ended.
         session_id: The session that was played.
         task_index: Index of its task in the list given to ``rollout``.
         rollout_index: Index among the rollouts of that task.
-        info: The environment's ``info`` of its last step; ``info["success"]`` is whether it was solved, and every
-            number in it is a metric: see :attr:`metrics`.
-        error: For a failed rollout, where and why it failed and the user's part of the traceback, the cause last. Else
-            None.
-        num_close_errors: How often the environment's ``_close_episode`` raised, which changes nothing else.
-        num_retries: How often it was played before and failed, as ``FailurePolicy.max_retries`` allows.
-        final_rewards: Total reward of each role, roles without a turn included; empty without rewards
-            by role, and in a failed rollout.
-        task_data: The task as it was played, its ``seed`` filled in; empty in a record made by hand.
+        info: The environment's ``info`` of the last step; ``info["success"]`` is whether the task was solved, and the
+            environment's own numbers are metrics: see :attr:`metrics`.
+        error: For a failed rollout, where and why it failed, and the part of the traceback in user code, ending with
+            the cause; None otherwise.
+        num_close_errors: How often the environment's ``_close_episode`` raised, which has no other effect.
+        num_retries: The number of failed attempts before this one (see ``FailurePolicy.max_retries``).
+        final_rewards: Total reward of each role, including roles without a turn; empty without rewards by role, and
+            in a failed rollout.
+        task_data: The task as it was played, including its ``seed``; empty in a trajectory made by hand.
     """
 
     token_ids: Sequence[int]
@@ -260,7 +269,10 @@ class Trajectory:
         edge = segment = 0
         for k, turn in enumerate(self.turns):
             if not edge <= turn.start <= turn.stop <= len(self.token_ids):
-                raise ValueError(f"turn {k}: [{turn.start}, {turn.stop}) overlaps or leaves [0, {len(self.token_ids)})")
+                raise ValueError(
+                    f"turn {k}: its span [{turn.start}, {turn.stop}) is not valid, overlaps the previous turn, or "
+                    f"exceeds the {len(self.token_ids)} tokens"
+                )
             if turn.prompt_start != segment and not edge <= turn.prompt_start <= turn.start:
                 raise ValueError(f"turn {k}: its prompt begins at {turn.prompt_start}, inside an earlier segment")
             edge, segment = turn.stop, turn.prompt_start
@@ -271,12 +283,12 @@ class Trajectory:
 
     @classmethod
     def from_messages(cls, tokenizer: Any, messages: Any, rewards: Any, **options: Any) -> Trajectory:
-        """Record a foreign conversation: see :func:`~agentsgym.recorded.messages.trajectory_from_messages`."""
+        """Convert a recorded conversation: see :func:`~agentsgym.recorded.messages.trajectory_from_messages`."""
         return _of_messages(tokenizer, messages, rewards, **options)
 
     @classmethod
     def from_training_trace(cls, trace: Any, rewards: Any, **options: Any) -> Trajectory:
-        """Read OpenEnv's trace: see :func:`~agentsgym.recorded.training_trace.trajectory_from_training_trace`."""
+        """Convert a trace of OpenEnv: see :func:`~agentsgym.recorded.training_trace.trajectory_from_training_trace`."""
         return _of_training_trace(trace, rewards, **options)
 
     def __repr__(self) -> str:
@@ -286,17 +298,17 @@ class Trajectory:
         return f"<Trajectory of {self.headline}{tokens}>"
 
     def _repr_html_(self) -> str:
-        """Draw it for a notebook."""
+        """Return the HTML that a notebook displays."""
         return _html_of(self)
 
     @property
     def outcome(self) -> Literal["won", "lost", "failed", "played"]:
-        """How it ended, in a word; ``"played"`` if success is unknown."""
+        """How the rollout ended, in one word; ``"played"`` if success is unknown."""
         return outcome_of(self.stop_reason, self.success)
 
     @property
     def headline(self) -> str:
-        """Which rollout it is and how it went, in a line.
+        """The task, the rollout and its outcome, in one line.
 
         >>> Trajectory(token_ids=[], turns=[], messages=[], final_reward=0.5, stop_reason=StopReason.MAX_TURNS).headline
         'task 0, rollout 0: played after 0 turns (max_turns), reward 0.5'
@@ -308,10 +320,10 @@ class Trajectory:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields as plain JSON values, and ``success``, ``failed`` and ``agent_token_mask`` beside them.
+        """Return all fields as plain JSON values, together with ``success``, ``failed`` and ``agent_token_mask``.
 
-        Unknown log-probabilities are None. Keys that are not text, as roles may be, are written as text; so are values
-        without a form in JSON, in ``info`` for example (:func:`~agentsgym.texts.as_json`).
+        Unknown log-probabilities are None. Keys that are not strings (roles may be others) become strings, as do values
+        that JSON cannot represent, for example in ``info`` (:func:`~agentsgym.texts.as_json`).
         """
         values = {one.name: as_json(getattr(self, one.name)) for one in fields(self) if one.name != "turns"}
         turns = [{one.name: as_json(getattr(turn, one.name)) for one in fields(turn)} for turn in self.turns]
@@ -319,17 +331,17 @@ class Trajectory:
         return values | {"turns": turns} | derived
 
     def to_rollout(self) -> dict[str, Any]:
-        """Return it as one entry for TRL's ``rollout_func``: see :func:`~agentsgym.batch.rollout_dict.rollout_dict`."""
+        """Return an entry for TRL's ``rollout_func``: see :func:`~agentsgym.batch.rollout_dict.rollout_dict`."""
         return _rollout_dict_of(self)
 
     def to_pandas(self, by: Literal["turn", "token"] = "turn") -> DataFrame:
-        """Return it as a table with one row for each turn, or for each token.
+        """Return a table with one row per turn or per token.
 
         The columns are those of :func:`~agentsgym.reports.frames.turn_rows` and
         :func:`~agentsgym.reports.frames.token_rows`.
 
         Raises:
-            ConfigError: ``by`` is neither.
+            ConfigError: ``by`` is neither ``"turn"`` nor ``"token"``.
         """
         return _frame_of(self, by)
 
@@ -343,9 +355,9 @@ class Trajectory:
 
     @property
     def segments(self) -> list[range]:
-        """The parts of ``token_ids`` in which each token's context is everything before it, in order.
+        """The contiguous parts of ``token_ids``, in order; within a part, each token's context is all tokens before it.
 
-        One where history only grew; each rewriting of the history opens another.
+        There is a single part unless the history was rewritten; each rewrite starts a new part.
 
         >>> turns = [Turn(start=2, stop=3, reward=0.0), Turn(start=5, stop=7, reward=1.0, prompt_start=3)]
         >>> Trajectory(
@@ -368,22 +380,22 @@ class Trajectory:
 
     @property
     def num_turns(self) -> int:
-        """The turns that were played."""
+        """The number of turns."""
         return len(self.turns)
 
     @property
     def exact(self) -> bool:
-        """Whether all agent tokens are the agent's own."""
+        """Whether all agent tokens are those that the agent sampled."""
         return all(turn.exact for turn in self.turns)
 
     @property
     def seed(self) -> Any:
-        """The seed that its task was played with; None in a record without one."""
+        """The seed of the task; None if it was not recorded."""
         return self.task_data.get("seed")
 
     @property
     def failed(self) -> bool:
-        """Whether the environment or the agent failed: kept as a row, out of loss and baselines."""
+        """Whether the environment or the agent failed; such a rollout is excluded from the loss and from baselines."""
         return self.stop_reason is StopReason.FAILED
 
     @property
@@ -394,10 +406,10 @@ class Trajectory:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The numbers in ``info`` that the environment added: finite ones, and True and False as 1 and 0.
+        """The environment's own metrics: every finite number in the last ``info``, with True as 1 and False as 0.
 
-        Values of the last step: an environment counts in its state and puts the count in every ``info``. The keys of
-        :data:`READ_KEYS` are left out.
+        Only the ``info`` of the last step is used, so an environment should keep running counts in its state and report
+        them in every ``info``. The keys in :data:`RESERVED_INFO_KEYS` are excluded.
 
         >>> trajectory = Trajectory(token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE,
         ...     info={"success": True, "num_calls": 3, "was_polite": True, "tool": "search"})
@@ -407,11 +419,11 @@ class Trajectory:
         found: dict[str, float] = {}
         for key, value in self.info.items():
             is_numpy_bool = str(getattr(value, "dtype", "")) == "bool" and getattr(value, "shape", None) == ()
-            if key in READ_KEYS or not (isinstance(value, Real) or is_numpy_bool):
+            if key in RESERVED_INFO_KEYS or not (isinstance(value, Real) or is_numpy_bool):
                 continue
             try:
                 number = float(cast("Any", value))
-            except Exception:  # noqa: BLE001  # foreign: an int too large for example
+            except Exception:  # noqa: BLE001  # user code may raise, e.g. for an int that is too large
                 continue
             if math.isfinite(number):
                 found[str(key)] = number
@@ -419,7 +431,7 @@ class Trajectory:
 
 
 def _brief(value: TurnRequest | Action | Turn) -> str:
-    """Write a value by the fields that are not at their defaults, collections as how many items they hold."""
+    """Return a repr with only the fields that differ from their defaults; collections are shown by their length."""
     written: list[str] = []
     for one in fields(value):
         item, default = getattr(value, one.name), one.default

@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object in place of the table")
     args = parser.parse_args()
     if unknown := set(args.scenarios) - set(SCENARIOS):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(SCENARIOS)}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; valid names: {', '.join(SCENARIOS)}")
     outcomes: list[Outcome] = []
     for name in args.scenarios or SCENARIOS:
         for outcome in importlib.import_module(f"fault_scenarios.{name}").run(quick=args.quick):

@@ -205,24 +205,24 @@ BROKEN = [
     (put(GOOD, token_ids=at(GOOD.token_ids, 3, True)), "token_ids", None, "got True at token 3"),
     (put(GOOD, token_ids=at(at(GOOD.token_ids, 3, -1), 5, -1)), "token_ids", None, "at token 3 and 1 more such"),
     # lists of the wrong length
-    (put(GOOD, logprobs=GOOD.logprobs[:-1]), "lengths", None, "logprobs must hold 12 values, one per token, got 11"),
-    (put(GOOD, logprobs=[]), "lengths", None, "logprobs must hold 12 values, one per token, got 0"),
-    (put(GOOD, per_token_rewards=[]), "lengths", None, "per_token_rewards must hold 12 values"),
+    (put(GOOD, logprobs=GOOD.logprobs[:-1]), "lengths", None, "logprobs must have 12 values, one per token, got 11"),
+    (put(GOOD, logprobs=[]), "lengths", None, "logprobs must have 12 values, one per token, got 0"),
+    (put(GOOD, per_token_rewards=[]), "lengths", None, "per_token_rewards must have 12 values"),
     # spans
     (with_turn(GOOD, 1, start=3), "spans", 1, "its span must lie in [4, 12), got [3, 8)"),
     (with_turn(GOOD, 2, stop=13), "spans", 2, "its span must lie in [8, 12), got [10, 13)"),
     (with_turn(GOOD, 1, stop=4), "spans", 1, "got [5, 4)"),
     (with_turn(with_turn(GOOD, 1, start=10, stop=11), 2, start=5, stop=8), "spans", 2, "in [11, 12), got [5, 8)"),
     # prompts
-    (with_turn(GOOD, 1, prompt_start=2), "prompts", 1, "must begin at 0, as the last turn's, or in [4, 5], got 2"),
+    (with_turn(GOOD, 1, prompt_start=2), "prompts", 1, "at 0, like the previous turn's, or in [4, 5], got 2"),
     (with_turn(GOOD, 1, prompt_start=6), "prompts", 1, "got 6"),
-    (with_turn(GOOD, 2, prompt_start=10), "prompts", 2, "its prompt must hold at least one token, got an empty one"),
-    (drawn("A.B"), "prompts", 0, "its prompt must hold at least one token, got an empty one"),
+    (with_turn(GOOD, 2, prompt_start=10), "prompts", 2, "its prompt must have at least one token, got an empty one"),
+    (drawn("A.B"), "prompts", 0, "its prompt must have at least one token, got an empty one"),
     # messages
     (put(GOOD, messages=at(GOOD.messages, 2, "q")), "messages", None, "messages[2] must have a str 'role'"),
     (put(GOOD, messages=at(GOOD.messages, 2, {"role": "user"})), "messages", None, "messages[2] must have"),
     (put(GOOD, messages=at(GOOD.messages, 2, {"role": 1, "content": ""})), "messages", None, "messages[2] must have"),
-    (put(GOOD, messages=at(GOOD.messages, 3, GOOD.messages[2])), "messages", 1, "an assistant's, in (1, 6), got 3"),
+    (put(GOOD, messages=at(GOOD.messages, 3, GOOD.messages[2])), "messages", 1, "assistant message in (1, 6), got 3"),
     (with_turn(GOOD, 2, message_index=6), "messages", 2, "in (3, 6), got 6"),
     (with_turn(GOOD, 1, message_index=1), "messages", 1, "in (1, 6), got 1"),
     (with_turn(GOOD, 1, prompt_messages=[]), "messages", 1, "prompt_messages must be messages that end with"),
@@ -245,8 +245,8 @@ BROKEN = [
     (put(GOOD, final_reward=5.0), "outcome", None, "must be the sum of the turn rewards, 6.0, got 5.0"),
     (put(GOOD, final_reward=math.inf), "outcome", None, "final_reward must be finite, got inf"),
     (put(FAILED, final_reward=1.0), "outcome", None, "final_reward of a failed rollout must be 0.0, got 1.0"),
-    (put(FAILED, error=None), "outcome", None, "must come together, got 'failed' and None"),
-    (put(GOOD, error="Traceback"), "outcome", None, "must come together, got 'done' and 'Traceback'"),
+    (put(FAILED, error=None), "outcome", None, "if and only if its stop reason is 'failed', got 'failed' and None"),
+    (put(GOOD, error="Traceback"), "outcome", None, "stop reason is 'failed', got 'done' and 'Traceback'"),
     (put(GOOD, stop_reason=StopReason.INVALID), "outcome", None, "the last turn must be invalid"),
     (drawn(""), "outcome", None, "without turns must end with 'max_tokens' or 'failed', got 'done'"),
     # values that are no such values
@@ -342,7 +342,7 @@ def test_another_class_is_audited_alike() -> None:
     assert audit([duck(drawn(picture)) for picture in PICTURES]).ok
     report = audit([duck(GOOD, agent_token_mask=at(GOOD.agent_token_mask, 4, 1))])
     assert named(report) == [("mask", None)]
-    assert "must be 1 in the turns' spans alone, got 1 at token 4" in report.problems[0].message
+    assert "must be 1 only in the turns' spans, got 1 at token 4" in report.problems[0].message
     assert named(audit([duck(GOOD, agent_token_mask=[1])])) == [("lengths", None)]
     missing = duck(GOOD)
     del missing.agent_token_mask
@@ -355,10 +355,10 @@ def test_something_else_altogether_is_named_field_by_field() -> None:
     assert {problem.check for problem in report.problems} == {"fields"}
     assert report.num_trajectories == 1
     assert report.num_turns == 0
-    assert "token_ids must be a list, got NoneType without it" in str(report)
+    assert "token_ids must be a list, but NoneType has no such attribute" in str(report)
     report = audit([put(GOOD, turns=[*GOOD.turns[:2], {"start": 10}])])
     assert {*named(report)} == {("fields", 2)}
-    assert report.problems[0].message == "start must be an int >= 0, got dict without it"
+    assert report.problems[0].message == "start must be an int >= 0, but dict has no such attribute"
 
 
 @pytest.mark.parametrize(
@@ -366,8 +366,8 @@ def test_something_else_altogether_is_named_field_by_field() -> None:
     [
         ({"vocabulary_size": 0}, "vocabulary_size must be a positive int or None, got 0"),
         ({"vocabulary_size": True}, "vocabulary_size must be a positive int or None, got True"),
-        ({"turn_credit": "stepp"}, "turn_credit is unknown: 'stepp'; did you mean 'step'"),
-        ({"token_credit": "first"}, "token_credit is unknown: 'first'"),
+        ({"turn_credit": "stepp"}, "turn_credit cannot be 'stepp'; did you mean 'step'"),
+        ({"token_credit": "first"}, "token_credit cannot be 'first'"),
     ],
 )
 def test_an_argument_that_means_nothing_is_refused(arguments: dict[str, Any], words: str) -> None:

@@ -34,13 +34,13 @@ def test_a_bad_value_is_also_a_value_error(name: str) -> None:
 def test_a_missing_package_says_how_to_install_it() -> None:
     error = MissingDependencyError("textarena", "textarena")
     assert isinstance(error, ImportError)
-    assert str(error) == "'textarena' is not installed; it comes with: pip install 'agentsgym[textarena]'"
-    assert str(MissingDependencyError("Box2D", command="pip install box")).endswith("it comes with: pip install box")
+    assert str(error) == "'textarena' is not installed; install it with: pip install 'agentsgym[textarena]'"
+    assert str(MissingDependencyError("Box2D", command="pip install box")).endswith("install it with: pip install box")
 
 
 def test_the_nearest_word_is_named_or_all_of_them() -> None:
     assert did_you_mean("free_shot", ["free_shots", "history"]) == "; did you mean 'free_shots'?"
-    assert did_you_mean("", ["b", "a"]) == "; known are 'a', 'b'"
+    assert did_you_mean("", ["b", "a"]) == "; valid names: 'a', 'b'"
 
 
 def test_an_argument_that_no_function_has_is_refused() -> None:
@@ -50,9 +50,9 @@ def test_an_argument_that_no_function_has_is_refused() -> None:
     check_options(["first", "second"], outer, inner)
     with pytest.raises(TypeError, match="outer has no argument 'secnd'; did you mean 'second'"):
         check_options(["second", "secnd"], outer, inner)
-    with pytest.raises(TypeError, match="outer has no argument 'options'; known are 'first', 'second'"):
+    with pytest.raises(TypeError, match="outer has no argument 'options'; valid names: 'first', 'second'"):
         check_options(["options"], outer, inner)
-    with pytest.raises(TypeError, match="outer has no argument 'given'; known are 'first', 'second'"):
+    with pytest.raises(TypeError, match="outer has no argument 'given'; valid names: 'first', 'second'"):
         check_options(["given"], outer, inner)
 
 

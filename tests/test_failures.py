@@ -129,7 +129,7 @@ def test_a_failure_that_comes_again_is_counted_and_not_logged_again(caplog: pyte
         "session s failed: task 0 of Guess: EnvError: the lights went out",
         "session s failed: task 9 of Guess: AgentError: tired",
         "session s failed: anything",
-        "… and 2 more like it: task 0 of Guess: EnvError: the lights went out",
+        "… and 2 more of the same kind: task 0 of Guess: EnvError: the lights went out",
     ]
 
 

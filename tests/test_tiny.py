@@ -169,7 +169,7 @@ def test_impossible_sizes_are_refused(sizes: dict[str, int]) -> None:
 def test_a_tokenizer_without_pad_is_refused() -> None:
     tokenizer = tiny_tokenizer(TEXTS)
     tokenizer.pad_token = None
-    with pytest.raises(ConfigError, match="pad token"):
+    with pytest.raises(ConfigError, match="padding token"):
         tiny_model(tokenizer)
 
 

@@ -97,7 +97,7 @@ class NeverBegins(Guess):
 @pytest.mark.parametrize(
     ("source", "options", "says"),
     [
-        (Guess, {}, r"got a class: write Guess\(None, config\)"),
+        (Guess, {}, r"not a class: pass Guess\(None, config\)"),
         (Guess(), {}, "there are no tasks to play"),
         (Guess(), {"tasks": [{}], "num_episodes": 0}, "num_episodes must be a positive int"),
         (NeverBegins(), {"tasks": [{}]}, "every episode failed: .*no board"),

@@ -48,7 +48,10 @@ def test_success_is_what_the_game_says(info: dict[str, Any], success: bool | Non
 @pytest.mark.parametrize("spans", [[(-1, 1)], [(1, 0)], [(0, 4)], [(0, 2), (1, 3)], [(2, 3), (0, 1)]])
 def test_spans_that_overlap_or_leave_the_tokens_are_refused(spans: list[tuple[int, int]]) -> None:
     turns = [Turn(start=start, stop=stop, reward=0.0) for start, stop in spans]
-    with pytest.raises(ValueError, match=r"turn \d: \[-?\d, \d\) overlaps or leaves \[0, 3\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"turn \d: its span \[-?\d, \d\) is not valid, overlaps the previous turn, or exceeds the 3 tokens",
+    ):
         trajectory("...", turns=turns)
 
 

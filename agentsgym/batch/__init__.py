@@ -1,1 +1,1 @@
-"""From trajectories to the rows that are trained: padding and layouts."""
+"""Convert trajectories to training rows: padding and layouts."""

@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRow:
-    """One training row: tokens of a rollout in which each one's context is everything before it.
+    """One training row: tokens of a rollout, where the context of each token is all tokens before it in the row.
 
     Attributes:
         rollout: Index of the rollout among those that were laid out.
-        span: Its tokens, indices in the trajectory's ``token_ids``.
-        turns: The turns that are trained on in it, each with its index in the trajectory.
+        span: The row's tokens, as indices in the trajectory's ``token_ids``.
+        turns: The turns that are trained on in this row, each with its index in the trajectory.
     """
 
     rollout: int
@@ -30,7 +30,7 @@ class TrainingRow:
         return len(self.span)
 
     def cut(self, values: Sequence[T]) -> list[T]:
-        """Take from one value a token of the trajectory those of this row, (T,)."""
+        """Return this row's part of values that have one entry per token of the trajectory, (T,)."""
         return list(values[self.span.start : self.span.stop])
 
     def turn_index(self) -> list[int]:
@@ -50,12 +50,12 @@ def trajectory_rows(rollout: int, trajectory: Trajectory) -> list[TrainingRow]:
     """One row per rollout, up to its last action.
 
     Raises:
-        ConfigError: Its history was rewritten, so that no one row is true.
+        ConfigError: The history was rewritten, so the rollout cannot be represented as one row.
     """
     if len(trajectory.segments) > 1:
         raise ConfigError(
-            "layout='trajectory' trains one row per rollout, which needs a history that only grows, got a rollout "
-            f"whose history was rewritten {len(trajectory.segments) - 1} times: use layout='turn'"
+            "layout='trajectory' trains one row per rollout, which requires a history that only grows, but a rollout's "
+            f"history was rewritten {len(trajectory.segments) - 1} times: use layout='turn'"
         )
     # Tokens after the last action, such as the environment's last message, are the context of no action.
     stop = trajectory.turns[-1].stop if trajectory.turns else len(trajectory.token_ids)
@@ -65,8 +65,8 @@ def trajectory_rows(rollout: int, trajectory: Trajectory) -> list[TrainingRow]:
 def turn_rows(rollout: int, trajectory: Trajectory, *, merge: bool = True) -> list[TrainingRow]:
     """One row per turn, its prompt and its action; with ``merge``, turns that extend each other share one row.
 
-    Merged rows hold the same turns in the same contexts with each token once. A rollout whose history only grew is
-    then one row, and one whose history was rewritten one row per segment.
+    Merged rows contain the same turns in the same contexts, but each token only once: one row per segment of the
+    rollout, and so a single row if the history only grew.
 
     Args:
         rollout: Index of the rollout.
@@ -74,7 +74,7 @@ def turn_rows(rollout: int, trajectory: Trajectory, *, merge: bool = True) -> li
         merge: Whether turns that extend each other share a row.
 
     Returns:
-        At least one row, so that a rollout without turns keeps its place.
+        At least one row, even for a rollout without turns.
     """
     turns: dict[int, list[tuple[int, Turn]]] = {}
     for k, turn in enumerate(trajectory.turns):

@@ -1,4 +1,4 @@
-"""Make rows of trajectories, padded to equal length per task group."""
+"""Convert trajectories to rows that are padded to equal length within each task group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def pad_right(row: Sequence[T], length: int, value: T) -> list[T]:
-    """Fill a row up to ``length``.
+    """Pad a row on the right up to ``length``.
 
     >>> pad_right([1, 2], 4, 0)
     [1, 2, 0, 0]
@@ -20,7 +20,7 @@ def pad_right(row: Sequence[T], length: int, value: T) -> list[T]:
 
 
 def round_up(number: int, multiple_of: int) -> int:
-    """The smallest multiple that is not below a number.
+    """Round a number up to a multiple.
 
     >>> round_up(9, 8), round_up(8, 8)
     (16, 8)
@@ -29,18 +29,18 @@ def round_up(number: int, multiple_of: int) -> int:
 
 
 def loss_mask(trajectory: Trajectory) -> list[int]:
-    """1 on the tokens that may be trained, (T,): the agent's, and none of a failed rollout."""
+    """Return 1 for each token that may be trained on, (T,): the agent's tokens; all 0 for a failed rollout."""
     if trajectory.failed:
         return [0] * len(trajectory.token_ids)
     return trajectory.agent_token_mask
 
 
 def pad_task_groups(trajectories: Sequence[Trajectory], *, pad_token_id: int) -> dict[str, list[Any]]:
-    """Pad each task's rows to that task's longest and to no other; the keys are those of ``run_trial``.
+    """Pad the rows of each task group to the group's longest row; the keys are those of ``run_trial``.
 
     Args:
         trajectories: In task-major order.
-        pad_token_id: Fills the ids; masks, rewards and log-probabilities are filled with 0.
+        pad_token_id: Padding for the ids; masks, rewards and log-probabilities are padded with 0.
     """
     longest: dict[int, int] = {}
     for trajectory in trajectories:
@@ -63,7 +63,7 @@ def pad_task_groups(trajectories: Sequence[Trajectory], *, pad_token_id: int) ->
 
 
 def unpadded_row(trajectory: Trajectory) -> dict[str, Any]:
-    """Make one row of one trajectory, not padded; the keys are those of ``_run_complete_episode``."""
+    """Convert one trajectory to an unpadded row; the keys are those of ``_run_complete_episode``."""
     return {
         "full_token_ids": list(trajectory.token_ids),
         "full_attention_mask": [1] * len(trajectory.token_ids),

@@ -1,4 +1,4 @@
-"""Write a rollout in the form of trainers that take external rollouts."""
+"""Convert a rollout to the format of trainers that accept external rollouts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from agentsgym.types import Trajectory
 
 
 def rollout_dict(trajectory: Trajectory) -> dict[str, Any]:
-    """Write a rollout as one entry of the result of TRL's ``GRPOTrainer(rollout_func=...)``.
+    """Convert a rollout to one entry of the result of TRL's ``GRPOTrainer(rollout_func=...)``.
 
     Returns:
-        ``prompt_ids``, all before the first action; ``completion_ids``, from the first action's start to the last one's
-        end, a₁ o₁ a₂ o₂ … a_N; ``logprobs``, one a token of it, or None if they are not known; ``env_mask``, 1 on the
-        agent's tokens, which TRL reads, and the same as ``action_mask`` for other trainers; ``step_rewards``, one a
-        turn, and ``final_reward``.
+        ``prompt_ids``, all tokens before the first action; ``completion_ids``, from the first action's start to the
+        last action's end, a₁ o₁ a₂ o₂ … a_N; ``logprobs``, one per completion token, or None if unknown; ``env_mask``,
+        which TRL reads: 1 for agent tokens and 0 for others; ``action_mask``, a copy of it for other trainers;
+        ``step_rewards``, one per turn; and ``final_reward``.
 
     Raises:
-        ConfigError: It holds no tokens, no turn, or several segments, so that no one row is true.
+        ConfigError: The rollout has no turns, no tokens, or several segments, so it cannot be represented as one row.
     """
-    if not trajectory.turns or not trajectory.token_ids or len(trajectory.segments) > 1:
-        raise ConfigError(
-            f"{trajectory!r} cannot be one row of tokens: it has no tokens, no turn, or a history that was rewritten"
-        )
+    num_segments = len(trajectory.segments)
+    if not trajectory.turns or not trajectory.token_ids or num_segments > 1:
+        rewritten = f"its history was rewritten into {num_segments} segments (use history='append')"
+        no_tokens = "it has no tokens (give the environment a tokenizer)"
+        reason = "it has no turns" if not trajectory.turns else rewritten if trajectory.token_ids else no_tokens
+        raise ConfigError(f"{trajectory!r} cannot be converted to one row: {reason}")
     span = slice(trajectory.turns[0].start, trajectory.turns[-1].stop)
     mask = trajectory.agent_token_mask[span]
     return {

@@ -1,4 +1,4 @@
-"""Nest rollouts turn by turn, as ``generate`` returns them, and flatten that."""
+"""Nest rollouts by turn, as ``generate`` returns them, and flatten the result."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ def transitions(
     Args:
         trajectories: The rollouts.
         turn_credit: Which turns are rewarded, for ``rewards``.
-        return_all_steps: False keeps only each rollout's last turn, in single-element lists.
+        return_all_steps: Whether to keep all turns; False keeps only each rollout's last turn, as a list of one.
 
     Returns:
-        ``ids[p][k]`` (the response's), ``prompt_ids[p][k]`` (the exact prompt it was sampled from),
-        ``messages[p][k]`` (the conversation that this prompt shows, and the response), ``mask[p][k]`` (ones over
-        ``ids``; zeros for a failed rollout), ``logprobs[p][k]`` (one an id, as it was sampled; None where the rollout's
-        are not known), ``rewards[p][k]`` (the turn's), ``per_token_rewards[p][k]`` (one an id) and
-        ``session_ids[p][k]``.
+        ``ids[p][k]`` (the ids of the response), ``prompt_ids[p][k]`` (the exact prompt it was sampled from),
+        ``messages[p][k]`` (the messages of this prompt, and the response), ``mask[p][k]`` (1 for each of ``ids``; 0 in
+        a failed rollout), ``logprobs[p][k]`` (one per id, from sampling; None if unknown for the rollout),
+        ``rewards[p][k]`` (the reward of the turn), ``per_token_rewards[p][k]`` (one per id) and ``session_ids[p][k]``.
     """
     nested: dict[str, list[list[Any]]] = {key: [] for key in TRANSITION_KEYS}
     for trajectory in trajectories:
@@ -62,7 +61,7 @@ def transitions(
 
 
 def flatten(nested: Mapping[str, Sequence[Sequence[Any]]]) -> dict[str, list[Any]]:
-    """Flatten each key, rollout after rollout, and add ``episode_idx_map``, the rollout of each entry.
+    """Concatenate the rollouts of each key, and add ``episode_idx_map``, the index of each entry's rollout.
 
     >>> flatten({"rewards": [[0.0, 1.0], [], [0.5]]})
     {'rewards': [0.0, 1.0, 0.5], 'episode_idx_map': [0, 0, 2]}

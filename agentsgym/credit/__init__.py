@@ -1,22 +1,22 @@
-"""Assign credit: place rewards on turns and tokens, and estimate advantages.
+"""Assign credit: distribute rewards over turns and tokens, and estimate advantages.
 
 For users of the library:
 
 ::
 
-    advantages  the estimators and what they share; from estimates to tokens
-    registry    find an estimator by name and bind its options; declare the traits of your own
-    scored      the rollout as an estimator sees it
-    ema         moving averages that an estimator of your own may keep
+    advantages  the estimators and their shared rules; from estimates to tokens
+    registry    find an estimator by name and bind its options; declare your own estimator's traits
+    scored      a rollout as passed to an estimator
+    ema         moving averages for your own estimators
 
 For the trainer, the environments and the viewer:
 
 ::
 
-    rewards       place rewards on turns and tokens          outcomes, returns, gae   the estimators themselves
+    rewards       assign rewards to turns and tokens         outcomes, returns, gae   the estimators themselves
     role_rewards  assign the rewards of roles to turns       _comparison              baselines and scales for them
     seats         split rollouts by role                     shaping                  potential-based shaping
     assignment    from the rollouts of all ranks to tokens   bound, traits            an estimator with its options
     filters       which rollouts are trained on              weights                  weights of turns in the loss
-    settings      the settings that decide advantages
+    settings      the settings that determine advantages
 """

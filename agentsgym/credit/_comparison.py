@@ -1,4 +1,4 @@
-"""Subtract baselines from numbers, divide by a spread, and place the result on turns, for all estimators."""
+"""Subtract baselines, divide by a standard deviation, and assign the results to turns, for all estimators."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _EPSILON = 1e-4  # TRL's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One number that is compared with others.
+    """One number, to be compared with others.
 
     Attributes:
         value: A final reward, a return or a turn's reward.
-        rollout_index: Index of the rollout it comes from.
-        turns: The turns of that rollout whose advantage it becomes.
+        rollout_index: Index of its rollout.
+        turns: The turns of the rollout that get the resulting advantage.
         group: Key of the samples that it is compared with.
     """
 
@@ -36,7 +36,7 @@ class Sample:
 
 
 BaselineFn = Callable[[Sequence[Sample]], list[float] | None]
-"""The samples of one group → the baseline of each; None where nothing is left to compare with."""
+"""The samples of one group → the baseline of each; None if there is nothing to compare them with."""
 
 
 def final_rewards(rollouts: Sequence[ScoredRollout]) -> list[Sample]:
@@ -53,12 +53,12 @@ def turn_values(
     values_of: Callable[[ScoredRollout], Sequence[float]],
     group_of: Callable[[ScoredRollout, int], Hashable],
 ) -> list[Sample]:
-    """Make a sample of each turn of the included rollouts.
+    """Make a sample for each turn of the included rollouts.
 
     Args:
         rollouts: The batch.
-        values_of: Function that returns a rollout's numbers for its first turns, at most K.
-        group_of: Function that returns the group within which a turn is compared; None leaves it out.
+        values_of: Function that returns the numbers of a rollout's first turns, at most K of them.
+        group_of: Function that returns the group within which a turn is compared; None excludes the turn.
     """
     samples: list[Sample] = []
     for i, one in enumerate(rollouts):
@@ -95,10 +95,10 @@ def center(
         rollouts: The batch.
         samples: Its samples, (N,).
         baseline: Function that computes the baselines of one group.
-        scale: What the differences are divided by.
+        scale: The divisor of the differences.
 
     Returns:
-        One number for each turn of each rollout: the scaled difference of its sample, 0.0 without one.
+        One number per turn of each rollout: the scaled difference of its sample, or 0.0 if it has no sample.
 
     Raises:
         ConfigError: ``scale`` is unknown.
@@ -128,8 +128,8 @@ def center_on(
 ) -> list[list[float]]:
     """Subtract from each sample a baseline from outside the batch, and scale the differences.
 
-    The spread is taken about 0 in a group as in the batch: where all values are equal and far from the baseline, the
-    spread about their own mean would be near 0, and the result enormous.
+    The standard deviation is about 0, in a group as in the batch: if all values are equal and far from the baseline,
+    the deviation about their mean would be near 0, and the result enormous.
 
     ``baseline_of`` returns the baseline of a group; the rest is as in :func:`center`.
     """
@@ -145,7 +145,7 @@ def center_on(
 def _on_turns(
     rollouts: Sequence[ScoredRollout], samples: Sequence[Sample], differences: Sequence[float], scale: Scale
 ) -> list[list[float]]:
-    """Put the difference of each sample on its turns, divided by the spread of the batch if that is the scale."""
+    """Assign each sample's difference to its turns, divided by the batch's standard deviation if ``scale`` says so."""
     divisor = scale_divisor(differences) if scale == "batch" else 1.0
     advantages = [[0.0] * len(one.turn_rewards) for one in rollouts]
     for sample, difference in zip(samples, differences, strict=True):
@@ -163,7 +163,7 @@ def by_group(samples: Sequence[Sample]) -> dict[Hashable, list[int]]:
 
 
 def scale_divisor(values: Sequence[float], *, about: float = 0.0) -> float:
-    """The standard deviation, n - 1 in the denominator, plus TRL's epsilon; about 0, one value has a spread too."""
+    """The standard deviation, n - 1 in the denominator, plus TRL's epsilon; about 0, even a single value deviates."""
     return math.sqrt(math.fsum((value - about) ** 2 for value in values) / max(len(values) - 1, 1)) + _EPSILON
 
 

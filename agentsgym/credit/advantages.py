@@ -1,25 +1,25 @@
-"""Estimate advantages: from the rewards of task groups to one number a turn, and onto the turn's tokens.
+"""Estimate one advantage per turn from the rewards of task groups, and assign it to the turn's tokens.
 
-An estimator is a plain function of the rollouts of a whole batch. It returns one number for each turn of each rollout
-(``bilevel_gae`` one for each token), which multiplies the policy gradient of that turn's tokens
-(:func:`token_advantages`). They are defined in ``outcomes`` (``reward``, ``grpo``, ``rloo``, ``rae``), ``returns``
-(``return_to_go``, ``rebn``, ``mt_grpo``, ``gigpo``) and ``gae``; :func:`get_estimator` finds them by name. All share
-five rules:
+An estimator is a plain function of the rollouts of an entire batch. It returns one number per turn of each rollout
+(``bilevel_gae``: one per token), which multiplies the policy gradient of that turn's tokens (:func:`token_advantages`).
+The estimators are defined in ``outcomes`` (``reward``, ``grpo``, ``rloo``, ``rae``), ``returns`` (``return_to_go``,
+``rebn``, ``mt_grpo``, ``gigpo``) and ``gae``; :func:`get_estimator` finds them by name. All share five rules:
 
-* ``R`` of a rollout is its final reward; ``G_k`` is the return of turn k, its reward and those that follow.
-* A rollout that failed or was dropped is in no baseline and no spread, and gets 0.0 for every turn.
-* Where all rollouts or turns that are compared with each other are equal, the advantage is exactly 0.0, without a
-  rounding error. (This does not hold for a baseline from outside the batch, a moving average or a value.)
-* With several seats every role of a rollout counts as a rollout of its own (:mod:`agentsgym.credit.seats`): ``R`` and
-  ``G_k`` are the role's own, and it is compared with the same role.
-* Rollouts may come in any order; what an estimator keeps from one batch to the next is read before it is updated.
+* ``R`` of a rollout is its final reward; ``G_k`` is the return of turn k: the sum of its reward and the later rewards.
+* A rollout that failed or was dropped is excluded from all baselines and standard deviations, and gets 0.0 for every
+  turn.
+* If all values in a comparison are equal, the advantage is exactly 0.0, not just up to rounding. (This does not hold
+  for a baseline from outside the batch: a moving average or a value.)
+* In multi-agent environments, each role of a rollout is treated as a separate rollout (:mod:`agentsgym.credit.seats`):
+  ``R`` and ``G_k`` are those of the role, and the role is compared with the same role.
+* Rollouts may come in any order; state that an estimator keeps between batches is read before it is updated.
 
-``scale`` is what a value minus its baseline is divided by, within the groups that the estimator compares:
-``"none"`` nothing; ``"group"`` ``s + 1e-4``, s the standard deviation (n - 1 in the denominator, as in TRL) of the
-values compared; ``"batch"`` ``s + 1e-4``, s that of all such differences in the batch, about 0, where their mean
-lies. Only ``"none"`` leaves an unbiased estimator unbiased; ``"batch"`` nearly keeps its direction in a batch of many
-task groups (with a single one it is ``"group"``); ``"group"`` may learn faster, but points the wrong way in expectation
-where groups are small and wins are rare.
+``scale`` names the divisor of a value minus its baseline. ``"none"``: no division. ``"group"``: ``s + 1e-4``, where s
+is the standard deviation (n - 1 in the denominator, as in TRL) of the values in the group that the estimator compares.
+``"batch"``: ``s + 1e-4``, where s is the standard deviation about 0 of all these differences in the batch (their mean
+is about 0). Only ``"none"`` keeps an unbiased estimator unbiased. ``"batch"`` nearly preserves its direction in a batch
+of many task groups (and equals ``"group"`` for a single one). ``"group"`` may learn faster, but its expected direction
+is wrong if groups are small and wins are rare.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ __all__ = [
 def token_advantages(
     trajectory: Trajectory, turn_advantages: Sequence[TurnAdvantage], *, estimator: Estimator
 ) -> list[float]:
-    """Put an estimator's entries for the turns of a rollout on the rollout's tokens.
+    """Assign an estimator's entries for the turns of a rollout to the rollout's tokens.
 
     Args:
         trajectory: The rollout.
-        turn_advantages: The entries of ``estimator`` for it, (K,).
-        estimator: The estimator; where it declares that it uses ``"per_token_rewards"``, as :func:`reward` does, the
-            trajectory's per-token rewards are taken instead.
+        turn_advantages: The estimator's entries for the rollout, (K,).
+        estimator: The estimator; if it declares that it uses ``"per_token_rewards"``, as :func:`reward` does, the
+            trajectory's per-token rewards are returned instead.
 
     Returns:
-        (T,): 0.0 on environment tokens; the per-token rewards of a failed rollout are 0.0 on all tokens.
+        (T,): 0.0 on environment tokens; per-token rewards are all 0.0 for a failed rollout.
 
     Raises:
-        ValueError: The number of entries is not that of the turns, or a list has a number of entries other than the
-            turn's tokens.
+        ValueError: The number of entries differs from the number of turns, or the length of a list differs from the
+            number of tokens of its turn.
     """
     traits = estimator.traits if isinstance(estimator, BoundEstimator) else traits_of(estimator)
     if not reads_token_rewards(traits):
@@ -89,9 +89,10 @@ def token_advantages(
 
 
 def zero_variance_groups(rollouts: Sequence[ScoredRollout]) -> set[int]:
-    """The numbers of the groups whose final rewards are all equal, so that their advantages under :func:`grpo` are 0.
+    """The numbers of the groups whose final rewards are all equal, so that their advantages with :func:`grpo` are 0.
 
-    A group of one is included; rollouts that failed or were dropped, and groups without others, are left out.
+    Rollouts that failed or were dropped are ignored, and so are groups that have no other rollouts; a group with a
+    single remaining rollout counts as equal.
 
     Args:
         rollouts: The batch, each of one role, as :func:`~agentsgym.credit.seats.split_seats` returns them.
@@ -100,7 +101,7 @@ def zero_variance_groups(rollouts: Sequence[ScoredRollout]) -> set[int]:
 
 
 def zero_variance_fraction(rollouts: Sequence[ScoredRollout]) -> float:
-    """The fraction of groups that are :func:`zero_variance_groups`, in [0, 1]; 0.0 without any group."""
+    """The fraction of groups that are :func:`zero_variance_groups`, in [0, 1]; 0.0 if there are no groups."""
     rewards = _final_rewards_by_group(rollouts).values()
     return sum(map(nearly_equal, rewards)) / len(rewards) if rewards else 0.0
 
@@ -112,8 +113,8 @@ def step_group_sizes(rollouts: Sequence[ScoredRollout]) -> list[int]:
         rollouts: The batch, each of one role.
 
     Returns:
-        One size a group, at least 1 each, in the order in which the groups first appear; turns without a state key,
-        and rollouts that failed or were dropped, are left out.
+        One size per group, each at least 1, in the order in which the groups first appear. Turns without a state key
+        and rollouts that failed or were dropped are ignored.
     """
     sizes: Counter[Hashable] = Counter()
     for one in rollouts:

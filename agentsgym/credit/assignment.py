@@ -1,4 +1,4 @@
-"""Assign one advantage to every token, from the rollouts of all ranks and the settings."""
+"""Compute one advantage for every token from the rollouts of all ranks and the settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agentsgym.types import Trajectory
 
 TurnEntries = Sequence[Sequence[Any]]
-"""One entry for each turn of each rollout: a float, or one float for each token of the turn."""
+"""One entry per turn of each rollout: a float, or a list with one float per token of the turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,13 @@ class TokenAdvantages:
     """Per-token advantages and value targets of this rank's rollouts, and which of them are trained on.
 
     Attributes:
-        included: Whether each is trained on, (B,).
-        advantages: One number for each token of each, (T,).
-        value_targets: The value head's target before each token, (T,), NaN for none; None without a value head.
-        rollouts: The rollouts of all ranks as the estimator saw them: each role as a rollout of its own.
-        num_tokens: Agent tokens that are trained on, over all ranks.
-        metrics: Metrics of filters and advantages; empty in evaluation, where no group is trained on.
+        included: Whether each rollout is trained on, (B,).
+        advantages: For each rollout, one number per token, (T,).
+        value_targets: The value head's target before each token, (T,), NaN where there is none; None without a value
+            head.
+        rollouts: The rollouts of all ranks as passed to the estimator: each role is a separate rollout.
+        num_tokens: Number of agent tokens that are trained on, over all ranks.
+        metrics: Metrics of filters and advantages; empty in evaluation.
     """
 
     included: Sequence[bool]
@@ -52,21 +53,21 @@ class TokenAdvantages:
 
     @property
     def is_flat(self) -> bool:
-        """Whether every advantage on every rank is zero; true in an evaluation too."""
+        """Whether every advantage on every rank is zero; also true in an evaluation."""
         return not any(value for name, value in self.metrics.items() if name.startswith("advantage"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnAdvantages:
-    """The estimator's entries for turns, before they are placed on tokens.
+    """The estimator's entries for turns, before they are assigned to tokens.
 
     Attributes:
-        entries: One entry for each turn of each rollout, (N, K).
-        weights: Weights that are multiplied into the entries: one (N, K) for each setting that is used.
+        entries: One entry per turn of each rollout, (N, K).
+        weights: Factors for the entries: one (N, K) list for each setting that is active.
         included: Whether each rollout is trained on, (N,).
         split: The rollouts split by role.
-        seen: The rollouts of one role each, as the estimator saw them.
-        trained: The same, but those in baselines that are not in the loss are marked as dropped.
+        seen: The rollouts of one role each, as passed to the estimator.
+        trained: The same rollouts, but those that count only in baselines and not in the loss are marked as dropped.
         metrics: Metrics of filters and advantages; empty in evaluation.
     """
 
@@ -82,10 +83,10 @@ class TurnAdvantages:
 class AdvantageAssigner:
     """The filters, the estimator and the weights of a run.
 
-    Every method takes the rollouts of all ranks and returns the same on each of them. (Not collective.)
+    Every method receives the rollouts of all ranks and returns the same result on each rank. (Not collective.)
 
     Attributes:
-        estimator: The estimator that the settings name, with the state that it keeps between batches.
+        estimator: The estimator that the settings name, with its state from earlier batches.
     """
 
     def __init__(self, args: AdvantageSettings) -> None:
@@ -102,13 +103,13 @@ class AdvantageAssigner:
         *,
         is_training: bool,
     ) -> TokenAdvantages:
-        """Filter the rollouts, call the estimator, and place its advantages on the tokens of this rank's rollouts.
+        """Filter the rollouts, call the estimator, and assign its advantages to the tokens of this rank's rollouts.
 
         Args:
             rollouts: The rollouts of all ranks, (N,).
             mine: Indices of this rank's rollouts, (B,).
             trajectories: This rank's trajectories, (B,).
-            num_tokens: Agent tokens of each rollout that can be trained on, (N,).
+            num_tokens: Number of agent tokens of each rollout that can be trained on, (N,).
             is_training: False skips the filters and leaves the estimator's state unchanged.
         """
         found = self.estimate(rollouts, is_training=is_training)
@@ -147,7 +148,7 @@ class AdvantageAssigner:
         seen, metrics = filter_rollouts(split.rollouts, args) if is_training else (list(split.rollouts), {})
         entries = self.turn_advantages(seen, is_training=is_training)
         trained = seen
-        if is_training and args.truncation == "mask":  # they stay in the baselines
+        if is_training and args.truncation == "mask":  # truncated rollouts stay in the baselines
             trained = [replace(rollout, dropped=True) if rollout.truncated else rollout for rollout in seen]
         weights: list[list[list[float]]] = []
         if args.loss_aggregation is not None:
@@ -176,8 +177,8 @@ class AdvantageAssigner:
         """Call the estimator; in evaluation its state stays unchanged.
 
         Raises:
-            ConfigError: It does not return one list for each rollout, with one finite number for each turn or for each
-                token of it.
+            ConfigError: It does not return one list per rollout, with one finite number per turn or per token of the
+                turn.
         """
         estimator = self.estimator if is_training else copy.deepcopy(self.estimator)
         scale = cast("Scale", self._args.scale_rewards)  # the configuration has checked it
@@ -192,9 +193,9 @@ class AdvantageAssigner:
             turns = _plain_turns(own, rollout)
             if turns is None:
                 raise ConfigError(
-                    f"advantage_estimator {estimator.name!r} must return one finite number for each of the "
-                    f"{len(rollout.turn_rewards)} turns of rollout {i}, or a list of one per token for turns of "
-                    f"{list(rollout.token_counts)} tokens, got {shown(own)}"
+                    f"advantage_estimator {estimator.name!r} must return for each of the {len(rollout.turn_rewards)} "
+                    f"turns of rollout {i} one finite number, or a list with one per token (the turns have "
+                    f"{list(rollout.token_counts)} tokens), got {shown(own)}"
                 )
             plain.append(turns)
         return plain
@@ -204,9 +205,9 @@ def advantage_metrics(rollouts: Sequence[ScoredRollout], entries: TurnEntries, s
     """Summarize advantages by turn index and by role, and the sizes of step groups.
 
     Args:
-        rollouts: The rollouts as the estimator saw them.
+        rollouts: The rollouts as passed to the estimator.
         entries: The estimator's entries.
-        split: The split by role that they come from: a turn is counted by its index in the whole rollout.
+        split: The split by role that produced the rollouts; turn indices are those in the unsplit rollouts.
     """
     by_turn: dict[str, list[float]] = {}
     by_role: dict[Hashable, list[float]] = {}
@@ -233,7 +234,7 @@ def _is_list(entry: Any) -> bool:
 
 
 def _plain_turns(own: Any, rollout: ScoredRollout) -> list[Any] | None:
-    """Convert entries to one finite float, or a list of floats, for each turn; None if that is not possible."""
+    """Convert the entry of each turn to a finite float or a list of finite floats; None if that is not possible."""
     if not _is_list(own) or len(own) != len(rollout.turn_rewards):
         return None
     turns: list[Any] = []
@@ -243,7 +244,7 @@ def _plain_turns(own: Any, rollout: ScoredRollout) -> list[Any] | None:
             return None
         try:
             numbers = [math.nan if isinstance(one, str) else float(one) for one in (entry if is_list else [entry])]
-        except (TypeError, ValueError, OverflowError, RuntimeError):  # the last from a tensor of several elements
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: from a tensor of several elements
             return None
         if not all(map(math.isfinite, numbers)):
             return None

@@ -1,4 +1,4 @@
-"""Bind an estimator's options to it, the weight of shaping, and the state that it keeps between batches."""
+"""Bind to an estimator its options, the weight of shaping, and its state between batches."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from agentsgym.errors import ConfigError
 from agentsgym.fields import check_number
 
 TurnAdvantage = float | Sequence[float]
-"""A number for all tokens of a turn, or one for each of its tokens."""
+"""One number for all tokens of a turn, or one number per token."""
 
-# Why shaped turn rewards do not reach an estimator that does not use turn rewards, by what it uses instead.
+# Why shaping turn rewards has no effect on an estimator that does not use them, by the input that it uses instead.
 _UNREACHED: Final[Mapping[Use, str]] = {
-    "per_token_rewards": "it takes the per-token rewards as the environment gave them",
-    "final_reward": "it sees final rewards only",
+    "per_token_rewards": "it uses the environment's per-token rewards unchanged",
+    "final_reward": "it uses only final rewards",
 }
 
 
 class Estimator(Protocol):
-    """The signature of an estimator; further keywords are its options."""
+    """The signature of an estimator; additional keyword arguments are its options."""
 
     def __call__(
         self, rollouts: Sequence[ScoredRollout], /, *, discount: float, scale: Scale
     ) -> Sequence[Sequence[TurnAdvantage]]:
-        """Return for each rollout one entry a turn."""
+        """Return one entry per turn of each rollout."""
         ...
 
 
@@ -49,16 +49,16 @@ class Estimator(Protocol):
 class BoundEstimator:
     """An estimator with its options: :func:`agentsgym.credit.registry.get_estimator` makes and checks it.
 
-    A direct call splits rollouts of several roles, so that the function sees each role as a rollout of its own.
+    A direct call splits rollouts of several roles, so the function receives each role as a separate rollout.
 
     Attributes:
         function: The estimator itself.
-        options: Keywords that it is called with beside ``discount`` and ``scale``.
-        state: State that it keeps between batches, or None. A call changes it, so that evaluation should call a copy
+        options: The keyword arguments it is called with, besides ``discount`` and ``scale``.
+        state: Its state between batches, or None. A call changes the state, so evaluation should call a copy
             (``copy.deepcopy``).
         potential_weight: The weight of potential-based shaping: the function is called with
             :func:`~agentsgym.credit.shaping.shaped` rollouts. 0 for none.
-        traits: What it reads and compares with its options and the shaping; None if it declares nothing.
+        traits: Its traits with these options and the shaping; None if it declares none.
 
     Raises:
         ConfigError: ``potential_weight`` is not a finite number, or shaping would not change what the function returns.
@@ -77,8 +77,8 @@ class BoundEstimator:
             if "turn_rewards" not in traits.uses:
                 reasons = (reason for use, reason in _UNREACHED.items() if use in traits.uses)
                 raise ConfigError(
-                    f"potential_weight would change nothing for the estimator {self.name!r}: "
-                    f"{next(reasons, 'it sees no rewards of turns')}"
+                    f"potential_weight would have no effect on the estimator {self.name!r}: "
+                    f"{next(reasons, 'it does not use the rewards of turns')}"
                 )
             traits = replace(traits, uses=traits.uses | {"discount"})
         object.__setattr__(self, "traits", traits)
@@ -86,7 +86,7 @@ class BoundEstimator:
     def __call__(
         self, rollouts: Sequence[ScoredRollout], /, *, discount: float, scale: Scale
     ) -> Sequence[Sequence[TurnAdvantage]]:
-        """Return for each rollout one entry a turn."""
+        """Return one entry per turn of each rollout."""
         options = self.options if self.state is None else {**self.options, "state": self.state}
         return self._call(self.function, rollouts, discount, {"scale": scale, **options})
 
@@ -98,17 +98,17 @@ class BoundEstimator:
     def value_targets(
         self, rollouts: Sequence[ScoredRollout], *, discount: float
     ) -> Sequence[Sequence[Sequence[float]]]:
-        """Return the targets of a value head; for your own estimator the discounted returns.
+        """Return the targets of a value head; by default, the discounted returns.
 
         Args:
-            rollouts: The batch, not shaped yet, with the values of a value head.
+            rollouts: The batch before shaping, with the values of a value head.
             discount: γ over turns.
 
         Returns:
-            As ``values`` of the rollouts, (K, n_k) each; NaN where the head is not trained.
+            Lists of the same shape as the rollouts' ``values``, (K, n_k) each; NaN where the head is not trained.
 
         Raises:
-            ConfigError: The rollouts have no values, or with shaping no potentials.
+            ConfigError: The rollouts have no values, or have no potentials, which shaping requires.
         """
         declaration = declaration_of(self.function)
         function, options = turn_value_targets, {"gae_lambda": 1.0}
@@ -119,9 +119,9 @@ class BoundEstimator:
     def _call(
         self, function: Callable[..., Any], rollouts: Sequence[ScoredRollout], discount: float, options: Options
     ) -> Sequence[Sequence[Any]]:
-        """Call a function with shaped rollouts, each role as a rollout of its own; returns entries of whole rollouts.
+        """Call a function with shaped rollouts, split by role; return its entries for the unsplit rollouts.
 
-        An estimator that uses per-token rewards gets the rollouts as they are.
+        The rollouts are not split for an estimator that uses per-token rewards.
         """
         is_split = not reads_token_rewards(self.traits) and any(map(has_seats, rollouts))
         split = split_seats(rollouts) if is_split else None
@@ -133,7 +133,7 @@ class BoundEstimator:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name of a function, also within a ``partial``; of a callable object its class, since a repr may change."""
+    """The name of a function, even inside a ``partial``; for a callable object, the name of its class."""
     while isinstance(function, partial):
         function = cast("partial[Any]", function).func
     return getattr(function, "__name__", type(function).__name__)

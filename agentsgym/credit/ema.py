@@ -1,4 +1,4 @@
-"""Keep moving averages from one batch to the next, to serve as baselines."""
+"""Keep moving averages across batches, to serve as baselines."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from agentsgym.texts import shown
 class EMABaselines:
     """An exponential moving average for each key, 0.0 before its first value: ``b ← decay·b + (1 - decay)·value``.
 
-    Keys are None, strings, numbers and tuples of these, so that they survive JSON unchanged: see :meth:`state_dict`. It
-    can be pickled and deep-copied, and equals another with the same averages.
+    Keys are None, strings, numbers and tuples of these, so that they can be restored from JSON: see
+    :meth:`state_dict`. Objects can be pickled and deep-copied, and are equal if their averages are.
 
     >>> baselines = EMABaselines()
     >>> baselines.update(("chess", "white"), 1.0, decay=0.75)
@@ -37,23 +37,23 @@ class EMABaselines:
         Args:
             key: The key.
             value: The new value.
-            decay: What remains of the old average, in [0, 1].
+            decay: The weight of the old average, in [0, 1].
 
         Raises:
-            ConfigError: The key is not one that a checkpoint can hold.
+            ConfigError: The key cannot be stored in a checkpoint.
         """
-        _as_json(key)  # refused at once, not when the first checkpoint is written
+        _as_json(key)  # rejected now, rather than when the first checkpoint is written
         self._averages[key] = decay * self.get(key) + (1.0 - decay) * value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``{"baselines": [[key, average], …]}`` for a checkpoint: plain JSON, the keys' tuples as lists."""
+        """Return ``{"baselines": [[key, average], …]}`` for a checkpoint: plain JSON, with tuples as lists."""
         return {"baselines": [[_as_json(key), average] for key, average in self._averages.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace all averages by those of another's :meth:`state_dict`.
+        """Restore all averages from a :meth:`state_dict`.
 
         Args:
-            state: That dict, also after a round trip through JSON.
+            state: The dict, even after a round trip through JSON.
         """
         self._averages = {_from_json(key): average for key, average in state["baselines"]}
 
@@ -72,7 +72,7 @@ def _as_json(key: Hashable) -> Any:
     if key is None or isinstance(key, str | int | float):
         return key
     raise ConfigError(
-        "an environment or role whose baseline is kept must be None, a str, a number or a tuple of these, "
+        "an environment or role with a moving average must be None, a str, a number or a tuple of these, "
         f"got {shown(key)}"
     )
 

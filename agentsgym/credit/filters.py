@@ -1,4 +1,4 @@
-"""Decide which rollouts of a generation batch are trained on, and which task groups carry no information."""
+"""Decide which rollouts of a generation batch are trained on, and find task groups without information."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def filter_rollouts(
         args: The settings.
 
     Returns:
-        The rollouts, those left out marked as dropped; and the metrics ``groups/kept``, the fraction of groups that are
-        trained on, and ``frac_reward_zero_std``, the fraction without variance before any is dropped.
+        The rollouts, with excluded ones marked as dropped; and the metrics ``groups/kept``, the fraction of groups that
+        are trained on, and ``frac_reward_zero_std``, the fraction of groups without variance before any is dropped.
     """
     seen, uninformative = _penalized_and_uninformative(rollouts, args)
     groups = {rollout.group for rollout in rollouts}
@@ -38,7 +38,7 @@ def filter_rollouts(
 
 
 def uninformative_task_groups(rollouts: Sequence[ScoredRollout], args: AdvantageSettings) -> set[int]:
-    """Find the task groups to drop or to resample: too small or without variance for every role."""
+    """Find the task groups to drop or resample: those that are too small or have no variance, for every role."""
     split = split_seats(rollouts, shared_rewards="keep")
     return split.task_groups(_penalized_and_uninformative(split.rollouts, args)[1])
 
@@ -46,7 +46,7 @@ def uninformative_task_groups(rollouts: Sequence[ScoredRollout], args: Advantage
 def _penalized_and_uninformative(
     rollouts: Sequence[ScoredRollout], args: AdvantageSettings
 ) -> tuple[list[ScoredRollout], set[int]]:
-    """Penalize truncated rollouts, each of one role; then find the groups that are too small or without variance."""
+    """Penalize truncated rollouts, each of one role; then find groups that are too small or have no variance."""
     seen = list(rollouts)
     for i, rollout in enumerate(rollouts):
         if args.truncation == "penalize" and rollout.truncated:

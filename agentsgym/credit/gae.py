@@ -1,15 +1,15 @@
 """Estimate advantages over turns with the values of a value head as the baseline (GAE).
 
-V of a turn is what the value head predicts just before the turn's first token, so that no baseline depends on the
-action that it is subtracted from. After the last turn V is 0, also where a budget ended the episode: a budget is part
-of the task. For a turn without tokens no value was predicted: its V is its reward plus the next turn's V, so that its δ
-is 0 and estimates reach past it to the first value that is known.
+V of a turn is the value head's prediction just before the turn's first token, so no baseline depends on the action that
+it is subtracted from. After the last turn V is 0, even if a budget ended the episode: the budget is part of the task. A
+turn without tokens has no prediction: its V is its reward plus the discounted V of the next turn, so its δ is 0 and the
+estimates use the next known value instead.
 
-There is no comparison with other rollouts, so that task groups of one are enough, and ``scale`` does not go by task
-group: ``"group"`` divides by ``s + 1e-4``, s the standard deviation about 0 of all advantages of the same environment
-and role, ``"batch"`` by that of all advantages; advantages that are all alike, as before the value head is trained,
-have no spread about their mean. No mean is subtracted: the value is the baseline already, and the mean of a batch
-contains each advantage's own future.
+Rollouts are not compared with each other, so task groups of one are enough, and ``scale`` does not refer to task
+groups: ``"group"`` divides by ``s + 1e-4``, where s is the standard deviation about 0 of all advantages of the same
+environment and role, and ``"batch"`` uses all advantages. The deviation is about 0 because advantages that are all
+alike, as before the value head is trained, do not deviate from their mean. No mean is subtracted: the value is already
+the baseline, and the mean of a batch depends on each advantage's own future.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from agentsgym.credit.traits import Declaration, EstimatorTraits, Use
 from agentsgym.errors import ConfigError
 from agentsgym.fields import check_choice, check_number
 
-# Roles matter to the scale alone, which divides by the spread of each.
+# Roles matter only to the scale, which divides by the standard deviation of each role.
 _USES: Final[tuple[Use, ...]] = ("discount", "turn_rewards", "roles")
 
 
 def gae(rewards: Sequence[float], values: Sequence[float], *, discount: float, gae_lambda: float) -> list[float]:
-    """Estimate ``A_k = δ_k + γλ·A_{k+1}``, ``δ_k = r_k + γ·V_{k+1} - V_k``, V and A 0 after the last (1506.02438).
+    """Estimate ``A_k = δ_k + γλ·A_{k+1}``, ``δ_k = r_k + γ·V_{k+1} - V_k``; V and A are 0 at the end (1506.02438).
 
     Args:
         rewards: The reward of each step, (N,).
@@ -39,7 +39,7 @@ def gae(rewards: Sequence[float], values: Sequence[float], *, discount: float, g
         gae_lambda: λ.
 
     Returns:
-        One advantage a step, (N,).
+        One advantage per step, (N,).
 
     >>> gae([0.0, 1.0], [0.25, 0.5], discount=1.0, gae_lambda=0.5)
     [0.5, 0.5]
@@ -56,7 +56,7 @@ def gae(rewards: Sequence[float], values: Sequence[float], *, discount: float, g
 def turn_value_targets(
     rollouts: Sequence[ScoredRollout], *, discount: float, gae_lambda: float = 0.95
 ) -> list[list[list[float]]]:
-    """The λ-returns of turns, ``A + V`` with A before it is scaled, as targets at the first token of each turn.
+    """The λ-returns of turns, ``A + V`` with unscaled A, as targets at the first token of each turn.
 
     With λ = 1 they are the discounted returns.
 
@@ -66,8 +66,8 @@ def turn_value_targets(
         gae_lambda: λ in [0, 1].
 
     Returns:
-        As ``values`` of the rollouts, (K, n_k) each; NaN where the value head is not trained: at later tokens, and
-        everywhere in a rollout that is not included.
+        Lists of the same shape as the rollouts' ``values``, (K, n_k) each; NaN where the value head is not trained: at
+        later tokens of a turn, and everywhere in a rollout that is not included.
 
     Raises:
         ConfigError: The rollouts have no values, or ``gae_lambda`` is not in [0, 1].
@@ -93,12 +93,12 @@ def token_value_targets(
     token_discount: float = 1.0,
     token_gae_lambda: float = 1.0,
 ) -> list[list[list[float]]]:
-    """The λ-returns inside turns, ``A + V`` of :func:`bilevel_gae` before it is scaled, as targets at every token.
+    """The λ-returns inside turns, ``A + V`` of :func:`bilevel_gae` with unscaled A, as targets at every token.
 
     The arguments are those of :func:`bilevel_gae`.
 
     Returns:
-        As ``values`` of the rollouts, (K, n_k) each; NaN in a rollout that is not included.
+        Lists of the same shape as the rollouts' ``values``, (K, n_k) each; NaN in a rollout that is not included.
 
     Raises:
         ConfigError: The rollouts have no values, or a number is not in [0, 1].
@@ -121,23 +121,23 @@ _OF_TURNS: Final = EstimatorTraits(uses=frozenset((*_USES, "turn_values")))
 _OF_TOKENS: Final = EstimatorTraits(uses=frozenset((*_USES, "values")), per_token=True)
 
 
-@Declaration(traits_of=lambda _options: _OF_TURNS, value_targets=turn_value_targets).on
+@Declaration(traits_of=lambda _options: _OF_TURNS, value_targets=turn_value_targets).attach_to
 def turn_gae(
     rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Scale = "group", gae_lambda: float = 0.95
 ) -> list[list[float]]:
     """GAE over turns, ``A_k = Σ_j (γλ)^j δ_{k+j}`` with ``δ_k = r_k + γ·V_{k+1} - V_k`` (1506.02438; 2512.17008).
 
-    All tokens of a turn share its advantage. With ``gae_lambda=1``, ``scale="none"`` and no discount an unbiased
-    estimate of the gradient, whatever the values are; below 1 it trusts the values, and is as biased as they are wrong.
+    All tokens of a turn share its advantage. With ``gae_lambda=1``, ``scale="none"`` and no discount, the estimate of
+    the gradient is unbiased, whatever the values are; below 1 it relies on the values, whose errors bias it.
 
     Args:
         rollouts: The batch, with the values of a value head.
         discount: γ over turns.
-        scale: What the advantages are divided by.
-        gae_lambda: λ in [0, 1]: 0 looks one turn ahead, 1 to the end of the rollout.
+        scale: The divisor of the advantages.
+        gae_lambda: λ in [0, 1]: 0 looks one turn ahead, 1 looks to the end of the rollout.
 
     Returns:
-        One number for each turn of each rollout; 0.0 for a turn without tokens.
+        One number per turn of each rollout; 0.0 for a turn without tokens.
 
     Raises:
         ConfigError: The rollouts have no values, ``scale`` is unknown, or ``gae_lambda`` is not in [0, 1].
@@ -152,7 +152,7 @@ def turn_gae(
     return [[number[0] if number else 0.0 for number in turns] for turns in _scaled(rollouts, nested, scale)]
 
 
-@Declaration(traits_of=lambda _options: _OF_TOKENS, value_targets=token_value_targets).on
+@Declaration(traits_of=lambda _options: _OF_TOKENS, value_targets=token_value_targets).attach_to
 def bilevel_gae(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -164,24 +164,25 @@ def bilevel_gae(
 ) -> list[list[list[float]]]:
     """GAE over turns and, inside each turn, over its tokens (bi-level GAE, VAGEN 2510.16907).
 
-    ``A_k + V_k`` of :func:`turn_gae`, the return that the turn had, is the reward on the turn's last token; GAE
-    over the turn's own tokens, with the value before each of them and 0 after the last, carries it back. Environment
-    tokens take no part. With ``token_discount=1`` and ``token_gae_lambda=1`` token t gets ``A_k + V_k - V_t``.
+    ``A_k + V_k`` of :func:`turn_gae`, the estimated return of the turn, is the reward of the turn's last token. GAE
+    over the turn's tokens propagates it to earlier tokens, with the value before each token and 0 after the last.
+    Environment tokens are excluded. With ``token_discount=1`` and ``token_gae_lambda=1``, token t gets
+    ``A_k + V_k - V_t``.
 
-    A turn with a reward of 0 is a turn like any other. (Public implementations find the ends of turns by their
-    non-zero rewards, which merges such a turn with the next.) The turn's value is taken before its first token, where
-    the paper takes it at its last: there it would depend on the turn's own tokens.
+    A turn with a reward of 0 is treated like any other. (Public implementations detect the ends of turns by non-zero
+    rewards, which merges such a turn with the next.) The turn's value is taken before its first token; the paper uses
+    the last token, where the value would depend on the turn's own tokens.
 
     Args:
         rollouts: The batch, with the values of a value head.
         discount: γ over turns.
-        scale: What the advantages are divided by.
+        scale: The divisor of the advantages.
         gae_lambda: λ over turns, in [0, 1].
         token_discount: γ from token to token inside a turn, in [0, 1]. Below 1 it prefers short answers.
         token_gae_lambda: λ from token to token inside a turn, in [0, 1].
 
     Returns:
-        For each turn of each rollout one number for each of its tokens, (K, n_k).
+        For each rollout, one number per token of each turn, (K, n_k).
 
     Raises:
         ConfigError: The rollouts have no values, ``scale`` is unknown, or a number is not in [0, 1].
@@ -200,8 +201,8 @@ def _turn_estimates(rollouts: Sequence[ScoredRollout], discount: float, gae_lamb
     for rollout in rollouts:
         if len(rollout.values) != len(rollout.turn_rewards):
             raise ConfigError(
-                "turn_gae and bilevel_gae use the values of a value head, but the rollouts have none: set value_head "
-                "to 'shared' or 'separate', or choose another advantage_estimator"
+                "turn_gae and bilevel_gae require the values of a value head, but the rollouts have none: set "
+                "value_head to 'shared' or 'separate', or choose another advantage_estimator"
             )
         values: list[float] = []  # V before each turn, the last first
         following = 0.0
@@ -238,7 +239,7 @@ def _token_estimates(
 def _scaled(
     rollouts: Sequence[ScoredRollout], numbers: Sequence[Sequence[Sequence[float]]], scale: Scale
 ) -> list[list[list[float]]]:
-    """Divide the numbers of each turn, (K, any), by the spread of those that ``scale`` puts together."""
+    """Divide the numbers of each turn, (K, any), by the standard deviation of the pool that ``scale`` assigns to it."""
     check_choice("scale_rewards", scale, get_args(Scale))
     if scale == "none":
         return [[[*own] for own in turns] for turns in numbers]

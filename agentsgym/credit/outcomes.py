@@ -1,4 +1,4 @@
-"""Estimate advantages from a rollout's final reward alone, or from each turn's own reward alone.
+"""Estimate advantages from only a rollout's final reward, or only each turn's own reward.
 
 The rules that all estimators share, and ``scale``, are described in :mod:`agentsgym.credit.advantages`. R is never
 discounted: ``discount`` is not used.
@@ -31,11 +31,11 @@ def reward(
     discount: float = 1.0,  # noqa: ARG001  # all estimators have these arguments
     scale: Scale = "group",  # noqa: ARG001  # as above
 ) -> list[list[float]]:
-    """Each turn's own reward, ``A_k = r_k``: no baseline, no look ahead, no scale.
+    """Each turn's own reward, ``A_k = r_k``: no baseline, no lookahead, no scaling.
 
-    Biased: a turn gets no credit for what it made possible later. It works token by token in training:
-    :func:`~agentsgym.credit.advantages.token_advantages` replaces these numbers by the trajectory's per-token rewards,
-    which the environment's ``_calculate_rewards`` places.
+    Biased: a turn gets no credit for later rewards that it made possible. In training it works per token:
+    :func:`~agentsgym.credit.advantages.token_advantages` replaces these values with the trajectory's per-token rewards,
+    which the environment's ``_calculate_rewards`` assigns.
 
     >>> reward([ScoredRollout(turn_rewards=[0.5, 1.0], final_reward=1.5, group=0, state_keys=[None] * 2)])
     [[0.5, 1.0]]
@@ -52,10 +52,11 @@ def grpo(
 ) -> list[list[float]]:
     """The final reward against its task group's mean, ``A_k = (R - mean_g R) / (std_g R + 1e-4)`` (GRPO, 2402.03300).
 
-    The same number for every turn. With ``scale="none"`` it is the form of Dr. GRPO (2503.20783), in expectation
-    ``(n - 1) / n`` times the gradient of a group of n; the division by the group's spread bends the direction. With
-    several seats, n counts the rollouts in which a seat moves: where one does not move in all of them, its gradient
-    shrinks more than that of the others, and the direction bends too (:func:`rloo` is exact). A group of one gets 0.
+    All turns get the same number. With ``scale="none"`` it is the form of Dr. GRPO (2503.20783), in expectation
+    ``(n - 1) / n`` times the gradient for a group of n. Dividing by the group's standard deviation changes the
+    gradient's direction. In multi-agent environments, n is the number of rollouts in which a role acts: a role that
+    does not act in all of them gets a smaller gradient than the others, which also changes the direction
+    (:func:`rloo` is unbiased). A group of one gets 0.
 
     Raises:
         ConfigError: ``scale`` is unknown.
@@ -76,8 +77,8 @@ def rloo(
 ) -> list[list[float]]:
     """The final reward against the mean of the others, ``A_k,i = R_i - mean_{j≠i} R_j`` (RLOO, 2402.14740).
 
-    The same number for every turn. With ``scale="none"``, as in the paper, an unbiased estimate of the gradient; a
-    group of one then has the baseline 0. With ``scale="group"`` a group of one gets 0, since it has no spread.
+    All turns get the same number. With ``scale="none"``, as in the paper, the estimate of the gradient is unbiased, and
+    a group of one has the baseline 0. With ``scale="group"`` a group of one gets 0, since it has no spread.
 
     Raises:
         ConfigError: ``scale`` is unknown.
@@ -101,20 +102,20 @@ def rae(
     """The final reward against the average of the role in earlier batches, ``A_k = R - b[environment, role_k]``.
 
     Role-conditioned advantage estimation (SPIRAL, 2506.24119), ``b ← decay·b + (1 - decay)·R`` from b = 0. It needs no
-    task group, so one rollout a task is enough, and follows an opponent that changes. A whole batch is compared with
-    the b of the batches before it; then each pair of a rollout and a role in it updates b once, in the order of the
-    rollouts. With ``scale="none"``, as in the paper, an unbiased estimate of the gradient, since b does not depend on
-    the batch. For ``scale="group"`` all rollouts of the same environment and role are a group, with the spread about b.
+    task group, so one rollout per task is enough, and its baseline tracks a changing opponent. All rollouts of a batch
+    use b as it was before the batch; then b is updated once for each (rollout, role) pair, in rollout order. With
+    ``scale="none"``, as in the paper, the estimate of the gradient is unbiased, since b does not depend on the batch.
+    For ``scale="group"``, all rollouts of the same environment and role form a group, with the deviation about b.
 
     Args:
         rollouts: The batch.
         discount: Not used: R is never discounted.
-        scale: What the difference is divided by.
-        decay: What remains of b at each update, in [0, 1].
-        state: Holds b by (environment, role); without it every call begins at 0.
+        scale: The divisor of the difference.
+        decay: The weight of the old b in each update, in [0, 1].
+        state: The values of b by (environment, role); without it, every call starts from 0.
 
     Raises:
-        ConfigError: ``decay`` or ``scale`` is not valid, or a checkpoint cannot hold an environment or role.
+        ConfigError: ``decay`` or ``scale`` is invalid, or an environment or role cannot be stored in a checkpoint.
 
     >>> state = EMABaselines()
     >>> won = [ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None], roles=["white"])]

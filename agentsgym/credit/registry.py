@@ -1,13 +1,13 @@
 """Find estimators by name, and bind and check their options.
 
-What each of them reads and compares, its traits, is declared where it is defined;
+Each estimator declares its traits (what it reads and compares) where it is defined;
 :attr:`BoundEstimator.traits <agentsgym.credit.bound.BoundEstimator>` has them with the options applied.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
@@ -36,25 +36,25 @@ ESTIMATORS: Final[Mapping[str, Estimator]] = {
     "bilevel_gae": bilevel_gae,
 }
 
-_NO_OPTIONS = ("discount", "scale", "state")  # given by the caller, or bound here
+_SET_BY = {"discount": "discount", "scale": "scale_rewards"}  # the trainer's setting for each argument
 
 
 def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) -> BoundEstimator:
-    """Find an estimator by name, or take a callable, and bind options to it.
+    """Find an estimator by name, or accept a callable, and bind options to it.
 
-    One that takes ``state``, to keep something from one batch to the next, is given a fresh one. A ``partial`` is
-    taken apart: its keywords are options like the others, which take precedence.
+    An estimator that accepts ``state``, to carry it from one batch to the next, gets a fresh state. A ``partial`` is
+    unpacked: its keyword arguments become options, which ``options`` override.
 
     Args:
-        name_or_callable: A key of :data:`ESTIMATORS`, or a function that looks like
-            :class:`~agentsgym.credit.bound.Estimator`; a bound one is returned as it is.
-        **options: Keywords of the function other than ``discount``, ``scale`` and ``state``; and for every estimator
-            ``potential_weight``, the weight of potential-based shaping (:func:`~agentsgym.credit.shaping.shaped`), 0
-            for none.
+        name_or_callable: A key of :data:`ESTIMATORS`, or a function with the signature of
+            :class:`~agentsgym.credit.bound.Estimator`; a bound estimator is returned unchanged.
+        **options: Keyword arguments of the function other than ``discount``, ``scale`` and ``state``; and for every
+            estimator ``potential_weight``, the weight of potential-based shaping
+            (:func:`~agentsgym.credit.shaping.shaped`), 0 for none.
 
     Raises:
-        ConfigError: It is neither, it has no such option, or (for a built-in one) an option's value is not valid; or it
-            is shaped already, or has an option ``potential_weight`` itself.
+        ConfigError: The estimator is unknown, an option is unknown or (for a built-in estimator) invalid, or
+            ``potential_weight`` conflicts with an option or with shaping that is already applied.
 
     >>> get_estimator("gigpo", baseline="others").options
     {'baseline': 'others'}
@@ -64,21 +64,21 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
     if isinstance(name_or_callable, BoundEstimator):
         weight = options.pop("potential_weight", 0.0)
         if options:
-            raise ConfigError(f"the estimator has its options already, got {', '.join(map(repr, options))} as well")
+            names = ", ".join(map(repr, options))
+            raise ConfigError(f"the estimator's options are already bound, got {names}: pass it by name to set options")
         check_number("potential_weight", weight)
         if weight and name_or_callable.potential_weight:
-            raise ConfigError("advantage_estimator is shaped already: leave potential_weight out")
+            raise ConfigError("the estimator already applies potential-based shaping: omit potential_weight")
         return replace(name_or_callable, potential_weight=weight) if weight else name_or_callable
     if not callable(name_or_callable):
         if not isinstance(name_or_callable, str) or name_or_callable not in ESTIMATORS:  # pyright: ignore[reportUnnecessaryIsInstance]
             hint = did_you_mean(str(name_or_callable), ESTIMATORS)
-            raise ConfigError(f"advantage_estimator is neither known nor callable: {name_or_callable!r}{hint}")
+            raise ConfigError(f"advantage_estimator must be a known name or a callable, got {name_or_callable!r}{hint}")
         name_or_callable = ESTIMATORS[name_or_callable]
     function: Callable[..., Any] = name_or_callable
     inner = cast("partial[Any]", name_or_callable)
-    if (
-        isinstance(name_or_callable, partial) and not inner.args and "declaration" not in vars(inner)
-    ):  # it would be lost
+    # Positional arguments and a declaration of the partial would be lost.
+    if isinstance(name_or_callable, partial) and not inner.args and "declaration" not in vars(inner):
         function, options = inner.func, {**inner.keywords, **options}
     weight = options.pop("potential_weight", 0.0)
     takes_state = _check_options(function, options)
@@ -86,33 +86,39 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
     keeps_state = takes_state and (declaration is None or declaration.keeps_state(options))
     estimator = BoundEstimator(function, options, EMABaselines() if keeps_state else None, weight)
     if function in ESTIMATORS.values():
-        estimator([], discount=1.0, scale="none")  # they check their options before they look at the rollouts
+        estimator([], discount=1.0, scale="none")  # without rollouts, it only checks its options
     return estimator
 
 
 def _check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    """Refuse options that a function does not have; returns whether it takes ``state``."""
+    """Reject options that a function does not have; return whether it accepts ``state``."""
     try:
-        parameters = [*inspect.signature(function).parameters.values()][1:]  # the first are the rollouts
-    except ValueError:  # a compiled function may have none
+        parameters = [*inspect.signature(function).parameters.values()][1:]  # the first one is for the rollouts
+    except ValueError:  # a compiled function may have no signature
         return False
     keywords = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
     if not takes_any and not {"discount", "scale"} <= keywords:
         raise ConfigError(
-            f"the estimator {name_of(function)!r} must take the keywords 'discount' and 'scale', got {sorted(keywords)}"
+            f"the estimator {name_of(function)!r} must accept the keyword arguments 'discount' and 'scale', "
+            f"but accepts {sorted(keywords)}"
         )
     if "potential_weight" in keywords:
         raise ConfigError(
-            f"the estimator {name_of(function)!r} has an option 'potential_weight', which is the weight of "
-            "potential-based shaping for every estimator: rename it"
+            f"the estimator {name_of(function)!r} must not have an option named 'potential_weight', which is reserved "
+            "for potential-based shaping: rename the option"
         )
-    known = keywords.difference(_NO_OPTIONS)
+    known = keywords.difference(_SET_BY, ["state"])
     for option in options:
-        if option in _NO_OPTIONS or not (takes_any or option in known):
-            hint = did_you_mean(option, known) if known else "; it has none"
-            raise ConfigError(f"the estimator {name_of(function)!r} has no option {option!r}{hint}")
+        if option in {*_SET_BY, "state"} or not (takes_any or option in known):
+            raise ConfigError(f"the estimator {name_of(function)!r} has no option {option!r}{_hint(option, known)}")
     for one in parameters:
         if one.name in known.difference(options) and one.default is one.empty:
-            raise ConfigError(f"the estimator {name_of(function)!r} needs the option {one.name!r}")
+            raise ConfigError(f"the estimator {name_of(function)!r} requires the option {one.name!r}")
     return "state" in keywords
+
+
+def _hint(option: str, known: Collection[str]) -> str:
+    if option in _SET_BY:
+        return f": set {_SET_BY[option]} in the trainer's settings instead"
+    return did_you_mean(option, known) if known else " (it has no options)"

@@ -2,13 +2,13 @@
 
 The rules that all estimators share, and ``scale``, are described in :mod:`agentsgym.credit.advantages`.
 
-**The baselines of** :func:`return_to_go`. None of them depends on the rollout that it is subtracted from, so with
-``scale="none"`` and no discount each is an exactly unbiased estimate of the gradient; they differ in variance. Where
-there is no other rollout to compare with, b is 0 (and the advantage 0 under ``scale="group"``, since there is no
-spread). ``"others"`` is leave-one-out (Kool et al. 2019; 2402.14740) over the rollouts that are still in play at k: the
-last one in play has b = 0, since an advantage of 0 instead would weight late turns too little.
-``"role_ema"`` updates ``b ← decay·b + (1 - decay)·mean G`` from b = 0, once a call for each environment and role of the
-batch.
+**The baselines of** :func:`return_to_go`. No baseline depends on the rollout that it is subtracted from, so with
+``scale="none"`` and no discount each gives an unbiased estimate of the gradient; they differ in variance. If
+there is no other rollout to compare with, b is 0 (and the advantage is 0 with ``scale="group"``, since there is no
+spread). ``"others"`` is leave-one-out (Kool et al. 2019; 2402.14740) over the rollouts that have a turn k: if there is
+only one, its b is 0, since an advantage of 0 instead would weight late turns too little.
+``"role_ema"`` updates ``b ← decay·b + (1 - decay)·mean G`` from b = 0, once per call for each environment and role of
+the batch.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _RETURNS: Final[tuple[Use, ...]] = ("discount", "turn_rewards")
 
 
 def discounted_returns(rewards: Sequence[float], *, discount: float) -> list[float]:
-    """Sum each turn's reward and the later ones, ``G_k = r_k + γ·G_{k+1}`` (Sutton & Barto 2018, eq. 3.9).
+    """Sum each turn's reward and the later rewards, ``G_k = r_k + γ·G_{k+1}`` (Sutton & Barto 2018, eq. 3.9).
 
     Args:
-        rewards: One a turn, (K,).
+        rewards: One reward per turn, (K,).
         discount: γ in [0, 1].
 
     Returns:
-        One return a turn, (K,).
+        One return per turn, (K,).
 
     >>> discounted_returns([0.0, 0.0, 1.0], discount=0.5)
     [0.25, 0.5, 1.0]
@@ -70,7 +70,9 @@ def _return_to_go_traits(options: Options) -> EstimatorTraits:
     return EstimatorTraits(uses=frozenset((*_RETURNS, *roles)), compares_in_task_groups=baseline == "others")
 
 
-@Declaration(traits_of=_return_to_go_traits, keeps_state=lambda options: options.get("baseline") == "role_ema").on
+@Declaration(
+    traits_of=_return_to_go_traits, keeps_state=lambda options: options.get("baseline") == "role_ema"
+).attach_to
 def return_to_go(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -80,7 +82,7 @@ def return_to_go(
     decay: float | None = None,
     state: EMABaselines | None = None,
 ) -> list[list[float]]:
-    """Each turn's return against a baseline, ``A_k,i = G_k,i - b_k,i``: REINFORCE with reward to go, one number a turn.
+    """Each turn's return against a baseline, ``A_k,i = G_k,i - b_k,i``: REINFORCE with reward-to-go.
 
     =============  =======================================================================  ======================
     ``baseline``   b                                                                        groups of ``scale``
@@ -94,13 +96,13 @@ def return_to_go(
     Args:
         rollouts: The batch.
         discount: γ in ``G_k = r_k + γ·G_{k+1}``.
-        scale: What the difference is divided by; for the last two baselines the spread is that about b.
-        baseline: One of the four.
-        decay: What remains of the moving average at each update, in [0, 1]; None for 0.95, or without one.
-        state: Holds the moving averages; without it every call begins at 0.
+        scale: The divisor of the difference; for the last two baselines, the standard deviation is about b.
+        baseline: One of the four baselines.
+        decay: The weight of the old moving average in each update, in [0, 1]; None for 0.95, or if there is none.
+        state: Moving averages; without them, each call starts from 0.
 
     Raises:
-        ConfigError: An option is not valid, ``decay`` has no use, or a checkpoint cannot hold an environment or role.
+        ConfigError: An option is invalid or unused, or an environment or role cannot be stored in a checkpoint.
 
     >>> long = ScoredRollout(turn_rewards=[1.0, 2.0], final_reward=3.0, group=0, state_keys=[None] * 2)
     >>> short = ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None])
@@ -114,7 +116,7 @@ def return_to_go(
         check_number("decay", decay, 0.0, 1.0)
         if baseline != "role_ema":
             raise ConfigError(
-                f"decay must be left out unless baseline is 'role_ema', got decay={decay!r} with baseline={baseline!r}"
+                f"decay can be set only with baseline='role_ema', got decay={decay!r} with baseline={baseline!r}"
             )
     samples = _returns(rollouts, discount, _GROUPS[baseline])
     if baseline == "none":
@@ -131,19 +133,19 @@ def return_to_go(
 
 @estimator_traits(uses=_RETURNS)
 def rebn(rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Scale = "group") -> list[list[float]]:
-    """Each turn's return against all of the batch, ``A_k = (G_k - mean G) / (std G + 1e-4)`` (ReBN, 2510.01051).
+    """Each turn's return against the entire batch, ``A_k = (G_k - mean G) / (std G + 1e-4)`` (ReBN, 2510.01051).
 
-    Mean and spread are over all turns of the same environment in the batch, its own included, whatever their task:
-    no task groups are needed, but how hard a task is becomes part of the advantage, and long rollouts weigh more in
-    the mean.
-    Biased, as its own returns are in the mean and the spread: by a fraction that falls with the number of rollouts, so
-    that a large batch nearly keeps the direction and a batch of a few rollouts does not. The paper adds 1e-9 to the
-    spread.
+    The mean and the standard deviation are over all turns of the same environment in the batch, across tasks and
+    including the turn itself. No task groups are needed, but the difficulty of a task becomes part of the advantage,
+    and long rollouts weigh more in the mean.
+    Biased, because the rollout's returns are part of the mean and the standard deviation. The bias decreases with the
+    number of rollouts: a large batch nearly preserves the gradient's direction, a batch of a few rollouts does not. The
+    paper adds 1e-9 to the standard deviation.
 
     Args:
         rollouts: The batch.
         discount: γ in ``G_k = r_k + γ·G_{k+1}``; below 1 in the paper.
-        scale: What the difference is divided by; ``"group"``, as in the paper, is the spread of the environment.
+        scale: The divisor of the difference; ``"group"``, as in the paper, is the environment's standard deviation.
 
     Raises:
         ConfigError: ``scale`` is unknown.
@@ -163,25 +165,26 @@ def mt_grpo(
     scale: Scale = "group",
     turn_weight: float = 1.0,
 ) -> list[list[float]]:
-    """The outcome for every turn, and for all but the last the turn's own reward as well (MT-GRPO, 2505.11821).
+    """The outcome for every turn, plus the turn's own reward for all but the last turn (MT-GRPO, 2505.11821).
 
-    ``A_k = A_O + c·A_T,k`` for a turn that is not its rollout's last, and ``A_k = A_O`` for the last. ``A_O`` is that
-    of :func:`~agentsgym.credit.outcomes.grpo`; ``A_T,k = (r_k - mean r_k) / (std r_k + 1e-4)`` compares the turn's
-    reward with that of the same turn in the task group's rollouts that continued after it. With two turns this is the
-    paper's form; its outcome reward is here the final reward.
+    ``A_k = A_O + c·A_T,k``, and ``A_k = A_O`` for the last turn of a rollout. ``A_O`` is the advantage of
+    :func:`~agentsgym.credit.outcomes.grpo`; ``A_T,k = (r_k - mean r_k) / (std r_k + 1e-4)`` compares the turn's
+    reward with the rewards of the same turn in the task group's rollouts that continued after it. With two turns, this
+    is the formula of the paper, whose outcome reward corresponds to the final reward.
 
-    Biased, also with ``scale="none"``: c·A_T follows a turn's immediate reward and not what it leads to, so that
-    beside the gradient of R it climbs that of the immediate rewards; and which rollouts are compared at k depends on
-    which continued. A turn that is rewarded at once and costs more later gets a positive advantage.
+    Biased, even with ``scale="none"``: c·A_T depends only on a turn's immediate reward and not on its consequences, so
+    it adds the gradient of the immediate rewards to the gradient of R. Besides, which rollouts are compared at k
+    depends on which of them continued. A turn with an immediate reward and a higher later cost gets a positive
+    advantage.
 
     Args:
         rollouts: The batch.
-        discount: Not used: neither R nor a turn's reward is discounted.
-        scale: What the differences are divided by, ``A_O`` and ``A_T`` each for itself.
+        discount: Not used: R and the rewards of turns are not discounted.
+        scale: The divisor of the differences, computed separately for ``A_O`` and ``A_T``.
         turn_weight: c, the weight of ``A_T``.
 
     Raises:
-        ConfigError: ``turn_weight`` or ``scale`` is not valid.
+        ConfigError: ``turn_weight`` or ``scale`` is invalid.
 
     >>> one, two = (
     ...     ScoredRollout(turn_rewards=[r, 1.0], final_reward=1.0, group=0, state_keys=[None] * 2) for r in (0.0, 0.5)
@@ -207,29 +210,29 @@ def gigpo(
     step_weight: float = 1.0,
     baseline: Baseline = "self",
 ) -> list[list[float]]:
-    """The whole rollout against its task group, and each turn against those in the same state (GiGPO, 2505.10978).
+    """The rollout against its task group, and each turn against turns in the same state (GiGPO, 2505.10978).
 
-    ``A_k = A_E + w·A_S,k`` with ``A_E`` that of :func:`~agentsgym.credit.outcomes.grpo` and
-    ``A_S,k = (G_k - mean_s G) / (std_s G + 1e-4)`` over all turns of the task group whose state key is that of turn k.
-    ``A_S`` is 0 where no other turn is in the same state and where the environment has no key, so without any keys
-    this is ``grpo``.
+    ``A_k = A_E + w·A_S,k``, where ``A_E`` is the advantage of :func:`~agentsgym.credit.outcomes.grpo` and
+    ``A_S,k = (G_k - mean_s G) / (std_s G + 1e-4)`` is over all turns of the task group with the state key of turn k.
+    ``A_S`` is 0 if no other turn is in the same state or the environment returns no key, so without any keys this is
+    ``grpo``.
 
-    ``baseline="self"``, the default, is the paper's: the mean includes the turn that it is subtracted from. A rollout
-    that comes back to a state is then compared with its own future, which biases the gradient; it is the form with
-    published results, and ``scale="group"`` changes the exact direction anyway.
-    ``baseline="others"`` leaves the whole rollout out of its baselines, ``A_E`` being that of ``rloo``: with
-    ``scale="none"`` and no discount it is in expectation exactly ``1 + w`` times the gradient. Where no other rollout
-    was in the state, the baseline is then 0 (under ``scale="group"`` the advantage is).
+    ``baseline="self"``, the default, is that of the paper: the mean includes the turn that it is subtracted from. A
+    rollout that returns to a state is then compared with its own future, which biases the gradient. Published results
+    use this form, and ``scale="group"`` changes the exact direction in any case.
+    ``baseline="others"`` excludes the entire rollout from its baselines, so that ``A_E`` is the advantage of ``rloo``:
+    with ``scale="none"`` and no discount, the expected result is exactly ``1 + w`` times the gradient. If no other
+    rollout was in the state, the baseline is 0 (with ``scale="group"``, the advantage is 0).
 
     Args:
         rollouts: The batch.
         discount: γ in ``G_k = r_k + γ·G_{k+1}``; 0.95 in the paper.
-        scale: What the differences are divided by, ``A_E`` and ``A_S`` each for itself.
+        scale: The divisor of the differences, computed separately for ``A_E`` and ``A_S``.
         step_weight: w.
         baseline: ``"self"`` or ``"others"``.
 
     Raises:
-        ConfigError: ``baseline``, ``step_weight`` or ``scale`` is not valid.
+        ConfigError: ``baseline``, ``step_weight`` or ``scale`` is invalid.
 
     >>> left, right = (
     ...     ScoredRollout(turn_rewards=[0.0, r], final_reward=r, group=0, state_keys=["start", r]) for r in (1.0, 3.0)
@@ -258,7 +261,10 @@ def _same_turn(rollout: ScoredRollout, k: int) -> Hashable:
 
 
 def _same_environment(rollout: ScoredRollout, _k: int) -> Hashable:
-    return (rollout.environment, *rollout.final_rewards)  # of a part of a rollout of several seats: its role
+    return (
+        rollout.environment,
+        *rollout.final_rewards,
+    )  # for a part of a split rollout, the key of final_rewards is its role
 
 
 def _same_role(rollout: ScoredRollout, k: int) -> Hashable:

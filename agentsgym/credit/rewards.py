@@ -1,8 +1,8 @@
-"""Place the rewards of an environment on turns and tokens.
+"""Assign the rewards of an environment to turns and tokens.
 
-Two independent choices: which turn is rewarded (``turn_credit``), and where in the turn the amount lies
-(``token_credit``). A trajectory ``..AA.B`` (``.`` an environment token, a letter an action's token) whose turns were
-rewarded with 2 and 1::
+Two settings are independent: which turns are rewarded (``turn_credit``), and which tokens of a turn get its reward
+(``token_credit``). For a trajectory ``..AA.B`` (a dot is an environment token, a letter is a token of an action) whose
+turns have the rewards 2 and 1::
 
     turn_credit     A    B        token_credit   . . A A . B      (turn_credit "step")
     "step"          2    1        "spread"       0 0 1 1 0 1
@@ -10,8 +10,7 @@ rewarded with 2 and 1::
     "repeat_final"  3    3        "each"         0 0 2 2 0 1
     "spread_final"  2    1
 
-Where rewards are given by role, all of this goes by role: the final reward is the role's own, and the last turn is the
-role's last.
+If rewards are given by role, each role is handled separately, with its own final reward and its own last turn.
 """
 
 from __future__ import annotations
@@ -44,43 +43,43 @@ TURN_CREDITS: Final[Mapping[str, TurnCredit]] = {
 TOKEN_CREDITS: Final[Mapping[str, TokenCredit]] = {
     "spread": lambda amount, n: [amount / n] * n if n else [],  # evenly over the turn's tokens
     "last": lambda amount, n: [0.0] * (n - 1) + [amount] if n else [],  # on the turn's last token
-    "each": lambda amount, n: [amount] * n,  # the whole on each of the turn's tokens
+    "each": lambda amount, n: [amount] * n,  # the full amount on each of the turn's tokens
 }
 
 
 def check_credit(turn_credit: str, token_credit: str) -> None:
-    """Refuse unknown names, and two that contradict each other.
+    """Reject unknown names, and settings that contradict each other.
 
     Args:
         turn_credit: Which turn is rewarded, a key of :data:`TURN_CREDITS`.
         token_credit: Where in the turn, a key of :data:`TOKEN_CREDITS`.
 
     Raises:
-        ConfigError: A name is unknown, or ``"spread_final"``, which places tokens already, comes with a
-            ``token_credit`` other than ``"spread"``.
+        ConfigError: A name is unknown, or ``"spread_final"``, which already assigns rewards to tokens, is combined with
+            a ``token_credit`` other than ``"spread"``.
     """
     check_choice("turn_credit", turn_credit, TURN_CREDITS)
     check_choice("token_credit", token_credit, TOKEN_CREDITS)
     if turn_credit == "spread_final" and token_credit != "spread":
-        raise ConfigError(f"turn_credit 'spread_final' needs token_credit 'spread', got {token_credit!r}")
+        raise ConfigError(f"turn_credit 'spread_final' requires token_credit 'spread', got {token_credit!r}")
 
 
 def credited_rewards(trajectory: Trajectory, turn_credit: str) -> list[float]:
     """Assign a reward to each turn of a trajectory by ``turn_credit``.
 
-    Where the final reward is given by role, each role's turns are rewarded as if there were no others. A turn without
-    tokens gets nothing by ``"spread_final"``.
+    If the final reward is given by role, each role's turns are rewarded as if there were no other roles. With
+    ``"spread_final"`` a turn without tokens gets 0.
 
     Args:
-        trajectory: Has the turns, their rewards and roles, and the final rewards.
+        trajectory: The rollout.
         turn_credit: A key of :data:`TURN_CREDITS`.
 
     Returns:
-        One amount a turn, (K,).
+        One amount per turn, (K,).
 
     Raises:
         ConfigError: ``turn_credit`` is unknown.
-        ValueError: A role has turns and no final reward, and another has one.
+        ValueError: A role that has turns has no final reward, although another role has one.
     """
     check_choice("turn_credit", turn_credit, TURN_CREDITS)
     credit = TURN_CREDITS[turn_credit]
@@ -98,19 +97,19 @@ def credited_rewards(trajectory: Trajectory, turn_credit: str) -> list[float]:
 
 
 def check_final_rewards(roles: Iterable[Hashable], final_rewards: Mapping[Hashable, float]) -> None:
-    """Raise unless each role of the turns has a final reward, or none has.
+    """Check that either every role that has turns has a final reward, or no role has one.
 
     Raises:
-        ValueError: A role has none, and another has one.
+        ValueError: A role has no final reward, although another role has one.
     """
     if final_rewards and (missing := set(roles).difference(final_rewards)):
         raise ValueError(
-            f"final_rewards must have a reward for each role that took a turn, but has none for {shown(missing)}"
+            f"final_rewards must have a reward for each role that has a turn, but has none for {shown(missing)}"
         )
 
 
 def turns_by_role(roles: Sequence[Hashable]) -> dict[Hashable, list[int]]:
-    """The indices of each role's turns, by the roles' first turns.
+    """The indices of each role's turns, in the order of the roles' first turns.
 
     >>> turns_by_role("XOX")
     {'X': [0, 2], 'O': [1]}
@@ -124,19 +123,19 @@ def turns_by_role(roles: Sequence[Hashable]) -> dict[Hashable, list[int]]:
 def scatter_to_tokens(
     trajectory: Trajectory, entries: Sequence[float | Sequence[float]], *, fill: float = 0.0, name: str = "number"
 ) -> list[float]:
-    """Put each turn's number on all of its tokens, or its list of numbers on them one by one.
+    """Assign each turn's number to all of its tokens, or its list of numbers to the tokens one by one.
 
     Args:
-        trajectory: Has the spans of the turns and the number of tokens T.
-        entries: One entry a turn, (K,): a number, or a list of one number a token of the turn.
+        trajectory: The rollout.
+        entries: One entry per turn, (K,): a number, or a list with one number per token of the turn.
         fill: The number of every environment token.
-        name: Name of an entry in an error.
+        name: What an entry is, for error messages.
 
     Returns:
         (T,).
 
     Raises:
-        ValueError: There is not one entry for each turn, or a turn's list has not one number for each of its tokens.
+        ValueError: There is not one entry per turn, or a turn's list does not have one number per token.
     """
     if len(entries) != len(trajectory.turns):
         raise ValueError(f"expected one {name} per turn: {len(trajectory.turns)} turns, got {len(entries)}")
@@ -145,7 +144,7 @@ def scatter_to_tokens(
         num_tokens = turn.stop - turn.start
         numbers = list(entry) if isinstance(entry, Sequence) else [entry] * num_tokens
         if len(numbers) != num_tokens:
-            raise ValueError(f"turn {k} has {num_tokens} tokens, got {len(numbers)} {name}s for them")
+            raise ValueError(f"turn {k} has {num_tokens} tokens, but its list has {len(numbers)} {name}s")
         scattered[turn.start : turn.stop] = numbers
     return scattered
 
@@ -153,12 +152,12 @@ def scatter_to_tokens(
 def per_token_rewards(
     trajectory: Trajectory, *, turn_credit: str = "step", token_credit: str = "spread"
 ) -> list[float]:
-    """Place a trajectory's rewards on its tokens.
+    """Assign a trajectory's rewards to its tokens.
 
     With ``"spread"`` and ``"last"`` they add up to the rewards of the turns that have tokens.
 
     Args:
-        trajectory: Has the turns, their rewards, and the final reward.
+        trajectory: The rollout.
         turn_credit: Which turn is rewarded, a key of :data:`TURN_CREDITS`.
         token_credit: Where in the turn, a key of :data:`TOKEN_CREDITS`.
 
@@ -166,7 +165,7 @@ def per_token_rewards(
         (T,), 0.0 on every environment token.
 
     Raises:
-        ConfigError: As :func:`check_credit`.
+        ConfigError: See :func:`check_credit`.
     """
     check_credit(turn_credit, token_credit)
     amounts, place = credited_rewards(trajectory, turn_credit), TOKEN_CREDITS[token_credit]
@@ -174,5 +173,5 @@ def per_token_rewards(
 
 
 def token_counts(trajectory: Trajectory) -> list[int]:
-    """Agent tokens of each turn, (K,)."""
+    """The number of agent tokens of each turn, (K,)."""
     return [turn.stop - turn.start for turn in trajectory.turns]

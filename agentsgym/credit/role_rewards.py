@@ -1,16 +1,16 @@
 """Assign the rewards of roles to turns.
 
-An environment of several seats rewards roles, not turns: at one step the winner gets 1 and the loser -1. Each turn gets
+A multi-agent environment rewards roles, not turns: in one step, the winner may get 1 and the loser -1. Each turn gets
 the rewards of *its own* role from its step up to the role's next turn::
 
     step             0        1        2        3        4
     moves            X        O        X        O        X
     rewards       O: -0.1           X: 0.2           X: 1, O: -1
-    of the turn      0      -0.1      0.2      -1        1
+    turn reward      0      -0.1      0.2      -1        1
 
 Rewards after a role's last move go to that move, and rewards before its first move go to its first. So the return of a
 turn is the sum of its role's rewards from then on. The rewards of a role that never moves go to no turn. Each episode
-of a trial is settled separately.
+of a trial is handled separately.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from agentsgym.texts import shown
 from agentsgym.types import Trajectory, Turn
 
 
-def attributed(turns: Sequence[Turn]) -> tuple[list[Turn], dict[Hashable, float]]:
+def attribute_rewards(turns: Sequence[Turn]) -> tuple[list[Turn], dict[Hashable, float]]:
     """Assign the rewards of each role to its own turns.
 
     Args:
         turns: The turns as played. The reward of a step without ``role_rewards`` goes to the role that moved.
 
     Returns:
-        The turns with their role's rewards, and the total of each role, in the order of their first moves; the same
-        turns, and no totals, where no step has ``role_rewards``.
+        The turns with their role's rewards, and the total of each role, in the order of their first moves; the turns
+        unchanged and no totals if no step has ``role_rewards``.
 
     >>> moves = [("X", {}), ("O", {}), ("X", {"X": 1.0, "O": -1.0})]
     >>> turns = [Turn(start=0, stop=0, reward=0.0, role=role, role_rewards=given) for role, given in moves]
-    >>> settled, final_rewards = attributed(turns)
+    >>> settled, final_rewards = attribute_rewards(turns)
     >>> [turn.reward for turn in settled], final_rewards
     ([0.0, -1.0, 1.0], {'X': 1.0, 'O': -1.0})
     """
     if all(turn.role_rewards is None for turn in turns):
         return list(turns), {}
-    last: dict[tuple[int, Hashable], int] = {}  # by episode and role; before a role's first turn it is that one
+    last: dict[tuple[int, Hashable], int] = {}  # latest turn by (episode, role); until a role has acted, its first turn
     for k in reversed(range(len(turns))):
         last[turns[k].episode, turns[k].role] = k
     amounts: list[list[float]] = [[] for _ in turns]
@@ -58,19 +58,21 @@ def attributed(turns: Sequence[Turn]) -> tuple[list[Turn], dict[Hashable, float]
     return settled, {role: math.fsum(own) for role, own in totals.items()}
 
 
-def total_error(trajectory: Trajectory, *, is_sum: bool) -> str:
-    """Explain why a trajectory's final rewards do not agree with its turns; empty if they do.
+def reward_mismatch(trajectory: Trajectory, *, is_sum: bool) -> str:
+    """Explain why a trajectory's final rewards do not match its turns; empty if they do.
 
     Args:
         trajectory: A rollout that did not fail, all of whose rewards are finite.
-        is_sum: Whether its final reward must be the sum of its turn rewards, where there are no rewards by role.
+        is_sum: Whether, without rewards by role, the final reward must be the sum of the turn rewards.
     """
     rewards = [turn.reward for turn in trajectory.turns]
-    settled, totals = attributed(trajectory.turns)
-    if trajectory.final_rewards != totals or [turn.reward for turn in settled] != rewards:
-        return f"turn rewards and final_rewards must be the rewards of each role, {shown(totals)}"
+    settled, totals = attribute_rewards(trajectory.turns)
+    if trajectory.final_rewards != totals:
+        return f"final_rewards must be the totals by role, {shown(totals)}, got {shown(trajectory.final_rewards)}"
+    if (expected := [turn.reward for turn in settled]) != rewards:
+        return f"turn rewards must be the rewards of each turn's role, {shown(expected)}, got {shown(rewards)}"
     right = totals[trajectory.turns[0].role] if totals else math.fsum(rewards)
     if (totals or is_sum) and not math.isclose(trajectory.final_reward, right, rel_tol=1e-6, abs_tol=1e-6):
-        whose = "that of the first turn's role" if totals else "the sum of the turn rewards"
+        whose = "the total of the first turn's role" if totals else "the sum of the turn rewards"
         return f"final_reward must be {whose}, {right!r}, got {shown(trajectory.final_reward)}"
     return ""

@@ -1,4 +1,4 @@
-"""A rollout as estimators see it: numbers and keys, no tokens."""
+"""A rollout as passed to estimators: numbers and keys, no tokens."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from agentsgym.types import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRollout:
-    """One rollout as estimators see it: numbers and keys, no tokens.
+    """One rollout as passed to estimators: numbers and keys, no tokens.
 
     Attributes:
         turn_rewards: The reward of each turn's role, after ``turn_credit``, (K,).
-        final_reward: R, the reward of the whole rollout, whatever the ``turn_credit``; with several roles that of the
-            first.
-        group: Which task group it belongs to, unique over the whole batch.
-        state_keys: Equal keys within a task group are the same decision problem, (K,); None where the
-            environment returns no key. In training a long key is a digest: keys can be compared, not read.
-        failed: Whether the environment or the agent raised, or took too long.
-        dropped: Whether a filter left it out: it is in no baseline and not in the loss.
+        final_reward: R, the reward of the rollout, which does not depend on ``turn_credit``; with several roles, the
+            reward of the first role.
+        group: Number of the task group, unique over the entire batch.
+        state_keys: One key per turn, (K,): turns of a task group with equal keys have the same decision problem. None
+            if the environment returns no key. In training a long key is a digest, which can only be compared.
+        failed: Whether the environment or the agent raised or took too long.
+        dropped: Whether a filter excluded the rollout from baselines and from the loss.
         truncated: Whether a budget, not the environment, ended the episode.
-        environment: The environment that was played (in the trainer its class and configuration); baselines that
-            outlive a batch are kept for each.
-        roles: The agent's role in each turn, (K,); None where the environment has none, empty for None in all turns.
-        potentials: The potential of each turn's state, (K,), for potential-based shaping; None where the environment
-            has none, empty for None in all turns.
-        token_counts: How many agent tokens each turn has, (K,); empty if unknown.
+        environment: The environment (in the trainer, its class and configuration), for which estimators keep separate
+            baselines across batches.
+        roles: The agent's role in each turn, (K,), None without a role; empty if no turn has a role.
+        potentials: The potential of each turn's state, (K,), for potential-based shaping, None without a potential;
+            empty if no turn has one.
+        token_counts: The number of agent tokens of each turn, (K,); empty if unknown.
         values: The return that a value head predicts before each token of each turn, (K, n_k); empty without a value
             head.
         invalid: Whether each turn's action was invalid, (K,); empty if unknown.
-        final_rewards: R of each role, where rewards are given by role; else empty.
+        final_rewards: R of each role, if rewards are given by role; otherwise empty.
     """
 
     turn_rewards: Sequence[float]
@@ -54,13 +54,14 @@ class ScoredRollout:
     def __post_init__(self) -> None:
         if len(self.turn_rewards) != len(self.state_keys):
             raise ValueError(
-                f"each turn needs a reward and a state key, got {len(self.turn_rewards)} and {len(self.state_keys)}"
+                "each turn needs a reward and a state key, got "
+                f"{len(self.turn_rewards)} rewards and {len(self.state_keys)} state keys"
             )
         for name in ("roles", "potentials", "token_counts", "values", "invalid"):
             given = getattr(self, name)
             if given and len(given) != len(self.turn_rewards):
                 raise ValueError(
-                    f"{name} needs one entry per turn or none, got {len(given)} of {len(self.turn_rewards)}"
+                    f"{name} must be empty or have one entry per turn, got {len(given)} for {len(self.turn_rewards)}"
                 )
         check_final_rewards(self.roles, self.final_rewards)
 
@@ -68,17 +69,17 @@ class ScoredRollout:
     def from_trajectory(
         cls, trajectory: Trajectory, *, group: int, turn_credit: str = "step", environment: Hashable = None
     ) -> Self:
-        """Score a trajectory.
+        """Convert a trajectory.
 
         Args:
             trajectory: One rollout.
-            group: Its task group, unique over the whole batch.
-            turn_credit: Which turn is rewarded, a key of :data:`agentsgym.credit.rewards.TURN_CREDITS`.
+            group: Number of the task group, unique over the entire batch.
+            turn_credit: Which turns are rewarded, a key of :data:`agentsgym.credit.rewards.TURN_CREDITS`.
             environment: The environment that was played.
 
         Raises:
             ConfigError: ``turn_credit`` is unknown.
-            ValueError: A role has turns and no final reward, and another has one.
+            ValueError: A role that has turns has no final reward, although another role has one.
         """
         return cls(
             turn_rewards=credited_rewards(trajectory, turn_credit),
@@ -97,7 +98,7 @@ class ScoredRollout:
 
     @property
     def included(self) -> bool:
-        """Whether it is in baselines and in the loss."""
+        """Whether the rollout is used in baselines and in the loss."""
         return not (self.failed or self.dropped)
 
     def role(self, k: int) -> Hashable:

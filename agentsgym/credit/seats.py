@@ -1,10 +1,9 @@
-"""Split rollouts of several roles into one part for each role, so that a role's credit depends on its rewards alone.
+"""Split rollouts of several roles into one part per role, so that a role's credit depends only on its own rewards.
 
-In an environment of several seats one rollout holds the turns of all of them. Every estimator therefore sees each role
-as a rollout of its own (:func:`split_seats`): the role's turns and rewards, and its final reward R. It is compared with
-the same role in the other rollouts of the task, and its next turn is its own next turn. The estimator's entries for the
-parts are put back on the turns of the whole rollouts (:meth:`SeatSplit.merge`). Rollouts of at most one role are not
-split.
+In a multi-agent environment, one rollout contains the turns of all roles. Every estimator therefore receives each role
+as a separate rollout (:func:`split_seats`): the role's turns and rewards, and its final reward R. A role is compared
+with the same role in the other rollouts of the task. The estimator's entries for the parts are then assigned to the
+turns of the unsplit rollouts (:meth:`SeatSplit.merge`). Rollouts of at most one role are not split.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ class SeatSplit:
     """A batch of rollouts, split by role.
 
     Attributes:
-        rollouts: The parts, each of one role, rollout after rollout and in each by the roles' first turns, (P,).
-        whole: The batch as it was, (N,).
-        places: For each part, the rollout that it comes from, and its turns there, (P,).
+        rollouts: The parts, each of one role, in the order of the rollouts and of the roles' first turns, (P,).
+        whole: The unsplit batch, (N,).
+        places: For each part, the index of its rollout and the indices of its turns there, (P,).
     """
 
     rollouts: Sequence[ScoredRollout]
@@ -36,13 +35,13 @@ class SeatSplit:
     places: Sequence[tuple[int, Sequence[int]]]
 
     def merge(self, entries: Sequence[Sequence[T]]) -> list[list[T]]:
-        """Put the entries of the parts' turns back in the places of these turns.
+        """Merge the entries of the parts' turns into entries for the unsplit rollouts.
 
         Args:
-            entries: One entry for each turn of each part, (P, K of the part).
+            entries: One entry per turn of each part, (P, K of the part).
 
         Returns:
-            One entry for each turn of each rollout, (N, K).
+            One entry per turn of each rollout, (N, K).
         """
         merged: list[list[Any]] = [[None] * len(one.turn_rewards) for one in self.whole]
         for (i, turns), own in zip(self.places, entries, strict=True):
@@ -54,7 +53,7 @@ class SeatSplit:
         """Whether any part of each rollout is trained on, (N,).
 
         Args:
-            parts: The parts, after filters have marked some of them as dropped, (P,).
+            parts: The parts, some of which filters may have marked as dropped, (P,).
         """
         flags = [False] * len(self.whole)
         for (i, _), part in zip(self.places, parts, strict=True):
@@ -62,7 +61,7 @@ class SeatSplit:
         return flags
 
     def task_groups(self, groups: Collection[int]) -> set[int]:
-        """Find the task groups all of whose parts are in the given groups of parts.
+        """Find the task groups whose parts are all in the given groups of parts.
 
         Args:
             groups: The ``group`` of parts.
@@ -75,18 +74,18 @@ class SeatSplit:
 def split_seats(
     rollouts: Sequence[ScoredRollout], *, shared_rewards: Literal["refuse", "keep"] = "refuse"
 ) -> SeatSplit:
-    """Split the rollouts of several roles into one part for each role.
+    """Split the rollouts of several roles into one part per role.
 
     A part is a rollout with the turns of its role and the role's final reward. The parts of the same role and task
-    group are a group, whose number no task group has.
+    group form a group, whose number differs from that of every task group.
 
     Args:
         rollouts: The batch.
-        shared_rewards: What to do with a rollout of several roles whose rewards are not given by role: ``"refuse"`` it,
-            or ``"keep"`` it whole.
+        shared_rewards: What to do with a rollout of several roles whose rewards are not given by role: ``"refuse"``
+            raises, and ``"keep"`` leaves it unsplit.
 
     Returns:
-        The parts; the rollouts themselves where there are not several roles.
+        The parts; rollouts with a single role are their own part.
 
     Raises:
         ConfigError: A rollout has turns of several roles, and its rewards are not given by role.
@@ -130,7 +129,7 @@ def of_environment(environment: Hashable) -> str:
 
 
 def _has_shared_rewards(rollout: ScoredRollout) -> bool:
-    """Whether it has several roles, and rewards that are not given by role; without rewards each role has 0."""
+    """Whether a rollout has several roles and non-zero rewards that are not given by role."""
     has_rewards = rollout.final_reward != 0 or any(rollout.turn_rewards)
     return rollout.included and has_rewards and not rollout.final_rewards and len(set(rollout.roles)) > 1
 
@@ -142,10 +141,10 @@ def _part(rollout: ScoredRollout, role: Hashable, turns: Sequence[int], group: i
             f"a rollout{of_environment(rollout.environment)} has turns of the roles {roles}, but its rewards are not "
             "given by role, so every role would be credited with the rewards of the others: return info['rewards'] = "
             "{role: reward} from _step_episode in each step with a reward (the same for all roles that play "
-            "together), or take advantage_estimator='reward'"
+            "together), or set advantage_estimator='reward'"
         )
     final_reward = rollout.final_reward if len(set(rollout.roles)) == 1 else 0.0
-    if rollout.final_rewards:  # else there were no rewards, or it failed and is in no baseline
+    if rollout.final_rewards:  # otherwise there were no rewards, or the rollout is in no baseline
         final_reward = rollout.final_rewards[role]
     names = ("turn_rewards", "state_keys", "roles", "potentials", "token_counts", "values", "invalid")
     fields: dict[str, Any] = {name: [values[k] for k in turns] for name in names if (values := getattr(rollout, name))}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class AdvantageSettings(Protocol):
-    """The settings that decide advantages; :class:`~agentsgym.training.config.GRPOEnvConfig` has them."""
+    """The settings that determine advantages; :class:`~agentsgym.training.config.GRPOEnvConfig` has them."""
 
     discount: float
     scale_rewards: str
@@ -41,14 +41,15 @@ class AdvantageSettings(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditSettings:
-    """The settings that decide a rollout's advantages, except its environment's ``turn_credit``.
+    """The settings that determine a rollout's advantages, except its environment's ``turn_credit``.
 
-    :class:`~agentsgym.credit.assignment.AdvantageAssigner` reads them. Those that are not described here are as in
-    :class:`~agentsgym.training.config.GRPOEnvConfig`.
+    :class:`~agentsgym.credit.assignment.AdvantageAssigner` uses them. Attributes that are not described here mean the
+    same as in :class:`~agentsgym.training.config.GRPOEnvConfig`.
 
     Attributes:
-        advantage_estimator: Name of a built-in one; for another function its module and name, for readers only.
-        options: Its options.
+        advantage_estimator: Name of a built-in estimator; for any other function, its module and name, which are
+            informative only: the estimator cannot be rebuilt from them.
+        options: The estimator's options.
         potential_weight: Weight of potential-based shaping; 0 for none.
         max_completion_length: The divisor of the aggregation ``"constant"``.
         truncation: The treatment of truncated rollouts: ``"keep"``, ``"penalize"`` or ``"mask"``.
@@ -71,7 +72,7 @@ class CreditSettings:
 
     @classmethod
     def of(cls, args: AdvantageSettings, estimator: BoundEstimator) -> Self:
-        """Take them from the settings of a run and its estimator."""
+        """Collect these settings from those of a run and from its estimator."""
         own = ESTIMATORS.get(estimator.name)
         module = getattr(estimator.function, "__module__", None) or type(estimator.function).__module__
         name = estimator.name if own is estimator.function else f"{module}.{estimator.name}"
@@ -87,21 +88,21 @@ class CreditSettings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` returned; unknown settings, as of a later release, are left out."""
+        """Rebuild the settings from :meth:`as_dict`; unknown ones, such as those of a later release, are ignored."""
         known = {one.name for one in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings that are not at their default, and always the three that matter most."""
+        """Return the settings that differ from their defaults, and always the estimator, discount and scale."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
-        plain = type(self)()
+        defaults = type(self)()
         always = {"advantage_estimator", "discount", "scale_rewards"}
-        return {name: value for name, value in values.items() if name in always or value != getattr(plain, name)}
+        return {name: value for name, value in values.items() if name in always or value != getattr(defaults, name)}
 
     def estimator(self) -> BoundEstimator:
         """Make a fresh estimator.
 
         Raises:
-            ConfigError: Its name or an option is unknown or not valid.
+            ConfigError: The estimator's name or one of its options is unknown or invalid.
         """
         return get_estimator(self.advantage_estimator, **{"potential_weight": self.potential_weight, **self.options})

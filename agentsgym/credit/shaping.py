@@ -14,22 +14,22 @@ from agentsgym.fields import check_number
 def shaped(rollouts: Sequence[ScoredRollout], *, discount: float, weight: float) -> list[ScoredRollout]:
     """Reward each turn for the change in potential, ``r'_k = r_k + w·(γ·Φ_{k+1} - Φ_k)`` (Ng, Harada & Russell 1999).
 
-    Φ_k is the environment's potential of the state before turn k, and 0 after the last turn, however it ended. The
-    returns then become ``G_k - w·Φ_k``: a baseline that depends on the state alone, so that no policy's rank and, for
-    an unbiased estimator with the same discount, no gradient changes, only its variance. ``final_reward`` stays as it
-    is: without discount the sum over a rollout only moves by ``-w·Φ_0``, the same for a whole task group. A later
-    episode of the same trial counts as what follows.
+    Φ_k is the environment's potential of the state before turn k, and 0 after the last turn, however the rollout ended.
+    The returns then become ``G_k - w·Φ_k``: a baseline that depends only on the state, so the ranking of policies does
+    not change. With an unbiased estimator and the same discount, the expected gradient does not change either, only its
+    variance. ``final_reward`` is unchanged: without discount, the sum over a rollout changes only by ``-w·Φ_0``, which
+    is the same for the entire task group. The next turn may belong to a later episode of the same trial.
 
-    Φ is the value of the state to the role whose turn it is, and what follows a turn is that role's own next turn:
-    rollouts of several roles are split before (:func:`~agentsgym.credit.seats.split_seats`).
+    Φ is the value of the state to the role that acts, and the next turn is the next turn of that role: rollouts of
+    several roles are split first (:func:`~agentsgym.credit.seats.split_seats`).
 
     Args:
-        rollouts: The batch, each of one role; those that are not included are returned as they are.
-        discount: γ, the estimator's own.
+        rollouts: The batch, each of one role; rollouts that are not included are returned unchanged.
+        discount: γ, the discount of the estimator.
         weight: w.
 
     Returns:
-        The rollouts with other turn rewards.
+        The rollouts with shaped turn rewards.
 
     Raises:
         ConfigError: The environment has no potential for a turn, or ``weight`` is not a finite number.
@@ -50,7 +50,7 @@ def shaped(rollouts: Sequence[ScoredRollout], *, discount: float, weight: float)
         known = [potential for potential in potentials if potential is not None]
         if len(known) < len(potentials):
             raise ConfigError(
-                "potential-based shaping needs the potential of every turn: `_potential` must return a number, "
+                "potential-based shaping requires the potential of every turn: `_potential` must return a number, "
                 f"got None in {len(potentials) - len(known)} of {len(potentials)} turns"
                 f"{of_environment(rollout.environment)}"
             )

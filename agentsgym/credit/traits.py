@@ -1,6 +1,6 @@
-"""Declare what an estimator reads and compares, so that settings are checked by what it does, not by its name.
+"""Declare an estimator's inputs and comparisons, so that settings are checked by its behavior, not by its name.
 
-A declaration is attached to the estimator itself and found within a ``partial`` too, so that your own estimator is
+A declaration is attached to the estimator itself, and also found inside a ``partial``, so your own estimators are
 treated like the built-in ones.
 """
 
@@ -17,11 +17,11 @@ Use = Literal[
     "discount",  # sums the discounted rewards of turns
     "turn_rewards",
     "final_reward",
-    "per_token_rewards",  # the trajectory's own take the place of the numbers that the estimator returns
+    "per_token_rewards",  # the trajectory's per-token rewards replace the values that the estimator returns
     "state_keys",
     "roles",
-    "values",  # of a value head
-    "turn_values",  # only those before the first token of a turn
+    "values",  # predictions of a value head
+    "turn_values",  # only the predictions before the first token of each turn
 ]
 
 Options = Mapping[str, Any]
@@ -33,15 +33,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatorTraits:
-    """What an estimator reads and compares; nothing that it does not declare may change what it returns.
+    """The inputs that an estimator uses and compares; its result must not depend on anything undeclared.
 
     Attributes:
-        uses: What it reads of a rollout and of its arguments.
+        uses: The attributes of rollouts and the arguments that it uses.
         compares_in_task_groups: Whether its baseline comes from the other rollouts of the task.
-        per_token: Whether it may return one number for each token instead of each turn.
+        per_token: Whether it may return one number per token instead of per turn.
 
     Raises:
-        ConfigError: ``uses`` has an unknown word.
+        ConfigError: ``uses`` has an unknown name.
     """
 
     uses: frozenset[Use]
@@ -55,7 +55,7 @@ class EstimatorTraits:
 
     def __post_init__(self) -> None:
         for word in sorted(self.uses.difference(get_args(Use))):
-            raise ConfigError(f"uses has the unknown word {word!r}{did_you_mean(word, get_args(Use))}")
+            raise ConfigError(f"uses has the unknown name {word!r}{did_you_mean(word, get_args(Use))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +63,18 @@ class Declaration:
     """The declarations of an estimator.
 
     Attributes:
-        traits_of: Returns the traits that it has with some options.
-        keeps_state: Whether an estimator that takes ``state`` keeps something from one batch to the next with some
-            options.
-        value_targets: Returns what its value head is trained towards; None for the discounted returns.
+        traits_of: Returns the estimator's traits for the given options.
+        keeps_state: Given the options, returns whether an estimator that accepts ``state`` carries state from one batch
+            to the next.
+        value_targets: Returns the training targets of its value head; None for the discounted returns.
     """
 
     traits_of: Callable[[Options], EstimatorTraits]
     keeps_state: Callable[[Options], bool] = lambda _options: True
     value_targets: ValueTargets | None = None
 
-    def on(self, estimator: F) -> F:
-        """Attach it to an estimator; to be used as a decorator."""
+    def attach_to(self, estimator: F) -> F:
+        """Attach this declaration to an estimator; usable as a decorator."""
         cast("Any", estimator).declaration = self
         return estimator
 
@@ -91,22 +91,22 @@ def estimator_traits(
         per_token: As in :class:`EstimatorTraits`.
 
     Raises:
-        ConfigError: ``uses`` is a single word, or has an unknown word.
+        ConfigError: ``uses`` is a single string, or has an unknown name.
 
     >>> @estimator_traits(uses=["final_reward"])
-    ... def whole(rollouts, *, discount, scale):
+    ... def final_reward_everywhere(rollouts, *, discount, scale):
     ...     return [[one.final_reward] * len(one.turn_rewards) for one in rollouts]
-    >>> traits_of(whole)
+    >>> traits_of(final_reward_everywhere)
     EstimatorTraits(uses=frozenset({'final_reward'}), compares_in_task_groups=False, per_token=False)
     """
     if isinstance(uses, str):
-        raise ConfigError(f"uses must be a list or a set of words, got the single word {uses!r}")
+        raise ConfigError(f"uses must be a list or a set of names, got the string {uses!r}")
     traits = EstimatorTraits(uses=frozenset(uses), compares_in_task_groups=compares_in_task_groups, per_token=per_token)
-    return Declaration(traits_of=lambda _options: traits).on
+    return Declaration(traits_of=lambda _options: traits).attach_to
 
 
 def declaration_of(estimator: Callable[..., Any]) -> Declaration | None:
-    """What an estimator, or the function within a ``partial``, declares; None if it declares nothing."""
+    """The declaration of an estimator, or of the function inside a ``partial``; None if there is none."""
     declaration = getattr(estimator, "declaration", None)
     if isinstance(declaration, Declaration):
         return declaration
@@ -114,22 +114,22 @@ def declaration_of(estimator: Callable[..., Any]) -> Declaration | None:
 
 
 def traits_of(estimator: Callable[..., Any], options: Options | None = None) -> EstimatorTraits | None:
-    """The traits that an estimator has with some options; None if it declares none.
+    """The traits of an estimator with the given options; None if it declares none.
 
     Args:
         estimator: The function, or a ``partial`` of it, whose keywords are options as well.
-        options: Keywords that it is called with beside ``discount`` and ``scale``.
+        options: The keyword arguments it is called with, besides ``discount`` and ``scale``.
     """
     declaration = declaration_of(estimator)
     return declaration and declaration.traits_of(all_options(estimator, options or {}))
 
 
 def all_options(estimator: Callable[..., Any], options: Options) -> Options:
-    """The keywords of a ``partial`` and the options, which take precedence."""
+    """The keyword arguments of a ``partial``, updated with the options."""
     keywords: Options = cast("partial[Any]", estimator).keywords if isinstance(estimator, partial) else {}
     return {**keywords, **options}
 
 
 def reads_token_rewards(traits: EstimatorTraits | None) -> bool:
-    """Whether the trajectory's per-token rewards take the place of the estimator's numbers, as under ``reward``."""
+    """Whether the trajectory's per-token rewards replace the estimator's values, as with the ``reward`` estimator."""
     return traits is not None and "per_token_rewards" in traits.uses

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from agentsgym.credit.role_rewards import attributed
+from agentsgym.credit.role_rewards import attribute_rewards
 from agentsgym.envs.boundary import (
     Step,
     action_error,
@@ -144,7 +144,9 @@ class Trial:
         A step of it may still be running in another thread; what that records from now on is not in the trajectory.
         """
         conversation = self.conversation
-        turns, _ = attributed([*conversation.turns])  # before the tokens: both only grow, so that no span leaves them
+        turns, _ = attribute_rewards(
+            [*conversation.turns]
+        )  # before the tokens: both only grow, so that no span leaves them
         token_ids = [*conversation.token_ids()]
         logprobs = conversation.token_logprobs(len(token_ids))
         return Trajectory(
@@ -355,7 +357,7 @@ class Trial:
     def _trajectory(self, stop_reason: StopReason, error: str | None = None) -> Trajectory:
         conversation = self.conversation
         token_ids = conversation.token_ids()
-        turns, final_rewards = attributed(conversation.turns)
+        turns, final_rewards = attribute_rewards(conversation.turns)
         final_reward = final_rewards[turns[0].role] if final_rewards else conversation.final_reward
         trajectory = Trajectory(
             token_ids=token_ids,

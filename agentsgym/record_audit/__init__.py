@@ -1,4 +1,4 @@
-"""Check recorded rollouts as if nothing had been checked before: they may come from a file or another library."""
+"""Check recorded rollouts without any assumptions: they may come from a file or another library."""
 
 from agentsgym.record_audit.checks import audit
 from agentsgym.record_audit.report import AuditReport, Check, Problem

@@ -1,4 +1,4 @@
-"""Check recorded rollouts without any assumption: they may come from a file or another library."""
+"""Check recorded rollouts without any assumptions: they may come from a file or another library."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from numbers import Real
 from typing import Any, NamedTuple, cast
 
 from agentsgym.credit.rewards import TOKEN_CREDITS, check_credit, credited_rewards
-from agentsgym.credit.role_rewards import total_error
+from agentsgym.credit.role_rewards import reward_mismatch
 from agentsgym.errors import ConfigError
 from agentsgym.record_audit.report import AuditReport, Check, Problem
 from agentsgym.texts import shown
 from agentsgym.types import StopReason, Trajectory
 
-_LOGPROB_TOLERANCE = 1e-4  # rounding can lift the log-probability of a sure token a little above 0
-_is_close = partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6)  # of rewards, which may have been single precision
+_LOGPROB_TOLERANCE = 1e-4  # rounding can make the log-probability of a certain token slightly positive
+_is_close = partial(
+    math.isclose, rel_tol=1e-6, abs_tol=1e-6
+)  # for rewards, which may have been rounded to single precision
 
-_Finding = tuple[Check, int | None, str]  # with the index of the turn that it is about
+_Finding = tuple[Check, int | None, str]  # the int is the index of the turn concerned
 _Findings = Iterator[_Finding]
 
 
 class _Expected(NamedTuple):
-    """The caller's knowledge of the data."""
+    """Expected properties of the data, as given by the caller."""
 
     vocabulary_size: float
     turn_credit: str | None
@@ -39,19 +41,19 @@ def audit(
     token_credit: str | None = "spread",
     final_reward_is_sum: bool = True,
 ) -> AuditReport:
-    """Check everything in the data that training relies on; nothing is changed, and problems are not raised.
+    """Check everything in the data that training relies on, and report the problems without raising.
 
     Args:
         trajectories: The rollouts, of any class that has the attributes of a :class:`~agentsgym.types.Trajectory`.
-        vocabulary_size: Every id must be below it; None for no limit.
-        turn_credit: Which turns are rewarded, as in ``env_config``; None for an environment that places its rewards
-            itself (``_calculate_rewards``): amounts are not compared then.
-        token_credit: Where in the turn rewards are placed, as in ``env_config``; None as above.
+        vocabulary_size: Exclusive upper bound on the token ids; None for no limit.
+        turn_credit: Which turns are rewarded, as in ``env_config``; None for an environment that assigns its rewards
+            itself (``_calculate_rewards``), whose amounts are not checked.
+        token_credit: Which tokens of a turn get its reward, as in ``env_config``; None as above.
         final_reward_is_sum: Whether final rewards must be the sums of the turn rewards; False for an environment
-            with its own ``_final_reward``.
+            with a custom ``_final_reward``.
 
     Raises:
-        ConfigError: ``vocabulary_size`` is not a positive int, or the credit is unknown.
+        ConfigError: ``vocabulary_size`` is not a positive int, or a credit setting is invalid.
 
     >>> audit([Trajectory(token_ids=[], turns=[], messages=[], final_reward=1.0, stop_reason=StopReason.MAX_TOKENS)]).ok
     False
@@ -104,7 +106,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_numbers(values: Any) -> bool:
-    # Kinds rather than values: a row has thousands of tokens, and its numbers are of one type or two.
+    # Checking types instead of values is fast: a row has thousands of tokens, but only one or two types of numbers.
     return _is_list(values) and all(kind is not bool and issubclass(kind, Real) for kind in set[Any](map(type, values)))
 
 
@@ -144,7 +146,7 @@ def _wrong_kinds(value: object, kinds: _Kinds, turn: int | None = None) -> _Find
     for (kind, is_right), names in kinds.items():
         for name in names:
             if not hasattr(value, name):
-                yield "fields", turn, f"{name} must be {kind}, got {type(value).__name__} without it"
+                yield "fields", turn, f"{name} must be {kind}, but {type(value).__name__} has no such attribute"
             elif not is_right(given := getattr(value, name)):
                 yield "fields", turn, f"{name} must be {kind}, got {shown(given)} ({type(given).__name__})"
 
@@ -162,7 +164,7 @@ def _contents(trajectory: Any, expected: _Expected) -> _Findings:
         else:
             are_spans_valid = False
             yield "spans", k, f"its span must lie in [{edge}, {size}), got [{turn.start}, {turn.stop})"
-    if are_spans_valid:  # else values cannot be matched to tokens
+    if are_spans_valid:  # otherwise values cannot be matched to tokens
         yield from _prompts(trajectory)
         given = list(getattr(trajectory, "agent_token_mask", ()))
         spoken = {index for turn in trajectory.turns for index in range(turn.start, turn.stop)}
@@ -170,7 +172,7 @@ def _contents(trajectory: Any, expected: _Expected) -> _Findings:
         if len(given) != size:
             yield _wrong_length("agent_token_mask", given, trajectory)
         elif wrong := [index for index, mask in enumerate(given) if mask != right[index]]:
-            yield "mask", None, f"agent_token_mask must be 1 in the turns' spans alone, got {_at(wrong, given)}"
+            yield "mask", None, f"agent_token_mask must be 1 only in the turns' spans, got {_at(wrong, given)}"
         yield from _logprobs(trajectory)
         yield from _rewards(trajectory, expected)
 
@@ -180,10 +182,10 @@ def _prompts(trajectory: Any) -> _Findings:
     for k, turn in enumerate(trajectory.turns):
         begin = turn.prompt_start
         if begin != segment and not edge <= begin <= turn.start:
-            expected = f"at {segment}, as the last turn's, or in [{edge}, {turn.start}]"
+            expected = f"at {segment}, like the previous turn's, or in [{edge}, {turn.start}]"
             yield "prompts", k, f"its prompt must begin {expected}, got {begin}"
         elif turn.stop > turn.start == begin:
-            yield "prompts", k, "its prompt must hold at least one token, got an empty one"
+            yield "prompts", k, "its prompt must have at least one token, got an empty one"
         else:
             segment = begin
         edge = turn.stop
@@ -204,10 +206,14 @@ def _messages(trajectory: Any) -> _Findings:
         if last < index < len(messages) and _role(messages[index]) == "assistant":
             last = index
         else:
-            yield "messages", k, f"message_index must be an assistant's, in ({last}, {len(messages)}), got {index}"
+            yield (
+                "messages",
+                k,
+                f"message_index must be that of an assistant message in ({last}, {len(messages)}), got {index}",
+            )
         roles = [_role(message) for message in turn.prompt_messages or ()]
         if turn.prompt_messages is not None and (None in roles or roles[-1:] in ([], ["assistant"])):
-            expected = "messages that end with the one to answer"
+            expected = "messages that end with a message to answer"
             yield "messages", k, f"prompt_messages must be {expected}, got {shown(turn.prompt_messages)}"
         if turn.episode < episode:
             yield "messages", k, f"its episode must be {episode} or later, got {turn.episode}"
@@ -226,7 +232,7 @@ def _logprobs(trajectory: Any) -> _Findings:
         yield _wrong_length("logprobs", values, trajectory)
         return
     for k, turn in enumerate(trajectory.turns):
-        span = range(turn.start, turn.stop)  # a NaN in it, not known, is neither below nor above
+        span = range(turn.start, turn.stop)  # NaN (unknown) fails both comparisons
         if wrong := [i for i in span if values[i] > _LOGPROB_TOLERANCE or values[i] == -math.inf]:
             yield "logprobs", k, f"log-probabilities must be finite and at most 0, got {_at(wrong, values)}"
     if wrong := _nonzero_outside(trajectory.turns, values):
@@ -267,14 +273,14 @@ def _outcome(trajectory: Any, expected: _Expected) -> _Findings:
         yield "outcome", None, f"final_reward of a failed rollout must be 0.0, got {shown(reward)}"
     if failed != (trajectory.error is not None):
         given = f"{reason.value!r} and {shown(trajectory.error)}"
-        yield "outcome", None, f"stop reason 'failed' and an error must come together, got {given}"
+        yield "outcome", None, f"a rollout must have an error if and only if its stop reason is 'failed', got {given}"
     if not turns and reason not in {StopReason.MAX_TOKENS, StopReason.FAILED}:
         yield "outcome", None, f"a rollout without turns must end with 'max_tokens' or 'failed', got {reason.value!r}"
     if turns and reason is StopReason.INVALID and not turns[-1].invalid:
-        yield "outcome", None, "the last turn must be invalid where the stop reason is 'invalid', got a valid one"
+        yield "outcome", None, "the last turn must be invalid if the stop reason is 'invalid', got a valid one"
     rewards = [turn.reward for turn in turns]
     is_sound = not failed and all(map(math.isfinite, (reward, *rewards)))
-    if is_sound and (wrong := total_error(trajectory, is_sum=expected.final_reward_is_sum)):
+    if is_sound and (wrong := reward_mismatch(trajectory, is_sum=expected.final_reward_is_sum)):
         yield "outcome", None, wrong
 
 
@@ -284,7 +290,7 @@ def _nonzero_outside(turns: Any, values: Any) -> list[int]:
 
 
 def _wrong_length(name: str, values: Sequence[Any], trajectory: Any) -> _Finding:
-    return "lengths", None, f"{name} must hold {len(trajectory.token_ids)} values, one per token, got {len(values)}"
+    return "lengths", None, f"{name} must have {len(trajectory.token_ids)} values, one per token, got {len(values)}"
 
 
 def _at(wrong: Sequence[int], values: Sequence[Any]) -> str:

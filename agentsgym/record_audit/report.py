@@ -1,4 +1,4 @@
-"""The report of an audit of recorded rollouts: its counts, and the problems that were found."""
+"""The report of an audit of recorded rollouts: counts, and the problems found."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from agentsgym.errors import AgentsGymError
 from agentsgym.texts import shortened, shown
 
 Check = Literal[
-    "fields",  # a value is missing or of the wrong kind; nothing else of the trajectory is checked then
-    "lengths",  # a list does not hold one value a token
-    "token_ids",  # an id is not a token
-    "spans",  # turns overlap, are out of order or leave the tokens
+    "fields",  # a value is missing or has the wrong type; the trajectory's other checks are then skipped
+    "lengths",  # a list does not have one value per token
+    "token_ids",  # an id is not a valid token id
+    "spans",  # turns overlap, are out of order or extend beyond the tokens
     "prompts",  # a turn's prompt does not extend the tokens before it
     "mask",  # the agent token mask is not the union of the spans
-    "messages",  # an invalid message, or a turn that does not point at its own answer
+    "messages",  # an invalid message, or a turn that does not refer to its answer
     "logprobs",  # an invalid log-probability
-    "rewards",  # a reward is not finite, or does not lie where it belongs
-    "outcome",  # the final reward, the stop reason and the error do not fit each other
+    "rewards",  # a reward is not finite, or is assigned to the wrong tokens
+    "outcome",  # the final reward, the stop reason and the error are inconsistent
 ]
 
-_SHOWN, _SHOWN_BYTES = 20, 450  # problems in the text of a report, and the most of each
+_SHOWN, _SHOWN_BYTES = 20, 450  # problems in the text of a report, and the size limit of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong with one trajectory.
+    """One problem of one trajectory.
 
     Attributes:
         check: The check that found it.
-        trajectory: Index in the list that was audited.
-        session_id: Its session.
-        turn: Index of the turn; None if it is not about one turn.
+        trajectory: Index of the trajectory in the audited list.
+        session_id: The trajectory's session id.
+        turn: Index of the turn; None if the problem does not concern one turn.
         message: The problem and the expected value, in one sentence.
     """
 
@@ -50,19 +50,19 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The result of an audit; the counts leave out trajectories whose fields cannot be read.
+    """The result of an audit; the counts exclude trajectories with missing or wrongly typed fields.
 
     Attributes:
-        num_trajectories: All that were given.
-        num_failed: Rollouts in which the environment or the agent failed.
-        num_turns: Actions.
-        num_segments: Stretches of tokens in which history only grew.
-        num_tokens: All tokens.
-        num_agent_tokens: Tokens of agents.
-        num_invalid_turns: Turns that the environment called invalid.
-        num_inexact_turns: Turns of text that was encoded afterwards.
-        num_turns_without_logprobs: Turns that have tokens, but no log-probabilities.
-        problems: Everything that is wrong, in the order of the trajectories.
+        num_trajectories: Number of all audited trajectories.
+        num_failed: Number of rollouts in which the environment or the agent failed.
+        num_turns: Number of turns.
+        num_segments: Number of segments (contiguous tokens in which history only grew).
+        num_tokens: Number of tokens.
+        num_agent_tokens: Number of agent tokens.
+        num_invalid_turns: Number of turns that the environment marked as invalid.
+        num_inexact_turns: Number of turns whose tokens were encoded from text.
+        num_turns_without_logprobs: Number of turns that have tokens but no log-probabilities.
+        problems: The problems, in the order of the trajectories.
     """
 
     num_trajectories: int
@@ -78,11 +78,11 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems
 
     def raise_if_broken(self) -> None:
-        """Raise an :class:`~agentsgym.errors.AgentsGymError` with the text of the report where something is wrong."""
+        """Raise an :class:`~agentsgym.errors.AgentsGymError` with the text of the report if there are problems."""
         if self.problems:
             raise AgentsGymError(str(self))
 

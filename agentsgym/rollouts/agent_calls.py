@@ -24,19 +24,19 @@ logger = logging.getLogger(__name__)
 
 
 class AgentLike(Protocol):
-    """The driver's view of an agent; one that also has ``async def aact(request)`` is called through that."""
+    """The driver's view of an agent; an agent that also has ``async def aact(request)`` is called through it."""
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         """Answer the requests in order, with an error for a session that cannot be answered."""
         ...
 
     def finish(self) -> None:
-        """Free what is kept between turns: no trial is live any more."""
+        """Free whatever was kept between turns; called when all trials are over."""
         ...
 
 
 def call_agent(agent: AgentLike, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-    """Call an agent once for all requests; if that raises, halve them to find those that cannot be answered."""
+    """Call an agent once for all requests; if that raises, split the batch to find the requests that cause it."""
     if not requests:
         return []
     answers: Any
@@ -44,14 +44,14 @@ def call_agent(agent: AgentLike, requests: Sequence[TurnRequest]) -> Sequence[Ac
         answers = agent.act(requests)
         answers = [*cast("Sequence[Any]", answers)] if isinstance(answers, Sequence) else answers
     except ConfigError:
-        raise  # not the failure of one trial: none can be played
-    except BaseException as error:  # foreign code: the error belongs to the trials that met it
+        raise  # affects all trials, so it ends the run
+    except BaseException as error:  # user code: the error fails only the trials of these requests
         if is_interruption(error):
             raise
         answers = failure_of(AgentError, f"{type(agent).__name__}.act", error, agent.act)
     if isinstance(answers, AgentError) and len(requests) > 1:
-        # Halving finds the requests that the agent cannot answer, so that only their trials fail. It happens outside of
-        # the except block, so that the next error does not have this one as its context.
+        # Splitting in halves isolates the requests that the agent cannot answer, so that only their trials fail. It is
+        # outside of the except block, so that the next error does not have this one as its context.
         half = len(requests) // 2
         return [*call_agent(agent, requests[:half]), *call_agent(agent, requests[half:])]
     if isinstance(answers, AgentError):
@@ -66,7 +66,7 @@ def call_agent(agent: AgentLike, requests: Sequence[TurnRequest]) -> Sequence[Ac
 def finish_agent(agent: AgentLike) -> None:
     """Call an agent's ``finish``; errors are logged, since every trial already has its result.
 
-    Errors of a policy in training are raised, since its ranks wait for each other in ``finish``.
+    Errors raised by a policy that is being trained are re-raised, since its ranks synchronize in ``finish``.
     """
     try:
         agent.finish()
@@ -78,7 +78,7 @@ def finish_agent(agent: AgentLike) -> None:
 
 
 class BatchCaller:
-    """Calls the agent for all live trials at once."""
+    """Calls the agent once for all live trials."""
 
     is_batched = True
 
@@ -87,14 +87,14 @@ class BatchCaller:
         self._agent = agent
 
     def call(self, requests: dict[int, TurnRequest]) -> None:
-        """Call the agent in the trials' order, since it may draw random numbers for one after the other."""
+        """Call the agent in the order of the trials, since it may draw random numbers for them in sequence."""
         order = sorted(requests)
         answers = call_agent(self._agent, [requests[index] for index in order])
         for index, given in zip(order, answers, strict=True):
-            self._scheduler.answered(index, given)
+            self._scheduler.on_answer(index, given)
 
-    def oldest(self) -> None:
-        """Return None: outside of :meth:`call`, no trial waits for an answer."""
+    def oldest_request(self) -> None:
+        """Return None: no trial waits for an answer outside of :meth:`call`."""
 
     def cancel(self, index: int) -> bool:
         """Do nothing: no trial waits."""
@@ -112,21 +112,21 @@ class ConcurrentCaller:
     def __init__(self, scheduler: Scheduler[Any], agent: Any) -> None:
         self._scheduler = scheduler
         self._agent = agent
-        self._open: dict[int, tuple[TurnRequest, float]] = {}  # in the order of time
+        self._open: dict[int, tuple[TurnRequest, float]] = {}  # requests and their times, the oldest first
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # this and the next are touched on the loop alone
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # this and the next attribute are only accessed on the loop
         self._ending: list[asyncio.Task[None]] = []
 
     def call(self, requests: dict[int, TurnRequest]) -> None:
-        """Start the coroutines; their answers are posted.
+        """Start the coroutines; each posts its answer to the scheduler.
 
         Raises:
-            RuntimeError: It is called on the loop that is to run them.
+            RuntimeError: It is called on the event loop that runs the coroutines.
         """
         if is_on_agents_loop():
             raise RuntimeError(
-                "an agent's coroutine cannot wait for the rollout of an async agent, since both need the agents' event "
-                "loop: await asyncio.to_thread(env.rollout, …)"
+                "env.rollout with an async agent was called on the agents' event loop, for example from another "
+                "agent's aact, and would block it: use await asyncio.to_thread(env.rollout, …)"
             )
         if self._loop is None:
             self._loop = agents_loop()
@@ -134,12 +134,12 @@ class ConcurrentCaller:
         self._open.update({index: (request, now) for index, request in requests.items()})
         self._loop.call_soon_threadsafe(self._start, requests)
 
-    def oldest(self) -> tuple[int, float] | None:
-        """The trial that has waited longest."""
+    def oldest_request(self) -> tuple[int, float] | None:
+        """The trial that has waited longest for its answer, and since when."""
         return next(((index, since) for index, (_, since) in self._open.items()), None)
 
     def cancel(self, index: int) -> bool:
-        """Cancel the coroutine; an answer that it still returns is dropped."""
+        """Cancel the coroutine; if it still returns an answer, the answer is discarded."""
         if self._open.pop(index, None) is None:
             return False
         if self._loop is not None:
@@ -147,22 +147,23 @@ class ConcurrentCaller:
         return True
 
     def close(self) -> None:
-        """Cancel what still runs, and wait until it has ended."""
+        """Cancel all running coroutines, and wait until they have ended."""
         if self._loop is not None:
             ended = asyncio.run_coroutine_threadsafe(self._end_all(), self._loop)
             if wait([ended], GRACE_S).not_done:
-                logger.warning("coroutines of %s did not end within %s s", type(self._agent).__name__, GRACE_S)
+                name = type(self._agent).__name__
+                logger.warning("%s: some coroutines were still running %s s after they were canceled", name, GRACE_S)
 
     def _arrived(self, index: int, request: TurnRequest, answer: Action | AgentError | Raised) -> None:
         known = self._open.get(index)
         if known is None or known[0] is not request:
-            return  # it was cancelled
+            return  # it was canceled
         del self._open[index]
         if isinstance(answer, Raised):
             raise answer.error
-        self._scheduler.answered(index, answer)
+        self._scheduler.on_answer(index, answer)
 
-    # On the loop
+    # The methods below run on the agents' event loop.
 
     def _start(self, requests: dict[int, TurnRequest]) -> None:
         for index, request in requests.items():
@@ -170,7 +171,7 @@ class ConcurrentCaller:
             task.add_done_callback(partial(self._forget, index))
 
     def _forget(self, index: int, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(index) is task:  # not that of the next turn
+        if self._tasks.get(index) is task:  # rather than the task of the next turn
             del self._tasks[index]
 
     async def _answer(self, index: int, request: TurnRequest) -> None:
@@ -178,14 +179,14 @@ class ConcurrentCaller:
             given: Action | AgentError | Raised = await answer(self._agent, request)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001  # raised again on the scheduler's thread
+        except BaseException as error:  # noqa: BLE001  # re-raised on the scheduler's thread
             given = Raised(error)
         self._scheduler.post(self._arrived, index, request, given)
 
     def _cancel(self, index: int) -> None:
         task = self._tasks.pop(index, None)
         if task is None:
-            return  # its answer is on the way, and will be dropped
+            return  # its answer has been posted, and will be discarded
         task.cancel()
         self._ending = [task, *(other for other in self._ending if not other.done())]
 

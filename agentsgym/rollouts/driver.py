@@ -1,4 +1,4 @@
-"""Play many trials at once: each is a generator that yields a request and receives an action."""
+"""Play many trials concurrently: each is a generator that yields requests and receives actions."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
     episode_timeout_s: float | None = None,
     interrupt: Callable[[], None] | None = None,
 ) -> list[Result]:
-    """Take all trials to their ends, many at once, and return their results in the order given.
+    """Play all trials to their ends, many concurrently, and return their results in the order of the trials.
 
-    An agent that answers in batches is called once a round for all live trials. One that answers with coroutines
-    (``async def aact``) is called for each trial as soon as that trial's own step is done. An error of the agent is
-    thrown into its own trial, which decides how to handle it; the others continue. What is played does not depend on
-    how the agent is called or where the environments run.
+    A batched agent is called once per round for all live trials. An agent with coroutines (``async def aact``) is
+    called for each trial as soon as the trial's step is done. An error of the agent is thrown into the trial concerned,
+    which decides how to handle it; the others continue. The results do not depend on how the agent is called or where
+    the environments run.
 
-    A time limit ends a trial with an error; the others continue. Steps in a pool are abandoned; steps on
-    this thread cannot be interrupted, so there the limit is checked when the environment's call returns. Calls of an
-    agent that answers in batches count toward the limit of a trial, not toward that of a turn.
+    A time limit ends a trial with an error; the others continue. Steps in a pool are abandoned; steps on this thread
+    cannot be interrupted, so the limit is checked when the environment's call returns. Calls of a batched agent count
+    toward the limit of a trial, but not toward the limit of a turn.
 
     Args:
-        trials: The trials to play; without a pool and a time limit also generators that are not started yet.
+        trials: The trials to play; without a pool and a time limit, they may also be unstarted generators.
         agent: The agent that answers the requests.
         max_concurrent: Maximum number of live trials; None for all of them.
-        on_finish: Called with each result as soon as it is available, on the calling thread.
+        on_finish: Called on this thread with each result as soon as it is available.
         pool: Where the environments run: an ``EnvThreadPool``, an ``EnvProcessPool``, or None for the calling thread.
-        turn_timeout_s: Wall time of one call of an environment between two answers, and of one answer of an agent
-            that answers with coroutines; None for no limit.
-        episode_timeout_s: Wall time of a whole trial, its waits for a free thread or process included; None for none.
-        interrupt: Called between turns, and a few times a second while waiting; what it raises ends the run.
+        turn_timeout_s: Wall-clock limit in seconds for one step of an environment, and for one answer of an agent with
+            coroutines; None for no limit.
+        episode_timeout_s: Wall-clock limit in seconds for a complete trial, including waits for a free thread or
+            process; None for no limit.
+        interrupt: Called between turns, and a few times per second while waiting; an exception from it ends the run.
 
     Raises:
-        ConfigError: A setting is not valid, the environment cannot be sent to the pool's processes, or the agent
-            reports that it cannot play here at all. What was finished before has been given to ``on_finish``.
+        ConfigError: A setting is invalid, the environment cannot be sent to the pool's processes, or the agent raised
+            a ``ConfigError``. Results that were available before have been passed to ``on_finish``.
     """
     require("max_concurrent", max_concurrent, or_none(is_int(1)), "a positive int or None")
     for name, limit in (("turn_timeout_s", turn_timeout_s), ("episode_timeout_s", episode_timeout_s)):
@@ -61,7 +62,9 @@ def drive(  # noqa: PLR0913  # keywords, most of them left out
         playable: list[PlayableTrial[Result]] = []
         for trial in trials:
             if isinstance(trial, Generator) and not (pool is None and limits == TimeLimits()):
-                raise ConfigError("a pool or a time limit needs trials with play() and abandon(error), got a generator")
+                raise ConfigError(
+                    "a pool or a time limit requires trials with play() and abandon(error), got a generator"
+                )
             playable.append(_BareTrial(trial) if isinstance(trial, Generator) else trial)
         scheduler = Scheduler(
             playable, limits=limits, max_concurrent=max_concurrent, on_finish=on_finish, interrupt=interrupt
@@ -79,11 +82,11 @@ def _lockstep(
     on_finish: Callable[[Result], None] | None,
     interrupt: Callable[[], None] | None,
 ) -> list[Result]:
-    """Advance all trials together, one turn a round: like the scheduler, but faster, since nothing has to wait."""
+    """Advance all trials together, one turn per round: like the scheduler, but faster, since nothing has to wait."""
     generators = [trial if isinstance(trial, Generator) else trial.play() for trial in trials]
     waiting = list(enumerate(generators))[::-1]
     unfinished = dict(waiting)
-    live: list[int] = []  # those that wait for an answer, and their requests
+    live: list[int] = []  # trials that wait for an answer; `requests` has their requests
     requests: list[TurnRequest] = []
     results: dict[int, Result] = {}
     try:
@@ -108,7 +111,7 @@ def _lockstep(
                         on_finish(stop.value)
     finally:
         for generator in unfinished.values():
-            generator.close()  # so that its session is dropped
+            generator.close()  # so that its session is closed
     return [results[index] for index in sorted(results)]
 
 

@@ -12,17 +12,17 @@ from agentsgym.types import Action, TurnRequest
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 TrialGenerator = Generator[TurnRequest, Action, Result]
-Input = Action | EpisodeError | None  # of a trial: an answer, an error to end it, None to start it
+Input = Action | EpisodeError | None  # an answer, an error to end the trial, or None to start it
 
-BATCHING_WINDOW_S = 0.001  # how long a finished step may wait for others, so that they are handed on together
-GRACE_S = 5.0  # how long what still runs may take to end when a run is aborted
+BATCHING_WINDOW_S = 0.001  # how long a finished step may wait for others, to be processed together
+GRACE_S = 5.0  # time for running work to end when a run is aborted
 
 
 class PlayableTrial(Protocol[Result_co]):
-    """One trial, as the driver sees it.
+    """The driver's view of a trial.
 
     Attributes:
-        session_id: Names it in messages.
+        session_id: Identifies the trial in messages.
         env: The environment that trials share; a process pool sends it to each worker once.
     """
 
@@ -30,11 +30,11 @@ class PlayableTrial(Protocol[Result_co]):
     env: Any
 
     def play(self) -> Generator[TurnRequest, Action, Result_co]:
-        """Start it: a generator that yields requests and receives actions, or an error thrown into it."""
+        """Start the trial: return a generator that yields requests and receives actions or thrown errors."""
         ...
 
     def abandon(self, error: EpisodeError, /) -> Result_co:
-        """Make the result of a trial whose generator cannot be advanced any more (and may still be running)."""
+        """Make the result of a trial whose generator can no longer be advanced (and may still be running)."""
         ...
 
 
@@ -59,17 +59,17 @@ def advance(generator: TrialGenerator[Any], given: Input) -> TrialOutcome:
         return generator.throw(given) if isinstance(given, EpisodeError) else generator.send(given)  # type: ignore[arg-type]  # None starts it
     except StopIteration as stop:
         return Finished(stop.value)
-    except BaseException as error:  # noqa: BLE001  # raised again where the run is ended
+    except BaseException as error:  # noqa: BLE001  # re-raised where the run is ended
         return Raised(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """Wall times in seconds; None for no limit.
+    """Wall-clock limits in seconds; None for no limit.
 
     Attributes:
-        turn_s: One call of an environment between two answers, and one answer of an async agent.
-        trial_s: A whole trial, from its first episode to its last (``episode_timeout_s`` of a rollout).
+        turn_s: Limit for one step of an environment, and for one answer of an async agent.
+        trial_s: Limit for a complete trial, from its first episode to its last (``episode_timeout_s`` of a rollout).
     """
 
     turn_s: float | None = None
@@ -77,7 +77,7 @@ class TimeLimits:
 
 
 class Executor(Protocol):
-    """Where the trials of one run are advanced.
+    """Advances the trials of one run.
 
     Attributes:
         max_live: Maximum number of live trials; None for any number.
@@ -86,15 +86,15 @@ class Executor(Protocol):
     max_live: int | None
 
     def advance(self, inputs: dict[int, Input]) -> None:
-        """Start on the inputs, taken out of ``inputs``, or on as many as make sense now."""
+        """Start processing some or all of the inputs, and remove these from ``inputs``."""
         ...
 
     def running(self) -> list[tuple[int, float]]:
-        """The trials whose step runs at this moment, and since when (on the monotonic clock)."""
+        """The trials whose step is running, and since when (on the monotonic clock)."""
         ...
 
     def abandon(self, index: int, error: EpisodeError) -> None:
-        """Stop waiting for a step that runs or is to run: its worker is free soon, its trial comes to an end."""
+        """Stop waiting for a running or queued step: its worker becomes free soon, and its trial ends."""
         ...
 
     def close(self) -> None:
@@ -103,10 +103,10 @@ class Executor(Protocol):
 
 
 class AgentCaller(Protocol):
-    """How the agent is called.
+    """Calls the agent.
 
     Attributes:
-        is_batched: Whether it is called for all live trials at once.
+        is_batched: Whether the agent is called once for all live trials.
     """
 
     is_batched: bool
@@ -115,14 +115,14 @@ class AgentCaller(Protocol):
         """Call the agent with the requests of these trials."""
         ...
 
-    def oldest(self) -> tuple[int, float] | None:
+    def oldest_request(self) -> tuple[int, float] | None:
         """The trial that has waited longest for its answer, and since when."""
         ...
 
     def cancel(self, index: int) -> bool:
-        """Drop the answer that a trial waits for; returns whether it waited for one."""
+        """Drop the answer that a trial waits for; return whether it waited for one."""
         ...
 
     def close(self) -> None:
-        """Drop every answer that is still to come."""
+        """Drop every pending answer."""
         ...

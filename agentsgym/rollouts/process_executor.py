@@ -1,4 +1,4 @@
-"""One run of trials in the processes of a pool."""
+"""Run trials in the processes of a pool."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from agentsgym.texts import sentence_of
 from agentsgym.types import Action
 
 _MEASURE_EVERY_S = 0.1
-_MAX_FAILED_STARTS = 3  # a process, one after the other
-_MAX_DEATHS_WITHOUT_PROGRESS = 8  # a live trial, more than it takes to convict each of them
+_MAX_FAILED_STARTS = 3  # consecutive, per process
+_MAX_DEATHS_WITHOUT_PROGRESS = 8  # per live trial, more than are needed to prove that each of them is the cause
 _TASKS = (
-    "an EnvProcessPool takes tasks whose values can be pickled and whose classes are defined in a module: put only "
-    "names of other objects in the task, and create the objects in _initialize_episode"
+    "with an EnvProcessPool, the values of a task must be picklable and their classes defined in a module: put only "
+    "the names of other objects in the task, and create the objects in _initialize_episode"
 )
 
 
 class ProcessExecutor:
-    """One run's part of a pool."""
+    """The executor of one run in a pool."""
 
     def __init__(
         self, workers: WorkerSet, limits: WorkerLimits, scheduler: Scheduler[Any], on_close: Callable[[], None]
@@ -62,7 +62,7 @@ class ProcessExecutor:
         self._max_sessions = min(limits.max_sessions or num_trials, max(1, num_trials))
         self.max_live: int | None = self._max_sessions * workers.size
         self._trials: dict[int, RemoteTrial] = {}
-        self._waiting: list[RemoteTrial] = []  # for a place
+        self._waiting: list[RemoteTrial] = []  # for a worker
         self._envs: dict[int, tuple[str, bytes]] = {}  # by identity: name and pickle
         self._num_failed_starts = self._num_deaths_without_progress = 0
         self._is_any_draining = False
@@ -70,17 +70,17 @@ class ProcessExecutor:
         if limits.max_memory_mb is not None:
             threading.Thread(target=self._measure, name="agentsgym-process-memory", daemon=True).start()
 
-    # What the scheduler calls
+    # Methods called by the scheduler
 
     def advance(self, inputs: dict[int, Input]) -> None:
-        """Hand each input to the process where its trial lives."""
+        """Queue each input for the process of its trial."""
         for index, given in inputs.items():
             remote = self._trials.get(index)
             if remote is None:
                 self._add(index)
             elif remote.end is not None:
                 self._forget(remote)
-                self._scheduler.stepped(index, remote.end)
+                self._scheduler.on_outcome(index, remote.end)
             else:
                 if isinstance(given, Action):
                     remote.agent_state = given.agent_state
@@ -91,12 +91,12 @@ class ProcessExecutor:
         self._place_trials()
 
     def running(self) -> list[tuple[int, float]]:
-        """The steps that run, at most one a process."""
+        """The trials whose steps are running, at most one per process, and since when."""
         running = [(worker, worker.running) for worker in self._workers.handles]
         return [step for worker, step in running if step is not None and step[0] in worker.residents]
 
     def abandon(self, index: int, error: EpisodeError) -> None:
-        """Kill the process if the step runs; its end is reported, and the trials that lived in it are replayed."""
+        """Kill the process if the step is running in it; when its end is reported, its trials are replayed."""
         remote = self._trials[index]
         remote.error = error
         running = None if remote.worker is None else remote.worker.running
@@ -106,7 +106,7 @@ class ProcessExecutor:
             self._settle(remote, Finished(remote.trial.abandon(error)))
 
     def close(self) -> None:
-        """Kill processes that still work, and let the others drop their trials."""
+        """Kill processes that are still busy, and make the others close their trials."""
         self._over.set()
         used = {name for name, _ in self._envs.values()}
         for worker in self._workers.handles:
@@ -121,14 +121,14 @@ class ProcessExecutor:
             worker.residents.clear()
         self._on_close()
 
-    # What processes send
+    # Messages from processes
 
     def on_message(self, worker: WorkerHandle, message: bytes | None) -> None:
         """Post a message; called on the process's reader thread."""
         self._scheduler.post(self._received, worker, message)
 
     def _received(self, worker: WorkerHandle, message: bytes | None) -> None:
-        """Handle a message of a process; None is its end."""
+        """Handle a message from a process; None means that the process ended."""
         if worker not in self._workers.handles:
             return
         if message is None:
@@ -136,17 +136,17 @@ class ProcessExecutor:
         elif message == LOADED:
             for index in worker.residents:
                 self._scheduler.start_clock(index)
-        elif message != CLOSED and not worker.is_killed:  # else its trials are played again, from where they were
+        elif message != CLOSED and not worker.is_killed:  # otherwise its trials are replayed
             self._read(worker, message)
         self._place_trials()
 
     def _read(self, worker: WorkerHandle, message: bytes) -> None:
         try:
             replies, is_last = load_replies(message)
-        except BaseException as error:  # foreign code: what an environment put into its messages
+        except BaseException as error:  # user code: objects that an environment put into its messages
             if is_interruption(error):
                 raise
-            worker.kill(f"it sent a message that cannot be read: {type(error).__name__}: {sentence_of(error)}")
+            worker.kill(f"it sent a message that cannot be unpickled: {type(error).__name__}: {sentence_of(error)}")
             return
         worker.is_busy = not is_last
         for reply in replies:
@@ -155,16 +155,16 @@ class ProcessExecutor:
     def _handle(self, worker: WorkerHandle, reply: Reply) -> None:
         if isinstance(reply, DeserializationFailure) and reply.trial_index is None:
             raise ConfigError(
-                f"an environment that was sent to an EnvProcessPool's process cannot be read there: {reply.reason}; "
-                "its classes must be defined in a module that can be imported, not in a notebook"
+                f"a process of an EnvProcessPool could not unpickle an environment: {reply.reason}; its classes must "
+                "be defined in a module that can be imported, not in a notebook"
             )
         remote = None if reply.trial_index is None else self._trials.get(reply.trial_index)
         if remote is None or remote.worker is not worker:
-            worker.kill("it replied for a session that it does not hold")
+            worker.kill("it replied for a session that is not in it")
         elif isinstance(reply, RequestDelta):
             self._handle_request(remote, worker, reply)
         elif isinstance(reply, DeserializationFailure):
-            self._settle(remote, remote.failed(f"its task cannot be read by its process: {reply.reason}; {_TASKS}"))
+            self._settle(remote, remote.failed(f"its process could not unpickle the task: {reply.reason}; {_TASKS}"))
         else:
             worker.num_ended += 1
             worker.is_draining = worker.is_draining or self._limits.is_worn(worker)
@@ -184,20 +184,20 @@ class ProcessExecutor:
             if is_different:
                 self._fail(remote, remote.differs())
             if not remote.is_stepping:
-                return  # the agent has the request already
+                return  # the agent already has the request
             if isinstance(remote.in_flight, EpisodeError) or (remote.in_flight is not None and remote.error is None):
                 worker.outbox.append((remote.index, remote.in_flight))
                 return
         remote.is_replaying = remote.is_stepping = False
         remote.has_requested, remote.in_flight = True, None
-        self._scheduler.stepped(remote.index, request)
+        self._scheduler.on_outcome(remote.index, request)
 
     def _settle(self, remote: RemoteTrial, outcome: Finished | Raised) -> None:
         self._note_progress(remote)
         remote.leave()
         if remote.is_stepping or isinstance(outcome, Raised):
             self._forget(remote)
-            self._scheduler.stepped(remote.index, outcome)
+            self._scheduler.on_outcome(remote.index, outcome)
         else:
             remote.end = outcome
 
@@ -205,10 +205,10 @@ class ProcessExecutor:
         self._num_deaths_without_progress = 0
         remote.clear_suspicion()
 
-    # Processes that die
+    # Dead processes
 
     def _died(self, worker: WorkerHandle) -> None:
-        """Replace it, and play its trials again, except one that is known to have killed it."""
+        """Replace a dead process and replay its trials, except one that is known to be the cause."""
         residents = [self._trials[index] for index in sorted(worker.residents)]
         culprit = next((one for one in residents if one.index == worker.stepped), None)
         suspect = culprit or (residents[0] if len(residents) == 1 else None)
@@ -223,7 +223,7 @@ class ProcessExecutor:
         num_failed, num_deaths = self._num_failed_starts, self._num_deaths_without_progress
         num_allowed = _MAX_DEATHS_WITHOUT_PROGRESS * (len(self._trials) + self._workers.size)
         if num_failed > _MAX_FAILED_STARTS * self._workers.size or num_deaths > num_allowed:
-            raise AgentsGymError(  # processes die and no session makes progress, so that no session is at fault
+            raise AgentsGymError(  # processes die without progress in any session, so no session is at fault
                 f"the last {max(num_failed, num_deaths)} processes of an EnvProcessPool ended one after another "
                 f"({worker.how_it_ended()}) without progress in any session: check that there is enough memory for "
                 f"num_workers = {self._workers.size} of them, and that nothing else kills them"
@@ -242,7 +242,7 @@ class ProcessExecutor:
                 self._waiting.append(remote)
 
     def _judge(self, worker: WorkerHandle, residents: list[RemoteTrial], suspect: RemoteTrial | None) -> None:
-        """Decide which of the process's trials may have caused its death."""
+        """Decide which trials of a process may have caused its death."""
         alone = residents[0] if len(residents) == 1 else None
         if worker.is_closing:
             pass  # a trial of the previous run delayed it
@@ -250,16 +250,16 @@ class ProcessExecutor:
             for remote in residents:
                 remote.company = max(1, remote.company // 2)
         elif suspect.error is not None:
-            pass  # its process was killed for the time that it took, or it is known already
+            pass  # its process was killed because of a timeout, or it is already known to be the cause
         elif alone is not None and len(worker.hosted) == 1 and alone.is_proven(worker):
             where = f"session {alone.trial.session_id}, turn {len(alone.inputs)}"
             self._fail(alone, EnvError(f"{where}: its environment's process died ({worker.how_it_ended()})"))
         else:
-            suspect.is_suspect = True  # it is tried alone next
+            suspect.is_suspect = True  # it runs alone next
             suspect.bystanders += [one for one in residents if one is not suspect]
 
     def _measure(self) -> None:
-        """Watch the memory of the processes; runs in its own thread."""
+        """Monitor the memory of the processes, in a separate thread."""
         limit = self._limits.max_memory_mb or 0.0
         while not self._over.wait(_MEASURE_EVERY_S):
             for worker in [*self._workers.handles]:
@@ -271,9 +271,9 @@ class ProcessExecutor:
         limit = self._limits.max_memory_mb or 0.0
         if (worker.fresh_mb or 0.0) > limit:
             raise ConfigError(
-                f"max_memory_mb must be more than a process takes before it plays ({worker.fresh_mb:.0f}), got {limit}"
+                f"max_memory_mb must be larger than the memory of a new process ({worker.fresh_mb:.0f} MB), got {limit}"
             )
-        worker.kill(f"it held {held:.0f} MB, more than max_memory_mb = {limit}", at_once=True)
+        worker.kill(f"it used {held:.0f} MB, more than max_memory_mb = {limit}", at_once=True)
 
     # Trials
 
@@ -283,7 +283,7 @@ class ProcessExecutor:
         if known is None:
             try:
                 dumped = pickle.dumps(trial.env, pickle.HIGHEST_PROTOCOL)
-            except BaseException as error:  # foreign code: an environment's attributes
+            except BaseException as error:  # user code: an environment's attributes
                 if is_interruption(error):
                     raise
                 raise ConfigError(
@@ -294,20 +294,20 @@ class ProcessExecutor:
         name, _ = known
         try:
             dumped = dump_trial(trial, name)
-        except BaseException as error:  # foreign values in the task
+        except BaseException as error:  # user code: values in the task
             if is_interruption(error):
                 raise
             sentence = (
-                f"session {trial.session_id}: its task cannot be sent to its process: {type(error).__name__}: "
+                f"session {trial.session_id}: its task could not be sent to its process: {type(error).__name__}: "
                 f"{sentence_of(error)}; {_TASKS}"
             )
-            self._scheduler.stepped(index, Finished(trial.abandon(EnvError(sentence))))
+            self._scheduler.on_outcome(index, Finished(trial.abandon(EnvError(sentence))))
             return
         remote = self._trials[index] = RemoteTrial(index, trial, dumped, name, self._max_sessions)
         self._waiting.append(remote)
 
     def _place_trials(self) -> None:
-        """Place waiting trials where there is room, and send the work of each process."""
+        """Assign waiting trials to processes with room, and send each process its work."""
         if self._waiting or self._is_any_draining:
             self._assign_workers()
         for worker in self._workers.handles:
@@ -368,7 +368,7 @@ class ProcessExecutor:
                 raise
             remote = self._trials[item[0]]
             sentence = (
-                f"session {remote.trial.session_id}: its action cannot be sent to its process: {sentence_of(error)}"
+                f"session {remote.trial.session_id}: its action could not be sent to its process: {sentence_of(error)}"
             )
             remote.in_flight = AgentError(sentence)
             return item[0], remote.in_flight

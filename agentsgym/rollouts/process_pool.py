@@ -1,4 +1,4 @@
-"""Run environments in worker processes, each session in one of them."""
+"""Run environments in worker processes, with each session in a single process."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from agentsgym.rollouts.workers.handle import WorkerHandle
 class EnvProcessPool:
     """Advances trials in processes: for environments that compute, or that may hang or crash.
 
-    A session lives in one process from its start to its end; the agent answers in the process that owns the pool. The
-    environment must be picklable: it is sent to each process at most once per run, and only if the process does not
-    have it already. What its hooks change on it in a process stays there.
+    A session stays in one process from start to end; the agent runs in the process that owns the pool. The environment
+    must be picklable: it is sent to each process at most once per run, and only if the process does not have it yet.
+    Changes that its hooks make to it remain local to the process.
 
-    A process that dies, whose step is abandoned, or that sends invalid messages, is replaced. Its other sessions are
-    replayed from their recorded actions, with the same result, because environments draw only from their sessions'
-    generators. A session fails only if it is known to be the cause: one of its steps took too long, or its process died
-    and had never held another session. So a session that was being stepped when a shared process died is tried alone.
+    A process is replaced if it dies, if one of its steps is abandoned, or if it sends invalid messages. Its other
+    sessions are replayed from their recorded actions, with the same result, because environments draw random numbers
+    only from their sessions' generators. A session fails only if it is known to be the cause: one of its steps took too
+    long, or its process died and had never run another session. Therefore, a session that was being stepped when a
+    shared process died is retried alone.
 
-    Processes are spawned, not forked, so that they are safe beside threads and accelerators. As everywhere in Python, a
-    script must start them below ``if __name__ == "__main__":``, since each process imports it, and an environment
-    defined in a notebook must be moved to a module.
+    Processes are not forked from this one, so they are safe with threads and accelerators. As with all such processes
+    in Python, a script must start them under ``if __name__ == "__main__":``, since each process imports it, and an
+    environment defined in a notebook must be moved to a module.
 
-    The processes are started when they are first needed and end with :meth:`close`, the ``with`` block, or the pool
-    itself; a closed pool that is used again starts new ones. They end within seconds of the process that owns the pool.
-    One rollout uses a pool at a time.
+    The processes are started on demand. They end on :meth:`close`, at the end of the ``with`` block, when the pool is
+    garbage-collected, or within seconds of the end of the process that owns the pool. A closed pool can be used again
+    and then starts new processes. Only one rollout at a time can use a pool.
     """
 
     def __init__(
@@ -46,22 +47,22 @@ class EnvProcessPool:
         recycle_after_episodes: int | None = None,
         recycle_above_mb: float | None = None,
     ) -> None:
-        """Set the number of processes; none is started.
+        """Create the pool; processes are started when they are needed.
 
         Args:
             num_workers: Number of processes.
-            max_sessions_per_worker: Maximum number of sessions in a process at once, and so of sessions that are played
-                again if one of them breaks it; further sessions wait for a place. None for any number.
-            max_memory_mb: Megabytes (10^6 bytes) of memory above which a process is replaced, measured ten times a
-                second as its resident set, which includes what all processes share. A session fails if it passes
-                the limit alone. None for no limit.
-            recycle_after_episodes: Number of ended sessions after which a process gets no new ones, and is replaced
+            max_sessions_per_worker: Maximum number of concurrent sessions in a process, and thus of sessions that are
+                replayed if one of them crashes it; additional sessions wait. None for any number.
+            max_memory_mb: Memory in megabytes (10^6 bytes) above which a process is replaced. It is measured ten times
+                per second as the resident set, which includes memory shared by all processes. A session fails if it
+                exceeds the limit when it is alone in a process. None for no limit.
+            recycle_after_episodes: Number of finished sessions after which a process gets no new ones, and is replaced
                 when it is empty. None for never.
-            recycle_above_mb: The same for a process that uses more than this many megabytes when one of its sessions
-                ends: for environments that leak. None for never.
+            recycle_above_mb: The same for a process that uses more than this many megabytes at the end of one of its
+                sessions: for environments that leak memory. None for never.
 
         Raises:
-            ConfigError: A value is not a positive int, or not a positive number.
+            ConfigError: A value is not a positive int or a positive number.
         """
         require("num_workers", num_workers, is_int(1), "a positive int")
         for name, count in (
@@ -92,7 +93,7 @@ class EnvProcessPool:
 
     @property
     def max_live(self) -> int | None:
-        """The most sessions that are live at once; None for any number."""
+        """The maximum number of live sessions; None for any number."""
         most = self.limits.max_sessions
         return None if most is None else most * self.num_workers
 
@@ -100,7 +101,7 @@ class EnvProcessPool:
         """End the processes.
 
         Raises:
-            ConfigError: A rollout uses them.
+            ConfigError: A rollout is using the pool.
         """
         if self._in_use.locked():
             raise ConfigError("an EnvProcessPool cannot be closed while a rollout uses it")

@@ -1,4 +1,4 @@
-"""A trial that lives in a worker process, as the pool sees it, and the evidence against it when processes die."""
+"""The pool's record of a trial in a worker process, and evidence that it causes processes to die."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from agentsgym.rollouts.workers.wire import RequestDelta, TrialEnd, WireInput
 from agentsgym.texts import sentence_of
 from agentsgym.types import Message, TurnRequest
 
-_PROOFS_OF_A_KILL = 2  # deaths by signals that also come from outside, as when memory is short, that count as proof
+_PROOFS_OF_A_KILL = 2  # deaths that count as proof, for signals that may also be external (e.g. out of memory)
 
 
 class RemoteTrial:
     """A trial that lives in a worker.
 
     Attributes:
-        index: Its index in the run.
-        trial: It.
-        dumped: It, pickled with a name in place of its environment.
+        index: Index of the trial in the run.
+        trial: The trial.
+        dumped: The pickled trial, with a name in place of its environment.
         env_name: The name of that environment.
-        worker: Its process; None while it waits for one.
+        worker: The trial's process; None while it waits for one.
         agent_state: State to return to the agent.
-        inputs: Inputs that it has processed.
-        in_flight: Its current input; None at its start.
-        is_stepping: Whether the scheduler waits for its next outcome.
-        has_requested: Whether it has reached its first request.
-        is_replaying: Whether it is being replayed in a new process.
-        error: Error that ends it once it is replayed.
-        end: Its result, where it ended while the scheduler did not wait for it.
-        company: With how many trials, itself included, it may share a process. It shrinks with every death that it may
-            have caused.
-        is_suspect: Whether it was being stepped when a process died: it is tried alone, in a process that none but it
-            has ever known, until it has got past that turn.
-        bystanders: Other trials of its process, which are suspects once it is cleared.
+        inputs: Inputs that the trial has processed.
+        in_flight: The current input; None at the start.
+        is_stepping: Whether the scheduler waits for the next outcome.
+        has_requested: Whether the trial has reached its first request.
+        is_replaying: Whether the trial is being replayed in a new process.
+        error: Error that ends the trial after its replay.
+        end: The result, if the trial ended while the scheduler did not wait for it.
+        company: The maximum number of trials, including this one, in its process. It shrinks with every death that the
+            trial may have caused.
+        is_suspect: Whether it was being stepped when a process died: it then runs alone, in a fresh process, until it
+            is past that turn.
+        bystanders: Other trials of the process that died, which may be the cause if this one is cleared.
     """
 
     def __init__(self, index: int, trial: PlayableTrial[Any], dumped: bytes, env_name: str, company: int) -> None:
@@ -57,22 +57,22 @@ class RemoteTrial:
         self.is_suspect = False
         self.bystanders: list[RemoteTrial] = []
         self.dumped = dumped
-        self._messages: list[Message] = []  # these and the next three: of its last request
+        self._messages: list[Message] = []  # this and the next three are from the last request
         self._token_ids: list[int] = []
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._max_new_tokens: int | None = None
         self._num_deaths_alone = 0  # at this turn
 
     def leave(self) -> None:
-        """Remove it from its process."""
+        """Remove the trial from its process."""
         if self.worker is not None:
             self.worker.residents.discard(self.index)
             self.worker = None
 
     def next_request(self, delta: RequestDelta) -> tuple[TurnRequest, bool]:
-        """Apply the difference that a process sent; returns the request, and whether a replay's differs from the last.
+        """Apply a difference sent by a process; return the request, and whether a replay changed the last request.
 
-        Lists that are extended stay the same objects.
+        Extended lists remain the same objects.
         """
         before = (self._messages, self._token_ids, self._max_new_tokens)
         if delta.num_messages == 0:
@@ -94,17 +94,15 @@ class RemoteTrial:
         return request, self.is_replaying and before != (self._messages, self._token_ids, self._max_new_tokens)
 
     def outcome(self, end: TrialEnd) -> Finished | Raised:
-        """Read its end."""
+        """Unpickle the outcome of the trial."""
         if isinstance(end.outcome, str):
-            return self.failed(f"its result cannot be sent by its process: {end.outcome}")
+            return self.failed(f"its process could not send the result: {end.outcome}")
         try:
             return pickle.loads(end.outcome)
-        except BaseException as error:  # foreign code: what an environment put into its info
+        except BaseException as error:  # user code: objects that an environment put into its info
             if is_interruption(error):
                 raise
-            return self.failed(
-                f"its result cannot be read by the receiving process: {type(error).__name__}: {sentence_of(error)}"
-            )
+            return self.failed(f"its result could not be unpickled: {type(error).__name__}: {sentence_of(error)}")
 
     def failed(self, sentence: str) -> Finished:
         """Make the result of a trial that cannot continue."""
@@ -113,8 +111,8 @@ class RemoteTrial:
     def differs(self) -> EnvError:
         """Make the error of a trial whose replay differs."""
         return EnvError(
-            f"session {self.trial.session_id}: its process died, and replaying its {len(self.inputs)} "
-            "recorded actions gave another episode; an environment must be deterministic given task, seed and actions"
+            f"session {self.trial.session_id}: its process died, and replaying its {len(self.inputs)} recorded "
+            "actions gave a different episode; an environment must be deterministic given task, seed and actions"
         )
 
     # Suspicion
@@ -129,6 +127,6 @@ class RemoteTrial:
             self.bystanders = []
 
     def is_proven(self, worker: WorkerHandle) -> bool:
-        """Count a death of a process in which it was alone; returns whether that proves that it caused it."""
+        """Count a death of a process in which the trial was alone; return whether it is proven to be the cause."""
         self._num_deaths_alone += 1
         return self._num_deaths_alone >= (_PROOFS_OF_A_KILL if worker.may_be_killed_externally else 1)

@@ -1,4 +1,4 @@
-"""The main loop of a run: each trial is advanced somewhere (here, in a thread, in a process) and answered somehow.
+"""The main loop of a run: advance trials (here, in a thread or in a process) and call the agent for their requests.
 
 ::
 
@@ -6,7 +6,7 @@
     waiting ─▶ │                                                               ├─▶ on_finish, results
                └─ AgentCaller: calls the agent ◀──── requests ◀────────────────┘
 
-Whatever happens on another thread is posted to one inbox and handled on the thread that called ``drive``.
+Events on other threads are posted to one inbox and handled on the thread that called ``drive``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from agentsgym.rollouts.interfaces import (
 )
 from agentsgym.types import Action, TurnRequest
 
-_POLL_S = 0.5  # how long nothing may happen before ``interrupt`` is called again
+_POLL_S = 0.5  # seconds between calls of ``interrupt`` while nothing happens
 
 
 class InlineExecutor:
@@ -49,7 +49,7 @@ class InlineExecutor:
         self._generators: dict[int, TrialGenerator[Any]] = {}
 
     def advance(self, inputs: dict[int, Input]) -> None:
-        """Advance trials for a short time, so that a fast trial's request does not wait for all other steps."""
+        """Advance trials for a short time, so that the request of a fast trial does not wait for all other steps."""
         start = now = time.monotonic()
         limit = self._scheduler.limits.turn_s
         while inputs and now - start < BATCHING_WINDOW_S:
@@ -64,10 +64,10 @@ class InlineExecutor:
                 outcome = Finished(self._scheduler.trials[index].abandon(self._scheduler.timeout_error(index)))
             if not isinstance(outcome, TurnRequest):
                 del self._generators[index]
-            self._scheduler.stepped(index, outcome)
+            self._scheduler.on_outcome(index, outcome)
 
     def running(self) -> list[tuple[int, float]]:
-        """Return an empty list: outside of :meth:`advance`, no step runs."""
+        """Return an empty list: no step runs outside of :meth:`advance`."""
         return []
 
     def abandon(self, index: int, error: EpisodeError) -> None:
@@ -80,23 +80,23 @@ class InlineExecutor:
 
 
 class Pool(Protocol):
-    """Workers that advance trials; kept over any number of runs."""
+    """Workers that advance trials, in any number of runs."""
 
     def begin_run(self, scheduler: Scheduler[Any]) -> Executor:
         """Make the executor of one run."""
         ...
 
     def close(self) -> None:
-        """End the workers; a run that follows starts others."""
+        """Stop the workers; a later run starts new ones."""
         ...
 
 
 class Scheduler(Generic[Result]):
-    """Plays every trial to its end, in any order, one turn after the other.
+    """Plays all trials to their ends; the turns of different trials are played in any order.
 
     Attributes:
         trials: The trials to play.
-        limits: Wall times.
+        limits: Wall-clock limits per turn and per trial.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Scheduler(Generic[Result]):
         self._interrupt = interrupt
         self._waiting = deque(self.trials)
         self._turns = dict.fromkeys(self.trials, -1)  # before the first request
-        self._began: dict[int, float] = {}  # when it began or last ran out of time; in that order, as dicts are
+        self._began: dict[int, float] = {}  # start time, or time of the last timeout, by trial; ordered by time
         self._inputs: dict[int, Input] = {}
         self._stepping: set[int] = set()
         self._requests: dict[int, TurnRequest] = {}
@@ -127,7 +127,7 @@ class Scheduler(Generic[Result]):
 
     @property
     def num_trials(self) -> int:
-        """The maximum number of live trials, whatever the limits."""
+        """The number of trials, which also bounds how many can be live at once."""
         return len(self.trials)
 
     @property
@@ -136,7 +136,7 @@ class Scheduler(Generic[Result]):
         return len(self._results) == len(self.trials)
 
     def run(self, executor: Executor, caller: AgentCaller) -> list[Result]:
-        """Play; on any way out, executor and caller are closed."""
+        """Play all trials; the executor and the caller are closed on return and on error."""
         with ExitStack() as closing:
             closing.callback(executor.close)
             closing.callback(caller.close)
@@ -152,11 +152,11 @@ class Scheduler(Generic[Result]):
                 elif self._inputs:
                     self._stepping.update(self._inputs)
                     executor.advance(self._inputs)
-                    self._stepping.difference_update(self._inputs)  # those it left for later
+                    self._stepping.difference_update(self._inputs)  # inputs that the executor postponed
                 else:
                     self._wait()
                 if time.monotonic() >= self._check_at:
-                    self._handle_posted()  # an outcome that came in time is not late because it was not handled yet
+                    self._handle_posted()  # first handle outcomes that arrived in time
                     self._enforce_limits(executor, caller)
                     self._check_at = self._next_check(executor, caller)
         return [self._results[index] for index in sorted(self._results)]
@@ -165,8 +165,8 @@ class Scheduler(Generic[Result]):
         """Call a function on the scheduler's thread; the only method that other threads may call."""
         self._inbox.put((function, arguments))
 
-    def stepped(self, index: int, outcome: TrialOutcome) -> None:
-        """Take the outcome of a trial's last input."""
+    def on_outcome(self, index: int, outcome: TrialOutcome) -> None:
+        """Handle the outcome of a trial's last input."""
         self._stepping.discard(index)
         if isinstance(outcome, TurnRequest):
             self._turns[index] += 1
@@ -179,36 +179,36 @@ class Scheduler(Generic[Result]):
         else:
             raise outcome.error
 
-    def answered(self, index: int, answer: Action | AgentError) -> None:
-        """Take the agent's answer to a trial's request."""
+    def on_answer(self, index: int, answer: Action | AgentError) -> None:
+        """Handle the agent's answer to a trial's request."""
         self._inputs[index] = answer
 
     def fail_at_next_request(self, index: int, error: EpisodeError) -> None:
-        """Throw an error into a trial at its next request; the scheduler does not wait for it."""
+        """Throw an error into a trial at its next request, without waiting for that request."""
         self._pending_errors[index] = error
         self._stepping.discard(index)
 
     def postpone(self, index: int) -> None:
-        """Stop waiting for a trial's next outcome, so that an agent that answers in batches answers the others."""
+        """Stop waiting for a trial's next outcome, so that a batched agent answers the others."""
         self._stepping.discard(index)
 
     def resume(self, index: int) -> None:
-        """Wait for a trial's next outcome again, unless it is to fail."""
+        """Wait for a trial's next outcome again, unless the trial is going to fail."""
         if index not in self._pending_errors:
             self._stepping.add(index)
 
     def stop_clock(self, index: int) -> None:
-        """Stop counting a trial's time, since it cannot begin yet."""
+        """Stop the clock of a trial, because no worker is available to start it yet."""
         self._began.pop(index, None)
 
     def start_clock(self, index: int) -> None:
-        """Count a trial's time from now on, if it is not counted already."""
+        """Start the clock of a trial, if it is not running."""
         if self.limits.trial_s is not None:
             self._began.setdefault(index, time.monotonic())
 
     def timeout_error(self, index: int) -> EnvError:
         """Make the error of a trial whose environment took too long."""
-        return EnvError(f"{self._where(index)} its environment took longer than turn_timeout_s = {self.limits.turn_s}")
+        return EnvError(f"{self._where(index)} the environment took longer than turn_timeout_s = {self.limits.turn_s}")
 
     def _where(self, index: int) -> str:
         return f"session {self.trials[index].session_id}, turn {max(0, self._turns[index])}:"
@@ -229,7 +229,7 @@ class Scheduler(Generic[Result]):
             self._on_finish(result)
 
     def _wait(self) -> None:
-        """Handle everything that was posted; if nothing was, wait for it, until limits are to be checked."""
+        """Handle all posted events; if there are none, wait for one until it is time to check the limits."""
         patience_s = None if math.isinf(self._check_at) else max(0.0, self._check_at - time.monotonic())
         if self._interrupt is not None:
             patience_s = _POLL_S if patience_s is None else min(patience_s, _POLL_S)
@@ -241,17 +241,17 @@ class Scheduler(Generic[Result]):
         self._handle_posted()
 
     def _handle_posted(self) -> None:
-        """Handle everything that was posted so far."""
+        """Handle all events posted so far."""
         for _ in range(self._inbox.qsize()):
             function, arguments = self._inbox.get()
             function(*arguments)
 
     def _next_check(self, executor: Executor, caller: AgentCaller) -> float:
-        """The earliest time at which a limit may be exceeded; what begins later has all its time left."""
+        """Return the earliest time at which a limit may be exceeded; steps that start later exceed theirs later."""
         now = time.monotonic()
         ends: list[float] = []
         if self.limits.turn_s is not None:
-            waiting = caller.oldest()
+            waiting = caller.oldest_request()
             since = [now, *(since for _, since in executor.running()), *([] if waiting is None else [waiting[1]])]
             ends.append(min(since) + self.limits.turn_s)
         if self.limits.trial_s is not None:
@@ -259,10 +259,10 @@ class Scheduler(Generic[Result]):
         return min(ends)
 
     def _enforce_limits(self, executor: Executor, caller: AgentCaller) -> None:
-        """Fail the trials and calls that took too long."""
+        """Fail trials and calls that took too long."""
         now, turn, trial = time.monotonic(), self.limits.turn_s, self.limits.trial_s
         if turn is not None:
-            while (waiting := caller.oldest()) is not None and now - waiting[1] >= turn:
+            while (waiting := caller.oldest_request()) is not None and now - waiting[1] >= turn:
                 where = self._where(waiting[0])
                 caller.cancel(waiting[0])
                 self._inputs[waiting[0]] = AgentError(f"{where} the agent took longer than turn_timeout_s = {turn}")
@@ -276,11 +276,11 @@ class Scheduler(Generic[Result]):
             if now - began < trial:
                 break
             del self._began[index]
-            self._began[index] = now  # its step may hang only after this, as one that waits for a worker may
+            self._began[index] = now  # check again later: a step that waits for a worker may yet start and hang
             self._end(index, executor, caller)
 
     def _end(self, index: int, executor: Executor, caller: AgentCaller) -> None:
-        """Fail a trial that ran out of time, wherever it is."""
+        """Fail a trial that ran out of time, whatever it is waiting for."""
         sentence = f"{self._where(index)} the trial took longer than episode_timeout_s = {self.limits.trial_s}"
         if index in self._inputs and self._turns[index] < 0 and self._inputs[index] is None:
             del self._inputs[index]  # nothing was played

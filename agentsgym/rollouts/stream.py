@@ -1,4 +1,4 @@
-"""Play trials in a background thread while more are added: each result is delivered as soon as it is ready.
+"""Play trials in a background thread while more are added; each result is delivered as soon as it is ready.
 
 ::
 
@@ -20,7 +20,7 @@ from agentsgym.rollouts.scheduler import InlineExecutor, Pool, Scheduler
 
 logger = logging.getLogger(__name__)
 
-_END_S = 60.0  # for a running answer of a batched agent when a stream is closed
+_END_S = 60.0  # how long closing a stream waits for a running answer of a batched agent
 
 
 class _Ended(BaseException):
@@ -28,7 +28,7 @@ class _Ended(BaseException):
 
 
 class OpenScheduler(Scheduler[Result]):
-    """A scheduler to which trials are added while it runs, and which forgets those that are finished."""
+    """A scheduler that accepts new trials while it runs, and discards finished ones."""
 
     def __init__(self, *, limits: TimeLimits, max_concurrent: int, on_finish: Callable[[Result], None]) -> None:
         super().__init__((), limits=limits, max_concurrent=max_concurrent, on_finish=on_finish)
@@ -41,19 +41,19 @@ class OpenScheduler(Scheduler[Result]):
 
     @property
     def is_over(self) -> bool:
-        """Never: it is ended from outside."""
+        """Always False: it runs until :meth:`end` is called."""
         return False
 
     def add(self, trials: Sequence[PlayableTrial[Result]]) -> None:
-        """Play these too; from any thread."""
+        """Add trials; may be called from any thread."""
         self.post(self._added, trials)
 
     def end(self) -> None:
-        """Drop the live trials, and return from :meth:`run`; from any thread."""
+        """Drop the live trials, and return from :meth:`run`; may be called from any thread."""
         self.post(_raise_ended)
 
     def _admit(self) -> None:
-        self._handle_posted()  # also where an agent that answers in batches never lets it wait
+        self._handle_posted()  # needed because with a batched agent, the loop may never wait
         super()._admit()
 
     def _added(self, trials: Sequence[PlayableTrial[Result]]) -> None:
@@ -70,10 +70,10 @@ class OpenScheduler(Scheduler[Result]):
 
 
 class TrialStream:
-    """Plays trials in a thread, first come first served, at most ``max_concurrent`` at once.
+    """Plays trials in a thread, first come, first served, at most ``max_concurrent`` at a time.
 
-    What is played does not depend on the thread. An error that is not a trial's own ends the stream and is raised by
-    :meth:`check`.
+    The results do not depend on the thread. An error that is not the failure of a trial ends the stream and is raised
+    by :meth:`check`.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class TrialStream:
         turn_timeout_s: float | None = None,
         episode_timeout_s: float | None = None,
     ) -> None:
-        """Start the thread, with nothing to play.
+        """Start the thread, without any trials.
 
         Args:
             agent: The agent; its ``finish`` is called when the stream is closed.
             on_finish: Called with each result, on the stream's thread.
             max_concurrent: Maximum number of live trials.
-            pool: Where the environments run; None for the stream's thread. Nothing else may use it until :meth:`close`.
+            pool: Where the environments run; None for the stream's thread. Reserved for the stream until :meth:`close`.
             turn_timeout_s: See :func:`~agentsgym.rollouts.driver.drive`.
             episode_timeout_s: See :func:`~agentsgym.rollouts.driver.drive`.
         """
@@ -106,11 +106,11 @@ class TrialStream:
         self._thread.start()
 
     def add(self, trials: Sequence[PlayableTrial[Any]]) -> None:
-        """Play these too, after those that wait already; from any thread, also from ``on_finish``."""
+        """Add trials to the end of the queue; may be called from any thread, even from ``on_finish``."""
         self._scheduler.add(trials)
 
     def check(self) -> None:
-        """Raise :class:`AgentsGymError` if the stream failed: nothing is played any more."""
+        """Raise :class:`AgentsGymError` if the stream has failed and no longer plays trials."""
         if self._error is not None:
             raise AgentsGymError(f"the rollouts failed: {type(self._error).__name__}: {self._error}") from self._error
 

@@ -1,4 +1,4 @@
-"""Run environments that block in threads of this process, a bounded number at a time."""
+"""Run environments whose steps block in a bounded number of threads of this process."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from agentsgym.rollouts.scheduler import Scheduler
 
 
 class EnvThreadPool:
-    """Advances trials in threads of this process: for environments that wait (for a server, a subprocess, a file).
+    """Advances trials in threads of this process: for environments that block on I/O (a server, a subprocess, a file).
 
-    The steps of one session never overlap; those of different sessions do, so the environment's hooks must be
+    The steps of one session never overlap; steps of different sessions do, so the environment's hooks must be
     thread-safe.
-    A step that is given up is left running in its thread, which another one replaces; when it returns, its result is
-    dropped and its session's state is forgotten.
+    A step that exceeds its time limit keeps running in its thread, and a new thread takes that thread's place in the
+    pool; when the step returns, its result is discarded and its session is closed.
 
-    The threads are started when they are first needed and end with :meth:`close`, the ``with`` block, or the pool
-    itself; a closed pool that is used again starts new ones. A pool that a rollout uses cannot be closed.
+    The threads are started on demand. They end on :meth:`close`, at the end of the ``with`` block, or when the pool is
+    garbage-collected; a closed pool can be used again and then starts new threads. A pool cannot be closed while a
+    rollout uses it.
     """
 
     def __init__(self, num_workers: int) -> None:
-        """Set the bound.
+        """Create the pool; threads are started when they are needed.
 
         Args:
-            num_workers: Maximum number of steps that run at once.
+            num_workers: Maximum number of steps that run concurrently.
 
         Raises:
             ConfigError: ``num_workers`` is not a positive int.
@@ -64,10 +65,10 @@ class EnvThreadPool:
         self.close()
 
     def close(self) -> None:
-        """End the threads; one whose step was abandoned ends when the step returns.
+        """End the threads; the thread of an abandoned step ends when the step returns.
 
         Raises:
-            ConfigError: A rollout uses them.
+            ConfigError: A rollout is using the pool.
         """
         if self._runs:
             raise ConfigError("an EnvThreadPool cannot be closed while a rollout uses it")
@@ -80,10 +81,13 @@ class EnvThreadPool:
         """Make the executor of one run.
 
         Raises:
-            ConfigError: A step that runs in this pool begins the run.
+            ConfigError: The run is started from within a step that itself runs in this pool.
         """
         if threading.current_thread() in self._threads:
-            raise ConfigError("a step in an EnvThreadPool cannot wait for others in the same pool: use another pool")
+            raise ConfigError(
+                "a step that runs in an EnvThreadPool cannot start a rollout in the same pool, since it could "
+                "deadlock: use another pool"
+            )
         executor = _ThreadExecutor(self, scheduler, self._runs.discard)
         self._runs.add(executor)
         return executor
@@ -95,7 +99,7 @@ class EnvThreadPool:
         self._jobs.put(job)
 
     def give_up(self, job: _Job) -> bool:
-        """Stop waiting for a step and replace its thread; returns whether the step still ran."""
+        """Stop waiting for a step and replace its thread; return whether the step was still running."""
         with job.lock:
             if job.phase is not _Phase.RUNNING or job.thread is None:
                 return False
@@ -136,7 +140,7 @@ class _Job:
         self.lock = threading.Lock()
 
     def begin(self) -> bool:
-        """Mark it as running; False if it was given up."""
+        """Mark the job as running; return False if it was given up."""
         with self.lock:
             if self.phase is _Phase.GIVEN_UP:
                 return False
@@ -144,7 +148,7 @@ class _Job:
         return True
 
     def end(self) -> bool:
-        """Mark it as done; False if it was given up."""
+        """Mark the job as done; return False if it was given up."""
         with self.lock:
             if self.phase is _Phase.GIVEN_UP:
                 return False
@@ -152,7 +156,7 @@ class _Job:
         return True
 
     def drop(self) -> bool:
-        """Give it up if it has not begun; returns whether it had not."""
+        """Cancel the job if it has not started; return whether it was canceled."""
         with self.lock:
             if self.phase is not _Phase.WAITING:
                 return False
@@ -166,7 +170,7 @@ def _end_threads(jobs: SimpleQueue[_Job | None], threads: set[threading.Thread])
 
 
 def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
-    """Run one step after the other, until there are no more or this thread was replaced."""
+    """Run steps until the pool is closed or this thread is replaced."""
     while (job := jobs.get()) is not None:
         outcome = None
         if job.begin():
@@ -175,11 +179,11 @@ def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
                 job.generator.close()
                 return
             job.executor.done(job.index, outcome)
-        del job, outcome  # an idle thread keeps no pool alive
+        del job, outcome  # otherwise an idle thread would keep the pool alive
 
 
 class _ThreadExecutor:
-    """One run's part of a pool."""
+    """The executor of one run in a pool."""
 
     max_live: int | None = None
 
@@ -193,7 +197,7 @@ class _ThreadExecutor:
         self._jobs: dict[int, _Job] = {}
 
     def done(self, index: int, outcome: TrialOutcome) -> None:
-        """Report a step; called on the pool's threads."""
+        """Report the outcome of a step; called on the pool's threads."""
         self._scheduler.post(self._stepped, index, outcome)
 
     def advance(self, inputs: dict[int, Input]) -> None:
@@ -206,21 +210,21 @@ class _ThreadExecutor:
         inputs.clear()
 
     def running(self) -> list[tuple[int, float]]:
-        """The steps in the pool's threads."""
+        """The trials whose steps are running, and since when."""
         return [(index, job.since) for index, job in self._jobs.items() if job.phase is _Phase.RUNNING]
 
     def abandon(self, index: int, error: EpisodeError) -> None:
-        """Leave a step that runs to itself; do not begin one that waits."""
+        """Leave a running step running; do not start one that is still queued."""
         job = self._jobs[index]
         has_begun = not job.drop()
         if not has_begun:
             job.generator.close()
         if not has_begun or self._pool.give_up(job):
             del self._jobs[index], self._generators[index]
-            self._scheduler.stepped(index, Finished(self._scheduler.trials[index].abandon(error)))
+            self._scheduler.on_outcome(index, Finished(self._scheduler.trials[index].abandon(error)))
 
     def close(self) -> None:
-        """Close every generator: at once where no step runs, else when it returns."""
+        """Close every generator: now if no step is running in it, otherwise when the step returns."""
         running = [job for job in self._jobs.values() if not job.drop()]
         ending = time.monotonic() + GRACE_S
         while any(job.phase is _Phase.RUNNING for job in running) and time.monotonic() < ending:
@@ -234,4 +238,4 @@ class _ThreadExecutor:
         if self._jobs.pop(index, None) is not None:
             if isinstance(outcome, Finished | Raised):
                 del self._generators[index]
-            self._scheduler.stepped(index, outcome)
+            self._scheduler.on_outcome(index, outcome)

@@ -1,4 +1,4 @@
-"""The processes of a pool: started, replaced, ended."""
+"""Start, replace and end the processes of a pool."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from agentsgym.rollouts.workers.handle import WorkerHandle, resident_mb
 def place(
     waiting: list[RemoteTrial], workers: Sequence[WorkerHandle], trials: Mapping[int, RemoteTrial]
 ) -> Iterator[tuple[RemoteTrial, WorkerHandle]]:
-    """Assign a worker to each waiting trial where one has room; the caller of this iterator starts it there.
+    """Assign a worker with room to each waiting trial, if there is one; the caller of this iterator starts the trial.
 
-    A trial shares a process with no more than its own and its neighbors' ``company`` allow. Suspects come first, each
-    into an empty process; without one, the process with the fewest trials is reserved for it and gets no others.
+    The number of trials in a process is limited by the ``company`` of each. Suspects come first, each in an empty
+    process; if there is none, the process with the fewest trials is reserved for the suspect and gets no others.
 
     Args:
-        waiting: The trials that wait for a place; afterwards those that still wait.
+        waiting: The trials that wait for a worker; afterwards, the trials that still wait.
         workers: The processes.
         trials: All live trials of the run by index.
     """
@@ -33,12 +33,14 @@ def place(
         else:
             yield trial, worker
         if worker is None or trial.is_suspect:
-            del is_open[:1]  # the one that is kept for it, or that it is alone in: both have the fewest trials
+            del is_open[
+                :1
+            ]  # reserved for the trial, or occupied by it alone: in both cases the one with the fewest trials
     waiting[:] = still_waiting
 
 
 def _room(worker: WorkerHandle, trial: RemoteTrial, trials: Mapping[int, RemoteTrial]) -> int:
-    """How many trials may live in a process, this one among them."""
+    """The maximum number of trials in a process, including this one."""
     everyone = [trial, *(trials[index] for index in worker.residents)]
     return min(1 if one.is_suspect else one.company for one in everyone)
 
@@ -51,10 +53,10 @@ class WorkerLimits:
     """The limits of a pool's processes; None for no limit.
 
     Attributes:
-        max_sessions: Sessions that live in a process at once.
-        max_memory_mb: Megabytes that a process may hold.
-        recycle_after_episodes: Sessions after whose end a process is replaced.
-        recycle_above_mb: Megabytes above which a process is replaced once it has no session any more.
+        max_sessions: Maximum number of concurrent sessions in a process.
+        max_memory_mb: Maximum memory of a process in megabytes.
+        recycle_after_episodes: Number of finished sessions after which a process is replaced.
+        recycle_above_mb: Memory in megabytes above which a process is replaced once it has no sessions left.
     """
 
     max_sessions: int | None = None
@@ -63,7 +65,7 @@ class WorkerLimits:
     recycle_above_mb: float | None = None
 
     def is_worn(self, worker: WorkerHandle) -> bool:
-        """Whether a process is to be replaced, now that one of its sessions is over."""
+        """Whether a process should be replaced, now that one of its sessions is over."""
         if self.recycle_after_episodes is not None and worker.num_ended >= self.recycle_after_episodes:
             return True
         if self.recycle_above_mb is None:
@@ -84,16 +86,16 @@ class WorkerSet:
         self.handles: list[WorkerHandle] = []
 
     def start(self, on_message: OnMessage) -> None:
-        """Start those that are missing, and replace those that are dead or worn."""
+        """Start missing processes, and replace those that are dead or draining."""
         while len(self.handles) < self.size:
             self.handles.append(WorkerHandle(on_message))
         for worker in [*self.handles]:
-            worker.on_message = on_message  # first, so that a death from now on is reported
+            worker.on_message = on_message  # set first, so that a later death is reported
             if worker.is_dead or worker.is_draining:
                 self.replace(worker, on_message)
 
     def replace(self, worker: WorkerHandle, on_message: OnMessage) -> WorkerHandle:
-        """Replace a process that is dead, or idle and to be ended, by a new one."""
+        """Replace a process that is dead, or idle and no longer needed, with a new one."""
         worker.on_message = None
         worker.request_shutdown()
         place = self.handles.index(worker)
@@ -101,13 +103,13 @@ class WorkerSet:
         return self.handles[place]
 
     def request_shutdown(self) -> None:
-        """Request the end of all, without waiting for it."""
+        """Request the shutdown of all processes, without waiting for it."""
         for worker in self.handles:
             worker.on_message = None
             worker.request_shutdown()
 
     def close(self) -> None:
-        """End all."""
+        """End all processes."""
         self.request_shutdown()
         for worker in self.handles:
             worker.end()

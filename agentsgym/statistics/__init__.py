@@ -1,1 +1,1 @@
-"""Summarize finished rollouts in estimates with intervals, in training as in an evaluation."""
+"""Summarize finished rollouts as estimates with confidence intervals, in training and evaluation."""

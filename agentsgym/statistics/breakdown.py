@@ -10,7 +10,7 @@ from agentsgym.types import StopReason
 
 
 class RolloutOutcome(Protocol):
-    """The attributes of a rollout that an evaluation reads, as of a :class:`~agentsgym.types.Trajectory`."""
+    """The attributes of a rollout that an evaluation uses, such as a :class:`~agentsgym.types.Trajectory`."""
 
     @property
     def stop_reason(self) -> StopReason:
@@ -80,7 +80,7 @@ class SeatOutcome:
 
     @property
     def final_rewards(self) -> Mapping[Hashable, float]:
-        """Empty, since ``final_reward`` is already that of one role."""
+        """Empty, since ``final_reward`` is already the reward of one role."""
         return {}
 
     @property
@@ -92,9 +92,9 @@ class SeatOutcome:
 def seat_outcomes(rollout: RolloutOutcome) -> list[SeatOutcome]:
     """Return the outcome of each role that had a turn in a rollout.
 
-    With a single role, ``info["success"]`` decides. Among several roles with different rewards, a role won if its
-    reward is above every other's; if all rewards are equal, as in cooperation or after a draw, ``info["success"]``
-    applies to each.
+    With a single role, ``info["success"]`` determines the outcome. Among several roles with different rewards, the role
+    with the highest reward won, unless it is tied; if all rewards are equal, as in cooperation or after a draw,
+    ``info["success"]`` applies to each role.
 
     Returns:
         One outcome per role, in order of their first turns. Roles with unknown rewards are left out, and so are

@@ -1,4 +1,4 @@
-"""Estimates and their intervals: the bootstrap over clusters, and exact bounds where there is no spread."""
+"""Estimates and their confidence intervals: a bootstrap over clusters, and exact intervals if nothing varies."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from agentsgym.seeding import derive_seed
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-_ENTRIES_PER_BLOCK = 1_000_000  # of drawn indices held at once: a few tens of MB however many tasks there are
+_ENTRIES_PER_BLOCK = 1_000_000  # drawn indices in memory: a few tens of MB, however many tasks there are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over rollouts, and the confidence interval of the mean over such tasks.
+    """A mean over rollouts, and its confidence interval for tasks of the same kind.
 
     Attributes:
         mean: The mean over the rollouts.
@@ -39,11 +39,11 @@ def bootstrap_intervals(
     num_resamples: int = 10_000,
     seed: int = 0,
 ) -> NDArray[np.float64]:
-    """Bound the mean of each column by a percentile bootstrap over clusters.
+    """Compute a confidence interval for each column's mean by a percentile bootstrap over clusters.
 
-    C of the C clusters are drawn with replacement, each with all of its rows:
+    Each resample draws C of the C clusters with replacement, each with all of its rows:
     ``mean* = Σ_c sum_c / Σ_c count_c`` over the drawn c; the bounds are the ``(1 ± confidence) / 2`` quantiles of
-    ``mean*`` (Efron & Tibshirani 1993, chapters 8 and 13). Columns share the draws.
+    ``mean*`` (Efron & Tibshirani 1993, chapters 8 and 13). All columns use the same draws.
 
     Args:
         values: (N, M), one row per rollout and one column per quantity.
@@ -53,7 +53,7 @@ def bootstrap_intervals(
         seed: Random seed of the resamples.
 
     Returns:
-        (2, M), the lower bounds and the upper ones.
+        (2, M), the lower and the upper bounds.
 
     Raises:
         ValueError: ``confidence`` is not in (0, 1).
@@ -69,7 +69,7 @@ def bootstrap_intervals(
     for start in range(0, num_resamples, block):
         size = (min(block, num_resamples - start), num_clusters)
         drawn = generator.integers(num_clusters, size=size)  # (R, C)
-        # Counting how often each cluster was drawn takes a third of the time of adding up what was drawn.
+        # Counting how often each cluster was drawn is three times as fast as adding up the drawn clusters.
         slots = (drawn + num_clusters * np.arange(len(drawn))[:, None]).ravel()
         times = np.bincount(slots, minlength=drawn.size).reshape(size)  # (R, C)
         resampled = np.einsum("rc,mc->rm", times.astype(np.float64), totals)  # (R, M + 1)
@@ -78,13 +78,13 @@ def bootstrap_intervals(
 
 
 def without_spread(mean: float, num_tasks: int, confidence: float) -> Estimate:
-    """Bound a rate that is 0 or 1 in every task, so that resampling shows no spread.
+    """Compute the interval of a rate that is 0 or 1 in every task, so that resampling shows no spread.
 
-    The exact binomial interval: it reaches ``(α/2)^(1/n)`` from the far end (Clopper & Pearson 1934).
+    The exact binomial interval for n tasks (Clopper & Pearson 1934).
 
     Args:
         mean: 0.0 or 1.0.
-        num_tasks: n, the independent tasks.
+        num_tasks: n, the number of independent tasks.
         confidence: 1 − α, in (0, 1).
     """
     reach = ((1 - confidence) / 2) ** (1 / num_tasks)

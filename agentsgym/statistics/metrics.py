@@ -1,4 +1,4 @@
-"""Win rate, reward and turns with intervals, pass@k, and the fraction of optimal play."""
+"""Win rate, reward and turns with confidence intervals, pass@k, and the fraction of optimal play."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ _frame_of = deferred("agentsgym.reports.frames", "rollouts_frame")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Estimates from a set of rollouts; None where no rollout has the value.
+    """Estimates from a set of rollouts; an estimate is None if no rollout has the value.
 
     Attributes:
-        win_rate: Fraction of rollouts that were won, in [0, 1]; None if success is unknown in all. If it is known in
-            one, rollouts with unknown success count as not won.
-        reward: Final reward of a rollout; None if all failed.
-        turns: Turns of a rollout; None if all failed.
-        num_episodes: Number of rollouts behind the estimates, one episode or one trial each, without failed ones.
+        win_rate: Fraction of rollouts that were won, in [0, 1]; None if success is unknown for all. Otherwise,
+            rollouts with unknown success count as not won.
+        reward: Mean final reward; None if all rollouts failed.
+        turns: Mean number of turns; None if all rollouts failed.
+        num_episodes: Number of rollouts in the estimates, each one episode or trial, without failed ones.
         num_failed: Number of rollouts in which the environment or the agent failed.
-        stop_reasons: Number of rollouts by stop reason, failed ones included.
+        stop_reasons: Number of rollouts by stop reason, including failed ones.
         trajectories: All rollouts, as given.
         confidence: Confidence level of the intervals, in (0, 1).
         num_left_out: Number of rollouts that did not fail, but whose task groups were too small (``min_group_size``).
-        by_environment: The same for each environment, where there are several; else empty.
-        by_role: The same for each role (:func:`~agentsgym.statistics.breakdown.seat_outcomes`), where there are
-            several; else empty. Its turns are those of the role, and it holds no trajectories.
+        by_environment: An evaluation for each environment if there are several; otherwise empty.
+        by_role: An evaluation for each role (:func:`~agentsgym.statistics.breakdown.seat_outcomes`) if there are
+            several; otherwise empty. It counts the turns of the role, and has no trajectories.
         fraction_of_optimal: The reward between random play (0) and optimal play (1), over the rollouts for which both
             are known and at most one role is rewarded; None without such rollouts, as in self-play, or if random play
             is optimal.
-        clusters: Key of each trajectory; trajectories with equal keys count as one task in the intervals. Empty where
-            the keys are not kept.
-        metrics: Mean of each number in the environments' ``info`` (:attr:`~agentsgym.types.Trajectory.metrics`), over
+        clusters: Key of each trajectory; trajectories with equal keys count as one task in the intervals. Empty if not
+            all trajectories are available.
+        metrics: Mean of each metric in the environments' ``info`` (:attr:`~agentsgym.types.Trajectory.metrics`), over
             the rollouts that have it; empty for a role.
     """
 
@@ -91,17 +91,17 @@ class Evaluation:
         return f"<Evaluation of {', '.join(parts)}>"
 
     def _repr_html_(self) -> str:
-        """Draw it for a notebook."""
+        """Return the HTML that a notebook displays."""
         return _html_of(self)
 
     def to_pandas(self, by: Literal["rollout", "turn"] = "rollout") -> DataFrame:
-        """Return the rollouts as a table with one row each, failed ones included, or with one row per turn.
+        """Return a table with one row per rollout, including failed ones, or one row per turn.
 
         The columns are those of :func:`~agentsgym.reports.frames.rollout_row` and
         :func:`~agentsgym.reports.frames.turn_rows`.
 
         Raises:
-            ConfigError: ``by`` is neither.
+            ConfigError: ``by`` is neither ``"rollout"`` nor ``"turn"``.
         """
         return _frame_of(self.trajectories, by)
 
@@ -110,9 +110,9 @@ class Evaluation:
         return pass_at_k(self.trajectories, k)
 
     def pass_at_k_interval(self, k: int) -> Estimate:
-        """Estimate the same with an interval over tasks: see :func:`~agentsgym.statistics.passing.pass_at_k_interval`.
+        """Estimate pass@k with an interval over tasks: see :func:`~agentsgym.statistics.passing.pass_at_k_interval`.
 
-        Confidence and clusters (``cluster_by``) are those of the other estimates.
+        The confidence level and the clusters (``cluster_by``) are those of the other estimates.
         """
         return pass_at_k_interval(self.trajectories, k, clusters=self.clusters or None, confidence=self.confidence)
 
@@ -121,7 +121,7 @@ class Evaluation:
         return pass_hat_k(self.trajectories, k)
 
     def pass_hat_k_interval(self, k: int) -> Estimate:
-        """Estimate the same with an interval over tasks, as :meth:`pass_at_k_interval` does."""
+        """Estimate pass^k with an interval over tasks, as :meth:`pass_at_k_interval` does for pass@k."""
         return pass_hat_k_interval(self.trajectories, k, clusters=self.clusters or None, confidence=self.confidence)
 
     def maj_at_k(self, k: int) -> float:
@@ -140,8 +140,8 @@ class Evaluation:
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers as plain JSON values; estimates that were not computed are None.
 
-        The numbers of ``info`` are named ``info/KEY``. ``by_environment`` and ``by_role`` are included where there are
-        several; a role's key is its ``str``.
+        Metrics from ``info`` are named ``info/KEY``. ``by_environment`` and ``by_role`` are included if they are not
+        empty; a role's key is its ``str``.
         """
         numbers: dict[str, Any] = {}
         for name, estimate in self._estimates():
@@ -169,21 +169,20 @@ def summarize(
     environments: Sequence[str] | None = None,
     anchors: Sequence[Anchors | None] | None = None,
 ) -> Evaluation:
-    """Summarize rollouts in an :class:`Evaluation`.
+    """Summarize rollouts as an :class:`Evaluation`.
 
     Intervals come from a bootstrap over tasks (:func:`bootstrap_intervals`), since repetitions of one task are not
-    independent evidence about the next. If there is only one task, its rollouts are resampled, and the intervals are
-    about that task only. If every rollout was won or every one lost, resampling shows no spread, and the win rate's
-    interval is the exact binomial one over the n tasks instead, ``(α/2)^(1/n)`` away from the far end
-    (Clopper & Pearson 1934).
+    independent evidence about other tasks. If there is only one task, its rollouts are resampled, and the intervals
+    are valid only for that task. If all rollouts were won or all were lost, resampling shows no spread, and the win
+    rate's interval is the exact binomial interval for the n tasks instead (Clopper & Pearson 1934).
 
     Args:
-        trajectories: The rollouts, failed ones included; they are counted and left out of every estimate.
+        trajectories: The rollouts, including failed ones, which are counted but excluded from every estimate.
         clusters: One key per trajectory, by default its ``task_index``; trajectories with equal keys count as one
-            task. Each row of a task list is a separate task, so pass, for example, the secrets if the list repeats
-            them with other seeds and you want to know how the agent would do on other secrets.
-        seed: Random seed for the bootstrap; equal input and seed give equal intervals.
-        confidence: Confidence of the intervals, in (0, 1).
+            task. Each row of a task list is a separate task; if the list repeats, for example, secrets with other
+            seeds, pass the secrets to get intervals for new secrets.
+        seed: Random seed for the bootstrap; the intervals are deterministic given the input and the seed.
+        confidence: Confidence level of the intervals, in (0, 1).
         environments: Name of each trajectory's environment, for ``by_environment``; None if there is only one.
         anchors: Rewards of random and optimal play on each trajectory's task; by default those in its ``info``.
 
@@ -206,16 +205,16 @@ def summarize_outcomes(  # noqa: PLR0913  # keywords, most of them left out
     environments: Sequence[str] | None = None,
     anchors: Sequence[Anchors | None] | None = None,
 ) -> Evaluation:
-    """Summarize rollouts as :func:`summarize` does, where only their outcomes are available.
+    """Summarize rollouts as :func:`summarize` does, if only their outcomes are available.
 
     Args:
-        outcomes: Outcomes of all rollouts, failed ones included.
+        outcomes: Outcomes of all rollouts, including failed ones.
         trajectories: The rollouts that are available as trajectories.
         clusters: One key per outcome, as in :func:`summarize`.
         seed: See :func:`summarize`.
         confidence: See :func:`summarize`.
         environments: One name per outcome, as in :func:`summarize`.
-        anchors: One per outcome; None if none is known.
+        anchors: One per outcome; None if all are unknown.
 
     Raises:
         ValueError: There are no outcomes, or ``clusters``, ``environments`` or ``anchors`` has another length.
@@ -294,7 +293,7 @@ def fraction_of_optimal(value: float, *, random: float, optimal: float) -> float
 def _info_estimates(
     played: Sequence[RolloutOutcome], keys: Sequence[Hashable], seed: int, confidence: float
 ) -> dict[str, Estimate]:
-    """Estimate each number of ``info`` from the rollouts that have it; numbers of the same rollouts share draws."""
+    """Estimate each metric of ``info`` from the rollouts that have it; metrics of the same rollouts share draws."""
     metrics = [one.metrics for one in played]
     rows_of = {
         name: tuple(i for i, own in enumerate(metrics) if name in own)
@@ -313,8 +312,8 @@ def _means(values: Sequence[Sequence[float]], keys: Sequence[Hashable], seed: in
     columns = np.array(values, dtype=np.float64)
     clusters = keys if len(set(keys)) > 1 else range(len(columns))
     low, high = bootstrap_intervals(columns, clusters, confidence=confidence, seed=seed)
-    # The mean itself bounds the interval: the quantiles of equal values can be off by a rounding error.
-    # Adding 0.0 turns -0.0, which would be printed, into 0.0.
+    # The interval must contain the mean, although quantiles of equal values can be off by a rounding error.
+    # Adding 0.0 turns -0.0 into 0.0.
     return [
         Estimate(mean=float(m) + 0.0, low=float(min(a, m)) + 0.0, high=float(max(b, m)) + 0.0)
         for m, a, b in zip(columns.mean(axis=0), low, high, strict=True)

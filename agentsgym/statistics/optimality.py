@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 References = Anchors | Callable[[Mapping[str, Any]], Anchors | None]
 
 _NUM_RESAMPLES = 10_000
-_ENTRIES_PER_BLOCK = 1_000_000  # of drawn indices held at once
+_ENTRIES_PER_BLOCK = 1_000_000  # drawn indices in memory
 
 
 def anchors_of_info(info: Mapping[str, Any]) -> Anchors | None:
@@ -53,11 +53,11 @@ def anchors_of_task(references: References, task_data: Mapping[str, Any], num_ep
 def fraction_with_interval(
     sums: NDArray[np.float64], *, confidence: float, seed: int
 ) -> tuple[float, float, float] | None:
-    """Estimate ``(E[reward] − E[random]) / (E[optimal] − E[random])`` and bound it by a bootstrap over clusters.
+    """Estimate ``(E[reward] − E[random]) / (E[optimal] − E[random])``, with a bootstrap interval over clusters.
 
-    A ratio of means, not a mean of ratios: tasks with a large reward range weigh more, and tasks in which random play
-    is optimal do no harm. C of the C clusters are drawn with replacement, and the ratio of the drawn sums is taken
-    (Efron & Tibshirani 1993, chapter 13).
+    This is a ratio of means, not a mean of ratios: tasks with a larger range of rewards weigh more, and tasks in which
+    random play is optimal do no harm. Each resample draws C of the C clusters with replacement and computes the ratio
+    from the sums of the drawn clusters (Efron & Tibshirani 1993, chapter 13).
 
     Args:
         sums: Sums of rewards, random anchors and optimal anchors per cluster, (C, 3).
@@ -65,7 +65,7 @@ def fraction_with_interval(
         seed: Random seed of the resamples.
 
     Returns:
-        The estimate and its bounds; None where random play is optimal, so that there is no scale.
+        The estimate and its bounds; None if random play is optimal, so that there is no scale.
     """
     mean = float(_ratio(sums.sum(axis=0)))
     if not np.isfinite(mean):

@@ -1,4 +1,4 @@
-"""How often one of k tries wins (pass@k), how often all of them do (pass^k), and their intervals over tasks."""
+"""Estimate how often any of k attempts succeeds (pass@k) or all of them do (pass^k), with intervals over tasks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from agentsgym.types import Trajectory
 
 
 def maj_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
-    """Estimate the chance that the most frequent answer of k rollouts of a task is right, averaged over tasks.
+    """Estimate the probability that the most frequent answer of k rollouts of a task is right, averaged over tasks.
 
-    The vote of a rollout is its ``info["answer"]``, as the environment normalizes it; without an answer, or with None,
-    it does not vote. Among equally frequent answers each is taken with equal chance; without a vote the task is not
-    solved. An answer's chance to be right is the fraction of its rollouts that were won. With n rollouts of a task this
-    is the exact mean over all choices of k of them, without drawing any (self-consistency, 2203.11171, with the
-    averaging of pass@k, 2107.03374). Failed rollouts are left out.
+    The vote of a rollout is its ``info["answer"]``, as normalized by the environment; a rollout without an answer, or
+    with None, does not vote. Ties are broken uniformly at random; without any votes the task is not solved. The
+    probability that an answer is right is the fraction of its rollouts that were won. With n rollouts of a task, the
+    result is the exact mean over all choices of k of them (self-consistency, 2203.11171, with the averaging of pass@k,
+    2107.03374). Failed rollouts are excluded.
 
     Raises:
         ValueError: k is below 1, some task has fewer than k rollouts that did not fail, or no rollout has an answer.
@@ -31,7 +31,7 @@ def maj_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
         played[trajectory.task_index] += [] if trajectory.failed else [trajectory]
     fewest = min(map(len, played.values()), default=0)
     if not 1 <= k <= fewest:
-        raise ValueError(f"maj@k needs 1 <= k <= the fewest rollouts of a task, got k = {k} and {fewest} rollouts")
+        raise ValueError(f"maj@k needs 1 <= k <= the smallest number of rollouts of a task, {fewest}, got k = {k}")
     if not any(_vote(one) is not None for rollouts in played.values() for one in rollouts):
         raise ValueError("maj@k requires info['answer'], which no rollout has")
     scores: list[float] = []
@@ -45,21 +45,21 @@ def maj_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
 
 
 def winning_chances(counts: Sequence[int], k: int, *, silent: int = 0) -> list[float]:
-    """Return the probability of each answer to be the most frequent of k rollouts drawn without replacement.
+    """Return each answer's probability of being the most frequent of k rollouts drawn without replacement.
 
-    For answer i with m of its c_i rollouts drawn, the others at most m each, and t of them exactly m, it is
+    Summed over the cases in which m of the c_i rollouts of answer i are drawn, and t other answers tie with it, this is
     ``Σ_m C(c_i, m) Σ_t N_i(m, t) / (t + 1) / C(n, k)``, where N_i counts the ways to draw the other k − m.
 
     Args:
-        counts: How many rollouts gave each answer.
-        k: How many are drawn, at most all.
-        silent: How many rollouts gave none.
+        counts: The number of rollouts with each answer.
+        k: The number of rollouts that are drawn.
+        silent: The number of rollouts without an answer.
 
     >>> winning_chances([2, 1], 3), winning_chances([1, 1], 1, silent=2)
     ([1.0, 0.0], [0.25, 0.25])
     """
     total = math.comb(sum(counts) + silent, k)
-    chance_of: dict[int, float] = {}  # equal counts, equal chances
+    chance_of: dict[int, float] = {}  # equal counts have equal chances
     for own in set(counts):
         others = [*counts]
         others.remove(own)
@@ -69,8 +69,8 @@ def winning_chances(counts: Sequence[int], k: int, *, silent: int = 0) -> list[f
 
 
 def _ways(others: Sequence[int], num_drawn: int, most: int, silent: int) -> float:
-    """Count the draws of ``num_drawn`` in which no other answer has more than ``most``, each over 1 + its ties."""
-    ways: Counter[tuple[int, int]] = Counter({(0, 0): 1})  # by what is drawn so far and how many ties there are
+    """Count the draws in which no other answer has more than ``most`` rollouts, each divided by 1 + its ties."""
+    ways: Counter[tuple[int, int]] = Counter({(0, 0): 1})  # by the numbers of rollouts drawn and of ties so far
     for count in others:
         longer: Counter[tuple[int, int]] = Counter()
         for (drawn, ties), number in ways.items():
@@ -90,12 +90,12 @@ _NUM_RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """A criterion for k tries.
+    """A criterion for k attempts.
 
     Attributes:
-        name: Name in errors.
-        chance: Probability that k drawn rollouts meet it, from the numbers of played, won and drawn rollouts.
-        of_rate: The same for k tries that are each won with a given probability.
+        name: Name in error messages.
+        chance: Probability that k drawn rollouts meet it, given the numbers of played, won and drawn rollouts.
+        of_rate: The same for k attempts that are each won with a given probability.
     """
 
     name: str
@@ -116,7 +116,7 @@ _ALL = _Measure(
 
 
 def pass_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
-    """Estimate the chance that at least one of k rollouts of a task is won, averaged over tasks.
+    """Estimate the probability that at least one of k rollouts of a task is won, averaged over tasks.
 
     ``1 − C(n − c, k) / C(n, k)`` for a task with n rollouts, c of them won: unbiased (2107.03374, eq. 1). Failed
     rollouts are left out.
@@ -128,7 +128,7 @@ def pass_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
 
 
 def pass_hat_k(trajectories: Sequence[Trajectory], k: int) -> float:
-    """Estimate the chance that all of k rollouts of a task are won, averaged over tasks: pass^k.
+    """Estimate the probability that all of k rollouts of a task are won, averaged over tasks: pass^k.
 
     ``C(c, k) / C(n, k)`` for a task with n rollouts, c of them won: unbiased (2406.12045, section 3). Where pass@k
     measures capability, this measures reliability. Failed rollouts are left out.
@@ -147,17 +147,17 @@ def pass_at_k_interval(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Estimate:
-    """Estimate pass@k as :func:`pass_at_k` does, and bound it for other such tasks.
+    """Estimate pass@k as :func:`pass_at_k` does, with a confidence interval for tasks of the same kind.
 
-    The interval is a percentile bootstrap over tasks, as those of win rate and reward are. Where the estimate is 0 or 1
-    it is the exact binomial one over the tasks. A single task shows no spread between tasks: then its
-    rollouts are drawn with replacement, and the interval is about that task only.
+    The interval comes from a percentile bootstrap over tasks, as for win rate and reward. If the estimate is 0 or 1, it
+    is the exact binomial interval over the tasks. If there is a single task, its rollouts are resampled, and the
+    interval is valid only for that task.
 
     Args:
-        trajectories: The rollouts; failed ones are left out.
-        k: The tries.
+        trajectories: The rollouts; failed ones are excluded.
+        k: The number of attempts.
         clusters: One key per trajectory, as in :func:`~agentsgym.statistics.metrics.summarize`; a task has the key of
-            its first rollout. None: each task is a cluster.
+            its first rollout. If None, each task is a cluster.
         confidence: Confidence level of the interval, in (0, 1).
         seed: Random seed of the bootstrap.
 
@@ -175,12 +175,12 @@ def pass_hat_k_interval(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Estimate:
-    """Estimate pass^k as :func:`pass_hat_k` does, and bound it for other such tasks, as :func:`pass_at_k_interval`."""
+    """Estimate pass^k as :func:`pass_hat_k` does, with an interval as in :func:`pass_at_k_interval`."""
     return _bounded(_ALL, trajectories, clusters, k, confidence, seed)
 
 
 def most_rollouts(trajectories: Sequence[Trajectory]) -> int:
-    """The largest k that every task has rollouts for, failed ones left out; 0 if there is none."""
+    """The smallest number of rollouts of a task, excluding failed ones; 0 if there are no tasks."""
     return min((played for played, _ in _counts(trajectories).values()), default=0)
 
 
@@ -221,13 +221,13 @@ def _counts_for(measure: _Measure, trajectories: Sequence[Trajectory], k: int) -
     fewest = min((played for played, _ in counts.values()), default=0)
     if not 1 <= k <= fewest:
         raise ValueError(
-            f"{measure.name} needs 1 <= k <= the fewest rollouts of a task, got k = {k} and {fewest} rollouts"
+            f"{measure.name} needs 1 <= k <= the smallest number of rollouts of a task, {fewest}, got k = {k}"
         )
     return counts
 
 
 def _counts(trajectories: Sequence[Trajectory]) -> dict[int, tuple[int, int]]:
-    """How many rollouts of each task did not fail, and how many of them were won."""
+    """The number of rollouts of each task that did not fail, and the number of those that were won."""
     counts: dict[int, tuple[int, int]] = {}
     for one in trajectories:
         played, won = counts.get(one.task_index, (0, 0))
@@ -236,7 +236,7 @@ def _counts(trajectories: Sequence[Trajectory]) -> dict[int, tuple[int, int]]:
 
 
 def _of_one_task(measure: _Measure, count: tuple[int, int], k: int, confidence: float, seed: int) -> Estimate:
-    """Bound the estimate by the task's rollouts; if all have one outcome, by the exact interval of the win rate."""
+    """Compute the interval from one task's rollouts; if all have the same outcome, from the exact win-rate interval."""
     played, won = count
     mean = measure.chance(played, won, k)
     if won in {0, played}:

@@ -1,4 +1,4 @@
-"""Learn once how a tokenizer writes a conversation; afterwards no template runs and only new text is encoded."""
+"""Determine once how a tokenizer's chat template formats a conversation; after that, encode only new text."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ logger = logging.getLogger(__name__)
 
 
 class _Vocabularies:
-    """State shared by all formats of one tokenizer: reading the vocabulary is most of a format's cost.
+    """State shared by all formats of one tokenizer, since reading the vocabulary is most of a format's cost.
 
     Attributes:
-        tokenizer: A copy.
-        own: The vocabulary that encodes the agent's own text.
+        tokenizer: A shallow copy of the tokenizer.
+        fingerprint: Identifies the tokenizer's template and vocabulary, which may be changed later.
+        own: The vocabulary that encodes the agent's text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = copy.copy(tokenizer)  # shallow: the cache in `of` must not keep its own key alive
-        self.fits = _fingerprint(tokenizer)
-        plain = Template(self.tokenizer) if self.tokenizer.chat_template else None  # tools print what agents write
+        self.fingerprint = _fingerprint(tokenizer)
+        plain = Template(self.tokenizer) if self.tokenizer.chat_template else None  # tools add tokens that agents write
         self.own = Vocabulary(self.tokenizer, unmarked_controls(self.tokenizer, plain) if plain else frozenset[str]())
         self._guarded: dict[frozenset[str], Vocabulary] = {}
 
@@ -47,40 +48,41 @@ class _Vocabularies:
         """Return a vocabulary that encodes no added tokens except words, white space and the named ones.
 
         Raises:
-            ConfigError: A name is not an added token, or a message could forge turns, calls or thoughts with it.
+            ConfigError: A name is not an added token, or a message could forge turns, calls or reasoning with it.
         """
-        spared = frozenset(unguarded)
-        if spared not in self._guarded:
+        exempt = frozenset(unguarded)
+        if exempt not in self._guarded:
             added, printed = self.tokenizer.get_added_vocab(), f"{self.tokenizer.chat_template}{TEXT_FORM}"
-            for name in sorted(spared):
+            for name in sorted(exempt):
                 if name not in added:
-                    raise ConfigError(f"unguarded_tokens must be added tokens of the tokenizer, got {shown(name)}")
+                    raise ConfigError(f"unguarded_tokens must list added tokens of the tokenizer, got {shown(name)}")
                 if name in self.own.controls or name in printed:
                     raise ConfigError(
-                        "unguarded_tokens must be tokens that carry no role, turn, call or thought, got "
-                        f"{shown(name)}, which is marked special or is printed by the chat template"
+                        "unguarded_tokens must not contain tokens that mark roles, turns, tool calls or reasoning, got "
+                        f"{shown(name)}, which is marked special or is rendered by the chat template"
                     )
-            names = {name for name in added if is_mark(name)} - spared
-            self._guarded[spared] = Vocabulary(self.tokenizer, names) if names - {*self.own.controls} else self.own
-        return self._guarded[spared]
+            names = {name for name in added if is_mark(name)} - exempt
+            self._guarded[exempt] = Vocabulary(self.tokenizer, names) if names - {*self.own.controls} else self.own
+        return self._guarded[exempt]
 
 
 class ChatFormat:
-    """The format in which one tokenizer writes a conversation; get it with :meth:`of`.
+    """The format of a conversation with one tokenizer and its chat template; get it with :meth:`of`.
 
     Attributes:
         tokenizer: A copy of the tokenizer, which must not be changed.
         tools: JSON schemas that the template shows the agent.
-        template_options: Further variables of the template.
-        end_of_turn_id: The control token that closes an agent turn; None if the template closes turns by plain text
-            or not at all, and without a template.
-        end_of_turn_ids: Ids that close an agent's turn given as text; empty if nothing closes a turn, and
-            without a template.
-        stop_token_ids: Every id that ends a turn when it is sampled, the one after a call of tools included.
-        rewrites_history: Whether the template, run over the whole conversation again, would change earlier answers
-            (drops thinking, trims): the record then differs from its full render, and is what the agent saw.
-        vocabulary_size: Every id of the tokenizer is smaller.
-        text_before_end: Plain text before the end-of-turn token, part of a text turn (``" "`` for ``" </s>"``).
+        template_options: Additional template variables.
+        end_of_turn_id: The control token that ends an agent's turn; None if the template ends turns with plain text
+            or not at all, or if there is no template.
+        end_of_turn_ids: Ids appended to end an agent turn that was given as text; empty if the template does not end
+            turns, or if there is none.
+        stop_token_ids: Every id that ends a turn when sampled, including the one that ends a tool call.
+        rewrites_history: Whether rendering the full conversation again would change earlier answers (by dropping
+            reasoning or trimming). If so, the record differs from a fresh render, but is what the agent actually saw.
+        vocabulary_size: An exclusive upper bound on the tokenizer's ids.
+        text_before_end: Plain text before the end-of-turn token, appended to turns given as text (``" "`` for
+            ``" </s>"``).
     """
 
     def __init__(
@@ -95,10 +97,10 @@ class ChatFormat:
         self.tokenizer: Any = vocabularies.tokenizer
         self.tools = tuple(tools)
         self.template_options: Mapping[str, Any] = {**(template_options or {})}
-        # Results of tools must not spell a token of calls or results. The system message is the environment's own.
+        # Tool results must not be able to produce call or result tokens. The environment's system message is trusted.
         self._trusted = {"assistant"} if guard_added_tokens or not tools else {"assistant", "system"}
         observed = vocabularies.guarded(unguarded_tokens) if guard_added_tokens or tools else vocabularies.own
-        # The schemas of tools may come from a server: what looks like a control token in them is hidden.
+        # Tool schemas may come from a server, so control tokens in them are encoded as plain text.
         texts = strings_in(self.tools)
         masked, hidden = observed.hide(texts, SECOND_PRIVATE_USE)
         safe_tools = with_strings(self.tools, dict(zip(texts, masked, strict=True)))
@@ -114,7 +116,7 @@ class ChatFormat:
         self._tool_format: ToolFormat | None = None
         self._refusal: str | None = None
         self.rewrites_history = False
-        self._lead = ""  # what the template prints between its prompt and an answer, control tokens left out
+        self._lead = ""  # text that the template adds between its prompt and an answer, without control tokens
         self._answer = self._closed_answer = self._bare(("assistant",), self._vocabulary)
         if self._template is not None:
             self._learn(self._template)
@@ -135,33 +137,32 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] = (),
         template_options: Mapping[str, Any] | None = None,
     ) -> ChatFormat:
-        """Get the format of a tokenizer, found at the first call and again after its template or vocabulary changed.
+        """Get a tokenizer's format, computed on the first call and again whenever its template or vocabulary changes.
 
         Args:
-            tokenizer: A tokenizer, with a chat template or without one.
+            tokenizer: A tokenizer, with or without a chat template.
             append: Whether new messages are appended to the record; False if each prompt is rendered from scratch,
-                which allows templates that print a later turn differently from the first.
-            guard_added_tokens: Whether the spelling of any added token stays text in observations, also of a token that
-                only agents write (``<think>``, ``<tool_call>``). Words and white space are exempt; the agent's own text
-                keeps its tokens. With tools this holds anyway, except in the system message.
-            unguarded_tokens: Added tokens that remain tokens there nevertheless, such as the HTML tags of Gemma.
+                which allows templates that render a later turn differently from the first.
+            guard_added_tokens: Whether every added token that appears in an observation is encoded as plain text, even
+                one that only agents write (``<think>``, ``<tool_call>``). Words and white space are exempt; the agent's
+                own text keeps its tokens. With tools this is always the case, except in the system message.
+            unguarded_tokens: Added tokens that are exempt from this, such as Gemma's HTML tags.
             tools: JSON schemas that the template shows the agent.
-            template_options: Further variables of the template (``enable_thinking``, …).
+            template_options: Additional template variables (``enable_thinking``, …).
 
         Raises:
-            ConfigError: A token of ``unguarded_tokens`` is not an added token, or carries a role, a turn, a call or a
-                thought.
-            TemplateError: The chat template does not print the messages of a plain conversation once and unchanged.
+            ConfigError: A token of ``unguarded_tokens`` is not an added token, or marks a role, a turn, a tool call or
+                reasoning.
+            TemplateError: The chat template does not render the messages of a plain conversation once and unchanged.
         """
         found = _FORMATS.get(tokenizer)
-        if found is None or found[0].fits != _fingerprint(tokenizer):
+        if found is None or found[0].fingerprint != _fingerprint(tokenizer):
             is_new = found is None
             found = _FORMATS[tokenizer] = _Vocabularies(tokenizer), {}
             if is_new and not found[0].tokenizer.chat_template:
                 logger.warning(
-                    "the tokenizer %r has no chat template, so a conversation is recorded as the contents of "
-                    "its messages, one after the other, without roles or ends of turns: set tokenizer.chat_template if "
-                    "the model has one",
+                    "the tokenizer %r has no chat template, so message contents are concatenated without roles or "
+                    "end-of-turn tokens: set tokenizer.chat_template if the model has one",
                     found[0].tokenizer.name_or_path or type(tokenizer).__name__,
                 )
         shared, formats = found
@@ -184,7 +185,7 @@ class ChatFormat:
         return known
 
     def encode(self, text: str) -> list[int]:
-        """Encode plain text as inside a conversation; what looks like a control token stays text."""
+        """Encode text as it would be encoded inside a conversation; control tokens in it are encoded as plain text."""
         vocabulary = self._vocabulary
         return vocabulary.encode_first(text) if self._template is None else vocabulary.encode(text)
 
@@ -197,8 +198,8 @@ class ChatFormat:
 
         Args:
             ids: The sampled ids.
-            finish_reason: If it is ``"stop"``, any special token at the end counts as the end: a model may stop at more
-                of them than template and tokenizer declare.
+            finish_reason: If it is ``"stop"``, any special token at the end counts as the end: a model may stop at
+                special tokens that neither the template nor the tokenizer declares.
         """
         if not ids:
             return None
@@ -212,14 +213,14 @@ class ChatFormat:
         return None
 
     def render(self, messages: Sequence[Message], *, add_prompt: bool = True) -> list[int]:
-        """Write the exact ids of a whole conversation, rendered by the template with its real contents.
+        """Return the exact ids of a complete conversation, rendered by the template with its real contents.
 
-        Rules that look at contents apply: a template that drops old thinking drops it here. What looks like a control
-        token inside a content is plain text; apart from that these are the ids of ``tokenizer.apply_chat_template``.
-        Without a template the contents are encoded one by one.
+        Content-dependent rules apply: a template that drops earlier reasoning drops it here. Control tokens inside
+        message contents are encoded as plain text; otherwise the ids equal those of ``tokenizer.apply_chat_template``.
+        Without a template, the contents are encoded one by one.
 
         Args:
-            messages: The conversation, answers of the agent included.
+            messages: The conversation, including the agent's answers.
             add_prompt: Whether to add the generation prompt.
 
         Raises:
@@ -238,39 +239,40 @@ class ChatFormat:
         except RecursionError as error:
             raise TemplateError("the arguments of a call are nested too deeply to be printed") from error
         trusted = [
-            message["role"] in self._trusted for message, some in zip(conversation, texts, strict=True) for _ in some
+            message["role"] in self._trusted for message, parts in zip(conversation, texts, strict=True) for _ in parts
         ]
-        masked, hidden = self._hide_texts([text for some in texts for text in some], trusted)
+        masked, hidden = self._hide_texts([text for parts in texts for text in parts], trusted)
         masks = iter(masked)
-        mask_of = [dict(zip(some, masks, strict=False)) for some in texts]
-        conversation = [with_strings(message, some) for message, some in zip(conversation, mask_of, strict=True)]
+        mask_of = [dict(zip(parts, masks, strict=False)) for parts in texts]
+        conversation = [with_strings(message, table) for message, table in zip(conversation, mask_of, strict=True)]
         return self._observed.encode_printed(self._template.whole(conversation, add_prompt=add_prompt), hidden)
 
     def printed(self, messages: Sequence[Message]) -> str:
-        """Print a whole conversation and the generation prompt as ``tokenizer.apply_chat_template`` does.
+        """Render a complete conversation and the generation prompt as ``tokenizer.apply_chat_template`` does.
 
         Raises:
-            TemplateError: The tokenizer has no template, or it cannot print the conversation.
+            TemplateError: The tokenizer has no template, or the template cannot render the conversation.
         """
         if self._template is None:
             raise TemplateError("the tokenizer has no chat template, which is needed to render messages")
         return self._template.whole(self.for_template(messages), add_prompt=True)
 
     def for_template(self, messages: Sequence[Message]) -> Sequence[Mapping[str, Any]]:
-        """Put a conversation into the form that the template takes; without tools it stays the same.
+        """Convert a conversation to the form that the template accepts; without tools it stays unchanged.
 
-        Calls and results for which the template has no form become text; arguments and ids are written as it expects
-        them. The record is ``tokenizer.apply_chat_template(chat_format.for_template(messages), tools=…)``.
+        Tool calls and results that the template does not support become plain text; arguments and ids are converted to
+        the types that it expects. The recorded ids equal those of
+        ``tokenizer.apply_chat_template(chat_format.for_template(messages), tools=…)``.
 
         Args:
-            messages: The conversation, answers of the agent included.
+            messages: The conversation, including the agent's answers.
         """
         if self._tool_format is None or not any("tool_calls" in m or m["role"] == "tool" for m in messages):
             return messages
         return self._tool_format.conversation(messages)
 
     def _hide_texts(self, texts: Sequence[str], trusted: Sequence[bool]) -> tuple[list[str], dict[int, str]]:
-        """Hide what looks like a control token, and other guarded tokens in untrusted text."""
+        """Replace control tokens by masks, and in untrusted text also other guarded tokens."""
         masked, hidden = [*texts], dict[int, str]()
         if self._observed is not self._vocabulary:
             guarded, hidden = self._observed.hide(
@@ -281,10 +283,10 @@ class ChatFormat:
         return masked, hidden | rest
 
     def first(self, roles: Roles) -> Scaffold:
-        """The scaffold of a conversation's first prompt; found again when the template prints another date.
+        """The scaffold of a conversation's first prompt; recomputed when the date that the template renders changes.
 
         Raises:
-            TemplateError: The template refuses these roles, changes their contents, or prints them differently or
+            TemplateError: The template rejects these roles, changes their contents, or renders them differently or
                 elsewhere in later turns.
         """
         today = "" if self._template is None else self._template.today(roles)
@@ -297,8 +299,8 @@ class ChatFormat:
         """The scaffold of an observation after a turn of the agent that ended with this id.
 
         Raises:
-            TemplateError: The template refuses these roles here, changes their contents, or prints something else in a
-                later turn.
+            TemplateError: The template rejects these roles at this point, changes their contents, or renders different
+                text in a later turn.
         """
         scaffold = self._later.get((roles, ended_by))
         if scaffold is None:
@@ -306,7 +308,7 @@ class ChatFormat:
         return scaffold
 
     def _bare(self, roles: Roles, vocabulary: Vocabulary) -> Scaffold:
-        """Without a template: one piece a message, nothing around it."""
+        """The scaffold without a template: one piece per message, with nothing around it."""
         encode = vocabulary.encode_first
         return Scaffold([], tuple(Piece("", ((n, ""),), None, encode, []) for n in range(len(roles))), None, None, None)
 
@@ -316,13 +318,13 @@ class ChatFormat:
         """The scaffold of an observation, and the contents to write into it.
 
         Args:
-            messages: The observation; a tool's result names the call that it answers, if that could be read.
+            messages: The observation; a tool's result names the call that it answers, if the call could be parsed.
             ended_by: Id that ended the agent's turn.
             is_first: Whether it is the first prompt of a conversation.
 
         Raises:
-            TemplateError: See :meth:`first` and :meth:`later`; or results of tools cannot be appended as the template
-                prints them.
+            TemplateError: See :meth:`first` and :meth:`later`; or tool results cannot be appended as the template
+                renders them.
         """
         if self._tool_format is not None and not is_first and messages[0]["role"] == "tool":
             return self._tool_format.results(messages, ended_by)
@@ -331,10 +333,10 @@ class ChatFormat:
         return scaffold, [message["content"] for message in messages]
 
     def check_results(self) -> None:
-        """Check that results of tools can be recorded, one message per call.
+        """Check that tool results can be recorded, one message per call.
 
         Raises:
-            TemplateError: They cannot be appended as the template prints them.
+            TemplateError: They cannot be appended as the template renders them.
         """
         if self._tool_format is not None:
             self._tool_format.result_form(("tool",))
@@ -343,11 +345,11 @@ class ChatFormat:
         """The ids of an observation without an answer: those of :meth:`observation` without the generation prompt.
 
         Args:
-            messages: The observation, as :meth:`observation` takes it.
+            messages: The observation, as for :meth:`observation`.
             ended_by: Id that ended the agent's turn.
 
         Returns:
-            The ids; None where the generation prompt cannot be separated from the observation.
+            The ids; None if the generation prompt cannot be separated from the observation.
 
         Raises:
             TemplateError: See :meth:`observation` and :meth:`Scaffold.write`.
@@ -366,30 +368,30 @@ class ChatFormat:
         """The ids of an answer given as text, without and with its end of turn.
 
         Raises:
-            TemplateError: The template refuses the calls of the answer.
+            TemplateError: The template rejects the calls of the answer.
         """
         if self._tool_format is not None and ("tool_calls" in message or "reasoning_content" in message):
             return self._tool_format.write(message)
         token_ids = _written(self._answer, message)
-        if self._end.text:  # which may merge with the answer
+        if self._end.text:  # its tokens may merge with the answer's
             return token_ids, _written(self._closed_answer, message)
         return token_ids, [*token_ids, *self.end_of_turn_ids]
 
-    def cut_text(self, ids: Sequence[int]) -> str:
-        """The text of the first ids of an answer given as text, without the template's text in front of it."""
+    def truncated_text(self, ids: Sequence[int]) -> str:
+        """Decode a truncated text answer, without the text that the template renders before it."""
         text = self.decode(ids)
         return text[len(common_prefix(text, self._lead)) :]
 
     @property
     def prints_calls(self) -> bool:
-        """Whether the template prints structured calls; else calls are part of an answer's text."""
+        """Whether the template renders structured calls; otherwise calls are part of an answer's text."""
         return self._tool_format is not None and self._tool_format.prints_calls
 
     def _scaffold(self, roles: Roles, ended_by: int | None, *, first: bool) -> Scaffold:
         template, tools = self._template, self._tool_format
         if template is None:
             return self._bare(roles, self._observed)
-        # Whether the agent called a tool by a token that opens its results, so that the turn has no end yet.
+        # Whether the agent's call ended with a token that also opens the tool's result, so the turn is not closed yet.
         is_open = tools is not None and self._end.closes and tools.opens_results and ended_by == tools.call_end_id
 
         def unended(text: str) -> str:
@@ -406,14 +408,14 @@ class ChatFormat:
         head, pieces = self._observed.pieces(unended(text), first=first)
         trusting = list(pieces)
         for k, piece in enumerate(pieces):
-            if all(roles[index] in self._trusted for index, _ in piece.fills):  # they may spell added tokens
+            if all(roles[index] in self._trusted for index, _ in piece.fills):  # trusted text may contain added tokens
                 is_first = piece.encode is self._observed.encode_first
                 encode = self._vocabulary.encode_first if is_first else self._vocabulary.encode
                 trusting[k] = piece._replace(encode=encode)
         return Scaffold(head, tuple(trusting), changes if any(changes) else None, template.acts_on, rerender)
 
     def _learn(self, template: Template) -> None:
-        """Find whether the template rewrites history, how it ends turns, and why new messages cannot be appended."""
+        """Find out if the template rewrites history, how it ends turns, and why new messages cannot be appended."""
         try:
             self.rewrites_history = template.rewrites_history()
         except TemplateError as error:
@@ -426,13 +428,15 @@ class ChatFormat:
             raise TemplateError(self._refusal or str(error)) from error
 
     def _learn_answer(self, template: Template) -> None:
-        """Find what the template prints around an answer, so that text gets the ids that a model would sample."""
+        """Find what the template renders around an answer, so that text gets the ids that a model would sample."""
         try:
             prompt, lead = template.answer_lead()
-        except TemplateError:  # as of a template that refuses such long conversations, under "rerender"
+        except (
+            TemplateError
+        ):  # e.g. a template that rejects conversations of this length, allowed with history="rerender"
             prompt, lead = "", ""
         self._lead = self._vocabulary.pattern.sub("", lead)
-        # A control token at the end of the prompt may swallow the white space that the answer begins with.
+        # A control token at the end of the prompt may absorb the white space at the beginning of the answer.
         last = next((match for match in self._vocabulary.pattern.finditer(prompt) if match.end() == len(prompt)), None)
         trim = template.answer_trim()
 
@@ -445,15 +449,15 @@ class ChatFormat:
 
 
 def _warn_if_tools_are_hidden(known: ChatFormat) -> None:
-    """Warn if the chat template prints the same with tools as without."""
+    """Warn if the chat template renders the same text with tools as without."""
     tokenizer, options = known.tokenizer, known.template_options
     try:
-        with_tools, without = (Template(tokenizer, shown, options).render([QUESTION]) for shown in (known.tools, ()))
+        with_tools, without = (Template(tokenizer, tools, options).render([QUESTION]) for tools in (known.tools, ()))
     except TemplateError:
-        return  # reported where it is used
+        return  # the error is reported when the template is used
     if with_tools == without:
         logger.warning(
-            "the chat template of %r does not show tools: describe them in the system prompt, and ask for calls in the "
+            "the chat template of %r does not show tools: describe them in the system prompt, and request calls in the "
             "form <tool_call>{json}</tool_call>",
             tokenizer.name_or_path or type(tokenizer).__name__,
         )
@@ -470,5 +474,5 @@ def _fingerprint(tokenizer: Any) -> tuple[Any, ...]:
     return tokenizer.chat_template, calls, len(tokenizer), tokenizer.eos_token_id
 
 
-# By tokenizer; its formats by the arguments of ChatFormat.of, as JSON.
+# By tokenizer: its shared state, and its formats by the arguments of ChatFormat.of as JSON.
 _FORMATS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[_Vocabularies, dict[str, ChatFormat]]] = WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""Find the text that a chat template prints around messages, by running it on small conversations of sentinels."""
+"""Find the text that a chat template renders around messages, by rendering small probe conversations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from agentsgym.tokens.sentinels import (
 T = TypeVar("T")
 OTHER_TEMPLATE = "set tokenizer.chat_template to one that prints every message once and unchanged, or trimmed"
 RERENDER = 'set env_config["history"] = "rerender", which re-renders the whole conversation each turn'
-_NO_SYSTEM = 'set env_config["system_prompt"] = "", which leaves the system message out'
+_NO_SYSTEM = 'set env_config["system_prompt"] = "", which omits the system message'
 ANOTHER_TIME = "another time"
 _LITERAL = r"""(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
 _WORDS = re.compile(
@@ -52,7 +52,7 @@ _STEPS: tuple[tuple[str, Callable[[Roles], Roles]], ...] = (
         lambda roles: tuple("user" if role == "tool" else role for role in roles),
     ),
     (
-        # A user message after a system message takes its text; a system message alone becomes a user message.
+        # A user message absorbs the text of the system message before it; other system messages become user messages.
         "put the system message's text into the user message",
         lambda roles: tuple(
             "user" if role == "system" else role
@@ -61,14 +61,14 @@ _STEPS: tuple[tuple[str, Callable[[Roles], Roles]], ...] = (
         ),
     ),
     (
-        "merge messages of one role that follow each other into one",
+        "merge consecutive messages of the same role",
         lambda roles: tuple(role for role, _ in groupby(roles)),
     ),
 )
 
 
 class Template:
-    """A chat template as a function from conversations to text, which raises :class:`TemplateError` for its faults."""
+    """A chat template as a function from conversations to text that raises :class:`TemplateError` for its faults."""
 
     def __init__(
         self,
@@ -76,23 +76,23 @@ class Template:
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Read a tokenizer's template.
+        """Analyze a tokenizer's template.
 
         Args:
             tokenizer: The tokenizer, which is not changed.
-            tools: JSON schemas that each render shows.
-            options: Further variables of the template in each render.
+            tools: JSON schemas of the tools, passed to each rendering.
+            options: Additional template variables, passed to each rendering.
         """
         self._tokenizer = tokenizer
         self._given: dict[str, Any] = {**(options or {}), **({"tools": [*tools]} if tools else {})}
         templates: dict[str, str] | str = tokenizer.chat_template
         source = "\n".join(templates.values()) if isinstance(templates, dict) else templates
-        self.frozen: dict[str, Any] = {}  # options of renders with a frozen clock
+        self.frozen: dict[str, Any] = {}  # options that render with a frozen clock
         if "strftime_now" in source:
             clock = f"{{% macro strftime_now(format) %}}{ANOTHER_TIME}{{% endmacro %}}"
             self.frozen["chat_template"] = clock + tokenizer.get_chat_template(tools=self._given.get("tools"))
-        self._implicit_prompt = ""  # the generation prompt that it always prints
-        self._blocks = False  # whether it expects [{"type": "text", "text": …}] as content
+        self._implicit_prompt = ""  # the generation prompt that the template always adds
+        self._blocks = False  # whether the template expects [{"type": "text", "text": …}] as content
         try:
             unpad(self.render(padded(("user",))), ("user",))
         except TemplateError:
@@ -102,9 +102,9 @@ class Template:
             except TemplateError:
                 self._blocks = False
         self._implicit_prompt = self._find_implicit_prompt()
-        # The words that the template looks for in contents, in lower case. Many are keys and names ('text' in part),
-        # which are common in contents: a word of letters alone, or of one character, counts only if a render shows that
-        # it changes the output.
+        # The words that the template searches for in contents, in lower case. Many literals are keys and names ('text'
+        # in part), which are common in contents: an identifier or a single character is included only if a rendering
+        # shows that it changes the output.
         literals = [match["given"] or match["sought"] for match in _WORDS.finditer(source)]
         words = sorted({re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), text[1:-1]) for text in literals})
         acting = [
@@ -115,7 +115,7 @@ class Template:
         self._words = re.compile("|".join(acting)) if acting else None
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True, **options: Any) -> str:
-        """Run the template, with or without the generation prompt, also where the template itself always adds it.
+        """Run the template, with or without the generation prompt, even if the template always adds one.
 
         Raises:
             TemplateError: The template raised.
@@ -137,8 +137,7 @@ class Template:
         """Run the template over a conversation.
 
         Raises:
-            TemplateError: The template raised; the message adds whether it would accept the rest without the system
-                message.
+            TemplateError: The template raised; the message says if omitting the system message would help.
         """
         try:
             return self.render(messages, add_prompt=add_prompt)
@@ -148,16 +147,16 @@ class Template:
             raise TemplateError(f"{error}; to fix it: {_NO_SYSTEM}") from error.__cause__
 
     def opening(self, roles: Roles) -> Printed:
-        """Find the first prompt, with a sentinel for each message, and how contents are changed.
+        """Render the first prompt, with a sentinel for each message, and find how contents are changed.
 
         Raises:
-            TemplateError: The template refuses these roles, changes a content, or prints the first prompt, or what
-                follows the first answer, differently once the conversation continues.
+            TemplateError: The template rejects these roles, changes a content, or renders the first prompt, or the text
+                after the first answer, differently once the conversation continues.
         """
         return self._advise(self._opening, roles, [*plain(roles), ANSWERED, QUESTION])
 
     def today(self, roles: Roles) -> str:
-        """Print a first prompt as it looks at this time; empty if that is the same at all times."""
+        """Render a first prompt at the current time; empty if the template does not use the time."""
         if not self.frozen:
             return ""
         try:
@@ -166,19 +165,19 @@ class Template:
             return ""  # `opening` reports why
 
     def suffix(self, roles: Roles) -> Printed:
-        """Find what follows an answer of the agent when messages of these roles come next, generation prompt included.
+        """Render what follows an agent's answer, given the roles of the next messages, with the generation prompt.
 
         Raises:
-            TemplateError: The template refuses these roles here, leaves the answer out, changes a content, or prints
-                something else in a later turn.
+            TemplateError: The template rejects these roles at this point, omits the answer, changes a content, or
+                renders different text in a later turn.
         """
         return self._advise(self._suffix, roles, [QUESTION, ANSWERED, *plain(roles), REPLY, *plain(roles, len(roles))])
 
     def rerender(self, roles: Roles, contents: Sequence[str], *, first: bool) -> str:
-        """Print messages with these contents; ``first`` as the first prompt, else after an answer.
+        """Render messages with these contents: as the first prompt if ``first``, otherwise after an answer.
 
         Raises:
-            TemplateError: The template refuses the contents, or prints something else in the turns that follow.
+            TemplateError: The template rejects the contents, or they change its output in later turns.
         """
         new = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         next_turn = [ANSWERED, *padded(("user",))]
@@ -189,43 +188,43 @@ class Template:
             text = self.render(new) if first else self.after_answer([QUESTION, ANSWERED, *new])
             behind = self.after_answer([*new, *next_turn] if first else [QUESTION, REPLY, *new, *next_turn])
         except TemplateError as error:
-            raise TemplateError(f"{error}; to fix it: leave out {word!r} in {kind}") from error.__cause__
+            raise TemplateError(f"{error}; to fix it: omit {word!r} in {kind}") from error.__cause__
         if behind != self.after_answer([QUESTION, *next_turn]):
             raise TemplateError(
                 f"the chat template prints different text in later turns because of {word!r} in {kind}; "
-                f"to fix it: leave it out, or {RERENDER}"
+                f"to fix it: omit it, or {RERENDER}"
             )
         return text
 
     def acts_on(self, content: str) -> bool:
-        """Whether it may treat a content differently from others: an empty one, or one with a word it looks for."""
+        """Whether the template may treat a content specially: it is empty, or has a word that the template checks."""
         has_word = self._words is not None and self._words.search(content.lower()) is not None
         return has_word or not content or content.isspace()
 
     def after_answer(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True) -> str:
-        """Print what follows the agent's answer, which is :data:`ANSWER` in ``messages``."""
+        """Render what follows the agent's answer, which is :data:`ANSWER` in ``messages``."""
         return self.around_answer(messages, add_prompt=add_prompt)[1]
 
     def generation_prompt(self) -> str | None:
-        """Find what the generation prompt adds after an observation; None if it changes the text before it."""
+        """Find the text that the generation prompt adds after an observation; None if it changes earlier text."""
         behind = [QUESTION, ANSWERED, *padded(("user",))]
         prompted, bare = self.after_answer(behind), self.after_answer(behind, add_prompt=False)
-        if not prompted.startswith(bare):  # Phi-3 ends a text without a generation prompt with this
+        if not prompted.startswith(bare):  # Phi-3 adds this at the end if there is no generation prompt
             bare = bare.removesuffix(self._tokenizer.eos_token or "")
         return prompted.removeprefix(bare) if prompted.startswith(bare) else None
 
     def answer_trim(self) -> Change | None:
-        """Find how the template trims the agent's answers; None also if it rewrites them differently."""
+        """Find how the template trims the agent's answers; None if it does not, or changes them in other ways."""
         answer = {"role": "assistant", "content": PAD_LEFT + slot(0) + PAD_RIGHT}
         taken = take_padding(self.render([QUESTION, answer, QUESTION]), 0)
         return taken[1] if taken and taken[1] in STRIPS.values() else None
 
     def answer_lead(self) -> tuple[str, str]:
-        """Find what the template prints in history between its generation prompt and an answer: a space, a header.
+        """Find the text between the generation prompt and an earlier answer, such as a space or a header.
 
         Returns:
-            The generation prompt, with all that precedes it, and the text after it; empty if that depends on the turn,
-            or is a thought, which the agent itself writes or omits.
+            The text up to and including the generation prompt, and the text between it and the answer; the latter is
+            empty if it depends on the turn, or if it is reasoning, which is up to the agent.
         """
         leads: set[str] = set()
         for conversation in ([QUESTION, REPLY, QUESTION], [QUESTION]):
@@ -236,7 +235,7 @@ class Template:
         return prompt, lead if not leads and "think>" not in lead else ""
 
     def rewrites_history(self) -> bool:
-        """Whether a full render of a conversation differs from the first prompt and what was appended to it.
+        """Whether rendering a full conversation differs from the first prompt with later turns appended.
 
         Raises:
             TemplateError: See :meth:`opening` and :meth:`suffix`.
@@ -256,23 +255,23 @@ class Template:
         return False
 
     def around_answer(self, messages: Sequence[Mapping[str, Any]], *, add_prompt: bool = True) -> tuple[str, str]:
-        """Print what precedes and what follows the agent's answer, with a frozen clock."""
+        """Render the text before and after the agent's answer, with a frozen clock."""
         before, found, after = self.render(messages, add_prompt=add_prompt, **self.frozen).partition(ANSWER)
         if not found or ANSWER in before + after:
             raise TemplateError(
-                "the chat template must print the agent's answer once and unchanged, but printed "
+                "the chat template must render the agent's answer once and unchanged, but rendered "
                 f"{(before + found + after)!r} for the answer {ANSWER!r}"
             )
         return before, after
 
     def _find_implicit_prompt(self) -> str:
-        """Find the generation prompt that the template prints after every conversation, requested or not.
+        """Find the generation prompt that the template adds to every conversation, even if not requested.
 
-        An answer is followed by the end of its turn, then by this prompt or the opening of a user's message. The
-        opening is known from the beginning of a conversation, so the rest before it is the end.
+        An answer is followed by the end of its turn, then by this prompt or by the opening of a user message. The
+        opening is known from the beginning of a conversation, so the text before the opening is the end of the turn.
 
         Raises:
-            TemplateError: It prints one, and the end of a turn cannot be separated from it.
+            TemplateError: The template adds a prompt that cannot be separated from the end of a turn.
         """
         user = {"role": "user", "content": slot(0)}
         try:
@@ -280,7 +279,7 @@ class Template:
             before, last = self.around_answer([QUESTION, ANSWERED], add_prompt=False)
             behind = self.after_answer([QUESTION, ANSWERED, user])
         except TemplateError:
-            return ""  # reported where it is used
+            return ""  # the error is reported when this conversation is needed
         names = map(re.escape, sorted(self._tokenizer.get_added_vocab(), key=len, reverse=True))
         tokens = re.compile(f"({'|'.join(names) or '(?!)'})")
         opening, between = (tokens.split(text.partition(slot(0))[0])[::-1] for text in (bare, behind))
@@ -292,7 +291,7 @@ class Template:
         if not end:
             raise TemplateError(
                 f"the chat template ends with {shown(prompt)} whether or not a generation prompt is requested, so the "
-                "end of an answer cannot be distinguished: print the prompt under {% if add_generation_prompt %}"
+                "end of an answer cannot be determined: guard the prompt with {% if add_generation_prompt %}"
             )
         return prompt
 
@@ -340,11 +339,11 @@ class Template:
         return printed
 
     def _advise(self, find: Callable[[Roles], Printed], roles: Roles, conversation: Messages) -> Printed:
-        """Call :meth:`_opening` or :meth:`_suffix`; if it fails, add to its error the alternatives that work."""
+        """Call :meth:`_opening` or :meth:`_suffix`; if it fails, add possible fixes to the error message."""
         try:
             return find(roles)
         except TemplateError as error:
-            shows = False  # whether a full render has each message of the conversation in it
+            shows = False  # whether rendering the full conversation shows each message once
             with contextlib.suppress(TemplateError):
                 text = self.render(conversation)
                 shows = all(text.count(message["content"]) == 1 for message in conversation)
@@ -358,7 +357,7 @@ class Template:
             raise TemplateError(f"{error}; to fix it: {', or '.join(ways)}") from error.__cause__
 
     def _other_roles(self, find: Callable[[Roles], Printed], roles: Roles) -> list[str]:
-        """Describe the smallest change of roles with which ``find`` works; empty if none does."""
+        """Describe the smallest change of roles that makes ``find`` work; empty if there is none."""
         for size in range(1, len(_STEPS) + 1):
             for steps in combinations(_STEPS, size):
                 other = roles
@@ -378,7 +377,7 @@ class Template:
                 if self.render([{**m, "content": f"{word}{m['content']}{word}"} for m in words]) != expected:
                     return True
             except TemplateError:
-                continue  # not a role that the template supports
+                continue  # the template does not support one of the roles
         return False
 
 

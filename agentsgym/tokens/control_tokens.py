@@ -5,8 +5,8 @@ A rendered text is cut like this::
     <|im_end|>  \n     <|im_start|>  user\nSENTINEL  <|im_end|>  \n     <|im_start|>  assistant\n
     control     piece  control       piece           control     piece  control       piece
 
-A tokenizer encodes the text between two control tokens as one plain piece, so that is the unit here: a piece without a
-message in it is encoded ahead, one with a message when the message comes, in one call.
+A tokenizer encodes the text between two control tokens as one plain piece, so pieces are the unit here: a piece without
+a message is encoded in advance, and a piece with a message in one call when the message arrives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _escaped(mask: str) -> str:
 
 
 class Control(NamedTuple):
-    """A control token: its id, and whether it swallows the whitespace on its left and right."""
+    """A control token: its id, and whether it absorbs the white space on its left and right."""
 
     token_id: int
     left: bool
@@ -42,10 +42,10 @@ class Piece(NamedTuple):
     """One plain piece with messages in it, and the constant ids that follow it.
 
     Attributes:
-        before: Its text up to the first message.
+        before: The text up to the first message.
         fills: Index of each message to fill in, with the text after it.
-        strip: Sides on which neighboring control tokens swallow white space.
-        encode: Function that encodes it at its place.
+        strip: Removes the white space that neighboring control tokens absorb; None if they absorb none.
+        encode: Function that encodes the piece at its position.
         after: The ids up to the next piece.
     """
 
@@ -60,10 +60,10 @@ class Scaffold(NamedTuple):
     """The text and ids that the template prints around the messages of one observation.
 
     Attributes:
-        head: Constant ids in front.
+        head: Constant ids before the first piece.
         pieces: The pieces that hold messages.
         changes: The template's change of each message's content; None if it changes none.
-        acts_on: Whether the template may print something else for a content; None without a template.
+        acts_on: Whether the template may render a content in a special way; None without a template.
         rerender: Runs the template for such contents and returns their ids.
     """
 
@@ -77,7 +77,7 @@ class Scaffold(NamedTuple):
         """Append the ids of an observation with these contents.
 
         Raises:
-            TemplateError: A content holds a word for which the template changes the turns that follow.
+            TemplateError: A content contains a word that makes the template change later turns.
         """
         if self.rerender is not None and self.acts_on is not None and any(map(self.acts_on, contents)):
             token_ids += self.rerender(contents)
@@ -97,10 +97,10 @@ class Scaffold(NamedTuple):
 
 
 class Vocabulary:
-    """A tokenizer's control tokens, and plain text to ids and back.
+    """A tokenizer's control tokens, and functions that encode and decode plain text.
 
-    Control tokens are those that ``added_tokens_decoder`` marks special (``all_special_tokens`` misses some), and
-    those named as unmarked.
+    Control tokens are the tokens that ``added_tokens_decoder`` marks special (``all_special_tokens`` misses some), and
+    the tokens that are passed as unmarked.
     """
 
     def __init__(self, tokenizer: Any, unmarked: Collection[str] = ()) -> None:
@@ -119,9 +119,9 @@ class Vocabulary:
             (r"\s*" if control.left else "") + re.escape(name) + (r"\s*" if control.right else "")
             for name, control in sorted(self.controls.items(), key=lambda item: len(item[0]), reverse=True)
         ]
-        # Not the unmarked ones: an answer may end with one (a tool call's) that does not end its turn.
+        # Excludes unmarked tokens: an answer may end with one (of a tool call) that does not end its turn.
         self.special_ids = frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
-        # Not its length: a vocabulary may have holes, and some tokenizers do not count their added tokens.
+        # Not the length of the vocabulary, which may have holes; some tokenizers do not count added tokens.
         self.size: int = 1 + max({*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder})
         self.pattern = re.compile("|".join(spellings) or "(?!)")
         self._longest = max(map(len, self.controls), default=0)
@@ -140,8 +140,8 @@ class Vocabulary:
             self.decode = lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip)
 
     def _use_raw(self, description: str, unmarked: Collection[str]) -> None:
-        """Encode with copies of the raw tokenizer that see control-looking text as text."""
-        import tokenizers  # noqa: PLC0415  # at first use: importing agentsgym must stay light
+        """Encode with copies of the raw tokenizer that treat control tokens in text as plain text."""
+        import tokenizers  # noqa: PLC0415  # at first use: importing agentsgym must stay fast
 
         def plain_copy(description: str) -> tuple[Any, Encode]:
             raw: Any = tokenizers.Tokenizer.from_str(description)
@@ -150,43 +150,43 @@ class Vocabulary:
             raw.no_padding()
             return raw, lambda text: raw.encode(text, add_special_tokens=False).ids
 
-        if unmarked:  # a raw tokenizer can be set to read only special tokens as text
+        if unmarked:  # a raw tokenizer can treat only special tokens as text
             parsed = json.loads(description)
             for token in parsed["added_tokens"]:
                 token["special"] |= token["content"] in unmarked
             description = json.dumps(parsed, ensure_ascii=False, separators=(",", ":"))
         raw, self.encode_first = plain_copy(description)
         self.decode = lambda ids, skip: raw.decode(ids, skip_special_tokens=skip)
-        # Some tokenizers put a word mark before the very first piece only; every other piece must do without.
+        # Some tokenizers prepend a word marker to the first piece only, so the other pieces are encoded without it.
         inner = description.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
         self.encode = self.encode_first if inner == description else plain_copy(inner)[1]
 
     def lead(self, text: str) -> tuple[str, list[Control]]:
-        """The plain text at the beginning of a text, and the control tokens in a row after it."""
+        """The plain text at the beginning of a text, and the consecutive control tokens after it."""
         plains, controls = self._cut(text)
         literals, slots = plains[0]
         empty: tuple[list[str], list[int]] = ([""], [])
-        in_front = [plains[0] if slots else empty, *plains[1:]]  # of each control token; the text returned aside
+        in_front = [plains[0] if slots else empty, *plains[1:]]  # before each control token, except the returned text
         row = takewhile(lambda pair: pair[0] == empty, zip(in_front, controls, strict=False))
         return literals[0], [control for _, control in row]
 
     def revealing(self, hidden: dict[int, str]) -> Vocabulary:
-        """A copy for printed text in which these characters replace control-looking text too."""
+        """A copy for rendered text in which these characters also replace control tokens."""
         other = copy.copy(self)
         other._revealed = hidden
         return other
 
     def hide(self, contents: Sequence[str], masks: range = PRIVATE_USE) -> tuple[list[str], dict[int, str]]:
-        """Replace each control-looking text by a character that no content holds.
+        """Replace each control token in the contents by a character that occurs in no content.
 
-        The beginning of one at the end of a content is replaced too, since the next content might complete it.
+        A prefix of a control token at the end of a content is also replaced, since the next content might complete it.
 
         Args:
             contents: Contents of messages, or other text.
             masks: The characters to use.
 
         Returns:
-            The contents, and the table by which ``str.translate`` undoes it.
+            The contents, and the table for ``str.translate`` that restores them.
         """
         held = "".join(contents)
         unused = (mask for mask in map(chr, masks) if mask not in held and _escaped(mask) not in held)
@@ -205,10 +205,10 @@ class Vocabulary:
         return hidden, {ord(mask): name for name, mask in mask_of.items()}
 
     def encode_printed(self, text: str, hidden: dict[int, str], *, first: bool = True) -> list[int]:
-        """The ids of the text that a template printed for contents from :meth:`hide`.
+        """The ids of the text that a template rendered for contents from :meth:`hide`.
 
         Args:
-            text: The printed text.
+            text: The rendered text.
             hidden: The table from :meth:`hide`.
             first: Whether the text begins the record.
         """
@@ -222,21 +222,21 @@ class Vocabulary:
         return ids + encode(text[edge:].translate(hidden))
 
     def _unescaped(self, text: str, hidden: dict[int, str]) -> tuple[str, dict[int, str]]:
-        """Undo the ASCII escapes by which a template wrote masks; also returns the table of all masks."""
+        """Undo the ASCII escapes of masks in a template's output; also return the table of all masks."""
         hidden = {**self._revealed, **hidden}
         for mask in map(chr, hidden):
             text = text.replace(_escaped(mask), mask)
         return text, hidden
 
     def control_in(self, match: re.Match[str]) -> Control:
-        """The control token that :attr:`pattern` found."""
+        """The control token of a match of :attr:`pattern`."""
         found = match[0]
         return self.controls[found] if found in self.controls else self.controls[found.strip()]
 
     def pieces(
         self, text: str, *, first: bool, hidden: dict[int, str] | None = None
     ) -> tuple[list[int], tuple[Piece, ...]]:
-        """Cut a rendered text at its control tokens and sentinels, and encode its constant parts ahead.
+        """Split a rendered text at its control tokens and sentinels, and encode its constant parts in advance.
 
         Args:
             text: The template's output, with sentinels for the contents.
@@ -244,7 +244,7 @@ class Vocabulary:
             hidden: The table from :meth:`hide` for the rest of the output.
 
         Returns:
-            The constant ids in front, and the pieces that hold messages.
+            The constant ids before the first piece, and the pieces that contain messages.
         """
         text, hidden = self._unescaped(text, hidden or {})
         plains, controls = self._cut(text)

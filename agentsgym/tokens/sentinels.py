@@ -1,4 +1,4 @@
-"""The sentinels that replace contents in conversations on which a chat template is tried."""
+"""Sentinels that replace message contents in the probe conversations for a chat template."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def slot(index: int) -> str:
 
 
 def padded(roles: Roles) -> Messages:
-    """Messages of these roles, each a sentinel in white space of every kind."""
+    """Messages of these roles, each a sentinel surrounded by several kinds of white space."""
     return [{"role": role, "content": PAD_LEFT + slot(index) + PAD_RIGHT} for index, role in enumerate(roles)]
 
 
@@ -47,7 +47,7 @@ def plain(roles: Roles, start: int = 0) -> Messages:
 
 
 def take_padding(text: str, index: int) -> tuple[str, Change | None] | None:
-    """Remove the padding around a sentinel, and return how the template changed it; None if that is unclear."""
+    """Remove the padding around a sentinel, and return the text and the template's change of it; None if unclear."""
     sentinel = slot(index)
     if text.count(f"sentinel{index}_") != 1:
         return None
@@ -63,15 +63,15 @@ def take_padding(text: str, index: int) -> tuple[str, Change | None] | None:
 
 
 def up_to_last(text: str, roles: Roles) -> str:
-    """A text up to its last sentinel: the rest may depend on what comes next, as thinking does."""
+    """A text up to its last sentinel: the rest may depend on later messages, as reasoning does."""
     return text[: max(text.find(f"sentinel{index}_") for index in range(len(roles)))]
 
 
 def unpad(text: str, roles: Roles) -> Printed:
-    """Remove the padding of :func:`padded` messages from printed text, and return how each content is changed.
+    """Remove the padding of :func:`padded` messages from rendered text, and return how each content is changed.
 
     Raises:
-        TemplateError: A content is printed twice or not at all, or changed by more than white space and JSON.
+        TemplateError: A content is rendered twice or not at all, or changed by more than white space and JSON.
     """
     changes: list[Change | None] = []
     for index, role in enumerate(roles):

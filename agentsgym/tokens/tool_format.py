@@ -1,11 +1,11 @@
-"""Write tool calls and their results exactly as a chat template does, or as text where it has no form for them.
+"""Encode tool calls and their results exactly as a chat template does, or as text if it does not support them.
 
-Results of role ``tool`` are recorded in one of three forms, found once for the roles of an observation:
+Results of role ``tool`` are recorded in one of three forms, determined once for the roles of an observation:
 
-- *plain*: the template prints them after structured calls as after an answer of plain text;
-- *structured*: it prints them differently, or with the names of the tools: the record is what it prints after such
-  calls, from the end of that turn on;
-- *text*: it has no form for them, and they are the text of a user message.
+- *plain*: the template renders them the same after structured calls as after a plain-text answer;
+- *structured*: it renders them differently, or with the names of the tools: the template's output after such calls is
+  recorded, from the end of that turn on;
+- *text*: it does not support them, and they become the text of a user message.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from agentsgym.tokens.turn_ends import TurnEnd
 from agentsgym.types import Message
 
 ResultForm = Literal["plain", "structured", "text"]
-_MAX_SCAFFOLDS = 1024  # where ids of calls are printed, each observation has its own
+_MAX_SCAFFOLDS = 1024  # if the template renders ids of calls, each observation has its own scaffold
 
 
 class ToolFormat:
-    """How one tokenizer writes calls of tools and their results.
+    """The format of tool calls and their results with one tokenizer and its chat template.
 
     Attributes:
-        call_end_id: The token that ends a turn with a call; None if text does, or if no such token was found.
-        opens_results: Whether that token opens the results, and does not end turns of plain text.
-        prints_calls: Whether the template prints structured calls.
+        call_end_id: The token that ends a turn with a call; None if plain text ends it, or if no such token was found.
+        opens_results: Whether that token opens the results, rather than ending plain-text turns.
+        prints_calls: Whether the template renders structured calls.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ToolFormat:
         turn_end: TurnEnd,
         later: Callable[[Roles, int | None], Scaffold],
     ) -> None:
-        """Find how the template writes a call.
+        """Determine how the template renders a call.
 
         Args:
             template: The chat template.
@@ -63,14 +63,14 @@ class ToolFormat:
         self._scaffolds: dict[tuple[Roles, Answered, int | None], Scaffold] = {}
 
     def results(self, messages: Sequence[Message], ended_by: int | None) -> tuple[Scaffold, list[str]]:
-        """The scaffold of an observation that begins with results of tools, and the contents to write into it.
+        """The scaffold of an observation that begins with tool results, and the contents to write into it.
 
         Args:
-            messages: The observation; a result names the call that it answers, unless that could not be read.
+            messages: The observation; a result names the call that it answers, unless the call could not be parsed.
             ended_by: Id that ended the agent's turn.
 
         Raises:
-            TemplateError: The results cannot be appended as the template prints them.
+            TemplateError: The results cannot be appended as the template renders them.
         """
         messages = self.for_template(messages)
         roles, contents = tuple(message["role"] for message in messages), [message["content"] for message in messages]
@@ -91,11 +91,11 @@ class ToolFormat:
         """Find the form in which results are recorded.
 
         Raises:
-            TemplateError: They cannot be appended as the template prints them.
+            TemplateError: They cannot be appended as the template renders them.
         """
         if roles in self._forms:
             return self._forms[roles]
-        structured, is_plain = self._tools.takes_results, False
+        structured, is_plain = self._tools.supports_results, False
         refusal: TemplateError | None = None
         try:
             suffix = self._template.suffix(roles)[0]
@@ -117,9 +117,9 @@ class ToolFormat:
         return self._forms[roles]
 
     def for_template(self, messages: Sequence[Message]) -> list[Message]:
-        """Put an observation into the form that the template takes.
+        """Convert an observation to the form that the template accepts.
 
-        Where results are structured, a result whose call could not be read becomes text, after the other results.
+        If results are structured, a result whose call could not be parsed becomes text, after the other results.
 
         Raises:
             TemplateError: See :meth:`result_form`.
@@ -138,7 +138,7 @@ class ToolFormat:
         return [*answers, {"role": "user", "content": "\n\n".join(["\n".join(results), *others])}]
 
     def conversation(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Put a whole conversation into the form that the template takes.
+        """Convert a complete conversation to the form that the template accepts.
 
         Raises:
             TemplateError: See :meth:`result_form`.
@@ -156,10 +156,10 @@ class ToolFormat:
         return taken + [self._tools.for_template(m) for m in self._as_possible(observation)]
 
     def write(self, message: Message) -> tuple[list[int], list[int]]:
-        """The ids of an answer with calls or reasoning in the template's own form, without and with its end.
+        """The ids of an answer with calls or reasoning as the template renders it, without and with its end of turn.
 
         Raises:
-            TemplateError: The template refuses the answer.
+            TemplateError: The template rejects the answer.
         """
         end = self._tools.end.ids if self._tools.end and message.get("tool_calls") else self._turn_end.ids
         texts = strings_in(message)
@@ -172,14 +172,14 @@ class ToolFormat:
         return token_ids, [*token_ids, *end]
 
     def _as_possible(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Convert an observation to what the template takes, also where it could not be appended."""
+        """Convert an observation to the form that the template accepts, even if it could not be appended."""
         try:
             return self.for_template(messages)
         except TemplateError:
-            return self._in_form(messages, "structured" if self._tools.takes_results else "plain")
+            return self._in_form(messages, "structured" if self._tools.supports_results else "plain")
 
     def _scaffold(self, roles: Roles, answered: Answered, ended_by: int | None) -> Scaffold:
-        """Print the observation after structured calls, with the names of tools hidden, since the agent wrote them."""
+        """Render an observation after structured calls; tool names are masked, since the agent wrote them."""
         num = len(answered.names)
 
         def masked(contents: Sequence[str]) -> tuple[Answered, list[str], dict[int, str]]:

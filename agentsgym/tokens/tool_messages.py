@@ -1,6 +1,6 @@
-"""Messages about tools: calls and results as chat templates take them, and as text where a template has no form.
+"""Messages about tools: calls and results as chat templates accept them, or as text if a template does not.
 
-The text form is that of Hermes, which many models know::
+The text form is that of Hermes, which many models were trained on::
 
     <tool_call>                                               <tool_response>
     {"name": "add", "arguments": {"a": 1, "b": 2}}            3
@@ -22,11 +22,11 @@ _MADE_ID = re.compile(r"call(\d{5,9})")
 
 
 def structured_calls(calls: Sequence[ToolCall], num_earlier: int) -> list[dict[str, Any]]:
-    """Write the well-formed calls of an answer as messages hold them.
+    """Convert the well-formed calls of an answer to the format of messages.
 
     Args:
-        calls: The calls; those with an error are left out, as are arguments that are nested too deeply.
-        num_earlier: How many calls the conversation has so far; a call without an id gets one from its number.
+        calls: The calls; those with an error are omitted, and so are arguments that are nested too deeply.
+        num_earlier: The number of earlier calls in the conversation, from which calls without an id get one.
     """
     return [
         {
@@ -56,12 +56,12 @@ def answered_calls(
     Args:
         messages: An observation.
         calls: The calls of the answer before it, malformed ones included, in order.
-        structured: The well-formed ones, as :func:`structured_calls` wrote them.
+        structured: The well-formed calls, as returned by :func:`structured_calls`.
     """
     well_formed = iter(structured)
     in_order = [next(well_formed, None) if call.error is None else None for call in calls]
     if sum(message["role"] == "tool" for message in messages) == len(structured):
-        in_order = [*structured]  # unreadable calls are not answered, or in another role
+        in_order = [*structured]  # malformed calls are not answered, or answered in another role
     by_id = {call["id"]: call for call in structured}
     answers, answered = iter(in_order), list[Message]()
     for message in messages:
@@ -78,7 +78,7 @@ def answered_calls(
 
 
 def with_text_calls(message: Mapping[str, Any]) -> Message:
-    """Write an answer whose calls are part of its text, for a template without a form for calls."""
+    """Move the calls of an answer into its text, for a template that does not support calls."""
     texts = [message["content"]]
     for call in message.get("tool_calls", ()):
         written = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
@@ -87,14 +87,14 @@ def with_text_calls(message: Mapping[str, Any]) -> Message:
 
 
 def short_id(call_id: str) -> str:
-    """Nine letters and digits that replace an id, for templates that take no other (Mistral)."""
+    """Return an id of nine letters and digits, for templates that accept no others (Mistral)."""
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def named_id(call_id: str, name: str) -> str:
-    """An id that names the tool, for templates that print only the id and the arguments of a call (Kimi K2).
+    """Return an id that names the tool, for templates that render only the id and arguments of a call (Kimi K2).
 
     >>> named_id("call00003", "look"), named_id("functions.look:3", "look")
     ('functions.look:3', 'functions.look:3')

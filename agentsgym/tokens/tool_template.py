@@ -1,4 +1,4 @@
-"""Find what a chat template prints for calls of tools and for their results, by running it on small conversations."""
+"""Determine how a chat template renders tool calls and tool results, by rendering small probe conversations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from agentsgym.tokens.turn_ends import CallEnd, TurnEnd, common_prefix, find_cal
 
 ARGUMENT = "argumentsentinel"
 _FIRST = "sentinel0_"  # ends the first result
-_HALF_MARK = re.compile(r"<[^<>]*\Z")
+_PARTIAL_TAG = re.compile(r"<[^<>]*\Z")
 
 Conversation = list[Mapping[str, Any]]
 
@@ -46,7 +46,7 @@ def num_results(roles: Roles) -> int:
 
 
 def probe_calls(num_calls: int) -> Answered:
-    """Names and ids to try a template with."""
+    """Return names and ids for probe calls."""
     numbers = range(1, num_calls + 1)
     return Answered(tuple(f"tool_{n}" for n in numbers), tuple(f"call{n:05d}" for n in numbers))
 
@@ -55,17 +55,17 @@ class ToolTemplate:
     """A chat template as a function from calls and results to text.
 
     Attributes:
-        prints_calls: Whether it prints structured calls.
-        takes_results: Whether it prints, after a call, a message of role ``tool``.
-        end: End of a turn that calls a tool; None if the template prints no calls or the end is ambiguous.
-        prints_ids: Whether it prints the ids of calls.
+        prints_calls: Whether the template renders structured calls.
+        supports_results: Whether it renders a message of role ``tool`` after a call.
+        end: End of a turn that calls a tool; None if the template does not render calls or the end is ambiguous.
+        prints_ids: Whether the template renders the ids of calls.
     """
 
     def __init__(self, template: Template, vocabulary: Vocabulary, end: TurnEnd) -> None:
-        """Try the template on a call.
+        """Probe the template with a tool call.
 
         Args:
-            template: The template, which shows its own tools, if any, in each render.
+            template: The template; each rendering includes the environment's tools, if there are any.
             vocabulary: The tokenizer's control tokens.
             end: The template's end of plain-text turns.
         """
@@ -73,30 +73,30 @@ class ToolTemplate:
         self._turn_end = end
         self._arguments_as_text = False
         self._short_ids, self._named_ids = False, False
-        self._thought_or_text = False
-        behind_last = self._after_call([], add_prompt=False)
-        if behind_last is None:
+        self._rejects_reasoning_with_text = False
+        after_final_call = self._after_call([], add_prompt=False)
+        if after_final_call is None:
             self._arguments_as_text = True
-            behind_last = self._after_call([], add_prompt=False)
-        self.prints_calls = behind_last is not None
-        self.takes_results, self.end, self.prints_ids = False, cast("CallEnd | None", None), False
-        if behind_last is None:
+            after_final_call = self._after_call([], add_prompt=False)
+        self.prints_calls = after_final_call is not None
+        self.supports_results, self.end, self.prints_ids = False, cast("CallEnd | None", None), False
+        if after_final_call is None:
             return
         named = self.call_message(Answered(("namesentinel",), ("call00000",)))
         self._named_ids = "namesentinel" not in self._render([QUESTION, named], add_prompt=False)
-        behind_middle = self._before("tool")
-        self.takes_results = behind_middle is not None
-        behind_middle = behind_middle if behind_middle is not None else self._before("user")
-        if behind_middle is not None:
-            self.end = find_call_end(behind_last, behind_middle, end, vocabulary)
-        if self.takes_results:
+        after_followed_call = self._before("tool")
+        self.supports_results = after_followed_call is not None
+        after_followed_call = after_followed_call if after_followed_call is not None else self._before("user")
+        if after_followed_call is not None:
+            self.end = find_call_end(after_final_call, after_followed_call, end, vocabulary)
+        if self.supports_results:
             self._learn_ids()
         thoughtful = {**self.call_message(probe_calls(1)), "reasoning_content": "thought"}
-        takes = [self._takes([QUESTION, {**thoughtful, "content": content}]) for content in ("", "text")]
-        self._thought_or_text = takes == [True, False]
+        accepts = [self._accepts([QUESTION, {**thoughtful, "content": content}]) for content in ("", "text")]
+        self._rejects_reasoning_with_text = accepts == [True, False]
 
     def call_message(self, answered: Answered, content: str = "") -> dict[str, Any]:
-        """An answer with a call of each name."""
+        """Build an assistant message with one call for each name."""
         calls = [
             {"type": "function", "id": call_id, "function": {"name": name, "arguments": {"argument": ARGUMENT}}}
             for name, call_id in zip(*answered, strict=True)
@@ -104,12 +104,12 @@ class ToolTemplate:
         return {"role": "assistant", "content": content, "tool_calls": calls}
 
     def for_template(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a message about tools in the variant that the template takes."""
+        """Convert a message with tool calls or a tool result to the variant that the template accepts."""
         taken: Any = {**message}
         if "tool_call_id" in taken:
             taken["tool_call_id"] = self._id_for_template(taken["tool_call_id"], taken.get("name", ""))
         if calls := taken.get("tool_calls"):
-            if self._thought_or_text and taken.get("reasoning_content") and taken["content"]:
+            if self._rejects_reasoning_with_text and taken.get("reasoning_content") and taken["content"]:
                 taken["reasoning_content"] += "\n\n" + taken["content"]
                 taken["content"] = ""
             written: list[dict[str, Any]] = [{**call, "function": {**call["function"]}} for call in calls]
@@ -123,7 +123,7 @@ class ToolTemplate:
         return taken
 
     def results(self, roles: Roles, answered: Answered, contents: Sequence[str] | None = None) -> str:
-        """Print what follows a turn that called tools, from the end of that turn on, generation prompt included.
+        """Render what follows a turn that called tools, from the end of that turn up to the generation prompt.
 
         Args:
             roles: Roles of the observation, tool messages first.
@@ -131,7 +131,7 @@ class ToolTemplate:
             contents: Contents of the messages; None for padded sentinels.
 
         Raises:
-            TemplateError: The template refuses these messages, or hides the calls.
+            TemplateError: The template raises an error for these messages, or does not render the calls.
         """
         text, cut = self._cut([QUESTION, self.call_message(answered)], roles, answered)
         if contents is None:
@@ -143,11 +143,11 @@ class ToolTemplate:
         return real[cut:]
 
     def checked_results(self, roles: Roles) -> Printed:
-        """Print what follows a turn that called tools, without padding.
+        """Render what follows a turn that called tools, without padding.
 
         Raises:
-            TemplateError: The template prints different text in a later round, once the conversation continues, or in
-                front of the answer that follows.
+            TemplateError: The template renders tool results differently in a later round of calls, once more messages
+                follow, or depending on the next answer.
         """
         answered = probe_calls(num_results(roles))
         call = self.call_message(answered)
@@ -161,7 +161,7 @@ class ToolTemplate:
         }
         for place, before in others.items():
             other, cut = self._cut(before, roles, answered)
-            # Gemma 4 moves the text of a call after the results, which the agent has not seen there yet.
+            # Gemma 4 moves the text of an assistant message after the tool results, although the agent wrote it before.
             is_same = other[cut:].startswith(up_to_last(text, roles)) if "text" in place else other[cut:] == text
             if not is_same:
                 raise TemplateError(f"the chat template prints different text around tool results {place}")
@@ -179,24 +179,24 @@ class ToolTemplate:
             whole, _, _ = self._render([QUESTION, call, *new, ANSWERED]).partition(ANSWER)
             if not whole.endswith(text):
                 raise TemplateError(
-                    "the chat template prints no generation prompt after tool results, and begins the answer to them "
-                    "with different text in history"
+                    "the chat template adds no generation prompt after tool results, although it puts text before the "
+                    "answer once that is part of the history"
                 )
         return printed
 
     def agrees_with(self, roles: Roles, suffix: str) -> bool:
-        """Whether an observation after structured calls is printed as after an answer of plain text."""
+        """Whether an observation is rendered the same after structured tool calls as after a plain-text answer."""
         try:
             return self.checked_results(roles)[0] == suffix
         except TemplateError:
             one: Roles = ("tool", *roles[num_results(roles) :])
-            if one == roles or self._takes([QUESTION, self.call_message(probe_calls(2))]):
+            if one == roles or self._accepts([QUESTION, self.call_message(probe_calls(2))]):
                 return False
             plain = self._template.suffix(one)[0]
             return self.agrees_with(one, plain)
 
     def shows(self, roles: Roles) -> bool:
-        """Whether the template prints an observation after an answer of plain text in any form."""
+        """Whether the template renders, in any form, an observation after a plain-text answer."""
         messages = self._messages(roles, probe_calls(num_results(roles)))
         try:
             text = self._render([QUESTION, REPLY, *messages])
@@ -205,16 +205,16 @@ class ToolTemplate:
         return all(f"sentinel{index}_" in text for index in range(len(roles)))
 
     def answer(self, message: Mapping[str, Any]) -> str:
-        """Print an agent's answer that has calls or reasoning, without its end of turn.
+        """Render an agent's answer that has calls or reasoning, without its end of turn.
 
         Raises:
-            TemplateError: The template refuses the answer, or leaves out a call.
+            TemplateError: The template rejects the answer, or omits a call.
         """
         prompt = self._render([QUESTION])
         if calls := message.get("tool_calls"):
             self._check_calls(message, calls)
             answered = Answered(tuple(call["function"]["name"] for call in calls), tuple(call["id"] for call in calls))
-            if self.takes_results:
+            if self.supports_results:
                 text, cut = self._cut([QUESTION, message], ("tool",) * len(calls), answered)
             else:
                 text, cut = self._cut([QUESTION, message], ("user",), Answered((), ()))
@@ -226,20 +226,20 @@ class ToolTemplate:
             closing = self._template.after_answer([QUESTION, ANSWERED], add_prompt=False)
             text = self._render([QUESTION, message], add_prompt=False)
             if not text.endswith(closing):
-                raise TemplateError("the chat template closes an answer with reasoning differently from others")
+                raise TemplateError("the chat template ends an answer that has reasoning differently from one without")
             text = text[: len(text) - len(closing)] + self._turn_end.before
         shared = "".join(common_prefix(prompt, text))
         if shared != prompt:
-            shared = _HALF_MARK.sub("", shared)  # <think> and <tool_call> share a character, and no meaning
+            shared = _PARTIAL_TAG.sub("", shared)  # do not split a tag: <think> and <tool_call> share the prefix "<t"
         return text[len(shared) :]
 
     def _check_calls(self, message: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> None:
-        """Check that each call of an answer would be printed: some templates print only the first, or none.
+        """Check that each call of an answer would be rendered: some templates render only the first, or none.
 
         Names and arguments are sentinels here, since two calls may be the same.
 
         Raises:
-            TemplateError: A call would not be printed.
+            TemplateError: A call would not be rendered.
         """
         probes: list[dict[str, Any]] = []
         sought: list[list[str]] = []
@@ -251,9 +251,9 @@ class ToolTemplate:
         text = self._render([QUESTION, {**message, "tool_calls": probes}], add_prompt=False)
         num_printed = sum(all(sentinel in text for sentinel in one) for one in sought)
         if num_printed < len(calls):
-            beside = " beside its text" if message["content"] else ""
+            text_too = " together with its text" if message["content"] else ""
             raise TemplateError(
-                f"the chat template prints {num_printed} of the {len(calls)} calls of an answer{beside}"
+                f"the chat template prints {num_printed} of the {len(calls)} calls of an answer{text_too}"
             )
 
     def _id_for_template(self, call_id: str, name: str) -> str:
@@ -277,7 +277,7 @@ class ToolTemplate:
         return messages
 
     def _after_call(self, after: Conversation, *, add_prompt: bool = True) -> str | None:
-        """Print what follows the argument of a call; None if the template does not print the argument once."""
+        """Render what follows the argument of a call; None if the template does not render it exactly once."""
         try:
             text = self._render([QUESTION, self.call_message(probe_calls(1)), *after], add_prompt=add_prompt)
         except TemplateError:
@@ -285,7 +285,7 @@ class ToolTemplate:
         return text.partition(ARGUMENT)[2] if text.count(ARGUMENT) == 1 else None
 
     def _before(self, role: str) -> str | None:
-        """Print the text between a call and the content of the next message; None if that is not printed."""
+        """Render the text between a call and the content of the next message; None if that content is not rendered."""
         behind = self._after_call(self._messages((role,), probe_calls(1)))
         if behind is None or behind.count(_FIRST) != 1:
             return None
@@ -305,7 +305,7 @@ class ToolTemplate:
         except TemplateError:
             self._short_ids = True
 
-    def _takes(self, messages: Conversation) -> bool:
+    def _accepts(self, messages: Conversation) -> bool:
         try:
             self._render(messages, add_prompt=False)
         except TemplateError:
@@ -313,7 +313,7 @@ class ToolTemplate:
         return True
 
     def _cut(self, before: Conversation, roles: Roles, answered: Answered) -> tuple[str, int]:
-        """Print an observation of padded sentinels after a call, and find where the turn of the call ends."""
+        """Render an observation of padded sentinels after a call, and find where the turn of the call ends."""
         text = self._render([*before, *self._messages(roles, answered)])
         return text, self._end_in(text)
 
@@ -322,5 +322,5 @@ class ToolTemplate:
         first = text.rfind(_FIRST)
         edge = text.rfind(self.end.text, 0, first) if self.end and first >= 0 else -1
         if edge < 0:
-            raise TemplateError("the chat template must print the result of a tool once, after its call")
+            raise TemplateError("the chat template must render a tool's result exactly once, after its call")
         return edge

@@ -4,11 +4,11 @@ A token that the agent sampled is never decoded and encoded again, and the promp
 recorded so far::
 
     observe          act         observe                    act
-    first prompt  ▏  sampled ids  ▏ end of turn? glue, text  ▏ sampled ids
-    mask 0        ▏  mask 1       ▏ mask 0                   ▏ mask 1
+    first prompt  ▏  sampled ids  ▏ end of turn*, text     ▏ sampled ids
+    mask 0        ▏  mask 1       ▏ mask 0                 ▏ mask 1
 
-A history that is rewritten on purpose (old thinking dropped, a window, a summary) opens a new segment, which begins
-with the whole new prompt; inside a segment the invariant holds as before.
+(* unless the agent sampled it.) A history that is rewritten on purpose (dropped reasoning, a window, a summary) starts
+a new segment, which begins with the complete new prompt; inside a segment the invariant still holds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ History = Literal["append", "rerender"] | Callable[[list[Message]], list[Message
 
 
 class _Mark(NamedTuple):
-    """The record before the observation that waits for an action."""
+    """The state of the transcript before the observation that is waiting for an action."""
 
     num_messages: int
     prompt_messages: list[Message]
@@ -39,30 +39,31 @@ class _Mark(NamedTuple):
 class Transcript:
     """One live conversation: messages and, with a tokenizer, their tokens.
 
-    Observations and actions take turns, and a last observation may close them: ``observe``, ``act``, …, ``close``.
+    Observations and actions alternate, optionally followed by a last observation: ``observe``, ``act``, …, ``close``.
 
     Attributes:
         messages: The conversation so far.
         prompt_messages: The conversation as the agent sees it; ``messages`` itself unless ``history`` changed it.
-        token_ids: Its exact tokens, (T,), since history was last rewritten: after ``observe`` the prompt of the next
-            action. Empty without a tokenizer.
-        was_cut: Whether the last action was text that the limit cut, so that none of its calls counts.
+        token_ids: The exact tokens since the history was last rewritten, (T,): after ``observe``, the prompt of the
+            next action. Empty without a tokenizer.
+        was_cut: Whether the last action was text that was truncated at the limit; its tool calls are then ignored.
     """
 
     def __init__(self, chat_format: ChatFormat | None, history: History = "append") -> None:
         """Begin an empty conversation.
 
         Args:
-            chat_format: How the tokenizer writes it; None keeps messages only.
+            chat_format: The chat format of the tokenizer; None to record messages only.
             history: The agent's view of earlier messages. ``"append"``: all of them, as recorded.
                 ``"rerender"``: all of them, rendered again by the chat template. A function receives a copy of the
-                messages that the agent saw last, its answer and the new ones, and returns those that it is to see;
-                where they are the same, the record continues. Dropped messages stay dropped.
+                messages of the last prompt, followed by the agent's answer and the new messages, and returns the
+                messages to show in this turn. If it returns them unchanged, the new tokens are appended to the current
+                segment. Messages that it drops are not offered again.
         """
         self.messages: list[Message] = []
         self.prompt_messages = [] if callable(history) else self.messages
         self.token_ids: list[int] = []
-        self._earlier: list[int] = []  # the segments before
+        self._earlier: list[int] = []  # tokens of the earlier segments
         self._format = chat_format
         self._history = history
         self._ended_by: int | None = None
@@ -81,17 +82,17 @@ class Transcript:
         return len(self._earlier)
 
     def observe(self, messages: Sequence[Message]) -> None:
-        """Append an observation and the generation prompt, at the cost of the new text alone.
+        """Append an observation and the generation prompt, tokenizing only the new text.
 
-        Messages of role ``tool`` answer the calls of the last action in order, unreadable ones included; the name and
-        id of the call are added where they are missing.
+        Messages of role ``tool`` answer the calls of the last action in order, including calls that could not be
+        parsed; the name and id of the call are added if they are missing.
 
         Args:
-            messages: The new messages; the first time the whole first prompt, system message included.
+            messages: The new messages; in the first call, the complete first prompt, including a system message.
 
         Raises:
-            TemplateError: The chat template refuses messages of these roles here.
-            RuntimeError: The last observation still waits for its action.
+            TemplateError: The chat template does not allow messages of these roles at this point.
+            RuntimeError: The last observation is still waiting for its action.
         """
         if self._mark is not None:
             raise RuntimeError("observe() was called before the last observation was answered: call act() first")
@@ -110,7 +111,7 @@ class Transcript:
             whole = [*self.prompt_messages, *messages]
             shown = self._history([message.copy() for message in whole])
             rendered = None if shown == whole else shown
-            prompt_messages = [message.copy() for message in shown]  # which the function may hold and change
+            prompt_messages = [message.copy() for message in shown]  # the function may keep and modify its messages
         elif self._history == "rerender":
             rendered = [*self.messages, *messages]
         if self._format is not None and rendered is None:
@@ -128,13 +129,13 @@ class Transcript:
         self._mark = mark
 
     def _answered(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Add the names and ids of the answered calls to results of tools."""
+        """Add to tool results the names and ids of the calls that they answer."""
         if not (self._calls or any(message["role"] == "tool" for message in messages)):
             return messages
         return answered_calls(messages, self._calls, self.messages[-1].get("tool_calls", ()) if self._calls else ())
 
     def retract(self) -> None:
-        """Take back the last observation, messages and tokens.
+        """Remove the last observation, both messages and tokens.
 
         Raises:
             RuntimeError: No observation waits for an action.
@@ -158,11 +159,11 @@ class Transcript:
 
         Args:
             messages: The new messages, as for :meth:`observe`.
-            limit: The most tokens that they may have; None for no limit.
+            limit: The maximum number of tokens of the messages; None for no limit.
 
         Raises:
-            TemplateError: The chat template refuses messages of these roles here.
-            RuntimeError: The last observation still waits for its action, or there is none.
+            TemplateError: The chat template does not allow messages of these roles at this point.
+            RuntimeError: The last observation is still waiting for its action, or there is none.
         """
         if self._mark is not None or not self.messages:
             raise RuntimeError("close() needs a conversation whose last observation is answered: call act() first")
@@ -182,23 +183,24 @@ class Transcript:
     def act(self, action: Action, limit: int | None = None) -> tuple[int, int]:
         """Append the agent's answer.
 
-        Sampled ids are kept as they are. Text without ids is encoded once and closed with the template's end of turn;
-        calls and reasoning beside it are written in the template's own form, or as text where it has none. A turn
-        without an end is closed by the template's own tokens before the next observation, outside the span.
+        Sampled ids are recorded unchanged. Text without ids is encoded once and closed with the template's end of turn;
+        its tool calls and reasoning are rendered by the template, or written as text if the template does not support
+        them. If the agent did not end its turn, the template's end-of-turn tokens are added before the next
+        observation, outside the span.
 
-        The recorded message holds the calls apart from the text, without those that could not be read; an answer
-        without a readable call keeps its whole text.
+        In the recorded message, well-formed calls are separate from the text; an answer without any well-formed call
+        keeps its full text.
 
         Args:
             action: The answer to the last observation.
-            limit: The most tokens for text without ids; text that it cuts is not closed, and its message is cut too.
-                None for no limit.
+            limit: The maximum number of tokens for text without ids; longer text and its message are truncated, and
+                the turn is not closed. None for no limit.
 
         Returns:
             The span ``[start, stop)`` of the agent's tokens in :meth:`record`; empty without a tokenizer.
 
         Raises:
-            TemplateError: The action has no ids, and the template refuses its calls.
+            TemplateError: The action has no ids, and the template rejects its calls.
             RuntimeError: No observation waits for an action.
         """
         if self._mark is None:
@@ -216,7 +218,7 @@ class Transcript:
             written = closed if is_closed else open_ids[:limit]
             self.was_cut = not is_closed and len(written) < len(open_ids)
             if self.was_cut:
-                answer = {"role": "assistant", "content": chat_format.cut_text(written)}
+                answer = {"role": "assistant", "content": chat_format.truncated_text(written)}
             self._ended_by = None
             if is_closed and closed != open_ids:
                 self._ended_by = ENDED_BY_TEXT if chat_format.end_of_turn_id is None else closed[-1]

@@ -1,4 +1,4 @@
-"""Find the tokens that end an agent's turn, from what a chat template prints after an answer and after a call."""
+"""Find the tokens that end an agent's turn, from a chat template's output after an answer and after a call."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from agentsgym.tokens.chat_template import Template
 from agentsgym.tokens.control_tokens import Vocabulary
 from agentsgym.tokens.sentinels import ANSWERED, QUESTION, SLOT, slot
 
-ENDED_BY_TEXT = -1  # stands for the id that ended a turn, where the template ends turns by plain text
+ENDED_BY_TEXT = -1  # in place of the id that ended a turn, if the template ends turns with plain text
 
 T = TypeVar("T")
 
 
 class TurnEnd(NamedTuple):
-    """How a template ends a turn of the agent that is plain text.
+    """How a template ends a plain-text turn of the agent.
 
     Attributes:
-        ids: Ids that close a turn given as text; empty if nothing closes a turn.
-        before: Plain text before the end-of-turn token, part of a text turn (``" "`` for ``" </s>"``).
-        text: The plain text that closes a turn; empty if a token does.
-        closes: Whether the ids close the turn; False if the token that opens the next message ends it.
-        opens_result: Where ``closes`` is False, the token that the agent samples where a tool has to answer.
+        ids: Ids appended to end a turn that was given as text; empty if the template does not end turns.
+        before: Plain text before the end-of-turn token, appended to turns given as text (``" "`` for ``" </s>"``).
+        text: The plain text that ends a turn; empty if a token does.
+        closes: Whether the ids only end the turn; False if the token that opens the next message ends it.
+        opens_result: If ``closes`` is False, the token that the agent samples before a tool's result.
     """
 
     ids: tuple[int, ...] = ()
@@ -37,12 +37,12 @@ class TurnEnd(NamedTuple):
 def find_turn_end(template: Template, vocabulary: Vocabulary) -> TurnEnd:
     """Compare what follows an answer at the end of a conversation with what follows it when a user speaks next.
 
-    The end-of-turn token is at the same place in both (it may be another token in the middle than at the end, as in
-    gpt-oss). Where nothing follows the last answer, the token that opens the next message ends the turn; else plain
-    text does, as far as the two agree.
+    The end-of-turn token is at the same position in both texts (but may be another token in the middle than at the end,
+    as in gpt-oss). Otherwise, the common prefix of the two texts ends the turn, if it is not empty; or the token that
+    opens the next message does, if it follows the answer directly.
 
     Raises:
-        TemplateError: The template does not print the answer once and unchanged.
+        TemplateError: The template does not render the answer once and unchanged.
     """
     last = template.after_answer([QUESTION, ANSWERED], add_prompt=False)
     middle = _in_front_of("user", template)
@@ -63,7 +63,7 @@ def find_turn_end(template: Template, vocabulary: Vocabulary) -> TurnEnd:
 
 
 def _in_front_of(role: str, template: Template) -> str:
-    """Print the text between an answer and the content of the next message."""
+    """Render the text between an answer and the content of the next message."""
     return SLOT.split(template.after_answer([QUESTION, ANSWERED, {"role": role, "content": slot(0)}]))[0]
 
 
@@ -73,10 +73,10 @@ def common_prefix(one: Sequence[T], other: Sequence[T]) -> list[T]:
 
 
 def without_end(suffix: str, ended_by: int, end: TurnEnd, vocabulary: Vocabulary) -> str:
-    """Drop the end of the turn, which the agent wrote already, from the front of what follows an answer.
+    """Remove the end of the turn, which the agent already wrote, from the beginning of the text after an answer.
 
     Args:
-        suffix: Output of the template after an answer of plain text.
+        suffix: Output of the template after a plain-text answer.
         ended_by: The id that ended the agent's turn.
         end: The template's end of turns.
         vocabulary: Its control tokens.
@@ -96,12 +96,12 @@ def without_end(suffix: str, ended_by: int, end: TurnEnd, vocabulary: Vocabulary
 
 
 class CallEnd(NamedTuple):
-    """How a template ends a turn of the agent that calls tools.
+    """How a template ends a turn in which the agent calls tools.
 
     Attributes:
-        text: Output of the template where the turn ends.
+        text: Output of the template at the end of the turn.
         ids: Its ids.
-        opens: Whether it opens the results, and is needed before them however the agent ended its turn
+        opens: Whether it opens the results, and so must precede them however the agent ended its turn
             (``<|tool_response>`` of Gemma 4).
     """
 
@@ -115,7 +115,7 @@ def find_call_end(behind_last: str, behind_middle: str, end: TurnEnd, vocabulary
 
     Args:
         behind_last: Output of the template after the last argument of the last call, at the end of a conversation.
-        behind_middle: The same up to the result, where the tool has answered.
+        behind_middle: The same output, up to the tool's result, when the tool has answered.
         end: The template's end of plain-text turns.
         vocabulary: Its control tokens.
     """
@@ -130,7 +130,7 @@ def find_call_end(behind_last: str, behind_middle: str, end: TurnEnd, vocabulary
             return CallEnd(text, end.ids, opens=False)
         if not end.closes and names[index] == end.opens_result:
             return CallEnd(matches[index][0], (names[index],), opens=True)
-    for index, match in enumerate(matches):  # the last that is printed at a conversation's end too
+    for index, match in enumerate(matches):  # the last control token that also ends a conversation
         if behind_last == behind_middle[: match.end()]:
             rest = behind_middle[match.end() :].lstrip()
             return CallEnd(match[0], (names[index],), opens=vocabulary.pattern.match(rest) is None)

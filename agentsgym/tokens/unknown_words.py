@@ -1,4 +1,4 @@
-"""Find the words that a tokenizer cannot read, which all become one token that no model can distinguish."""
+"""Find the words that a tokenizer does not cover, which all become one token and cannot be distinguished."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from agentsgym.types import Trajectory
 logger = logging.getLogger(__name__)
 
 _MAX_NAMED = 3
-_MAX_READ = 4  # trajectories in which words are sought
+_MAX_READ = 4  # trajectories that are searched for words
 
 
 def unknown_id(tokenizer: Any) -> int | None:
-    """The id of the unknown token; None without one, or if it is also the end-of-text token (GPT-2)."""
+    """The id of the unknown token; None if there is none, or if it is also the end-of-text token (GPT-2)."""
     unknown = getattr(tokenizer, "unk_token_id", None)
     return None if unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id) else unknown
 
 
 def unknown_words(tokenizer: Any, texts: Iterable[str]) -> list[str]:
-    """List the words, or other pieces of text, that a tokenizer cannot read, each once.
+    """List the distinct words, or other pieces of text, that a tokenizer encodes as its unknown token.
 
     Args:
         tokenizer: A tokenizer; one in plain Python is queried word by word.
@@ -52,7 +52,7 @@ def named(words: Sequence[str]) -> str:
 
 
 def warn_of_unknown_words(tokenizer: Any, trajectories: Iterable[Trajectory]) -> None:
-    """Warn, once for each tokenizer, about words in recorded conversations that it cannot read.
+    """Warn, once per tokenizer, about words in recorded conversations that it encodes as its unknown token.
 
     Nothing is tokenized unless the unknown token is among the recorded ids.
 
@@ -67,16 +67,16 @@ def warn_of_unknown_words(tokenizer: Any, trajectories: Iterable[Trajectory]) ->
         return
     texts: list[str] = []
     for trajectory in islice((one for one in trajectories if unknown in one.token_ids), _MAX_READ):
-        # Sampled tokens, decoded and encoded again, may be others.
+        # Encoding the decoded text of sampled tokens may give other tokens.
         sampled = {turn.message_index for turn in trajectory.turns if turn.exact}
         texts += [message["content"] for k, message in enumerate(trajectory.messages) if k not in sampled]
     words = unknown_words(tokenizer, texts)
     if not words:
-        return  # it was sampled, or the template prints it
+        return  # the token was sampled, or the template renders it
     _WARNED.add(tokenizer)
     logger.warning(
-        "the tokenizer cannot read %s: all such words are one token, %s, and the model cannot distinguish them; build "
-        "tiny_policy from text with every word (vocabulary_texts() of the environment, or episodes that use them)",
+        "the tokenizer has no token for %s: all such words become %s, and the model cannot distinguish them; build "
+        "tiny_policy from texts with every word (vocabulary_texts() of the environment, or episodes that use them)",
         named(words),
         tokenizer.unk_token,
     )

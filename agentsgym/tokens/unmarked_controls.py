@@ -1,7 +1,7 @@
-"""Find the control tokens that a tokenizer does not mark special, from what its chat template prints.
+"""Find the control tokens that a tokenizer does not mark special, from the output of its chat template.
 
-Some tokenizers (DeepSeek V3, Command R+) add their role tokens as ordinary added tokens. In an observation, such a
-spelling would become the real token, so that its author could forge whole turns.
+Some tokenizers (DeepSeek V3, Command R+) define their role tokens as ordinary added tokens. Text in an observation that
+spells such a token would be encoded as the token, so the author of the text could forge entire turns.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _OBSERVATIONS: tuple[tuple[str, ...], ...] = (("user",), ("system",), ("system",
 
 
 def unmarked_controls(tokenizer: Any, template: Template) -> frozenset[str]:
-    """Find every added token that the template prints around messages, although the tokenizer does not mark it special.
+    """Find every added token that the template renders around messages but the tokenizer does not mark special.
 
-    The template is run on small conversations. A token before an answer counts only if it is printed each time:
-    ``<think>`` is printed in some places only, and remains a token that the agent writes. An added token between the
-    same marks as a printed one (``<|…|>``) counts too, since templates print some tokens only for structured tool
-    calls. Words and white space never count: they are ordinary text.
+    The template renders small probe conversations. A token before an answer is included only if it is always rendered:
+    ``<think>`` is rendered only in some positions, and remains a token that the agent writes. An added token with the
+    same delimiters as a rendered one (``<|…|>``) is also included, since templates render some tokens only for
+    structured tool calls. Words and white space are never included: they are ordinary text.
 
     Args:
         tokenizer: A tokenizer.
@@ -57,7 +57,7 @@ def _marks(name: str) -> tuple[str, str]:
 
 
 def _around_messages(template: Template, names: frozenset[str]) -> frozenset[str]:
-    """Collect the tokens that a template prints around messages, except those that the agent writes."""
+    """Collect the tokens that a template renders around messages, except tokens that the agent writes."""
     pattern = spelled(names)
     prompted, history = _render(template, [_USER]), _render(template, [_USER], add_prompt=False)
     # Between a user message and an answer: one to come, the last one, and an earlier one.
@@ -69,10 +69,10 @@ def _around_messages(template: Template, names: frozenset[str]) -> frozenset[str
     headers = [{*pattern.findall(text.partition(slot(0))[2].partition(ANSWER)[0])} for text in texts if text]
     always = headers[0].intersection(*headers) if headers else set[str]()
     sometimes = set[str]().union(*headers) - always
-    # If one of a pair is printed only sometimes before an answer, both are the agent's: <think> and </think>.
+    # If one token of a pair is rendered only sometimes before an answer, the agent writes both: <think> and </think>.
     pairs = [{name, name[0] + (name[2:] if name[1:2] == "/" else f"/{name[1:]}")} for name in sometimes]
     own = set[str]().union(*(pair for pair in pairs if pair <= names))
-    # The role token that begins the generation prompt may be another one than in history.
+    # The role token at the beginning of the generation prompt may differ from the one in the history.
     prompt = prompted[len(history) :] if prompted.startswith(history) else ""
     opening = pattern.match(prompt.lstrip())
     role = {opening[0]} if opening and opening[0] else set[str]()
@@ -93,7 +93,7 @@ def _render(template: Template, messages: Sequence[Mapping[str, str]], *, add_pr
     try:
         return template.render(messages, add_prompt=add_prompt)
     except TemplateError:
-        return ""  # a form of conversation that it refuses
+        return ""  # the template does not support this conversation
 
 
 def _messages(roles: Sequence[str]) -> list[dict[str, str]]:

@@ -115,7 +115,7 @@ def test_by_default_it_prints_inertly(capsys: pytest.CaptureFixture[str]) -> Non
     printed = capsys.readouterr().out
     assert printed.startswith("[system] \\x1b[31mred \\u202exxx")
     assert len(printed) < 21_000
-    assert "characters are left out" in printed
+    assert "characters are omitted" in printed
 
 
 def test_a_signature_names_arguments_and_what_it_does() -> None:

@@ -285,7 +285,7 @@ def test_without_the_package_it_says_how_to_get_it() -> None:
         "OpenAIAgent('tiny', base_url='http://localhost/v1')"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    wanted = "MissingDependencyError: 'openai' is not installed; it comes with: pip install 'agentsgym[openai]'"
+    wanted = "MissingDependencyError: 'openai' is not installed; install it with: pip install 'agentsgym[openai]'"
     assert ran.stderr.strip().endswith(wanted)
 
 

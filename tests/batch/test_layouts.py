@@ -71,7 +71,7 @@ def test_rewards_follow_the_turn_credit(turn_credit: str, rewards: list[float]) 
 
 
 def test_an_unknown_turn_credit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="turn_credit is unknown: 'finall'; did you mean 'final'"):
+    with pytest.raises(ConfigError, match="turn_credit cannot be 'finall'; did you mean 'final'"):
         transitions([drawn("A")], turn_credit="finall")
 
 

@@ -132,7 +132,7 @@ def test_what_an_environment_says_is_inert(command: tuple[str, ...], tmp_path: P
     if name == "play":
         assert "\\u202eabc\\u200f" in printed
         assert ":smile:" in printed
-        assert "characters are left out" in done.words
+        assert "characters are omitted" in done.words
 
 
 def test_a_real_process_plays_and_ends_at_the_end_of_its_input(tmp_path: Path) -> None:

@@ -333,7 +333,7 @@ def test_step_groups_are_the_turns_that_share_task_and_state(rollouts: Batch) ->
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"scale_rewards is unknown: 'groups'; did you mean 'group'\?"):
+    with pytest.raises(ConfigError, match=r"scale_rewards cannot be 'groups'; did you mean 'group'\?"):
         grpo([rollout([1.0])], scale="groups")
-    with pytest.raises(ConfigError, match=r"baseline is unknown: 'other'; did you mean 'others'\?"):
+    with pytest.raises(ConfigError, match=r"baseline cannot be 'other'; did you mean 'others'\?"):
         gigpo([rollout([1.0])], baseline="other")

@@ -45,7 +45,7 @@ def test_a_turn_may_have_one_number_for_each_of_its_tokens() -> None:
     assert scatter_to_tokens(trajectory(), [[3.0, 2.0], [-1.0]]) == [0.0, 3.0, 2.0, 0.0, -1.0]
     assert scatter_to_tokens(trajectory(), [[3.0, 2.0], -1.0]) == [0.0, 3.0, 2.0, 0.0, -1.0]
     for wrong in ([3.0], [3.0, 2.0, 1.0], []):
-        with pytest.raises(ValueError, match=f"turn 0 has 2 tokens, got {len(wrong)} advantages"):
+        with pytest.raises(ValueError, match=f"turn 0 has 2 tokens, but its list has {len(wrong)} advantages"):
             scatter_to_tokens(trajectory(), [wrong, -1.0], name="advantage")
 
 
@@ -95,7 +95,7 @@ def test_a_scored_rollout_holds_what_the_trajectory_says() -> None:
 
 
 def test_a_scored_rollout_needs_a_key_for_each_turn() -> None:
-    with pytest.raises(ValueError, match="got 1 and 0"):
+    with pytest.raises(ValueError, match="got 1 rewards and 0 state keys"):
         ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[])
 
 
@@ -104,7 +104,7 @@ def test_what_a_scored_rollout_may_leave_out_has_an_entry_a_turn_if_it_is_there(
     plain = ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None])
     assert not getattr(plain, name)
     assert plain.role(0) is None
-    with pytest.raises(ValueError, match=f"{name} needs one entry per turn or none, got 2 of 1"):
+    with pytest.raises(ValueError, match=f"{name} must be empty or have one entry per turn, got 2 for 1"):
         ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None], **{name: [[0.0]] * 2})
 
 
@@ -121,5 +121,5 @@ def test_environment_tokens_get_the_fill() -> None:
 def test_advantages_that_do_not_fit_are_refused_by_that_name() -> None:
     with pytest.raises(ValueError, match="expected one advantage per turn: 2 turns, got 1"):
         token_advantages(trajectory(), [3.0], estimator=grpo)
-    with pytest.raises(ValueError, match="turn 0 has 2 tokens, got 1 advantages for them"):
+    with pytest.raises(ValueError, match="turn 0 has 2 tokens, but its list has 1 advantages"):
         token_advantages(trajectory(), [[3.0], 1.0], estimator=grpo)

@@ -171,10 +171,10 @@ def test_every_form_passes_the_check(turn_credit: str, token_credit: str) -> Non
 @pytest.mark.parametrize(
     ("turn_credit", "token_credit", "message"),
     [
-        ("steps", "spread", r"turn_credit is unknown: 'steps'; did you mean 'step'\?"),
-        ("step", "lst", r"token_credit is unknown: 'lst'; did you mean 'last'\?"),
-        ("spread_final", "last", "'spread_final' needs token_credit 'spread', got 'last'"),
-        ("spread_final", "each", "'spread_final' needs token_credit 'spread', got 'each'"),
+        ("steps", "spread", r"turn_credit cannot be 'steps'; did you mean 'step'\?"),
+        ("step", "lst", r"token_credit cannot be 'lst'; did you mean 'last'\?"),
+        ("spread_final", "last", "'spread_final' requires token_credit 'spread', got 'last'"),
+        ("spread_final", "each", "'spread_final' requires token_credit 'spread', got 'each'"),
     ],
 )
 def test_a_wrong_pair_is_refused(turn_credit: str, token_credit: str, message: str) -> None:
@@ -185,14 +185,14 @@ def test_a_wrong_pair_is_refused(turn_credit: str, token_credit: str, message: s
 
 
 def test_unknown_names_are_refused_by_the_parts_too() -> None:
-    with pytest.raises(ConfigError, match="turn_credit is unknown: 'fnal'"):
+    with pytest.raises(ConfigError, match="turn_credit cannot be 'fnal'"):
         credited_rewards(drawn("A", [1.0], 1.0), "fnal")
-    with pytest.raises(ConfigError, match="token_credit is unknown: 'eech'"):
+    with pytest.raises(ConfigError, match="token_credit cannot be 'eech'"):
         per_token_rewards(drawn("A", [1.0], 1.0), token_credit="eech")
 
 
 def test_a_role_with_turns_needs_a_final_reward() -> None:
     with pytest.raises(
-        ValueError, match=r"final_rewards must have a reward for each role that took a turn, but has none for {None}"
+        ValueError, match=r"final_rewards must have a reward for each role that has a turn, but has none for {None}"
     ):
         credited_rewards(replace(drawn("A", [1.0], 1.0), final_rewards={"X": 1.0}), "step")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym.credit.rewards import credited_rewards, per_token_rewards
-from agentsgym.credit.role_rewards import attributed, total_error
+from agentsgym.credit.role_rewards import attribute_rewards, reward_mismatch
 from agentsgym.types import StopReason, Trajectory, Turn
 
 
@@ -20,12 +20,12 @@ def turn(role: str, paid: Mapping[str, float] | None, *, reward: float = 0.0, ep
 
 
 def rewards(*turns: Turn) -> list[float]:
-    return [one.reward for one in attributed(turns)[0]]
+    return [one.reward for one in attribute_rewards(turns)[0]]
 
 
 def test_a_turn_bears_what_its_role_is_paid_up_to_its_next_turn() -> None:
     turns = [turn("X", {}), turn("O", {"X": 0.25}), turn("X", {"O": -1.0}), turn("O", {"X": 1.0, "O": 0.5})]
-    settled, final_rewards = attributed(turns)
+    settled, final_rewards = attribute_rewards(turns)
     assert [one.reward for one in settled] == [0.25, -1.0, 1.0, 0.5]
     assert final_rewards == {"X": 1.25, "O": -0.5}
     assert list(final_rewards) == ["X", "O"]
@@ -36,7 +36,7 @@ def test_what_a_role_is_paid_before_its_first_move_lies_on_that() -> None:
 
 
 def test_what_a_role_is_paid_that_never_moves_is_kept_and_lies_nowhere() -> None:
-    settled, final_rewards = attributed([turn("X", {"X": 1.0, "O": -1.0})])
+    settled, final_rewards = attribute_rewards([turn("X", {"X": 1.0, "O": -1.0})])
     assert [one.reward for one in settled] == [1.0]
     assert final_rewards == {"X": 1.0, "O": -1.0}
 
@@ -44,7 +44,7 @@ def test_what_a_role_is_paid_that_never_moves_is_kept_and_lies_nowhere() -> None
 def test_each_episode_is_settled_by_itself() -> None:
     first = turn("X", {"X": 1.0, "O": -1.0})
     second = turn("O", {"X": 5.0, "O": 2.0}, episode=1)
-    settled, final_rewards = attributed([first, second])
+    settled, final_rewards = attribute_rewards([first, second])
     assert [one.reward for one in settled] == [1.0, 2.0]
     assert final_rewards == {"X": 6.0, "O": 1.0}
 
@@ -52,7 +52,7 @@ def test_each_episode_is_settled_by_itself() -> None:
 def test_a_step_that_does_not_say_whom_it_pays_pays_who_moved() -> None:
     assert rewards(turn("X", None, reward=-0.25), turn("O", {"X": 1.0, "O": -1.0})) == [0.75, -1.0]
     untold = [turn("X", None, reward=-0.25), turn("O", None, reward=1.0)]
-    assert attributed(untold) == (untold, {})
+    assert attribute_rewards(untold) == (untold, {})
 
 
 by_role = st.none() | st.dictionaries(st.sampled_from("XOZ"), st.integers(-3, 3).map(float))
@@ -61,7 +61,7 @@ played = st.lists(st.builds(turn, st.sampled_from("XO"), by_role, reward=st.inte
 
 @given(played)
 def test_a_return_is_all_that_the_role_is_paid_from_then_on(turns: list[Turn]) -> None:
-    settled, final_rewards = attributed(turns)
+    settled, final_rewards = attribute_rewards(turns)
     if not final_rewards:
         assert settled == turns
         return
@@ -71,7 +71,7 @@ def test_a_return_is_all_that_the_role_is_paid_from_then_on(turns: list[Turn]) -
         own = math.fsum(other.reward for other in settled[k:] if other.role == one.role)
         assert own == math.fsum(step.get(one.role, 0.0) for step in paid[0 if is_first else k :])
     assert final_rewards == {role: math.fsum(step.get(role, 0.0) for step in paid) for role in final_rewards}
-    assert attributed(settled)[0] == settled or any(one.role_rewards is None for one in turns)
+    assert attribute_rewards(settled)[0] == settled or any(one.role_rewards is None for one in turns)
 
 
 def recorded() -> Trajectory:
@@ -80,7 +80,7 @@ def recorded() -> Trajectory:
         Turn(start=2 * k, stop=2 * k + 2, reward=0.0, role=role, role_rewards=paid)
         for k, (role, paid) in enumerate(moves)
     ]
-    settled, final_rewards = attributed(turns)
+    settled, final_rewards = attribute_rewards(turns)
     return Trajectory(
         token_ids=range(6),
         turns=settled,
@@ -108,10 +108,11 @@ def test_every_turn_credit_goes_by_role(turn_credit: str, expected: list[float])
 
 def test_totals_that_are_not_what_was_paid_are_found() -> None:
     right = recorded()
-    assert total_error(right, is_sum=True) == ""
-    wrong = "turn rewards and final_rewards must be the rewards of each role"
-    assert total_error(replace(right, final_rewards={}), is_sum=False).startswith(wrong)
+    assert reward_mismatch(right, is_sum=True) == ""
+    assert reward_mismatch(replace(right, final_rewards={}), is_sum=False).startswith(
+        "final_rewards must be the totals"
+    )
     moved = [right.turns[0], replace(right.turns[1], reward=1.0), right.turns[2]]
-    assert total_error(replace(right, turns=moved), is_sum=False).startswith(wrong)
-    message = total_error(replace(right, final_reward=-3.0), is_sum=False)
-    assert message == "final_reward must be that of the first turn's role, 1.0, got -3.0"
+    assert reward_mismatch(replace(right, turns=moved), is_sum=False).startswith("turn rewards must be the rewards of")
+    message = reward_mismatch(replace(right, final_reward=-3.0), is_sum=False)
+    assert message == "final_reward must be the total of the first turn's role, 1.0, got -3.0"

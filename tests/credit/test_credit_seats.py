@@ -349,7 +349,7 @@ def test_what_is_known_without_being_told_is_not_refused() -> None:
 
 def test_final_rewards_must_be_known_of_every_role() -> None:
     with pytest.raises(
-        ValueError, match=r"final_rewards must have a reward for each role that took a turn, but has none for {'O'}"
+        ValueError, match=r"final_rewards must have a reward for each role that has a turn, but has none for {'O'}"
     ):
         rollout([0.0, 1.0], roles="XO", final_rewards={"X": 1.0})
 

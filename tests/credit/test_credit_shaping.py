@@ -85,9 +85,9 @@ def test_a_game_that_does_not_say_what_a_state_is_worth_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "rae", "reward"])
 def test_an_estimator_that_shaping_cannot_reach_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"potential_weight would change nothing for the estimator '{name}'"):
+    with pytest.raises(ConfigError, match=f"potential_weight would have no effect on the estimator '{name}'"):
         get_estimator(name, potential_weight=1.0)
-    with pytest.raises(ConfigError, match="it sees final rewards only"):
+    with pytest.raises(ConfigError, match="it uses only final rewards"):
         get_estimator(rloo, potential_weight=1.0)
 
 
@@ -104,9 +104,9 @@ def test_the_weight_of_shaping_is_an_option_of_any_estimator_that_can_use_it() -
         found = get_estimator(one, **({} if isinstance(one, partial) else {"potential_weight": 0.5}))
         assert (found.potential_weight, found.options) == (0.5, {})
     assert get_estimator("grpo", potential_weight=0.0) == get_estimator("grpo")
-    with pytest.raises(ConfigError, match="potential_weight would change nothing for the estimator 'grpo'"):
+    with pytest.raises(ConfigError, match="potential_weight would have no effect on the estimator 'grpo'"):
         get_estimator("grpo", potential_weight=0.5)
-    with pytest.raises(ConfigError, match="shaped already: leave potential_weight out"):
+    with pytest.raises(ConfigError, match="already applies potential-based shaping: omit potential_weight"):
         get_estimator(get_estimator(return_to_go, potential_weight=1.0), potential_weight=0.5)
 
 
@@ -114,5 +114,7 @@ def test_an_estimator_with_an_option_of_that_name_is_refused() -> None:
     def own(rollouts: Any, *, discount: float, scale: str, potential_weight: float = 0.0) -> Any:
         raise NotImplementedError
 
-    with pytest.raises(ConfigError, match=r"'own' has an option 'potential_weight', .* rename it"):
+    with pytest.raises(
+        ConfigError, match=r"'own' must not have an option named 'potential_weight', .* rename the option"
+    ):
         get_estimator(own)

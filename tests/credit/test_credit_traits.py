@@ -274,15 +274,17 @@ def test_per_token_rewards_take_the_place_of_what_an_estimator_of_ones_own_retur
 
 
 def test_words_that_are_unknown_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^uses has the unknown word 'value'; did you mean 'values'\?$"):
+    with pytest.raises(ConfigError, match=r"^uses has the unknown name 'value'; did you mean 'values'\?$"):
         estimator_traits(uses=["discount", "value"])
-    with pytest.raises(ConfigError, match=r"^uses must be a list or a set of words, got the single word 'values'$"):
+    with pytest.raises(ConfigError, match=r"^uses must be a list or a set of names, got the string 'values'$"):
         estimator_traits(uses="values")
 
 
 def test_shaping_that_an_estimator_of_ones_own_would_not_see_is_refused() -> None:
     blind = estimator_traits(uses=["values"])(lambda rollouts, *, discount, scale: [])
-    with pytest.raises(ConfigError, match=r"potential_weight would change nothing .* it sees no rewards of turns"):
+    with pytest.raises(
+        ConfigError, match=r"potential_weight would have no effect .* it does not use the rewards of turns"
+    ):
         get_estimator(blind, potential_weight=1.0)
     assert get_estimator(declared, potential_weight=1.0).traits == DECLARED
 

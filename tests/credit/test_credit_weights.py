@@ -148,10 +148,10 @@ def test_a_constant_weighs_a_token_alike_however_many_are_left_out() -> None:
 
 
 def test_what_cannot_be_aggregated_is_refused() -> None:
-    with pytest.raises(ConfigError, match="loss_aggregation is unknown: 'trajektory'; did you mean 'trajectory'"):
+    with pytest.raises(ConfigError, match="loss_aggregation cannot be 'trajektory'; did you mean 'trajectory'"):
         aggregation_weights([[1]], [0], [True], "trajektory")
     for constant in (None, 0):
-        with pytest.raises(ConfigError, match=f"needs a positive number of tokens, got {constant}"):
+        with pytest.raises(ConfigError, match=f"requires a positive number of tokens, got {constant}"):
             aggregation_weights([[1]], [0], [True], "constant", constant=constant)
     for groups, counts in (([], [True]), ([0], [])):
         with pytest.raises(ValueError, match="each of 1 rollouts needs a group and a flag"):
@@ -168,7 +168,9 @@ def test_invalid_turns_are_masked_alone_or_with_their_rollout(invalid: list[list
 
 
 def test_an_unknown_treatment_of_invalid_turns_is_refused() -> None:
-    with pytest.raises(ConfigError, match="invalid_turns is unknown: 'drop'; known are 'keep', 'mask', 'mask_rollout'"):
+    with pytest.raises(
+        ConfigError, match="invalid_turns cannot be 'drop'; valid names: 'keep', 'mask', 'mask_rollout'"
+    ):
         invalid_turn_weights([[True]], "drop")
 
 

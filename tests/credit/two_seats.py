@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from agentsgym.credit.role_rewards import attributed
+from agentsgym.credit.role_rewards import attribute_rewards
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.types import StopReason, Trajectory, Turn
 
@@ -142,7 +142,7 @@ def scored(one: Episode, *, told: bool = True) -> ScoredRollout:
         Turn(start=k, stop=k + 1, reward=own, role=ROLES[k], role_rewards=paid[k], state_key=one.moves[:k], potential=k)
         for k, own in enumerate(one.paid_to_x)
     ]
-    settled, final_rewards = attributed(turns)
+    settled, final_rewards = attribute_rewards(turns)
     record = Trajectory(
         token_ids=list(range(len(turns))),
         turns=settled,

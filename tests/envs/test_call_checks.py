@@ -80,7 +80,7 @@ def test_a_call_that_does_not_fit_is_told_where(arguments: dict[str, Any], messa
 def test_what_is_missing_unknown_or_malformed_is_said() -> None:
     assert check_call(ToolCall(name="search"), SCHEMAS) == "the argument 'query' of 'search' is missing"
     assert check_call(ToolCall(name="serch"), SCHEMAS) == "there is no tool 'serch'; did you mean 'search'?"
-    assert check_call(ToolCall(name="x"), SCHEMAS) == "there is no tool 'x'; known are 'search', 'stop'"
+    assert check_call(ToolCall(name="x"), SCHEMAS) == "there is no tool 'x'; valid names: 'search', 'stop'"
     assert check_call(ToolCall(name="stop", arguments={"a": 1}), SCHEMAS) == "'stop' has no argument 'a'; it takes none"
     assert check_call(ToolCall(name="search", error="it is no JSON"), SCHEMAS) == "it is no JSON"
 

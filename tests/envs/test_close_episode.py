@@ -215,7 +215,7 @@ def test_a_step_that_nothing_interrupts_is_killed_with_its_process(
     env = sandbox()
     with EnvProcessPool(1) as pool:
         late, fine = env.rollout(sandbox_tasks("stubborn a", "a stop"), Reader(), pool=pool, turn_timeout_s=1)
-    assert "its environment took longer than turn_timeout_s = 1" in (late.error or "")
+    assert "the environment took longer than turn_timeout_s = 1" in (late.error or "")
     assert fine.stop_reason is StopReason.DONE
     opened, closed = noted(env)
     assert opened == {late.session_id: 2, fine.session_id: 2}
@@ -257,7 +257,7 @@ def test_an_exception_while_closing_is_logged_and_counted_and_changes_no_result(
         first, *trace = record.getMessage().splitlines()
         place = rf"{re.escape(Sandbox._close_episode.__code__.co_filename)}:\d+"
         pattern = (
-            rf"session {leaky.session_id} was not closed: task 0, rollout 0, turn 1 of Sandbox, at {place}: "
+            rf"session {leaky.session_id} could not be closed: task 0, rollout 0, turn 1 of Sandbox, at {place}: "
             r"EnvError: Sandbox\._close_episode raised OSError: .*"
         )
         assert re.fullmatch(pattern, first)
@@ -271,8 +271,10 @@ def test_every_episode_that_does_not_close_is_counted(sandbox: Any, caplog: pyte
     [trajectory] = env.rollout(sandbox_tasks("stop leaky"), ScriptedAgent(["stop"], repeat_last=True))
     assert trajectory.num_close_errors == 3
     first, rest = (record.getMessage() for record in caplog.records)
-    assert first.startswith(f"session {trajectory.session_id} was not closed: task 0, rollout 0, episode 0, turn 0 of ")
-    assert rest.startswith("… and 2 more like it: task 0, rollout 0, episode 0, turn 0 of Sandbox, at ")
+    assert first.startswith(
+        f"session {trajectory.session_id} could not be closed: task 0, rollout 0, episode 0, turn 0 of "
+    )
+    assert rest.startswith("… and 2 more of the same kind: task 0, rollout 0, episode 0, turn 0 of Sandbox, at ")
 
 
 def test_the_trials_that_a_process_is_sent_share_one_log(sandbox: Any) -> None:

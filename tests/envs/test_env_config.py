@@ -90,7 +90,7 @@ def test_every_common_key_is_tested_with_bad_values() -> None:
 
 @pytest.mark.parametrize(
     ("key", "hint"),
-    [("max_step_per_episode", "did you mean 'max_steps_per_episode'?"), ("seed", "known are"), (5, "known are")],
+    [("max_step_per_episode", "did you mean 'max_steps_per_episode'?"), ("seed", "valid names"), (5, "valid names")],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_one(key: Any, hint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"env_config[{key!r}] is unknown; {hint}")):
@@ -111,7 +111,7 @@ def test_a_trial_that_is_all_practice_is_refused(free_shots: int, episodes: int)
 
 @pytest.mark.parametrize("token_credit", ["last", "each"])
 def test_spread_final_goes_with_spread_alone(token_credit: str) -> None:
-    with pytest.raises(ConfigError, match=f"'spread_final' needs token_credit 'spread', got '{token_credit}'"):
+    with pytest.raises(ConfigError, match=f"'spread_final' requires token_credit 'spread', got '{token_credit}'"):
         Quiet(env_config={"turn_credit": "spread_final", "token_credit": token_credit})
 
 

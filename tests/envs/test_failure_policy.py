@@ -160,7 +160,9 @@ def test_what_does_not_go_together_is_refused() -> None:
     env, agent = GuessEnv(), Counting()
     with pytest.raises(ConfigError, match="failures must be a FailurePolicy or None, got 'retry'"):
         env.rollout(tasks(1), agent, failures="retry")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"min_group_size=3 with num_rollouts=2: every task group would be left out"):
+    with pytest.raises(
+        ConfigError, match=r"min_group_size=3 is larger than num_rollouts=2, so every task group would be dropped"
+    ):
         env.rollout(tasks(1), agent, 2, failures=FailurePolicy(min_group_size=3))
     with pytest.raises(ConfigError, match=r"max_failed_fraction is set twice: 0\.5, and 0\.0 in failures"):
         evaluate(env, agent, tasks(1), max_failed_fraction=0.5, failures=FailurePolicy.fail_fast())

@@ -55,7 +55,7 @@ def test_the_log_names_task_turn_environment_and_line_and_counts_the_rest(
         rf"session {unborn.session_id} failed: task 4, rollout 0 of Fragile, at .*: "
         r"EnvError: Fragile\._initialize_episode raised KeyError: 'no such room'",
         rf"session [0-9a-f]{{32}} failed: {where}: {sentence}",
-        rf"… and 2 more like it: {where}: {sentence}",
+        rf"… and 2 more of the same kind: {where}: {sentence}",
     ]
     assert len(caplog.records) == 3
     for pattern, record in zip(patterns, caplog.records, strict=True):
@@ -86,7 +86,7 @@ def test_a_hook_that_returns_nonsense_is_found_where_it_is_defined(caplog: pytes
     ]
     assert [record.getMessage()[:18] for record in caplog.records] == [
         f"session {one.session_id[:10]}",
-        "… and 1 more like ",
+        "… and 1 more of th",
     ]
 
 
@@ -118,7 +118,7 @@ def test_calls_that_share_a_log_count_their_failures_together(caplog: pytest.Log
             play(Fragile().trials(tasks(5)), Counting(), log=log)
     first, rest = (record.getMessage() for record in caplog.records)
     assert first.endswith("EnvError: Fragile._step_episode raised OSError: gone")
-    assert rest.startswith("… and 2 more like it: task 0, rollout 0, turn 1 of Fragile, at ")
+    assert rest.startswith("… and 2 more of the same kind: task 0, rollout 0, turn 1 of Fragile, at ")
 
 
 def test_what_the_agent_raised_for_others_is_no_part_of_a_failure() -> None:

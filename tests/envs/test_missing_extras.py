@@ -50,7 +50,7 @@ def said(statement: str, *hidden: str) -> str:
 )
 def test_the_extra_is_named(statement: str, hidden: str, extra: str) -> None:
     told = said(statement, hidden)
-    assert told.endswith(f"is not installed; it comes with: pip install 'agentsgym[{extra}]'"), told
+    assert told.endswith(f"is not installed; install it with: pip install 'agentsgym[{extra}]'"), told
     assert hidden.replace("_", "-") in told
 
 

@@ -73,7 +73,7 @@ def test_pickles_are_not_loaded(file: Path) -> None:
     [
         ({"txt": "a"}, None, r"data\[1\] has no column 'text', from which 'text' is read; did you mean 'txt'"),
         ({"text": "a"}, {"title": "name"}, r"has no column 'name', from which 'title' is read"),
-        ({"text": "a"}, {"body": "text"}, r"columns\['body'\] is unknown; known are 'text', 'title'"),
+        ({"text": "a"}, {"body": "text"}, r"columns\['body'\] is unknown; valid names: 'text', 'title'"),
         ({"text": None}, None, r"data\[1\]\['text'\] must be a str, got None"),
         ("a", None, r"data\[1\] must be a dict, got 'a'"),
     ],

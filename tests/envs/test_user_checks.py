@@ -187,22 +187,24 @@ def test_an_option_of_the_function_that_was_called_is_suggested() -> None:
 
 def test_an_option_of_another_method_names_that_method() -> None:
     env = GuessEnv()
-    with pytest.raises(TypeError, match=r"^run_trial has no argument 'return_all_steps', which generate has$"):
+    with pytest.raises(
+        TypeError, match=r"^run_trial has no argument 'return_all_steps': it is an argument of generate$"
+    ):
         env.run_trial(tasks(1), Counting(), return_all_steps=True)
-    with pytest.raises(TypeError, match=r"^rollout has no argument 'return_all_steps', which generate has$"):
+    with pytest.raises(TypeError, match=r"^rollout has no argument 'return_all_steps': it is an argument of generate$"):
         env.rollout(tasks(1), Counting(), return_all_steps=True)  # type: ignore[arg-type]
     with pytest.raises(
-        TypeError, match=r"^_run_complete_episode has no argument 'return_all_steps', which generate has$"
+        TypeError, match=r"^_run_complete_episode has no argument 'return_all_steps': it is an argument of generate$"
     ):
         env._run_complete_episode("s", Counting(), return_all_steps=True)
     with pytest.raises(
-        TypeError, match=r"^_run_complete_episode has no argument 'nothing'; known are 'agent', 'session_id'"
+        TypeError, match=r"^_run_complete_episode has no argument 'nothing'; valid names: 'agent', 'session_id'"
     ):
         env._run_complete_episode("s", Counting(), nothing=1)
 
 
 def test_an_unknown_option_is_named_before_the_argument_that_it_stands_for() -> None:
-    with pytest.raises(TypeError, match=r"^run_trial has no argument 'inputs'; known are .*'task_data_list'"):
+    with pytest.raises(TypeError, match=r"^run_trial has no argument 'inputs'; valid names: .*'task_data_list'"):
         GuessEnv().run_trial(inputs=tasks(1), agent=Counting())
     with pytest.raises(ConfigError, match="got nothing"):
         GuessEnv().run_trial(tasks(1))

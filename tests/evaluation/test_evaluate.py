@@ -194,7 +194,7 @@ def test_an_unknown_keyword_names_those_of_evaluate_alone(option: str) -> None:
     )
     with pytest.raises(TypeError) as raised:
         evaluate(ENV, AGENT, tasks("a"), **{option: 2})
-    assert str(raised.value) == f"evaluate has no argument {option!r}; known are {known}"
+    assert str(raised.value) == f"evaluate has no argument {option!r}; valid names: {known}"
 
 
 def test_an_evaluation_in_which_too_much_fails_ends_and_keeps_what_is_finished() -> None:

@@ -58,7 +58,9 @@ def test_the_mean_is_that_of_the_plain_functions_and_failed_rollouts_are_left_ou
     assert most_rollouts(played) == 3
     assert pass_at_k_interval(played, 2).mean == pytest.approx(pass_at_k(played, 2))
     assert pass_hat_k(played, 2) == pytest.approx((1 / 3 + 0 + 0) / 3)
-    with pytest.raises(ValueError, match=r"pass\^k needs 1 <= k <= the fewest rollouts of a task, got k = 4 and 3"):
+    with pytest.raises(
+        ValueError, match=r"pass\^k needs 1 <= k <= the smallest number of rollouts of a task, 3, got k = 4"
+    ):
         pass_hat_k(played, 4)
 
 

@@ -82,7 +82,9 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
 def test_failed_rollouts_are_left_out_and_what_is_missing_is_said() -> None:
     rows = [*games("11", "00"), game(0, won=False, stop_reason=StopReason.FAILED)]
     assert pass_at_k_interval(rows, 2).mean == 0.5
-    with pytest.raises(ValueError, match=r"pass@k needs 1 <= k <= the fewest rollouts of a task, got k = 3 and 2 roll"):
+    with pytest.raises(
+        ValueError, match=r"pass@k needs 1 <= k <= the smallest number of rollouts of a task, 2, got k = 3"
+    ):
         pass_at_k_interval(rows, 3)
     with pytest.raises(ValueError, match="clusters must have one entry per trajectory, got 1 for 5"):
         pass_at_k_interval(rows, 1, clusters=[0])

@@ -120,7 +120,7 @@ def test_a_long_traceback_keeps_its_head_and_its_tail() -> None:
         failure = failure_of(EnvError, "Guess._step_episode", error)
     assert failure.trace.startswith("Traceback (most recent call last):\n")
     assert "in test_a_long_traceback_keeps_its_head_and_its_tail" in failure.trace
-    assert "parts of the traceback are left out" in failure.trace
+    assert "parts of the traceback are omitted" in failure.trace
     assert "raise ValueError(HUGE)" in failure.trace
     assert "\nValueError: \\x1b[2J字" in failure.trace
     assert len(failure.trace.encode()) < MOST_ERROR
@@ -239,7 +239,7 @@ def test_an_environment_that_does_not_close_is_logged_in_short(caplog: pytest.Lo
     (line,) = [record.getMessage() for record in caplog.records]
     assert len(line.encode()) < MOST_LINE
     assert line.startswith("session ")
-    assert "was not closed: " in line
+    assert "could not be closed: " in line
 
 
 @pytest.mark.parametrize(

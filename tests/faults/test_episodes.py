@@ -319,4 +319,4 @@ def test_text_that_cannot_be_sent_to_a_process_fails_its_episode_alone() -> None
     with EnvProcessPool(1) as workers:
         games = FaultyGame().rollout(tasks("nothing", "this", "nothing"), Answering(), pool=workers)
     assert [one.failed for one in games] == [False, True, False]
-    assert "its action cannot be sent to its process: a method of the text" in str(games[1].error)
+    assert "its action could not be sent to its process: a method of the text" in str(games[1].error)

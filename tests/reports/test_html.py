@@ -163,7 +163,7 @@ def test_long_things_are_shown_by_their_ends_with_how_much_is_left_out() -> None
     assert "… 9,976 messages are left out …" in page.text
     assert "… 9,520 tokens are left out …" in page.text
     assert "… 92 calls are left out …" in page.text
-    assert "characters are left out" in page.text
+    assert "characters are omitted" in page.text
     assert "token 9999," in (page.tokens[-1]["title"] or "")
     many = rollouts_html([record] * 5000)
     assert len(many) < 50_000

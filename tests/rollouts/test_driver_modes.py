@@ -274,7 +274,7 @@ def test_without_a_pool_a_slow_step_is_noticed_when_it_returns() -> None:
     late, ended, other = env.rollout(tasks("a doze b", "doze stop", "a stop"), Parrot(), turn_timeout_s=0.04)
     for one in (late, ended):
         assert one.stop_reason is StopReason.FAILED
-        assert "its environment took longer than turn_timeout_s = 0.04" in str(one.error)
+        assert "the environment took longer than turn_timeout_s = 0.04" in str(one.error)
     assert (texts(late), [turn.reward for turn in late.turns]) == (["a", "doze"], [1.0, 4.0])
     assert other.stop_reason is StopReason.DONE
     assert not env.active_states
@@ -322,5 +322,5 @@ def test_a_limit_that_is_no_time_is_refused(name: str, value: Any) -> None:
 
 def test_a_bare_generator_cannot_be_given_up(threads: EnvThreadPool) -> None:
     for options in ({"pool": threads}, {"turn_timeout_s": 1.0}):
-        with pytest.raises(ConfigError, match=r"needs trials with play\(\) and abandon\(error\)"):
+        with pytest.raises(ConfigError, match=r"requires trials with play\(\) and abandon\(error\)"):
             drive([counting(0, 1)], Counted(), **options)  # type: ignore[arg-type]

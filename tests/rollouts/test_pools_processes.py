@@ -63,7 +63,7 @@ def test_a_process_keeps_nothing_of_episodes_that_are_over(agent: Any) -> None:
     [
         ("exit", "its environment's process died (exit code 7)"),
         ("crash", "its environment's process died (signal SIGSEGV)"),
-        ("hang", "its environment took longer than turn_timeout_s = 1"),
+        ("hang", "the environment took longer than turn_timeout_s = 1"),
     ],
 )
 def test_only_the_session_that_broke_its_process_fails(word: str, why: str, agent: Any, pool: EnvProcessPool) -> None:
@@ -148,10 +148,10 @@ def test_what_cannot_be_pickled_is_said(pool: EnvProcessPool) -> None:
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        ("dumps", "its task cannot be sent to its process: TypeError: no dump"),
-        ("dumps and exits", "its task cannot be sent to its process: SystemExit"),
-        ("loads", "its task cannot be read by its process: ValueError: invalid literal"),
-        ("loads and exits", "its task cannot be read by its process: SystemExit: bye"),
+        ("dumps", "its task could not be sent to its process: TypeError: no dump"),
+        ("dumps and exits", "its task could not be sent to its process: SystemExit"),
+        ("loads", "its process could not unpickle the task: ValueError: invalid literal"),
+        ("loads and exits", "its process could not unpickle the task: SystemExit: bye"),
     ],
 )
 def test_a_task_that_cannot_be_sent_or_read_fails_its_session_alone(
@@ -188,7 +188,7 @@ def test_a_result_that_cannot_be_sent_fails_its_session(agent: Any, pool: EnvPro
         agent,
         pool=pool,
     )
-    assert "its result cannot be sent by its process" in str(secret.error)
+    assert "its process could not send the result" in str(secret.error)
     assert other.stop_reason is StopReason.DONE
 
 
@@ -198,7 +198,9 @@ def test_an_environment_of_a_module_that_processes_cannot_import(
     notebook = types.ModuleType("cells")
     notebook.Cell = type("Cell", (Playground,), {"__module__": "cells"})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cells", notebook)
-    with pytest.raises(ConfigError, match=r"cannot be read there: .*cells.*module that can be imported, not in a note"):
+    with pytest.raises(
+        ConfigError, match=r"could not unpickle an environment: .*cells.*module that can be imported, not in a note"
+    ):
         notebook.Cell().rollout(tasks("stop"), Parrot(), pool=pool)  # type: ignore[attr-defined]
     assert texts(Playground().rollout(tasks("a stop"), Parrot(), pool=pool)[0]) == ["a", "stop"]
 

@@ -93,7 +93,7 @@ def test_a_step_that_hangs_is_given_up_and_its_thread_replaced(agent: Any) -> No
         assert (first.stop_reason, second.stop_reason) == (StopReason.DONE, StopReason.DONE)
         assert stuck.stop_reason is StopReason.FAILED
         assert [turn.reward for turn in stuck.turns] == [1.0]
-        wanted = f"session {stuck.session_id}, turn 1: its environment took longer than turn_timeout_s = {LIMIT}"
+        wanted = f"session {stuck.session_id}, turn 1: the environment took longer than turn_timeout_s = {LIMIT}"
         assert wanted in str(stuck.error)
         assert len(pool_threads()) == 3  # one of them hangs
         met = env.rollout(tasks("pair stop", "pair stop"), agent, pool=pool)  # needs both that are left
@@ -153,7 +153,7 @@ def test_a_step_that_waits_for_its_own_pool_fails() -> None:
 
     with EnvThreadPool(1) as pool:
         [stuck] = Nested().rollout(tasks("stop"), Parrot(), pool=pool)
-    assert "a step in an EnvThreadPool cannot wait for others in the same pool: use another pool" in str(stuck.error)
+    assert "a step that runs in an EnvThreadPool cannot start a rollout in the same pool" in str(stuck.error)
 
 
 def test_an_interrupted_run_waits_for_the_steps_that_end(agent: Any) -> None:

@@ -313,7 +313,7 @@ def test_calls_that_a_template_hides_behind_text_are_refused() -> None:
     )
     transcript = Transcript(ChatFormat.of(tokenizer_for(template), tools=TOOLS))
     transcript.observe([GO])
-    with pytest.raises(TemplateError, match="prints 0 of the 2 calls of an answer beside its text"):
+    with pytest.raises(TemplateError, match="prints 0 of the 2 calls of an answer together with its text"):
         transcript.act(Action(text="So", tool_calls=calls_of("a", "a")))
     transcript.act(Action(text="", tool_calls=calls_of("a", "a")))
 

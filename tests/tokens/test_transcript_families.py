@@ -86,7 +86,7 @@ def follow(advice: str, roles: tuple[str, ...]) -> tuple[str, ...]:
     if "system message's text into the user message" in advice:
         at = changed.index("system")
         changed[at : at + 2] = ["user"]
-    if "merge messages of one role" in advice:
+    if "merge consecutive messages of the same role" in advice:
         changed = [role for n, role in enumerate(changed) if n == 0 or changed[n - 1] != role]
     return tuple(changed)
 
@@ -173,7 +173,7 @@ def test_where_a_template_of_trl_is_refused_its_training_twin_is_too() -> None:
     ("name", "first", "later", "complaint"),
     [
         ("Gemma", ("system", "user"), ("user",), "no system role; to fix it: put the system message's text into"),
-        ("Gemma", ("user", "user"), ("user",), "take turns; to fix it: merge messages of one role"),
+        ("Gemma", ("user", "user"), ("user",), "take turns; to fix it: merge consecutive messages of the same role"),
         (
             "Mistral that moves the system message",
             ("system", "user"),
@@ -282,7 +282,7 @@ def test_contents_that_a_template_looks_into_are_recorded_exactly_or_refused(nam
                 _, stop = transcript.act(Action(text=ANSWERS[0]))
                 transcript.observe([{"role": "user", "content": then}])
             except TemplateError as error:
-                assert "; to fix it: leave" in str(error)  # noqa: PT017  # most words are taken
+                assert "; to fix it: omit" in str(error)  # noqa: PT017  # most words are taken
                 continue
             assert prompt == full_render(name, transcript.messages[:1])
             tail = transcript.token_ids[stop:]
@@ -302,7 +302,7 @@ def test_a_word_that_turns_thinking_on_does_so_for_its_turn() -> None:
 
 def test_a_word_that_acts_on_all_turns_is_refused() -> None:
     transcript = Transcript(ChatFormat.of(family("thinking once and for all")))
-    with pytest.raises(TemplateError, match=r"later turns because of '/think' in user; to fix it: leave it out"):
+    with pytest.raises(TemplateError, match=r"later turns because of '/think' in user; to fix it: omit it"):
         transcript.observe([{"role": "user", "content": "Please /Think. /think"}])
     assert transcript.token_ids == []
 

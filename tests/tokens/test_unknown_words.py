@@ -53,7 +53,7 @@ def test_what_is_played_with_words_that_nobody_can_read_is_warned_of_once(caplog
     for _ in range(2):
         evaluate(env, Counting(), tasks(2, 3))
     [warning] = warnings_of(caplog)
-    assert warning.startswith("the tokenizer cannot read '")
+    assert warning.startswith("the tokenizer has no token for '")
     assert "<|unknown|>" in warning
     assert "vocabulary_texts" in warning
     other = GuessEnv(tiny_tokenizer(WORDS))
@@ -87,7 +87,7 @@ def test_an_imitation_warns_of_words_that_its_model_cannot_read(caplog: pytest.L
     trajectories = GuessEnv(tokenizer).rollout(tasks(2), Counting())
     other = tiny_tokenizer(WORDS)  # has not been warned of
     imitate(model, trajectories, other, tiny_imitation_config(1))
-    assert [warning.partition(" '")[0] for warning in warnings_of(caplog)] == ["the tokenizer cannot read"] * 2
+    assert [warning.partition(" '")[0] for warning in warnings_of(caplog)] == ["the tokenizer has no token for"] * 2
 
 
 def test_demonstrations_of_a_larger_tokenizer_than_the_models_are_refused() -> None:

@@ -200,9 +200,9 @@ def test_tokens_that_carry_nothing_may_be_left_unguarded_and_the_others_stay_gua
 def test_a_token_that_carries_a_role_a_turn_a_call_or_a_thought_stays_guarded(name: str) -> None:
     tokenizer = tokenizer_with(QWEN, ["<|im_start|>", "<|im_end|>", *THINKING, *TAGS, "<tool_call>"])
     tokenizer.add_tokens([AddedToken("<s>", special=True)])
-    with pytest.raises(ConfigError, match="carry no role, turn, call or thought, got '<"):
+    with pytest.raises(ConfigError, match="not contain tokens that mark roles, turns, tool calls or reasoning, got '<"):
         ChatFormat.of(tokenizer, guard_added_tokens=True, unguarded_tokens=["<b>", name])
-    with pytest.raises(ConfigError, match="must be added tokens of the tokenizer, got '<u>'"):
+    with pytest.raises(ConfigError, match="must list added tokens of the tokenizer, got '<u>'"):
         ChatFormat.of(tokenizer, guard_added_tokens=True, unguarded_tokens=["<u>"])
 
 

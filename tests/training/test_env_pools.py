@@ -108,7 +108,7 @@ def test_a_pool_is_made_with_the_arguments_that_the_settings_have_for_it(tmp_pat
         (
             "threads",
             {"max_memory_mb": 2000},
-            "is unknown for env_pool='threads'; known are 'num_workers'",
+            "is unknown for env_pool='threads'; valid names: 'num_workers'",
         ),
         ("processes", {"num_workers": 0}, "env_pool_kwargs: num_workers must be a positive int, got 0"),
         ("threads", {"num_workers": 1.5}, "env_pool_kwargs: num_workers must be a positive int, got 1.5"),

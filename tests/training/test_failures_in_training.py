@@ -33,7 +33,7 @@ def test_a_kind_of_failure_is_logged_once_a_run_and_the_rest_is_counted(
         messages = [one.getMessage() for one in caplog.records if "of Broken, at " in one.getMessage()]
         logged = [message for message in messages if message.startswith("session ")]
         counts = [message.partition(": ") for message in messages if message.startswith("… and ")]
-        assert [message.partition(" was not closed: ")[1] != "" for message in logged] == [True, False]
+        assert [message.partition(" could not be closed: ")[1] != "" for message in logged] == [True, False]
         assert len(messages) == 4
         assert len({how_many for how_many, _, _ in counts}) == 1
         assert [cause.rpartition(" raised ")[2] for *_, cause in counts] == [

@@ -137,5 +137,5 @@ def test_values_are_of_the_rewards_that_the_estimator_sees(tmp_path: Path) -> No
     assert targets != get_estimator("turn_gae").value_targets([rollout], discount=1.0)
     assert by_setting == by_estimator
     assert by_estimator.function is turn_gae
-    with pytest.raises(ConfigError, match="shaped already"):
+    with pytest.raises(ConfigError, match="already applies potential-based shaping"):
         settings(tmp_path, advantage_estimator=shaped, estimator_kwargs={"potential_weight": 1.0}, value_head="shared")

@@ -13,7 +13,7 @@ from games import NUMBERS, logged, policy, settings, tasks
 from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
 from agentsgym.credit.filters import uninformative_task_groups
-from agentsgym.credit.role_rewards import attributed
+from agentsgym.credit.role_rewards import attribute_rewards
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.errors import ConfigError
@@ -120,7 +120,7 @@ def game(x: float, o: float, *, invalid: str = "", stop_reason: StopReason = Sto
         )
         for k, role in enumerate("XOX")
     ]
-    settled, final_rewards = attributed(turns)
+    settled, final_rewards = attribute_rewards(turns)
     return Trajectory(
         token_ids=range(9),
         turns=settled,

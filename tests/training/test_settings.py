@@ -198,7 +198,7 @@ def test_the_options_of_the_value_head_are_those_of_the_policy_unless_given(
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"lr": 1e-3}, r"value_head_kwargs\['lr'\] is unknown; known are 'learning_rate', 'loss_weight'"),
+        ({"lr": 1e-3}, r"value_head_kwargs\['lr'\] is unknown; valid names: 'learning_rate', 'loss_weight'"),
         ({"learning_rate": 0}, r"value_head_kwargs\['learning_rate'\] must be a positive number, got 0"),
         ({"loss_weight": None}, r"value_head_kwargs\['loss_weight'\] must be a positive number, got None"),
         (

@@ -1,1 +1,1 @@
-"""The processes of a pool: how one is started, addressed, watched and ended, and the code that runs in it."""
+"""A worker process of a pool: starting, messaging, monitoring and ending it, and the code that runs in it."""

@@ -1,12 +1,12 @@
-"""Messages between a process pool and one worker, checked before anything in them is believed.
+"""Messages between a process pool and one worker, verified before they are unpickled.
 
 A worker runs the user's code, which can write to any of its file descriptors, read from them or close them. Each frame
-therefore carries a digest that only the two ends can make, of its number, its length and its content::
+therefore has a digest of its number, its length and its content that only the two ends can compute::
 
-    magic (4) | number (8) | length (8) | digest of the payload (16) | digest of all that (16) | payload
+    magic (4) | number (8) | length (8) | digest of the payload (16) | digest of these fields (16) | payload
 
-Stray bytes, lost ones and broken frames raise :class:`BrokenChannelError`; none of them is unpickled. This guards
-against accidents. It does not isolate a worker: its code is trusted, as that of the pool's own process is.
+Stray bytes, missing bytes and broken frames raise :class:`BrokenChannelError` and are never unpickled. This protects
+against accidents. It does not isolate a worker, whose code is trusted like the code of the pool's own process.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _MAGIC = b"\xa7gym"
 _PREFIX = struct.Struct(">4sQQ16s")
 _DIGEST_SIZE = 16
 _HEADER_SIZE = _PREFIX.size + _DIGEST_SIZE
-_JOINED_SIZE = 1 << 16  # a payload up to this size is copied, so that the frame is sent by one call
+_JOINED_SIZE = 1 << 16  # payloads up to this size are copied, to send the frame in one call
 
 
 class BrokenChannelError(Exception):
-    """The received bytes are not a frame of the other end, or the next frame is overdue."""
+    """The received bytes are not a valid frame, or the next frame is overdue."""
 
 
 class Channel:
     """One end of a connection."""
 
     def __init__(self, connection: socket.socket, key: bytes) -> None:
-        """Take an end.
+        """Wrap one end of a connection.
 
         Args:
             connection: A connected stream socket.
@@ -69,8 +69,8 @@ class Channel:
 
         Raises:
             EOFError: The other end is gone.
-            OSError: So is this one.
-            BrokenChannelError: Something else than a message came.
+            OSError: This end is closed.
+            BrokenChannelError: The received bytes are not a message.
         """
         header = self._read(_HEADER_SIZE, on_silence)
         prefix, digest = header[: _PREFIX.size], header[_PREFIX.size :]
@@ -84,13 +84,13 @@ class Channel:
         return payload
 
     def limit_waits(self, receiving_s: int, sending_s: int) -> None:
-        """Have waits interrupted: ``receive`` calls ``on_silence`` then, and ``send`` raises; on Windows never."""
+        """Set time limits (not on Windows), after which ``receive`` calls ``on_silence`` and ``send`` raises."""
         if sys.platform != "win32":
             for option, seconds in ((socket.SO_RCVTIMEO, receiving_s), (socket.SO_SNDTIMEO, sending_s)):
                 self.connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
 
     def num_unread(self) -> int:
-        """Count the sent bytes that the other end has not read yet; 0 where the system cannot report it."""
+        """Count the sent bytes that the other end has not read yet; 0 if the system cannot report it."""
         try:
             import fcntl  # noqa: PLC0415  # not on Windows
             import termios  # noqa: PLC0415
@@ -105,7 +105,7 @@ class Channel:
 
     def _read(self, size: int, on_silence: Callable[[], None] | None) -> bytes:
         data = bytearray()
-        while len(data) < size:  # most often all of it comes at once
+        while len(data) < size:  # usually all of it arrives in one part
             try:
                 part = self.connection.recv(min(size - len(data), 1 << 20))
             except OSError as error:

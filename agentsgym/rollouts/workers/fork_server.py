@@ -1,11 +1,11 @@
-"""Imported by the process that workers are forked from, and by nothing else: it ends after them.
+"""Make the fork server, which is the only process that imports this module, end after its workers.
 
-When a pool's owner is gone, its fork server ends at once, and the kernel kills the workers with it (see
-:mod:`agentsgym.rollouts.workers.owner_watch`). Workers that notice by themselves first close their episodes: so it
-waits for them a little.
+When a pool's owner is gone, its fork server ends immediately, and the kernel kills the workers with it (see
+:mod:`agentsgym.rollouts.workers.owner_watch`). Workers that notice this themselves first close their episodes, so the
+fork server waits for them briefly.
 
-A signal that is sent to all processes of a job, but meant for their owner, does not end it either: then no worker
-could be started, and existing ones would be killed.
+It also ignores signals that are sent to all processes of a job but meant for the owner: otherwise no worker could be
+started, and existing ones would be killed.
 """
 
 from __future__ import annotations
@@ -40,4 +40,6 @@ def _restore_signals() -> None:
 if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    os.register_at_fork(after_in_child=_restore_signals)  # in all processes forked from here, not only those of pools
+    os.register_at_fork(
+        after_in_child=_restore_signals
+    )  # in all processes forked from here, not only the workers of pools

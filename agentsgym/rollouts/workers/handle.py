@@ -1,4 +1,4 @@
-"""One worker process as the pool sees it: start it, send to it, kill it."""
+"""The pool's handle of one worker process: start it, send to it, kill it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ MEGABYTE = 1_000_000
 
 
 def resident_mb(pid: int) -> float | None:
-    """Megabytes (10^6 bytes) of a process's resident set, pages that it shares with others included; None if it ended.
+    """The resident set of a process in megabytes (10^6 bytes), including shared pages; None if the process ended.
 
     Raises:
-        ConfigError: It cannot be measured on this system.
+        ConfigError: Measuring it requires psutil on this system.
     """
     if Path("/proc/self/statm").exists():
         try:
@@ -48,10 +48,10 @@ def resident_mb(pid: int) -> float | None:
             return None
         return pages * os.sysconf("SC_PAGE_SIZE") / MEGABYTE
     try:
-        import psutil  # noqa: PLC0415  # needed elsewhere than on Linux alone
+        import psutil  # noqa: PLC0415  # needed only on systems other than Linux
     except ImportError as error:
         raise ConfigError(
-            "the memory of processes is measured with psutil on this system: pip install psutil"
+            "measuring the memory of worker processes requires psutil on this system: pip install psutil"
         ) from error
     try:
         return psutil.Process(pid).memory_info().rss / MEGABYTE
@@ -59,21 +59,21 @@ def resident_mb(pid: int) -> float | None:
         return None
 
 
-# Imported once, in the process that all workers are forked from, if this process has a use for them: a worker that
-# takes another's place then begins in a tenth of a second.
+# Imported once, in the process that all workers are forked from, if this process has imported them: a replacement
+# worker then starts in a tenth of a second.
 _PRELOADED = ("agentsgym.envs.base", "transformers.tokenization_utils_tokenizers")
-# The system, a job scheduler or a terminal sends these to any process: they are not evidence against a trial.
+# The system, a job scheduler or a terminal may send these to any process, so they are no evidence against a trial.
 _EXTERNAL_SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
-_UNKNOWN = 255  # the exit code that multiprocessing gives a process when the one that it was forked from is gone
-_SILENCE_S = 1  # how often it is looked whether a process that sends nothing is still there
+_UNKNOWN = 255  # the exit code reported by multiprocessing if the fork server is gone
+_SILENCE_S = 1  # seconds between checks whether a silent process is still alive
 _MAX_ATTEMPTS = 10
 _BETWEEN_ATTEMPTS_S = 0.1
 _SENDING_S = 30  # how long a process may leave a message unread
-_PROCESSES = threading.Lock()  # multiprocessing reads a process's exit code twice if two threads request it at once
+_PROCESSES = threading.Lock()  # multiprocessing may read an exit code twice if two threads request it concurrently
 
 
 def _context() -> Any:
-    """How processes are started: never forked from this one, whose threads and accelerators would break."""
+    """The context for starting processes, which are not forked from this one, whose threads and GPUs would break."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -89,27 +89,27 @@ def _context() -> Any:
 
 
 class WorkerHandle:
-    """One process as the pool sees it.
+    """The pool's handle of one worker process.
 
     Attributes:
-        on_message: Called, on another thread, with each message; None is the end of the process.
-        is_ready: Whether it is listening.
+        on_message: Called on another thread with each message, and with None at the end of the process.
+        is_ready: Whether the process is ready for messages.
         is_busy: Whether it has not fully answered its batch: it gets the next one only afterwards, so that
             neither side ever waits for the other to read.
-        is_loading: Whether it has not yet read the environments that it was sent, for which it may import much.
-        is_closing: Whether it is busy with closing the trials of a run that was aborted.
-        is_dead: Whether it is gone.
-        is_killed: Whether it was ended on purpose.
-        is_draining: Whether it gets no more trials, and is replaced when its own are over.
-        why_killed: Why it was killed, where that is more precise than the signal; empty otherwise.
+        is_loading: Whether it is still unpickling the environments that it was sent, which may import many modules.
+        is_closing: Whether it is busy closing the trials of an aborted run.
+        is_dead: Whether the process has ended.
+        is_killed: Whether it was killed by the pool.
+        is_draining: Whether it gets no more trials, and is replaced when its trials are over.
+        why_killed: Why it was killed, if that is more informative than the signal; otherwise empty.
         known_envs: The names of the environments that it has.
         droppable_envs: Environments that it may drop.
         outbox: Work to send next.
-        residents: The trials that live in it, by their index.
-        hosted: The first two that ever lived there, in this run and in those before: a process that only one trial
-            has ever known can have been broken by none other.
-        num_ended: Number of trials that ended in it.
-        fresh_mb: Megabytes that it held before it played; None where that cannot be measured.
+        residents: The indices of the trials in the process.
+        hosted: The first two trials that were ever in the process, in this run and earlier ones: if there is only one,
+            no other trial can have broken the process.
+        num_ended: Number of trials that ended in the process.
+        fresh_mb: Memory in megabytes before the first trial; None if that cannot be measured.
     """
 
     def __init__(self, on_message: Callable[[WorkerHandle, bytes | None], None]) -> None:
@@ -142,7 +142,7 @@ class WorkerHandle:
         self._reader.start()
 
     def _start(self) -> None:
-        """Start it, again if the process that it is forked from ended at that moment: another one takes its place."""
+        """Start the process; retry if the fork server ended at that moment, since a new one is started."""
         for attempt in range(_MAX_ATTEMPTS):
             try:
                 with _PROCESSES:
@@ -155,24 +155,24 @@ class WorkerHandle:
                 return
 
     def host(self, session_id: object) -> None:
-        """Note a trial that moves in; no more than two are kept, since they would pile up with every episode."""
+        """Record a trial that starts in the process; only two are kept, to bound memory."""
         if len(self.hosted) < 2:
             self.hosted.add(session_id)
 
     @property
     def running(self) -> tuple[int, float] | None:
-        """The trial that it advances at this moment, and since when."""
+        """The trial that is being advanced, and since when."""
         index, since = self._progress
         return None if index < 0 or self.is_killed else (int(index), since)
 
     @property
     def stepped(self) -> int | None:
-        """The trial that it advanced when it was killed or died."""
+        """The trial that was being advanced when the process was killed or died."""
         running = self.running
         return self._stepped if running is None else running[0]
 
     def send(self, message: bytes) -> None:
-        """Send a message; if the process is gone, its reader reports that."""
+        """Send a message; if the process is gone, the reader thread reports that."""
         self._sent_at = time.monotonic()
         try:
             self._channel.send(message)
@@ -182,14 +182,14 @@ class WorkerHandle:
             pass
 
     def kill(self, why: str = "", *, at_once: bool = False) -> None:
-        """End it, after it has closed its episodes where there are signals for that, for which it has ``GRACE_S``.
+        """Kill the process; on systems with signals, it first gets ``GRACE_S`` to close its episodes.
 
-        A step that runs is interrupted; one that no signal interrupts, as in a library that computes, is not waited for
-        longer than that.
+        A running step is interrupted; a step that signals cannot interrupt, such as a long call of a C library, gets no
+        more time than that.
 
         Args:
             why: The reason, for messages.
-            at_once: Whether to kill it without giving it time.
+            at_once: Whether to kill it immediately.
         """
         if self.is_killed:
             return
@@ -204,7 +204,7 @@ class WorkerHandle:
             os.kill(self.process.pid, KILL_SIGNAL)
 
     def close_trials(self) -> None:
-        """Have it close the trials that it has, for which it has ``GRACE_S``: the run was aborted."""
+        """Make the process close its trials within ``GRACE_S``, because the run was aborted."""
         self.is_busy = self.is_closing = True
         self._closing = threading.Timer(GRACE_S, self._give_up_closing)
         self._closing.daemon = True
@@ -216,7 +216,7 @@ class WorkerHandle:
             self.kill(f"closing the episodes of an aborted rollout took longer than {GRACE_S:.0f} s", at_once=True)
 
     def request_shutdown(self) -> None:
-        """Request its end; kill it if it is busy, or does not end in time."""
+        """Request the shutdown of the process; kill it if it is busy or does not end in time."""
         if self.is_dead:
             return
         if self.is_busy and not self.is_closing:
@@ -226,7 +226,7 @@ class WorkerHandle:
             self.send(SHUTDOWN)
 
     def end(self) -> None:
-        """Wait for its end."""
+        """Wait for the end of the process."""
         self._reader.join(GRACE_S + _SILENCE_S)
         if self._reader.is_alive():
             self.process.kill()
@@ -242,12 +242,12 @@ class WorkerHandle:
             self._killer.start()
 
     def _is_alive(self) -> bool:
-        """Check without waiting."""
+        """Whether the process is alive; does not wait."""
         with _PROCESSES:
             return self.process.is_alive()
 
     def _read(self) -> None:
-        """Deliver its messages until it ends, on a thread that does nothing else, so that none waits to be read."""
+        """Deliver the messages of the process until it ends, on a dedicated thread, so that they are always read."""
         with suppress(EOFError, OSError):
             try:
                 while True:
@@ -255,7 +255,7 @@ class WorkerHandle:
             except BrokenChannelError as error:
                 self.kill(str(error))
         if not multiprocessing.connection.wait([self.process.sentinel], timeout=GRACE_S):
-            self.process.kill()  # it has only lost its connection
+            self.process.kill()  # the process is alive, but lost its connection
             multiprocessing.connection.wait([self.process.sentinel])
         with _PROCESSES:
             self.process.join()
@@ -267,8 +267,8 @@ class WorkerHandle:
         self._deliver(None)
 
     def _check_silence(self) -> None:
-        """Check that a silent process is alive, and not waiting for a message that was lost."""
-        if not self._is_alive():  # and a process that the environment forked off keeps the connection open
+        """Check that a silent process is alive and does not wait for a lost message."""
+        if not self._is_alive():  # a child process of the environment may keep the connection open
             raise EOFError
         what, since = self._progress
         overdue = time.monotonic() - max(self._sent_at, since) > GRACE_S
@@ -277,7 +277,7 @@ class WorkerHandle:
 
     def _deliver(self, message: bytes | None) -> None:
         if message == READY:
-            with suppress(ConfigError):  # reported where it matters
+            with suppress(ConfigError):  # reported if a memory limit is set
                 self.fresh_mb = resident_mb(self.process.pid)
             self.is_ready = True
             return
@@ -287,30 +287,30 @@ class WorkerHandle:
             if self._closing is not None:
                 self._closing.cancel()
             self.is_busy = self.is_closing = False
-        on_message = self.on_message  # now: a run that begins meanwhile finds it idle, or is notified
+        on_message = self.on_message  # read after the flags are set, so a run that begins now sees them or is notified
         if on_message is not None:
             on_message(self, message)
 
     @property
     def killed_by_signal(self) -> bool:
-        """Whether a signal or something unknown ended it, rather than its own code."""
+        """Whether a signal or an unknown cause ended the process, rather than its own code."""
         code: int = self.process.exitcode or 0
         return self.is_killed or code < 0 or code in {_UNKNOWN, INTERRUPTED}
 
     @property
     def may_be_killed_externally(self) -> bool:
-        """Whether it ended as processes are ended by others, which proves little about a trial."""
+        """Whether it ended in a way that may have an external cause, which is weak evidence against a trial."""
         code: int = self.process.exitcode or 0
         signals = {-int(getattr(signal, name)) for name in _EXTERNAL_SIGNALS if hasattr(signal, name)}
         return not self.is_killed and code in {*signals, _UNKNOWN, INTERRUPTED}
 
     def how_it_ended(self) -> str:
-        """How it ended, by signal or exit code, in words."""
+        """Describe how the process ended, by signal or exit code."""
         code: int | None = self.process.exitcode
         if self.why_killed:
             return self.why_killed
         if code == LOST_CONNECTION:
-            return "its connection was closed, written to or read from"
+            return "user code closed its connection, wrote to it or read from it"
         if code == _UNKNOWN:
             return "exit code 255, or unknown because the process that it was forked from ended as well"
         if code == INTERRUPTED and KILL_SIGNAL is not None:

@@ -1,4 +1,4 @@
-"""The loop of a worker process: it advances its trials according to the pool's messages."""
+"""The main loop of a worker process, which advances its trials as the pool's messages request."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 
 class _Killed(Interruption):
-    """The pool kills this process; raised in whatever runs, so that every trial closes its episode on the way out."""
+    """The pool kills this process; raised in the running code, so that every trial closes its episode first."""
 
 
 class _LiveTrial:
-    """A live trial, and how much of its conversation the pool has."""
+    """A live trial, and how much of its conversation was sent to the pool."""
 
     def __init__(self, generator: TrialGenerator[Any]) -> None:
         self.generator = generator
@@ -60,7 +60,7 @@ class _LiveTrial:
         self.tools: Sequence[Mapping[str, Any]] | None = None
 
     def delta(self, index: int, request: TurnRequest) -> RequestDelta:
-        """Make the difference to the last request."""
+        """Make the difference from the last request."""
         if request.messages is not self.messages:
             self.messages, self.num_messages = request.messages, 0
         if request.token_ids is not self.token_ids:
@@ -84,10 +84,10 @@ class _WorkerLoop:
     """One process's environments and trials.
 
     Attributes:
-        progress: Shared with the pool: which trial is advanced, or its reply pickled, at this moment
-            (:data:`NO_TRIAL`: none, :data:`IS_WAITING`: none, and it waits for a message), since when.
-        is_killed: Whether the pool kills this process, which it notices even where a hook catches everything.
-        is_ending: Whether the process ends anyway.
+        progress: Shared with the pool: the trial that is being advanced, or whose reply is being pickled, and since
+            when (:data:`NO_TRIAL`: none; :data:`IS_WAITING`: none, and the process waits for a message).
+        is_killed: Whether the pool kills this process; noticed even if a hook catches all exceptions.
+        is_ending: Whether the process is already ending.
     """
 
     def __init__(self, channel: Channel, progress: Any) -> None:
@@ -98,7 +98,7 @@ class _WorkerLoop:
         self.trials: dict[int, _LiveTrial] = {}
 
     def run(self) -> None:
-        """Process the pool's messages until it requests the shutdown or is gone."""
+        """Process the pool's messages until the pool requests the shutdown or is gone."""
         try:
             with suppress(EOFError):
                 self.channel.send(READY)
@@ -118,20 +118,20 @@ class _WorkerLoop:
             self.close()
 
     def kill(self, *_: Any) -> None:
-        """Interrupt the running code; a signal handler."""
+        """Interrupt the running code; used as a signal handler."""
         if self.is_ending:
             return
         self.is_killed = True
         raise _Killed
 
     def work(self, batch: WorkBatch) -> None:
-        """Process a batch; replies are sent every few moments, and the last one is marked as the last."""
+        """Process a batch; replies are sent at short intervals, and the last message is marked as such."""
         try:
             for name in batch.dropped_envs:
                 self.envs.pop(name, None)
             for name, dumped in batch.envs.items():
                 self.envs[name] = pickle.loads(dumped)
-        except BaseException as error:  # foreign code: its classes define how they are unpickled
+        except BaseException as error:  # user code: classes define how they are unpickled
             if is_interruption(error):
                 raise
             failure = DeserializationFailure(f"{type(error).__name__}: {sentence_of(error)}")
@@ -201,7 +201,9 @@ def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> N
         progress: See :class:`_WorkerLoop`.
         owner: Process id of the pool's owner.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the pool's owner decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal sends it to all processes, but the pool's owner handles it
     loop = _WorkerLoop(Channel(connection, key), progress)
     try:
         if KILL_SIGNAL is not None:
@@ -212,7 +214,7 @@ def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> N
         code = INTERRUPTED
     except (OSError, BrokenChannelError):
         code = LOST_CONNECTION  # the user's code wrote to it, read from it or closed it
-    except BaseException as error:  # noqa: BLE001  # foreign code, outside of what is one trial's
+    except BaseException as error:  # noqa: BLE001  # user code, but not within one trial
         print(f"agentsgym: a worker process ends: {type(error).__name__}: {sentence_of(error)}", file=sys.stderr)
         code = 1
     else:

@@ -1,11 +1,11 @@
-"""Read the calls of tools in an agent's answer.
+"""Parse the tool calls in an agent's answer.
 
 ::
 
-    parse     a turn's calls, thoughts and text, out of its token ids
-    reader    how a tokenizer's template writes calls, found by writing one and reading it back
-    families  the forms of the known families of templates
-    forms     an answer split at markers, or into messages with headers
+    parse     the calls, reasoning and text of a turn, from its token ids
+    reader    the call format of a tokenizer's template, found by rendering a call and parsing it
+    families  the call formats of known families of templates
+    forms     split an answer at markers, or into messages with headers
     python    calls written as Python
-    values    the values inside a call: JSON, typed text
+    values    the values inside a call: JSON, or text whose type a schema defines
 """

@@ -1,4 +1,4 @@
-"""The forms in which the families of chat templates write calls of tools."""
+"""The formats of tool calls in known families of chat templates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def json_form(opens: str, closes: str, *, ends_with_turn: bool = False) -> Marke
 
 
 def _json_calls(body: str, _kinds: Kinds, call_of_one: Callable[[Any], ToolCall] = call_of_object) -> list[ToolCall]:
-    """Read one object or a list of them, each separately."""
+    """Parse one object or a list of objects, each separately."""
     text = body.strip()
     if not text.startswith("["):
         return [call_of_one(whole_json(text))]
@@ -57,7 +57,7 @@ def _json_calls(body: str, _kinds: Kinds, call_of_one: Callable[[Any], ToolCall]
 
 
 class _Tags(NamedTuple):
-    """How a form writes an argument between tags.
+    """The tags around an argument in one form.
 
     Attributes:
         whole: Matches an argument; its groups are ``key`` and ``value``.
@@ -71,12 +71,12 @@ class _Tags(NamedTuple):
 
 
 def _tagged(name: str, body: str, tags: _Tags, kinds: Kinds) -> list[ToolCall]:
-    """Read the arguments of one call in tags; text outside of them is an error."""
+    """Parse the tagged arguments of one call; text outside the tags is an error."""
     if rest := tags.whole.sub("", body).strip():
         return [failed_call(MalformedCallError(f"has {rest[:40]!r} outside its arguments"), name)]
     pairs = [(match["key"].strip(), match["value"]) for match in tags.whole.finditer(body)]
-    # A value that contains the beginning of another argument shows that a tag was misspelled; a misspelled beginning is
-    # found after the tag that ends the value before it.
+    # If a value contains the beginning of another argument, a tag was misspelled. A misspelled opening tag is found
+    # after the tag that closes the previous value.
     known = "|".join(map(re.escape, kinds.get(name, ())))
     begins = re.escape(tags.begins).replace(r"\{\}", f"(?P<key>{known})")
     spoiled = rf"{re.escape(tags.ends)}\s*[^\n]{{0,30}}?(?P<other>{known})\b[\"<>]"
@@ -90,7 +90,7 @@ def _tagged(name: str, body: str, tags: _Tags, kinds: Kinds) -> list[ToolCall]:
 
 
 def _all_tagged(pattern: re.Pattern[str], tags: _Tags, written_as: str, body: str, kinds: Kinds) -> list[ToolCall]:
-    """Read calls whose arguments are in tags, one or several."""
+    """Parse one or several calls with tagged arguments."""
     calls: list[ToolCall] = []
     for match in pattern.finditer(body):
         calls += _tagged(match["name"].strip(), match["body"], tags, kinds)
@@ -100,7 +100,7 @@ def _all_tagged(pattern: re.Pattern[str], tags: _Tags, written_as: str, body: st
 
 
 def _call(name: str, arguments: Callable[[], Any], call_id: str | None = None) -> list[ToolCall]:
-    """Make one call from a name and arguments that may be unreadable."""
+    """Make one call from a name and arguments that may be malformed."""
     return read_or_failed(lambda: [call_of(name, arguments(), call_id)], name)
 
 
@@ -128,7 +128,7 @@ def _gemma_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
 
 
 def _mistral_calls(body: str, kinds: Kinds) -> list[ToolCall]:
-    """Read a list of JSON objects, or a name and its arguments after ``[ARGS]``."""
+    """Parse a list of JSON objects, or a name and its arguments after ``[ARGS]``."""
     named = _MISTRAL_NAMED.fullmatch(body)
     if named is None:
         return _json_calls(body, kinds)
@@ -136,7 +136,7 @@ def _mistral_calls(body: str, kinds: Kinds) -> list[ToolCall]:
 
 
 def _deepseek_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
-    """Read ``function<sep>name`` and JSON in a fence (V3), or ``name<sep>`` and JSON (V3.1)."""
+    """Parse ``function<sep>name`` and JSON in a code fence (V3), or ``name<sep>`` and JSON (V3.1)."""
     name, _, arguments = body.partition("<\uff5ctool\u2581sep\uff5c>")
     if name.strip() == "function" and "```" in arguments:
         name, _, fenced = arguments.partition("```")
@@ -145,7 +145,7 @@ def _deepseek_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
 
 
 def _command_calls(body: str, kinds: Kinds) -> list[ToolCall]:
-    """Read a list of objects with the key ``tool_name``; their ids, which restart in each answer, are left out."""
+    """Parse a list of objects with the key ``tool_name``; their ids, which restart in each answer, are ignored."""
 
     def call_of_one(value: Any) -> ToolCall:
         if not isinstance(value, dict):
@@ -159,7 +159,7 @@ def _command_calls(body: str, kinds: Kinds) -> list[ToolCall]:
 
 
 def _kimi_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
-    """Read ``functions.name:number`` and JSON; the first is the id of the call, too."""
+    """Parse ``functions.name:number``, which is also the id of the call, and JSON."""
     written, mark, arguments = body.partition("<|tool_call_argument_begin|>")
     name = _KIMI_NUMBER.sub("", written.strip()).removeprefix("functions.")
     if not mark:
@@ -168,7 +168,7 @@ def _kimi_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
 
 
 def _minimax_calls(body: str, kinds: Kinds) -> list[ToolCall]:
-    """Read ``<invoke name="name"><parameter name="key">…``, once or several times, each separately."""
+    """Parse one or several ``<invoke name="name"><parameter name="key">…``, each separately."""
     calls: list[ToolCall] = []
     for match in _INVOKE.finditer(body):
         if match["closed"]:
@@ -287,10 +287,10 @@ FORMS: Final[Mapping[str, Form]] = {
     "llama": _marked(
         r"(?:<\|python_tag\|>\s*|;\s*)?(?=\{\s*(?:\"type\"\s*:\s*\"function\"\s*,\s*)?\"name\"\s*:\s*\"[^\"]*\"\s*,"
         r"\s*\"(?:parameters|arguments)\"\s*:)|<\|python_tag\|>|\A\s*(?=\{\s*\"name\"\s*:)",
-        r"<\|eot_id\|>|<\|eom_id\|>|(?<!\s)\s*;",  # white space is matched once, not from each of its places
+        r"<\|eot_id\|>|<\|eom_id\|>|(?<!\s)\s*;",  # matched once, not from each position in white space
         lambda body, _kinds: [call_of_object(whole_json(body))],
         is_json=True,
         ends_with_turn=True,
     ),
 }
-"""By family, in the order in which they are tried."""
+"""The forms by family, in the order in which they are tried."""

@@ -1,6 +1,6 @@
-"""Split an answer into calls, thoughts and text: at markers, or as messages with headers.
+"""Split an answer into calls, reasoning and text: at markers, or as messages with headers.
 
-The answer is decoded with its control tokens, since some forms mark calls by nothing else.
+The answer is decoded with its control tokens, which are the only markers of calls in some forms.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Answer:
     """The content of an answer.
 
     Attributes:
-        content: The text beside its calls and thoughts; a call that cannot be read stays in it.
-        reasoning: The thought, which may be empty; None without a thought.
-        calls: Its calls in order; those that cannot be read have an ``error``.
+        content: The text without calls and reasoning, but with malformed calls.
+        reasoning: The reasoning, which may be empty; None if there is none.
+        calls: The calls in order; malformed ones have an ``error``.
     """
 
     content: str
@@ -38,7 +38,7 @@ class _Parts:
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
 
     def take(self, calls: list[ToolCall], written: str) -> None:
-        """Add the calls of one block; a block that could not be read stays in the content."""
+        """Add the calls of one block; a block with a malformed call stays in the content."""
         self.calls += calls
         if any(call.error is not None for call in calls):
             self.content.append(written)
@@ -59,11 +59,11 @@ Read = Callable[[str, Kinds], list[ToolCall]]
 
 
 def read_or_failed(read: Callable[[], list[ToolCall]], name: str = "") -> list[ToolCall]:
-    """Read calls; one call with an error where they cannot be read.
+    """Parse calls; return a single call with an error if they cannot be parsed.
 
     Args:
-        read: Reads them, or raises :class:`~agentsgym.tokens.calls.values.MalformedCallError`.
-        name: The tool, if it is known.
+        read: Parses them, or raises :class:`~agentsgym.tokens.calls.values.MalformedCallError`.
+        name: The name of the tool, if known.
     """
     try:
         return read()
@@ -78,11 +78,11 @@ class MarkedForm:
     Attributes:
         opens: Opening marker of a block.
         closes: Closing marker of a block.
-        read: Reads the calls of a block.
-        is_json: Whether a block begins with a JSON value, whose strings may spell the marker that ends it.
-        ends_with_turn: Whether the end of the turn ends a block too.
-        thinks: Opening and closing markers of a thought.
-        wraps: Markers around blocks, which are left out.
+        read: Parses the calls of a block.
+        is_json: Whether a block begins with a JSON value, whose strings may contain the closing marker.
+        ends_with_turn: Whether the end of the turn also ends a block.
+        thinks: Opening and closing markers of reasoning.
+        wraps: Markers around blocks, which are removed.
     """
 
     opens: re.Pattern[str]
@@ -94,11 +94,11 @@ class MarkedForm:
     wraps: re.Pattern[str] | None = None
 
     def answer(self, prompt: str | None, text: str, kinds: Kinds) -> Answer:
-        """Read an answer.
+        """Parse an answer.
 
         Args:
-            prompt: The generation prompt, in which a thought may begin; None if it is unknown: then a thought that ends
-                in the answer and does not begin there began in the prompt.
+            prompt: The generation prompt, in which reasoning may begin. If None, it is unknown, and reasoning that ends
+                but does not begin in the answer is assumed to begin in the prompt.
             text: The answer, with its control tokens.
             kinds: The schemas of the tools' arguments.
         """
@@ -112,7 +112,7 @@ class MarkedForm:
             text_begins = re.match(rf"\s*{re.escape(begins)}", text)
             place = self._thought(text, text_begins.end() if text_begins else 0, parts)
         elif ends in text[: len(text) if first is None else first.start()]:
-            place = self._thought(text, 0, parts)  # the prompt of another template began it
+            place = self._thought(text, 0, parts)  # it began in the prompt of another template
         while len(parts.calls) <= MAX_CALLS and (begin := self._next(text, place)) is not None:
             parts.content.append(text[place : begin.start()])
             if text.startswith(begins, begin.start()):
@@ -126,9 +126,9 @@ class MarkedForm:
         return Answer(content=self.wraps.sub("", answer.content), reasoning=answer.reasoning, calls=answer.calls)
 
     def _end_of_begun_thought(self, text: str, kinds: Kinds) -> int | None:
-        """Find the end of a thought that begins before the answer; None without one.
+        """Find the end of reasoning that begins before the answer; None if there is none.
 
-        A mark inside a call that can be read is a part of one of its strings.
+        A marker inside a well-formed call is part of one of its strings.
         """
         place, end = 0, text.find(self.thinks[1])
         for _ in range(MAX_CALLS):
@@ -151,12 +151,12 @@ class MarkedForm:
         return len(text) if end < 0 else end + len(self.thinks[1])
 
     def _next(self, text: str, place: int) -> re.Match[str] | None:
-        """Find the next thought or block."""
+        """Find the next reasoning or block."""
         found = (self.opens.search(text, place), re.compile(re.escape(self.thinks[0])).search(text, place))
         return min((match for match in found if match), key=lambda match: match.start(), default=None)
 
     def _block(self, text: str, begin: re.Match[str], parts: _Parts, kinds: Kinds) -> int:
-        """Read one block; returns the index after it."""
+        """Parse one block; return the index after it."""
         start, after = begin.end(), None
         if self.is_json:
             with contextlib.suppress(MalformedCallError):
@@ -182,16 +182,16 @@ class MarkedForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelForm:
-    """Answers made of messages with a header each, which names the channel or the recipient (gpt-oss, Muse).
+    """Answers of several messages, each with a header that names its channel or recipient (gpt-oss, Muse).
 
     Attributes:
-        read: Reads the calls of a message, given the name of its recipient.
+        read: Parses the calls of a message, given the name of its recipient.
     """
 
     read: Callable[[str, str, Kinds], list[ToolCall]]
 
     def answer(self, prompt: str | None, text: str, kinds: Kinds) -> Answer:  # as every form
-        """Read an answer; arguments as in :meth:`MarkedForm.answer`."""
+        """Parse an answer; the arguments are those of :meth:`MarkedForm.answer`."""
         parts = _Parts()
         place = 0
         for message in _MESSAGE.finditer(text):

@@ -1,4 +1,4 @@
-"""Read the calls of tools in an agent's answer."""
+"""Parse the tool calls in an agent's answer."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[Mapping[str, Any]]) -> Action:
-    """Read calls, thoughts and text of an action without parsed calls; nothing is raised.
+    """Parse the calls, reasoning and text of an action without parsed calls; never raises.
 
-    Sampled ids are read as the chat template writes calls: its form is found once, by rendering a call and reading it
-    back. A text answer may also call as ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, the only form without
-    a template, or with one that writes no calls. A call inside a thought does not count; in text, everything before a
-    first ``</think>`` without a ``<think>`` is a thought that began in the prompt. An answer that the budget cut is not
-    read, since a cut call may look complete.
+    Sampled ids are parsed in the format of the chat template, which is determined once by rendering a call and parsing
+    it. A text answer may also use ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, the only format if there is
+    no template or it does not render calls. Calls inside reasoning are ignored; in text, everything before a first
+    ``</think>`` without a ``<think>`` is reasoning that began in the prompt. An answer that was truncated at the token
+    budget is not parsed, since a truncated call may look complete.
 
-    A call that cannot be read becomes a :class:`~agentsgym.types.ToolCall` with an ``error`` and stays in the text; the
-    other calls are read. Arguments that a form writes as bare text get the types of the tool's schema; nothing else is
-    checked here.
+    A malformed call becomes a :class:`~agentsgym.types.ToolCall` with an ``error`` and stays in the text; the other
+    calls are parsed. Arguments that a format writes as bare text get the types of the tool's schema; they are not
+    validated here.
 
     Args:
         action: The agent's action.
-        chat_format: How the tokenizer writes calls; None if there is only text.
+        chat_format: The chat format of the tokenizer; None if there is only text.
         tools: The JSON schemas of the tools.
     """
     if action.tool_calls or action.finish_reason == "length":
@@ -41,10 +41,10 @@ def with_calls(action: Action, chat_format: ChatFormat | None, tools: Sequence[M
     elif action.token_ids is not None:
         answer = reader.read(action.token_ids, tools)
     else:
-        # The reading in which more of the calls are well-formed, the template's own on a tie.
+        # Choose the format with more well-formed calls, that of the template if they are equal.
         answer = reader.read_text(action.text, tools)
         num_good = 0 if answer is None else _num_good(answer)
-        # Without what the template marks as thoughts, unless it found calls itself.
+        # Exclude the template's reasoning, unless calls were found in the template's format.
         other = _of_text(action.text if answer is None or num_good else answer.content)
         if answer is None:
             answer = other

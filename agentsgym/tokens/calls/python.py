@@ -1,4 +1,4 @@
-"""Read calls that are written as Python: ``[look(at='door', times=2), wait()]``."""
+"""Parse calls that are written as Python: ``[look(at='door', times=2), wait()]``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ReadString = Callable[[str, int], tuple[str, int]]
 
 
 def python_calls(text: str, read_string: ReadString) -> list[ToolCall]:
-    """Read calls written as a Python list, ``[look(at='door', times=2), wait()]``, each separately.
+    """Parse calls written as a Python list, ``[look(at='door', times=2), wait()]``, each separately.
 
-    A malformed call does not affect those after it: reading resumes at the next call.
+    A malformed call does not affect later calls: parsing resumes at the next call.
 
     Args:
         text: The list.
-        read_string: :func:`bare_string` or :func:`escaped_string`, as the template writes strings.
+        read_string: :func:`bare_string` or :func:`escaped_string`, depending on the template.
 
     >>> [(call.name, call.arguments) for call in python_calls("[look(at='Bob's', times=2), wait()]", bare_string)]
     [('look', {'at': "Bob's", 'times': 2}), ('wait', {})]
@@ -54,30 +54,30 @@ def python_calls(text: str, read_string: ReadString) -> list[ToolCall]:
 
 
 def bare_string(text: str, start: int) -> tuple[str, int]:
-    """Read a string in which nothing is escaped: it ends where an argument, or the call, ends after its quote.
+    """Parse a string without escapes: it ends at a quote that is followed by the end of the argument or of the call.
 
     Raises:
-        MalformedCallError: It is not closed, or only by a quote of the next call.
+        MalformedCallError: The string is not closed, or only by a quote of the next call.
     """
     quote = text[start]
     end = re.compile(quote + _AFTER_STRING).search(text, start + 1)
     if end is None:
         raise MalformedCallError("has a string that is not closed")
     value = text[start + 1 : end.start()]
-    head = _LATER_CALL.search(value)  # another call, whose own string this quote closes
+    head = _LATER_CALL.search(value)  # another call, whose string this quote closes
     if head is not None and re.compile(r"\w\s*=\s*" + quote).search(value, head.end()) is not None:
         raise MalformedCallError("has a string that is not closed before the next call")
     return value, end.start() + 1
 
 
 def escaped_string(text: str, start: int) -> tuple[str, int]:
-    r"""Read a string as Python writes it: with a backslash before a quote, a backslash, and the letter of a line break.
+    r"""Parse a string with the escapes of Python.
 
     >>> escaped_string(r"'it\'s\nfine', 2", 0)
     ("it's\nfine", 13)
 
     Raises:
-        MalformedCallError: It is not closed, or holds half of a surrogate pair.
+        MalformedCallError: The string is not closed, or contains an unpaired surrogate.
     """
     found = _ESCAPED_STRING.match(text, start)
     if found is None:
@@ -94,7 +94,7 @@ def escaped_string(text: str, start: int) -> tuple[str, int]:
 def _arguments(
     text: str, place: int, name: re.Match[str] | None, read_string: ReadString
 ) -> tuple[dict[str, Any], int]:
-    """Read arguments up to the bracket that closes them; returns them and the index after it."""
+    """Parse arguments up to the closing parenthesis; return them and the index after it."""
     if name is None:
         raise MalformedCallError("must be written as name(argument=value)")
     arguments: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def _arguments(
 
 
 def _argument(text: str, start: int, arguments: dict[str, Any], read_string: ReadString) -> int:
-    """Read one argument into ``arguments``; returns the index after it and its comma."""
+    """Parse one argument into ``arguments``; return the index after it and its comma."""
     key = _KEY.match(text, start)
     if key is None:
         raise MalformedCallError("gives an argument without its name: write name(argument=value)")
@@ -130,7 +130,7 @@ def _value(text: str, start: int, read_string: ReadString) -> tuple[Any, int]:
         try:
             return read_json(text, start)
         except MalformedCallError as error:
-            for end in _CLOSERS.finditer(text, start):  # it may be written as Python prints it
+            for end in _CLOSERS.finditer(text, start):  # it may be a Python literal
                 written = text[start : end.end()]
                 if written.count(first) == written.count("]" if first == "[" else "}"):
                     return literal(written, error), end.end()

@@ -1,4 +1,4 @@
-"""Find out how a tokenizer's chat template writes calls, by writing one and reading it back."""
+"""Determine how a tokenizer's chat template renders calls, by rendering one and parsing it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from agentsgym.tokens.chat_format import ChatFormat
 
 _NAME: Final = "look_up"
-_NAMED_ID: Final = f"functions.{_NAME}:0"  # some templates print the name of a call in its id alone
+_NAMED_ID: Final = f"functions.{_NAME}:0"  # some templates render the name of a call only as part of its id
 _ARGUMENTS: Final[dict[str, Any]] = {"city": "Paris", "days": 3}
-_HARD_ARGUMENTS: Final[dict[str, Any]] = {"city": "it's\n\\fine", "days": 3}  # some templates escape these, some not
+_HARD_ARGUMENTS: Final[dict[str, Any]] = {"city": "it's\n\\fine", "days": 3}  # some templates escape these characters
 _TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
@@ -45,7 +45,7 @@ _QUESTION: Final = {"role": "user", "content": "question"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateForm:
-    """Calls in the form that the tokenizer's own ``response_template`` describes.
+    """Calls in the format that the tokenizer's ``response_template`` describes.
 
     Attributes:
         tokenizer: The tokenizer.
@@ -65,14 +65,14 @@ class TemplateForm:
             prompt = ""
         try:
             return self._parsed(prompt, text, kinds)
-        except BaseException as error:  # the parser and its template are foreign code
+        except BaseException as error:  # the parser runs code from the tokenizer, which may raise anything
             if is_interruption(error):
                 raise
             starts = [match.start() for match in self.opens.finditer(text)] if self.opens else []
             if len(starts) < 2:
                 failed = failed_call(MalformedCallError(f"is malformed: {sentence_of(error)}"))
                 return Answer(content=text, calls=(failed,))
-        # Each call separately, so that a malformed one does not affect the others.
+        # Parse each call separately, so that a malformed one does not affect the others.
         first = self.answer(prompt, text[: starts[1]], kinds)
         rest = [self.answer("", text[a:b], kinds) for a, b in zip(starts[1:], [*starts[2:], len(text)], strict=True)]
         return Answer(
@@ -100,10 +100,10 @@ class TemplateForm:
 
 
 class CallReader:
-    """Reads the answers of one tokenizer under one chat template and its options.
+    """Parses answers for one tokenizer, chat template and set of template options.
 
     Attributes:
-        form: How the template writes calls; None if it writes none that could be read back.
+        form: The template's format of calls; None if it renders none that can be parsed.
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
@@ -118,10 +118,10 @@ class CallReader:
             self.form = _form_of(tokenizer, options)
 
     def check_reads_calls(self) -> None:
-        """Check that calls can be read as the template prints them.
+        """Check that calls can be parsed in the format of the template.
 
         Raises:
-            ConfigError: They cannot, so that the agent's calls would be taken for text.
+            ConfigError: They cannot, so the agent's calls would be treated as text.
         """
         if self.form is not None or not self._tokenizer.chat_template:
             return
@@ -134,22 +134,22 @@ class CallReader:
         )
 
     def read(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Answer | None:
-        """Read sampled ids; None if they hold neither calls nor thoughts nor other parts.
+        """Parse sampled ids; None if they contain no calls, reasoning or other parts.
 
         Args:
             token_ids: The answer, (T,).
-            tools: The JSON schemas of the tools, which give the types of arguments.
+            tools: The JSON schemas of the tools, which define the types of arguments.
         """
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return self.read_text(text, tools, prompt=self._prompt)
 
     def read_text(self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt: str | None = None) -> Answer | None:
-        """Read an answer that is text, with its control tokens if it was sampled.
+        """Parse an answer given as text, with its control tokens if it was sampled.
 
         Args:
             text: The answer.
             tools: The JSON schemas of the tools.
-            prompt: The generation prompt; None if it is unknown, and with it where a thought began.
+            prompt: The generation prompt; None if it is unknown, so that reasoning may have begun in it.
         """
         if self.form is None:
             return None
@@ -163,7 +163,7 @@ class CallReader:
 
 
 def reader_of(chat_format: ChatFormat) -> CallReader:
-    """Get the reader of a format, made at the first call and again after the template changed."""
+    """Get the reader of a format, created on the first call and again whenever the template changes."""
     tokenizer: Any = chat_format.tokenizer
     options: Mapping[str, Any] = getattr(chat_format, "template_options", None) or {}
     readers = _READERS.setdefault(tokenizer, {})
@@ -178,7 +178,7 @@ _READERS: WeakKeyDictionary[Any, dict[tuple[str, str], CallReader]] = WeakKeyDic
 
 
 def _form_of(tokenizer: Any, options: Mapping[str, Any]) -> Form | TemplateForm | None:
-    """Find the form that reads a call back as the template wrote it, and leaves the least text beside it."""
+    """Find the form that parses a call as it was rendered, and leaves the least other text."""
     reply = _rendered(tokenizer, options, [_QUESTION, {"role": "assistant", "content": "reply"}], add_prompt=False)
     end = reply.rpartition("reply")[2].strip()
     described: list[TemplateForm] = []
@@ -247,12 +247,12 @@ def _generation_prompt(tokenizer: Any, options: Mapping[str, Any]) -> str:
 
 
 def _rendered(tokenizer: Any, options: Mapping[str, Any], messages: list[Any], *, add_prompt: bool) -> str:
-    """Render with a tool; empty where the template refuses."""
+    """Render with a tool; empty if the template raises."""
     try:
         return tokenizer.apply_chat_template(
             messages, tools=[_TOOL], tokenize=False, add_generation_prompt=add_prompt, **options
         )
-    except BaseException as error:  # templates are foreign code and may raise anything
+    except BaseException as error:  # templates may raise anything
         if is_interruption(error):
             raise
         return ""

@@ -1,4 +1,4 @@
-"""Read the values inside a call: strict JSON, and text whose type a schema defines."""
+"""Parse the values inside a call: strict JSON, and text whose type a schema defines."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Final, cast
 from agentsgym.texts import shown
 from agentsgym.types import ToolCall
 
-MAX_DEPTH: Final = 64  # of values in values; the recursion limit would depend on the caller
-MAX_CALLS: Final = 128  # of an answer: many malformed ones would take long to read
+MAX_DEPTH: Final = 64  # of nested values; the effect of the recursion limit would depend on the caller
+MAX_CALLS: Final = 128  # per answer: many malformed calls would take long to parse
 Kinds = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each argument, by tool."""
 
@@ -21,19 +21,19 @@ _SPACE = re.compile(r"\s*")
 
 
 class MalformedCallError(ValueError):
-    """A call cannot be read; its text is the end of a sentence that begins with "the call".
+    """A call cannot be parsed; the error's text is the end of a sentence that begins with "the call".
 
     Attributes:
-        place: Where reading stopped, in calls written as Python; None elsewhere.
+        place: The index at which parsing stopped, for calls written as Python; otherwise None.
     """
 
     place: int | None = None
 
 
 def read_json(text: str, start: int = 0) -> tuple[Any, int]:
-    """Read the JSON value that begins at ``start`` or after white space there.
+    """Parse the JSON value that begins at ``start`` or after white space there.
 
-    Duplicate keys, NaN, infinity, halves of surrogate pairs and too deep nesting are refused.
+    Duplicate keys, NaN, infinity, unpaired surrogates and too deep nesting are rejected.
 
     Returns:
         The value, and the index after it.
@@ -57,14 +57,14 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
         raise MalformedCallError(f"is nested more than {MAX_DEPTH} deep") from error
     except MalformedCallError:
         raise
-    except ValueError as error:  # an int of more digits than Python reads
+    except ValueError as error:  # an int with more digits than Python accepts
         raise MalformedCallError("is not valid JSON: it contains a number with too many digits") from error
     check_depth(value)
     return value, end
 
 
 def whole_json(text: str) -> Any:
-    """Read a text that is one JSON value and nothing else.
+    """Parse a text that is one JSON value and nothing else.
 
     Raises:
         MalformedCallError: The text is not a JSON value.
@@ -124,12 +124,12 @@ def call_of_object(value: Any) -> ToolCall:
 
 
 def failed_call(error: MalformedCallError, name: str = "") -> ToolCall:
-    """Make a call that could not be read, with the error as a sentence."""
+    """Make a call with an error, as a sentence."""
     return ToolCall(name=name, error=f"the call {error}")
 
 
 def kinds_of(tools: Sequence[Mapping[str, Any]]) -> Kinds:
-    """Look up the schema of each tool's arguments."""
+    """Return the schemas of each tool's arguments."""
     return {tool["function"]["name"]: tool["function"].get("parameters", {}).get("properties", {}) for tool in tools}
 
 
@@ -166,7 +166,7 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     except MalformedCallError as error:
         if not kinds or "string" in kinds or written[:1] not in {"[", "{"}:
             return text
-        try:  # a list or a dict as Python prints it
+        try:  # a list or a dict as a Python literal
             return literal(written, error)
         except MalformedCallError:
             return text
@@ -187,11 +187,11 @@ def _allowed(schema: Mapping[str, Any]) -> set[str]:
 
 
 def literal(text: str, error: MalformedCallError) -> Any:
-    """Read a Python literal that is a JSON value, too.
+    """Parse a Python literal that is equivalent to a JSON value.
 
     Args:
         text: The literal.
-        error: The error to raise if the text is not one.
+        error: The error to raise if the text is no such literal.
     """
     if _BAD_ESCAPE.search(text) or text.count("[") + text.count("{") > MAX_DEPTH:
         raise error
@@ -202,10 +202,10 @@ def literal(text: str, error: MalformedCallError) -> Any:
 
 
 def gemma_arguments(text: str) -> Any:
-    r"""Read arguments written as Gemma 4 does: keys without quotes, strings between ``<|"|>``.
+    r"""Parse arguments in the format of Gemma 4: keys without quotes, strings between ``<|"|>``.
 
     Raises:
-        MalformedCallError: They cannot be read.
+        MalformedCallError: They cannot be parsed.
 
     >>> gemma_arguments('{city:<|"|>Paris<|"|>,days:3}')
     {'city': 'Paris', 'days': 3}

@@ -264,7 +264,7 @@ def test_a_package_that_a_game_needs_is_named_with_its_command(monkeypatch: pyte
             '`pip install "gymnasium[box2d]"`'
         ) from ModuleNotFoundError("No module named 'Box2D'", name="Box2D")
 
-    wanted = r"'Box2D' is not installed; it comes with: pip install swig && pip install \"gymnasium\[box2d\]\""
+    wanted = r"'Box2D' is not installed; install it with: pip install swig && pip install \"gymnasium\[box2d\]\""
     monkeypatch.setattr(gymnasium.envs.registration, "load_env_creator", make)
     with pytest.raises(MissingDependencyError, match=wanted):
         GymnasiumEnv(None, {"id": "CartPole-v1"})

@@ -355,7 +355,7 @@ def test_tools_of_a_game_are_the_agents_tools() -> None:
         "4\n[image]",
         "Error: no negatives",
         "Error: 4\n[image]",
-        "Error: there is no tool 'sub'; known are 'add'",
+        "Error: there is no tool 'sub'; valid names: 'add'",
     ]
     assert [data["arguments"]["a"] for data in steps] == [4, -1, 0, 6]  # nothing behind the end
     assert one.turn_rewards == [0.0, 0.4, 0.0, 0.6]
