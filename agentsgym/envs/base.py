@@ -13,7 +13,7 @@ from agentsgym.agents.base import Agent, as_agent
 from agentsgym.batch.padding import pad_task_groups, unpadded_row
 from agentsgym.batch.transitions import transitions
 from agentsgym.credit.rewards import per_token_rewards
-from agentsgym.envs.boundary import as_flag, call_environment
+from agentsgym.envs.boundary import as_bool, call_environment
 from agentsgym.envs.by_hand import EpisodeByHand
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
@@ -87,7 +87,7 @@ class MultistepEnv(ABC):
     default_config: ClassVar[Mapping[str, Any]] = {}
     task_fields: ClassVar[Collection[str] | None] = None
     spec: ClassVar[EnvSpec] = EnvSpec()
-    takes_actions: ClassVar[bool] = False
+    overrides_step_action: ClassVar[bool] = False
     _called_with: dict[str, Any] | None
     _called_parts: list[str]
 
@@ -482,7 +482,7 @@ class MultistepEnv(ABC):
         is_state = isinstance(state, dict)  # pyright: ignore[reportUnnecessaryIsInstance]
         if is_state:
             self.active_states[session_id] = state  # an invalid one too, so that it is closed
-        if not is_state or as_flag("_initialize_episode's state['done']", call_environment(state.get, "done")):
+        if not is_state or as_bool("_initialize_episode's state['done']", call_environment(state.get, "done")):
             raise EnvError(f"_initialize_episode must return a dict whose 'done' is False, got {shown(state)}")
         self._starts.check_state(session_id, state)
         return state

@@ -171,16 +171,16 @@ def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
         next_state, reward, done, info = cast("tuple[dict[str, Any], Any, Any, dict[str, Any]]", answer)
         step = Step(
             as_number("_step_episode's reward", reward),
-            as_flag("_step_episode's done", done),
-            as_flag("_step_episode's info['invalid']", info.get("invalid")),
+            as_bool("_step_episode's done", done),
+            as_bool("_step_episode's info['invalid']", info.get("invalid")),
             None if info.get("rewards") is None else as_role_rewards(info["rewards"]),
-            as_flag("_step_episode's info['truncated']", info.get("truncated")),
+            as_bool("_step_episode's info['truncated']", info.get("truncated")),
         )
         for key, check in INFO_KEYS.items():
             if info.get(key) is not None:
                 check(f"_step_episode's info[{key!r}]", info[key])
         # The other way round is how a state is mostly made: {**state, ...} copies the False that it held.
-        if as_flag("_step_episode's state['done']", next_state.get("done")) and not step.done:
+        if as_bool("_step_episode's state['done']", next_state.get("done")) and not step.done:
             sentence = "_step_episode returned done=False with a state whose 'done' is True: they must agree"
             raise EnvError(sentence)  # noqa: TRY301
         next_state["done"] = step.done
@@ -308,7 +308,7 @@ def with_role_reward(role: Hashable, step: Step) -> Step:
     return step._replace(reward=rewards.get(role, 0.0))
 
 
-def as_flag(name: str, value: Any) -> bool:
+def as_bool(name: str, value: Any) -> bool:
     """Return True or False, or raise an :class:`EnvError` that names it."""
     if value is None or type(value) is bool:
         return value is True
@@ -328,7 +328,7 @@ def _bool(value: Any) -> bool:
 
 #: Keys of ``info`` from which metrics are computed, each with the check of its value.
 INFO_KEYS: dict[str, Callable[[str, Any], object]] = {
-    "success": as_flag,
+    "success": as_bool,
     "random_reward": as_number,
     "optimal_reward": as_number,
 }

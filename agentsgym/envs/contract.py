@@ -20,10 +20,10 @@ class PlayableEnv(Protocol):
     Attributes:
         env_config: The validated configuration.
         active_states: The state of each live session, by ``session_id``.
-        takes_actions: Whether the class defines ``_step_action``, so that it sees more than an action's text.
+        overrides_step_action: Whether the class defines ``_step_action``, so that it sees more than an action's text.
     """
 
-    takes_actions: ClassVar[bool]
+    overrides_step_action: ClassVar[bool]
     env_config: dict[str, Any]
     active_states: dict[str, State]
 

@@ -44,7 +44,7 @@ def prepare_class(env_class: type[Any], base: type[Any]) -> None:
         method: Any = inspect.getattr_static(env_class, name)
         if type(method) is classmethod:
             setattr(env_class, name, DatasetMethod(method.__func__))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
-    env_class.takes_actions = env_class._step_action is not base._step_action
+    env_class.overrides_step_action = env_class._step_action is not base._step_action
 
 
 def given_and_valid(

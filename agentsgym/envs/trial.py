@@ -330,9 +330,9 @@ class Trial:
 
     def _step(self, state: State, action: Action) -> Step:
         env = self.env
-        hook: Callable[..., Any] = env._step_action if env.takes_actions else env._step_episode
+        hook: Callable[..., Any] = env._step_action if env.overrides_step_action else env._step_episode
         try:  # as call_environment does, without its frame
-            answer = hook(self.session_id, state, action if env.takes_actions else action.text)
+            answer = hook(self.session_id, state, action if env.overrides_step_action else action.text)
         except BaseException as error:
             raise failure_of_hook(hook, error) from error
         next_state, step, info = as_step(answer)

@@ -20,7 +20,7 @@ from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.batch.padding import pad_right
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_number, require
-from agentsgym.training.tensors.importance import GapSums, difference_metrics
+from agentsgym.training.tensors.importance import LogprobGapSums, difference_metrics
 from agentsgym.training.tensors.labeled_head import POSITIONS_AT_ONCE, head_logits, replaced_states, trunk_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def logprob_gap(
 
 
 def drift_metrics(recorded: torch.Tensor, recomputed: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-    """Summarize how far the sampler is from the model in one batch; arguments as of :meth:`GapSums.of`.
+    """Summarize how far the sampler is from the model in one batch; arguments as of :meth:`LogprobGapSums.of`.
 
     Returns:
         ``sampling/sampling_logp_difference/{mean,max}`` (the gap) and
@@ -170,7 +170,7 @@ def drift_metrics(recorded: torch.Tensor, recomputed: torch.Tensor, mask: torch.
         ``sampling/kl/{k1,k3}``. Without any token the gap and KL are 0 and the ratio 1, so that the names are always
         the same.
     """
-    return difference_metrics([GapSums.of(recorded, recomputed, mask)])
+    return difference_metrics([LogprobGapSums.of(recorded, recomputed, mask)])
 
 
 def _segments(index: int, trajectory: Trajectory) -> list[_ScoredSegment]:

@@ -33,7 +33,7 @@ from agentsgym.agents.policy.vocabulary import check_is_model
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.tokens.unknown_words import warn_of_unknown_words
-from agentsgym.training.finite import NumberCheck
+from agentsgym.training.finite import NonFiniteCheck
 from agentsgym.types import Trajectory
 
 _IGNORED = -100  # the label that the loss ignores
@@ -112,7 +112,7 @@ class _CheckedTrainer(SFTTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.numbers = NumberCheck()
+        self.numbers = NonFiniteCheck()
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Go backward, and check what the optimizer would use."""

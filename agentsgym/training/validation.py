@@ -70,7 +70,7 @@ _TRL_ARGUMENTS: Final = {
 }
 
 
-def refuse_trl_arguments(names: Iterable[str]) -> None:
+def reject_trl_arguments(names: Iterable[str]) -> None:
     """Reject arguments that only TRL's constructor has.
 
     Raises:

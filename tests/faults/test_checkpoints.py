@@ -280,7 +280,7 @@ def test_bytes_that_were_lost_are_seen_where_the_size_is_kept(name: str, finishe
     folder = tmp_path / "checkpoint-2"
     shutil.copytree(finished / "checkpoint-2", folder)
     (folder / name).write_bytes(bytes((folder / name).stat().st_size))
-    assert problem_with(folder) == f"{name} is damaged: its bytes are not those that were written"
+    assert problem_with(folder) == f"{name} is damaged: its checksum does not match"
     if name != "config.json":
         (folder / MANIFEST).unlink()
         assert problem_with(folder) == f"{name} is damaged"
@@ -301,7 +301,7 @@ def test_a_later_pass_over_a_stream_is_refused(tmp_path: Path) -> None:
     stream = IterableDataset.from_generator(partial(iter, rows))
     straight = run(tmp_path, dataset=stream, max_steps=6)
     assert_equal(run(tmp_path / "resumed", str(tmp_path / "checkpoint-2"), dataset=stream, max_steps=6), straight)
-    with pytest.raises(ConfigError, match="checkpoint-4 is in pass 2 over a stream of rows"):
+    with pytest.raises(ConfigError, match="checkpoint-4 was saved in epoch 2 of an iterable dataset"):
         run(tmp_path / "refused", str(tmp_path / "checkpoint-4"), dataset=stream, max_steps=6)
 
 

@@ -31,7 +31,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_a_number_that_one_rank_meets_stops_all_of_them(ranks: list[dict[str, Any]]) -> None:
     for outcome in ranks:
-        assert outcome["broken"].startswith("NonFiniteError: step 1, rank 1: the loss is nan; the step is not taken")
+        assert outcome["broken"].startswith("NonFiniteError: step 1, rank 1: the loss is nan; the step was skipped")
         assert not outcome["moved"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from games import WORDS, correcting, logged, settings, tasks, trainer_of
-from test_trl_seam import ROWS, parameter_gradients, prepared
+from test_trl_interface import ROWS, parameter_gradients, prepared
 
 from agentsgym.agents.base import Agent
 from agentsgym.credit.assignment import AdvantageAssigner

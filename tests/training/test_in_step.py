@@ -95,7 +95,7 @@ def test_what_is_saved_is_the_whole_model(
 
 
 def test_a_gradient_that_breaks_in_the_shard_of_one_rank_stops_all_of_them(ranks: list[dict[str, Any]]) -> None:
-    found = f"step 1, rank 1: the gradient of '{sharded_run.BROKEN}' holds NaN; the step is not taken"
+    found = f"step 1, rank 1: the gradient of '{sharded_run.BROKEN}' contains NaN; the step was skipped"
     assert all(outcomes["broken"].startswith(found) for outcomes in ranks)
 
 

@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from games import TextAgent, has_moved, logged, tasks, trainer_of
 from test_selection import IMPOSSIBLE
-from test_trl_seam import prepared
+from test_trl_interface import prepared
 
 from agentsgym.credit.filters import uninformative_task_groups
 from agentsgym.errors import AgentsGymError, ConfigError

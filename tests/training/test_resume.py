@@ -138,7 +138,7 @@ def test_checkpoints_are_on_generation_boundaries(
 def test_steps_that_drift_away_from_generation_batches_are_refused(steps_per_generation: int, tmp_path: Path) -> None:
     changes = {"steps_per_generation": steps_per_generation, "gradient_accumulation_steps": 2}
     dataset = unseeded(6)  # three micro-batches, of two tasks' rollouts each
-    with pytest.raises(ConfigError, match=r"gradient_accumulation_steps=2 divides neither.* the 3 of a pass"):
+    with pytest.raises(ConfigError, match=r"gradient_accumulation_steps=2 must divide.* micro-batches per epoch \(3\)"):
         trained(tmp_path, dataset=dataset, max_steps=3, **changes)
     assert trained(tmp_path, dataset=dataset, max_steps=1, **changes).state.global_step == 1  # within a pass
     assert trained(tmp_path, dataset=unseeded(12), max_steps=3, **changes).state.global_step == 3

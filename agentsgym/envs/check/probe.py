@@ -158,7 +158,7 @@ class HookProbe:
             self.roles.add(result)
         elif name in ("_step_episode", "_step_action") and isinstance(result, tuple):
             step = cast("tuple[Any, ...]", result)
-            if len(step) == 4 and name == ("_step_action" if self._env.takes_actions else "_step_episode"):
+            if len(step) == 4 and name == ("_step_action" if self._env.overrides_step_action else "_step_episode"):
                 self._check_step(name, hook, args, step)
 
     def _check_step(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], step: tuple[Any, ...]) -> None:

@@ -78,7 +78,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
         self._ahead_pool = args.make_env_pool()
         super().__init__(environments, agent, args, dataset, curriculum)
 
-    def play_with(self, agent: Any) -> None:
+    def set_agent(self, agent: Any) -> None:
         """Use an agent from now on; what is in play is dropped.
 
         Raises:
@@ -91,7 +91,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
                 f"tokenizer), or a TrainedPolicy whose plays_through_updates is True, got {agent.__class__.__name__}"
             )
         self._end_ahead()
-        super().play_with(agent)
+        super().set_agent(agent)
 
     def begin_run(self, num_trained: int) -> None:
         """Forget an earlier run; ``num_trained`` task groups were trained on before this one."""
@@ -121,7 +121,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
                 self._prepare(phase, f"ahead after {self._ahead.num_updates}")
             return batch
         error, played = DeferredError(), list[PlayedGroup]()
-        with self.holding_weights(), error.capturing():
+        with self.gathered_weights(), error.capturing():
             self._prepare(phase, "ahead")
         with error.capturing(), self._blaming_signals(phase):
             if not error.first:

@@ -52,7 +52,7 @@ class RolloutGenerator:
         policy: The same agent, as a policy in training that prepares for each batch.
         interrupt: Called between turns with the phase, and with the error that ended the rollouts early, if any; an
             exception that it raises breaks them off on all ranks.
-        holding_weights: Makes a context, collective, in which the policy is prepared and acts.
+        gathered_weights: Makes a context, collective, in which the policy is prepared and acts.
         num_batches: Returns the number of generation batches of the run.
     """
 
@@ -84,7 +84,7 @@ class RolloutGenerator:
                 "zero_variance_groups='resample' draws replacement tasks, which a stream of rows does not allow"
             )
         self._environments = environments
-        self.play_with(agent)
+        self.set_agent(agent)
         self._args = args
         self._failure_policy = FailurePolicy(
             max_failed_fraction=args.max_failed_fraction,
@@ -101,9 +101,9 @@ class RolloutGenerator:
         self._failures: FailureLog | None = None
         self.interrupt: Callable[..., None] = lambda *_: None
         self.num_batches: Callable[[], int | None] = lambda: None
-        self.holding_weights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        self.gathered_weights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
-    def play_with(self, agent: Any) -> None:
+    def set_agent(self, agent: Any) -> None:
         """Use an agent from now on.
 
         Args:
@@ -270,7 +270,7 @@ class RolloutGenerator:
     ) -> None:
         """Collective: play what is pending; a rank that has an error takes part without trials."""
         args = self._args
-        with self.holding_weights():
+        with self.gathered_weights():
             with error.capturing():
                 self.policy.prepare(
                     BatchStart(

@@ -75,17 +75,17 @@ def _text_of(key: Hashable) -> str | None:
     return text
 
 
-def packed_values(values: Sequence[Sequence[float]], *, first_alone: bool = False) -> PackedValues:
+def packed_values(values: Sequence[Sequence[float]], *, first_only: bool = False) -> PackedValues:
     """Pack a value head's predictions for a rollout's turns, (K, n_k), in single precision.
 
     Args:
         values: One for each agent token.
-        first_alone: Keep only those of the first token of each turn.
+        first_only: Keep only those of the first token of each turn.
 
     Returns:
-        Four bytes a token, or with ``first_alone`` eight bytes a turn.
+        Four bytes a token, or with ``first_only`` eight bytes a turn.
     """
-    sent = [turn[:1] for turn in values] if first_alone else values
+    sent = [turn[:1] for turn in values] if first_only else values
     return array("I", map(len, values)), array("f", chain.from_iterable(sent))
 
 

@@ -156,7 +156,7 @@ def effective_sample_size(log_ratios: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GapSums:
+class LogprobGapSums:
     """Sums over the compared tokens of one rank, from which :func:`gap_metrics` makes those of all ranks.
 
     Attributes:
@@ -226,7 +226,7 @@ class GapSums:
         )
 
 
-def gap_metrics(ranks: Sequence[GapSums]) -> dict[str, float]:
+def gap_metrics(ranks: Sequence[LogprobGapSums]) -> dict[str, float]:
     """Summarize for the log how far the sampler is from the model, and what a correction for it costs.
 
     Args:
@@ -250,7 +250,7 @@ def gap_metrics(ranks: Sequence[GapSums]) -> dict[str, float]:
     return metrics
 
 
-def difference_metrics(ranks: Sequence[GapSums]) -> dict[str, float]:
+def difference_metrics(ranks: Sequence[LogprobGapSums]) -> dict[str, float]:
     """Summarize the differences alone, over the tokens of all ranks."""
     num_tokens = sum(rank.num_compared for rank in ranks)
     divisor = max(1, num_tokens)

@@ -10,8 +10,8 @@ import torch
 
 from agentsgym.errors import ConfigError
 from agentsgym.training.tensors.importance import (
-    GapSums,
     ImportanceCorrection,
+    LogprobGapSums,
     cut_tokens,
     importance_sampling_ratio,
     row_log_ratios,
@@ -122,7 +122,7 @@ class TokenLogprobs:
     reference: torch.Tensor | None
     sampling: torch.Tensor | None
     importance_ratio: torch.Tensor | None
-    comparison: GapSums | None
+    comparison: LogprobGapSums | None
     model: torch.Tensor | None = None
     entropies: torch.Tensor | None = None
 
@@ -153,7 +153,7 @@ def token_logprobs(
     if model is not None and correction is not None:
         ratio = importance_sampling_ratio(model, model if recorded is None else recorded, mask, correction)
     if model is not None and recorded is not None:
-        comparison = GapSums.of(
+        comparison = LogprobGapSums.of(
             recorded,
             model,
             mask,
