@@ -78,7 +78,7 @@ def test_check_env_names_what_the_agent_says_and_the_tokenizer_does_not_know() -
     agent = ScriptedAgent(["nine lives"], repeat_last=True)
     findings = check_env(env, tasks(1, 2, 3, 4), agent).findings
     [said] = [finding.text for finding in findings if "the agent writes" in finding.text]
-    assert said == "the tokenizer does not know what the agent writes, such as 'nine', 'lives'"
+    assert said == "the tokenizer cannot encode words that the agent writes, such as 'nine', 'lives'"
     assert not any("the prompts contain" in finding.text for finding in findings)
 
 

@@ -135,7 +135,7 @@ def test_impossible_settings_are_named(settings: dict[str, Any], says: str) -> N
 
 
 def test_rows_without_a_level_and_streams_are_refused() -> None:
-    with pytest.raises(ConfigError, match="row 0 has no column or task_data key 'levle'.*; did you mean 'level'"):
+    with pytest.raises(ConfigError, match=r"row 0 has no column or task_data key 'levle'.*; did you mean 'level'"):
         Curriculum("levle").bind(rows_of([1]))
     with pytest.raises(ConfigError, match="a level must be a string, a finite number or a bool"):
         Curriculum(lambda row: [row]).bind(rows_of([1]))

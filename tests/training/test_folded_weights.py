@@ -295,6 +295,6 @@ def test_an_agent_that_gives_no_log_probabilities_cannot_be_corrected_for(tmp_pa
     with pytest.raises(ConfigError) as refusal:
         trainer._generate_and_score_completions(list(ROWS))
     assert str(refusal.value) == (
-        "vllm_importance_sampling_correction=True needs an agent that returns the log-probabilities of its tokens, and "
-        "this one does not"
+        "vllm_importance_sampling_correction=True requires an agent that returns the log-probabilities of its tokens, "
+        "but this agent does not"
     )
