@@ -57,7 +57,8 @@ NONSENSE = [
         "_format_prompt",
         [{"role": "user", "content": [{"type": "text", "text": "Where?"}]}],
         "_format_prompt must return a str or a list of at least one message whose content is a str (lists of content "
-        "parts are not supported: only text is recorded), got [{'role': 'user', 'content': [{'type': 'text', 'text': 'Where?'}]}]",
+        "parts are not supported: only text is recorded), got [{'role': 'user', "
+        "'content': [{'type': 'text', 'text': 'Where?'}]}]",
     ),
     ("_system_prompt", 3, "_system_prompt must return a str or None, got 3"),
     ("_state_key", [1], "_state_key must return something hashable, got [1]"),

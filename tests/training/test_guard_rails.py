@@ -116,7 +116,7 @@ def test_a_rollout_without_a_baseline_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     warned = warnings_of(tmp_path, caplog, batch, **changes)
-    assert ["min_group_size=2 leaves such groups out" in message for message in warned] == [True] * is_warned_of
+    assert ["set min_group_size=2 to drop such groups" in message for message in warned] == [True] * is_warned_of
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_discount_that_does_nothing_is_warned_of(
 ) -> None:
     warned = warnings_of(tmp_path, caplog, STEADY, advantage_estimator=estimator, discount=discount)
     assert [message for message in warned if "discount" in message] == [
-        f"discount=0.9 does nothing: {estimator!r} has no sum over turns"
+        f"discount=0.9 has no effect: {estimator!r} has no sum over turns"
     ] * is_warned_of
 
 
@@ -189,8 +189,8 @@ ALONE = [[f"{i}-{k}" for k in range(2)] for i in range(8)]
 @pytest.mark.parametrize(
     ("batch", "estimator", "words"),
     [
-        (STEADY, "gigpo", ["the environment gives no state keys"]),
-        (STEADY, functools.partial(gigpo, step_weight=0.5), ["the environment gives no state keys"]),
+        (STEADY, "gigpo", ["the environment returns no state keys"]),
+        (STEADY, functools.partial(gigpo, step_weight=0.5), ["the environment returns no state keys"]),
         (STEADY, "grpo", []),
         (keyed(*[("a", None)] * 8), "gigpo", []),
         (keyed(*ALONE), "gigpo", ["too fine for 4 rollouts a task"]),

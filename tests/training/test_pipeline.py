@@ -378,7 +378,7 @@ def scored(final_reward: float, *, group: int) -> ScoredRollout:
     [
         (comparing, ["no state keys, so that 'comparing'", "'comparing' has no baseline", "discount=0.5 does nothing"]),
         (critical, ["'critical' sums turn rewards"]),
-        (plain, ["discount=0.5 does nothing: 'plain'"]),
+        (plain, ["discount=0.5 has no effect: 'plain'"]),
         (silent, []),
     ],
 )

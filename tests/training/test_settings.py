@@ -44,7 +44,7 @@ def test_what_would_go_silently_wrong_is_refused(name: str, reason: str, tmp_pat
     changes = REFUSED_VALUES[name]
     with pytest.raises(ConfigError) as refusal:
         settings(tmp_path, **changes)
-    assert str(refusal.value) == f"GRPOEnvConfig({name}={changes[name]!r}) is refused: {reason}"
+    assert str(refusal.value) == f"GRPOEnvConfig({name}={changes[name]!r}) is not supported: {reason}"
     [is_refused] = [check for other, check, _ in _REFUSED if other == name]
     assert not is_refused(getattr(settings(tmp_path), name))
 

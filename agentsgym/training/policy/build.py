@@ -69,8 +69,8 @@ def check_sharding(args: GRPOEnvConfig) -> None:
     if (args.fsdp or is_launched) and state.distributed_type in {DistributedType.NO, DistributedType.MULTI_CPU}:
         raise ConfigError(
             f"{f'fsdp={args.fsdp!r}' if args.fsdp else 'FSDP (enabled by the launcher)'} has no effect here "
-            f"(processes: {state.num_processes}, device: {state.device.type}): weights can be sharded only between processes with "
-            "one accelerator each; run with `accelerate launch` on accelerators, or disable FSDP"
+            f"(processes: {state.num_processes}, device: {state.device.type}): weights can be sharded only between "
+            "processes with one accelerator each; run with `accelerate launch` on accelerators, or disable FSDP"
         )
 
 
