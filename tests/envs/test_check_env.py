@@ -83,7 +83,11 @@ def test_an_error_is_found_and_its_hook_named(env_class: Any, check: str, hook: 
     ("env_class", "check", "says"),
     [
         (envs.WritesIntoTheStateAsItReads, "state-isolation", "_format_prompt changes the state"),
-        (envs.DrawsWhatNobodySees, "deterministic", "not show in these episodes: state['table']['hidden'][0] was 0."),
+        (
+            envs.DrawsWhatNobodySees,
+            "deterministic",
+            "without effect on these episodes: state['table']['hidden'][0] was 0.",
+        ),
         (envs.ComesAliveAgain, "done-sticks", "must stay over"),
         (envs.SaysItAllAgain, "prompt-purity", "repeats the entire first prompt"),
         (envs.BeginsEveryPromptWithItsRules, "prompt-purity", "repeats rules that are in every prompt, 'You guess my"),
@@ -139,7 +143,7 @@ def test_tools_without_a_description_are_all_named() -> None:
 def test_a_refused_task_is_found_and_the_others_are_played() -> None:
     report = found(TwentyQuestionsEnv, [{"solution": 3}, {"solution": "clock"}])
     [finding] = report.findings
-    assert "task 0 is refused" in finding.text
+    assert "task 0 is rejected" in finding.text
     assert report.num_episodes
 
 

@@ -130,7 +130,7 @@ def test_a_key_that_is_almost_rewards_is_warned_of(caplog: pytest.LogCaptureFixt
 
     with caplog.at_level(logging.WARNING):
         Misspelled(TOKENIZER).rollout([WON], ScriptedAgent(["a"] * 20))
-    assert "info['reward'] of Misspelled is not read" in caplog.text
+    assert "info['reward'] of Misspelled is not used" in caplog.text
 
 
 @pytest.mark.parametrize("pool_class", [EnvThreadPool, EnvProcessPool])

@@ -46,7 +46,7 @@ def test_a_closed_trainer_says_that_it_is_closed(tmp_path: Path) -> None:
         trainer.train()
     uses = (trainer.train, trainer.save_model, *(partial(use, tasks()) for use in (trainer.evaluate, trainer.predict)))
     for use in uses:
-        with pytest.raises(AgentsGymError, match="this trainer is closed"):
+        with pytest.raises(AgentsGymError, match="this trainer, its pool and its process group are closed"):
             use()
     trainer.close()
     assert trainer.state.global_step == 2

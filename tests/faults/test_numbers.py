@@ -195,7 +195,7 @@ def test_imitation_stops_too() -> None:
 @pytest.mark.parametrize("logprob", [-1e4, -300.0, 3.0, 0.01, math.inf, -math.inf])
 def test_a_log_probability_that_no_sampler_gives_fails_its_episode(logprob: float, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, num_iterations=2, agent=Reporting(logprob))
-    with pytest.raises(TooManyFailuresError, match=r"an Action's logprobs\[0\] must be NaN .* or from -104 .* got"):
+    with pytest.raises(TooManyFailuresError, match=r"an Action's logprobs\[0\] must be NaN .* or between -104 .* got"):
         trainer.train()
     assert not has_moved(trainer)
 

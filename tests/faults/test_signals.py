@@ -374,7 +374,7 @@ def test_a_signal_that_comes_after_everything_is_not_lost(tmp_path: Path, monkey
             signal.raise_signal(signal.SIGINT)
         return agreed
 
-    monkeypatch.setattr(trainer._preemption, "_agree", then_signal)
+    monkeypatch.setattr(trainer._preemption, "_should_stop", then_signal)
     with pytest.raises(KeyboardInterrupt) as caught:
         trainer.train()
     assert not isinstance(caught.value, Preempted)

@@ -122,7 +122,7 @@ class Diagnostics:
         sums = [(math.fsum(one.turn_rewards), one.final_reward) for one in rollouts if one.turn_rewards]
         if self._sums_returns and not all(math.isclose(*pair, rel_tol=1e-6, abs_tol=1e-6) for pair in sums):
             self._warn_once(
-                "the final reward is not the sum of the turn rewards, but %r sums turn rewards: return the rewards from "
+                "the final reward is not the sum of the turn rewards, but %r sums turn rewards: return it from "
                 "_step_episode, or set env_config['turn_credit'] to 'final'",
                 name,
             )
