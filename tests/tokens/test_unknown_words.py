@@ -94,7 +94,7 @@ def test_demonstrations_of_a_larger_tokenizer_than_the_models_are_refused() -> N
     model, tokenizer = tiny_policy(WORDS, hidden_size=16)
     trajectories = GuessEnv(chat_tokenizer()).rollout(tasks(2), Counting())
     with pytest.raises(
-        ConfigError, match=r"has the token id \d+, but the model has embeddings for 21 ids.*own tokenizer"
+        ConfigError, match=r"has the token id \d+, but the model has embeddings for 21 ids.*model's tokenizer"
     ):
         imitate(model, trajectories, tokenizer, tiny_imitation_config(1))
 

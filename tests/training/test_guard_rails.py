@@ -90,7 +90,9 @@ def test_a_batch_without_anything_to_train_on_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     wanted = ["no rollout of the generation batch is left to train on: all failed or were filtered out"]
-    warned = [message for message in warnings_of(tmp_path, caplog, batch, **changes) if "one rollout" not in message]
+    warned = [
+        message for message in warnings_of(tmp_path, caplog, batch, **changes) if "one usable rollout" not in message
+    ]
     assert warned == (wanted if is_warned_of else [])
 
 
@@ -193,7 +195,7 @@ ALONE = [[f"{i}-{k}" for k in range(2)] for i in range(8)]
         (STEADY, functools.partial(gigpo, step_weight=0.5), ["the environment returns no state keys"]),
         (STEADY, "grpo", []),
         (keyed(*[("a", None)] * 8), "gigpo", []),
-        (keyed(*ALONE), "gigpo", ["too fine for 4 rollouts a task"]),
+        (keyed(*ALONE), "gigpo", ["too fine for 4 rollouts per task"]),
         (keyed(*ALONE), "grpo", []),
         (keyed(*ALONE[:7], ALONE[6]), "gigpo", []),  # 12 of 16 alone
         (keyed(*[("a", "b")] * 8), "gigpo", []),
@@ -208,7 +210,7 @@ def test_gigpo_without_groups_of_states_is_warned_of(
 
 
 LONG = [rollout([0.5, 1.0], num_tokens=251)] * 8
-PRODUCT = "ratios that multiply those of all tokens of a row, 502 agent tokens on average"
+PRODUCT = "ratio of a row multiplies those of all its agent tokens, 502 on average"
 MEAN = "importance_sampling_level='sequence' clips a mean over 502 agent tokens"
 
 
@@ -296,7 +298,7 @@ def test_a_run_whose_rewards_are_all_equal_says_so(
 def test_a_run_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="agentsgym"):
         trainer_of(tmp_path, max_steps=3, advantage_estimator="grpo", discount=0.5).train()
-    assert caplog.text.count("discount=0.5 does nothing") == 1
+    assert caplog.text.count("discount=0.5 has no effect") == 1
 
 
 @pytest.mark.parametrize("max_steps_per_episode", [1, 4])  # in the first, reward is as sparse as it can be

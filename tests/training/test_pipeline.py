@@ -376,7 +376,7 @@ def scored(final_reward: float, *, group: int) -> ScoredRollout:
 @pytest.mark.parametrize(
     ("estimator", "words"),
     [
-        (comparing, ["no state keys, so that 'comparing'", "'comparing' has no baseline", "discount=0.5 does nothing"]),
+        (comparing, ["no state keys, so 'comparing'", "'comparing' has no baseline", "discount=0.5 has no effect"]),
         (critical, ["'critical' sums turn rewards"]),
         (plain, ["discount=0.5 has no effect: 'plain'"]),
         (silent, []),

@@ -361,14 +361,14 @@ def test_what_trl_keeps_has_the_form_that_we_fill(tmp_path: Path) -> None:
     assert set(trainer._metrics) >= {"train", "eval"}
     assert set(trainer._logs) >= {"prompt", "completion", "rewards", "advantages", "extra"}
     assert (trainer.num_generations, trainer.num_generations_eval) == (4, 2)
-    trainer._logs["rewards"][_trl.environment.__name__].append(1.0)
+    trainer._logs["rewards"][_trl.unused_reward.__name__].append(1.0)
     trainer._logs["extra"]["anything"].append(1.0)
     trainer._metrics["train"]["anything"].append(1.0)
 
 
 def test_trl_calls_no_reward_function(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="must never be called"):
-        _trl.environment(prompts=[], completions=[])
+        _trl.unused_reward(prompts=[], completions=[])
     trainer_of(tmp_path, max_steps=1).train()
 
 
