@@ -2,22 +2,22 @@
 
 ::
 
-    base          MultistepEnv: the hooks that a class defines, and rollout, run_trial, generate
+    base          MultistepEnv: the hooks that a subclass defines, and rollout, run_trial, generate
     contract      the members of an environment that a trial uses
-    play          many trials at once, with retries
+    play          many concurrent trials, with retries
     trial         one live trial: observe, call the agent, record, step
     by_hand       one episode, action by action: reset and step
-    conversation  the record of a conversation, and the budget of tokens
-    boundary      calls of users' code, and checks of its results
+    conversation  the record of a conversation, and the token budget
+    boundary      calls to user code, and checks of its results
     starts        checks of tasks, and warnings about wrong starts of episodes
-    subclass      checks of a new subclass, and of the arguments that one is built with
+    subclass      checks of a new subclass, and the arguments of its instances
     config        the common keys of env_config
     dataset_rows  the columns of a row: class, configuration and task
-    spec          the record by which an environment plugs in, read without importing it
-    players       an environment's own players, and their mean rewards (anchors)
+    spec          how an environment plugs in, readable without importing it
+    players       the players that an environment provides, and their mean rewards (anchors)
     datasets/     rows to train on: options, sources, mixtures, the registry and names
     check/        checks of the contract by playing
-    calls/        the schemas of tools, and checks of calls
+    calls/        the schemas of tools, and checks of tool calls
     shared/       parts of several environments: engines in processes, text worlds, exact play, numbers in texts
 """
 

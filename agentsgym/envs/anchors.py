@@ -1,4 +1,4 @@
-"""Mean rewards of random and optimal play: the two ends of the scale for scores."""
+"""Mean rewards of random and optimal play: the two ends of the scale of scores."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Anchors:
     """The mean final rewards of two players under the same rules and limits.
 
     Attributes:
-        random: Mean of a player that takes each legal action with equal probability.
-        optimal: Mean of the best possible player; not below ``random``.
+        random: Mean reward of a player that chooses each legal action with equal probability.
+        optimal: Mean reward of the best possible player; not below ``random``.
 
     >>> Anchors(random=0.25, optimal=1.0)
     Anchors(random=0.25, optimal=1.0)

@@ -1,4 +1,4 @@
-"""The environment contract: a class writes three hooks, everyone calls ``rollout``, ``run_trial`` or ``generate``."""
+"""The environment contract: subclasses implement three hooks, and callers use ``rollout`` and similar methods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentsgym.agents.base import Agent, as_agent
 from agentsgym.batch.padding import pad_task_groups, unpadded_row
 from agentsgym.batch.transitions import transitions
 from agentsgym.credit.rewards import per_token_rewards
-from agentsgym.envs.boundary import as_flag, call_environment
+from agentsgym.envs.boundary import as_bool, call_environment
 from agentsgym.envs.by_hand import EpisodeByHand
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
@@ -55,39 +55,41 @@ class MultistepEnv(ABC):
     own keys to ``env_config`` through ``config_fields``.
 
     Attributes:
-        tokenizer: Turns text into the policy's ids; None plays with text alone.
+        tokenizer: The policy's tokenizer; None if only text is exchanged.
         env_config: The validated configuration, defaults filled in.
-        given_config: The plain (JSON) values of the ``env_config`` that the outermost class was called with, before any
-            constructor took a key out: what dataset rows are compared with.
+        given_config: The JSON values of the ``env_config`` that was passed to the class, before any constructor removed
+            a key; dataset rows are compared with it.
         active_states: The state of each live session, by ``session_id``.
-        config_fields: The class's own keys of ``env_config``.
-        default_config: The class's own defaults for the common keys.
-        task_fields: The keys that a task may have beside ``seed``; None for any.
-        spec: The record that names the class's players, games and extra; subclasses inherit it.
+        config_fields: Additional keys of ``env_config`` that the class defines.
+        default_config: The class's defaults for the common keys.
+        task_fields: The keys that a task may have in addition to ``seed``; None for any.
+        spec: The class's players, its games and the pip extra that it needs; inherited by subclasses.
 
     Keys of ``env_config`` that every environment has:
 
-    - ``max_steps_per_episode``: turns that an episode may take.
-    - ``episodes_per_trial``: episodes of one task that a session plays in a row.
-    - ``free_shots``: how many of them, from the first on, are practice; fewer than ``episodes_per_trial``.
-    - ``error_allowance``: invalid actions that are forgiven in an episode.
-    - ``system_prompt``: replaces the environment's own system message.
-    - ``max_trajectory_tokens``: limit of the whole trajectory, prompts included.
+    - ``max_steps_per_episode``: maximum number of turns of an episode.
+    - ``episodes_per_trial``: number of episodes of one task that a session plays in sequence.
+    - ``free_shots``: number of practice episodes at the start of a trial; less than ``episodes_per_trial``.
+    - ``error_allowance``: number of invalid actions that do not end an episode.
+    - ``system_prompt``: replaces the environment's system message.
+    - ``max_trajectory_tokens``: maximum number of tokens of a trajectory, prompts included.
     - ``turn_credit``, ``token_credit``: which turn is rewarded, and which of its tokens; see
       :mod:`agentsgym.credit.rewards`.
     - ``keep_history``: whether the episodes of a trial share one conversation.
-    - ``chat_template_kwargs``: further variables of the chat template, for every prompt.
-    - ``guard_added_tokens``: whether spellings of added tokens, such as ``<think>``, stay plain text in prompts.
-    - ``unguarded_tokens``: added tokens that become tokens there nevertheless, such as ``<table>``.
-    - ``history``: the earlier messages that the agent sees: all of them unchanged, as the template renders them anew,
-      or the result of a function of the messages.
+    - ``chat_template_kwargs``: additional variables of the chat template, for every prompt.
+    - ``guard_added_tokens``: whether text in prompts that looks like an added token, such as ``<think>``, is tokenized
+      as plain text.
+    - ``unguarded_tokens``: exceptions to ``guard_added_tokens``: added tokens, such as ``<table>``, that prompts may
+      contain.
+    - ``history``: how the agent sees earlier messages: ``"append"`` (the recorded tokens), ``"rerender"`` (rendered
+      again by the template), or a function that returns the messages to show.
     """
 
     config_fields: ClassVar[Mapping[str, Field]] = {}
     default_config: ClassVar[Mapping[str, Any]] = {}
     task_fields: ClassVar[Collection[str] | None] = None
     spec: ClassVar[EnvSpec] = EnvSpec()
-    takes_actions: ClassVar[bool] = False
+    overrides_step_action: ClassVar[bool] = False
     _called_with: dict[str, Any] | None
     _called_parts: list[str]
 
@@ -96,7 +98,7 @@ class MultistepEnv(ABC):
         prepare_class(cls, MultistepEnv)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Record the arguments of the outermost class, before any constructor takes a key out."""
+        """Record the arguments passed to the class, before any constructor removes a key."""
         check_keywords(cls, kwargs)
         env = super().__new__(cls)
         env._called_with, env._called_parts = called_config(cls, args, kwargs), called_parts(cls, args, kwargs)
@@ -106,53 +108,53 @@ class MultistepEnv(ABC):
 
         def __getattr__(self, name: str) -> Any:
             check_initialized(self, name)
-            return super().__getattribute__(name)  # raises what the first attempt raised, a property's error included
+            return super().__getattribute__(name)  # raises the original error, even if it came from inside a property
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
     ) -> None:
-        """Check the configuration and find out how the tokenizer writes a conversation.
+        """Check the configuration, and how the tokenizer formats a conversation.
 
         Args:
-            tokenizer: The policy's tokenizer, with a pad token; None for agents that only read and write text.
-            env_config: Keys of :data:`agentsgym.envs.config.COMMON_FIELDS` and of the class's ``config_fields``.
+            tokenizer: The policy's tokenizer, with a pad token; None for agents that exchange only text.
+            env_config: Values for keys of :data:`agentsgym.envs.config.COMMON_FIELDS` and of ``config_fields``.
 
         Raises:
             ConfigError: A key is unknown, a value is not valid, or the tokenizer has the wrong type or no pad token.
-            TemplateError: The chat template does not allow exact tokens.
+            TemplateError: Exact token ids cannot be recorded with this chat template.
         """
-        self._starts = StartChecks()  # its presence means that this constructor has run
+        self._starts = StartChecks()  # set only by this constructor: shows that it has run
         check_tokenizer(tokenizer, type(self))
         self.tokenizer = tokenizer
         self.given_config, self.env_config = given_and_valid(type(self), MultistepEnv, env_config, self._called_with)
         self._check_config(self.env_config)
         self._tool_schemas: tuple[dict[str, Any], ...] | None = None
         self._chat_format: ChatFormat | None = None
-        if type(self)._tools is MultistepEnv._tools:  # otherwise its result may need the rest of a constructor
+        if type(self)._tools is MultistepEnv._tools:  # an override may use attributes that are set later
             _ = self.chat_format  # rejects an unsupported template
         self.active_states: dict[str, State] = {}
         self._generators: dict[str, random.Random] = {}
         self._by_hand: EpisodeByHand | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process, without the sessions, which stay where they began."""
+        """Return the state for another process, without the live sessions, which cannot be moved."""
         check_initialized(self)
-        none_in_play: dict[str, Any] = {"active_states": {}, "_generators": {}, "_starts": StartChecks()}
-        return {**vars(self), "_chat_format": None, "_by_hand": None, **none_in_play}
+        no_sessions: dict[str, Any] = {"active_states": {}, "_generators": {}, "_starts": StartChecks()}
+        return {**vars(self), "_chat_format": None, "_by_hand": None, **no_sessions}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
 
     @property
     def tool_schemas(self) -> tuple[dict[str, Any], ...]:
-        """The JSON schemas of :meth:`_tools`, read at first use; empty without tools."""
+        """The JSON schemas of :meth:`_tools`, created at first use; empty without tools."""
         if self._tool_schemas is None:
             self._tool_schemas = schemas_of(self._tools(), type(self).__name__)
         return self._tool_schemas
 
     @property
     def chat_format(self) -> ChatFormat | None:
-        """How the tokenizer writes a conversation with these tools, found at first use; None without a tokenizer."""
+        """The tokenizer's chat format with these tools, determined at first use; None without a tokenizer."""
         if self._chat_format is None and self.tokenizer is not None:
             self._chat_format = chat_format_of(self.tokenizer, self.env_config, self.tool_schemas)
         return self._chat_format
@@ -160,7 +162,7 @@ class MultistepEnv(ABC):
     # Called by subclasses
 
     def rng(self, session_id: str) -> random.Random:
-        """The session's private generator, seeded anew for each episode; no two sessions share draws by accident."""
+        """The session's random generator, seeded anew for each episode; sessions use independent streams."""
         if session_id not in self._generators:
             self._generators[session_id] = random.Random(derive_seed("session", session_id))
         return self._generators[session_id]
@@ -169,55 +171,58 @@ class MultistepEnv(ABC):
 
     @abstractmethod
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
-        """Make the state that an episode starts from; ``state["done"]`` is False."""
+        """Return the initial state of an episode, in which ``state["done"]`` is False."""
 
     @abstractmethod
     def _format_prompt(self, state: State, step: int) -> str | list[Message]:
-        """Return only what is new before turn ``step``; a str is one user message."""
+        """Return only the messages that are new since the previous action; a str stands for one user message."""
 
     @abstractmethod
     def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
         """Play one action and return (next state, reward, done, info).
 
-        ``done`` decides: the base writes it into the next state, so a state that was copied may still hold False. A
-        next state whose ``"done"`` is True where False is returned is a contradiction and fails the episode.
+        The returned ``done`` is authoritative: it is written to ``state["done"]``, so the returned state may still
+        contain False. A returned state with ``"done": True`` together with ``done=False`` fails the episode.
 
-        ``info["success"]`` is whether the task is solved (so far), ``info["invalid"]`` marks an invalid action,
-        ``info["random_reward"]`` and ``info["optimal_reward"]`` are what random and optimal play earn on average;
-        ``info["truncated"]`` marks a final step at which the environment's own turn limit ended the episode.
-        ``info["rewards"]`` gives each role its reward, with several roles (:meth:`_role`).
+        ``info["success"]`` is whether the task is solved (so far), ``info["invalid"]`` marks an invalid action, and
+        ``info["random_reward"]`` and ``info["optimal_reward"]`` are the mean rewards of random and optimal play.
+        ``info["truncated"]`` marks a final step at which the environment's turn limit ended the episode.
+        ``info["rewards"]`` has the reward of each role, if there are several roles (:meth:`_role`).
         """
 
     # Overridden by subclasses where needed
 
     def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
-        """Play one action whose calls of tools, thoughts and end count; by default its text, with _step_episode."""
+        """Play one action, including its tool calls, reasoning and finish reason; by default, pass on only its text.
+
+        Override this instead of :meth:`_step_episode` to use them.
+        """
         return self._step_episode(session_id, state, action.text)
 
     def _tools(self) -> Sequence[Callable[..., Any] | Mapping[str, Any]] | None:
         """Return the tools that the agent may call, the same in every episode: typed functions or full JSON schemas.
 
-        The chat template shows them in its own form; calls come back as ``action.tool_calls`` in :meth:`_step_action`,
-        and results go out as messages of the role ``"tool"`` from :meth:`_format_prompt`.
+        The chat template renders them. Calls arrive as ``action.tool_calls`` in :meth:`_step_action`, and results are
+        returned from :meth:`_format_prompt` as messages of the role ``"tool"``.
         """
         return None
 
     def _last_message(self, state: State) -> str | list[Message] | None:
-        """Return the message that follows the last action of an episode; None for none.
+        """Return the message that follows the last action of an episode, or None if there is none.
 
-        Called after the last step of an episode unless a token budget or a failure ended it. The messages end the
-        conversation and its tokens, on which no loss is computed; tokens that exceed the budget are left out.
-        Between the episodes of a trial that share a conversation (``keep_history``) the messages precede the next
-        first prompt, in one message if both are the user's.
+        Called after the last step of an episode unless a token budget or a failure ended it. The messages are appended
+        to the conversation and its tokens, and no loss is computed on them; tokens that exceed the budget are omitted.
+        If the episodes of a trial share a conversation (``keep_history``), the messages precede the next episode's
+        first prompt, merged into one message if both are user messages.
         """
         return None
 
     def _final_reward(self, state: State, turn_rewards: list[float]) -> float:
-        """Return the reward of the whole episode; by default the sum of its turn rewards."""
+        """Return the reward of the episode; by default, the sum of its turn rewards."""
         return float(sum(turn_rewards))
 
     def _calculate_rewards(self, trajectory: Trajectory) -> list[float]:
-        """Return per-token rewards, (T,); by default according to ``turn_credit`` and ``token_credit``."""
+        """Return per-token rewards, (T,); by default, according to ``turn_credit`` and ``token_credit``."""
         return per_token_rewards(
             trajectory, turn_credit=self.env_config["turn_credit"], token_credit=self.env_config["token_credit"]
         )
@@ -227,7 +232,7 @@ class MultistepEnv(ABC):
         return None
 
     def _role(self, state: State) -> Hashable | None:
-        """Return the agent's role in this turn, such as a player's seat; each role is rewarded and compared alone."""
+        """Return the agent's role in this turn, such as a player's seat; roles are rewarded and compared separately."""
         return None
 
     def _potential(self, state: State) -> float | None:
@@ -238,36 +243,36 @@ class MultistepEnv(ABC):
         """Raise :class:`TaskError` for a task that cannot be played; run for every task before any episode starts."""
 
     def _check_config(self, config: dict[str, Any]) -> None:  # noqa: B027  # most keys are independent
-        """Raise :class:`ConfigError` for values that do not go together."""
+        """Raise :class:`ConfigError` for incompatible values."""
 
     def _prepare_play(self, tasks: Sequence[TaskData], num_live: int) -> None:  # noqa: B027  # most need nothing
-        """Raise :class:`ConfigError` where ``num_live`` episodes of these tasks cannot be live at once.
+        """Raise :class:`ConfigError` if ``num_live`` episodes of these tasks cannot be live concurrently.
 
-        Called in the process that plays, before the first of them begins, and again before failed ones are retried.
+        Called in the process that plays, before the first episode starts, and again before failed ones are retried.
         """
 
     def _system_prompt(self) -> str | None:
-        """Return the class's own system message; ``env_config["system_prompt"]`` replaces it."""
+        """Return the class's system message; ``env_config["system_prompt"]`` replaces it."""
         return None
 
-    def _close_episode(self, session_id: str, state: State) -> None:  # noqa: B027  # most hold nothing outside
-        """Free what the episode, whose last state is given, holds outside of Python: a sandbox, a browser, a process.
+    def _close_episode(self, session_id: str, state: State) -> None:  # noqa: B027  # most hold no resources
+        """Release resources of the episode outside of Python, such as a browser; ``state`` is its last state.
 
         Called once for every episode whose ``_initialize_episode`` returned, after all other hooks, whatever ended it.
         An exception here is logged and counted (``Trajectory.num_close_errors``) and changes no result. A step that
-        timed out in a thread closes its episode when it returns. A worker process that exceeds its time has five
-        seconds to close its episodes; one that crashes closes none. Episodes replayed in another process are closed
-        again there.
+        timed out in a thread closes its episode when it returns. A worker process that exceeds its time limit has five
+        seconds to close its episodes; a process that crashes closes none. Episodes replayed in another process are
+        closed again there.
         """
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **kwargs: Any) -> Dataset:
-        """Make rows to train on; on an instance its :attr:`given_config` is the default ``env_config``."""
+        """Return training rows; when called on an instance, ``env_config`` defaults to its :attr:`given_config`."""
         raise NotImplementedError(f"{cls.__name__} ships no training tasks; pass your own rows")
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **kwargs: Any) -> Dataset:
-        """Make rows to evaluate on, as :meth:`get_train_dataset`."""
+        """Return evaluation rows; see :meth:`get_train_dataset`."""
         raise NotImplementedError(f"{cls.__name__} ships no evaluation tasks; pass your own rows")
 
     # Called by everyone
@@ -286,31 +291,33 @@ class MultistepEnv(ABC):
         episode_timeout_s: float | None = None,
         **limits: int | None,
     ) -> list[Trajectory]:
-        """Play every task ``num_rollouts`` times, many episodes at once: see :func:`~agentsgym.rollouts.driver.drive`.
+        """Play every task ``num_rollouts`` times, many concurrently: see :func:`~agentsgym.rollouts.driver.drive`.
 
         Args:
-            task_data_list: ``task_data`` dicts, or whole dataset rows; a task without a seed gets a fresh one.
+            task_data_list: ``task_data`` dicts, or complete dataset rows; a task without a seed gets a fresh one.
             agent: An :class:`~agentsgym.agents.base.Agent` or any object with ``get_action``.
             num_rollouts: Rollouts of each task, at least 1.
             max_concurrent: Maximum number of live episodes; None for all.
             on_finish: Called with each trajectory as soon as it is finished.
             failures: Policy for failed rollouts; by default they are kept, and the others continue.
             pool: Pool of threads or processes that runs this environment's hooks; None for the calling thread.
-            turn_timeout_s: Wall time of one call of the environment between two actions, and of one answer of an
-                agent that answers with coroutines; None for no limit. Without a pool it is noticed afterwards.
-            episode_timeout_s: Wall time of a whole trial; None for no limit.
+            turn_timeout_s: Wall-clock limit for the environment's work between two actions, and for one answer of an
+                async agent; None for no limit. Without a pool, a step is not interrupted, and exceeding the limit is
+                detected only when it returns.
+            episode_timeout_s: Wall-clock limit for a trial; None for no limit.
             **limits: ``max_turn_tokens`` (one action) and ``max_completion_length`` (everything after the first
-                prompt), each None for no limit; ``env_config["max_trajectory_tokens"]`` bounds the whole.
+                prompt), each None for no limit; ``env_config["max_trajectory_tokens"]`` limits the whole trajectory.
 
         Returns:
-            Task-major, failed ones included, without the task groups that ``failures.min_group_size`` leaves out.
+            The trajectories in task-major order, including failed ones, but without task groups smaller than
+            ``failures.min_group_size``.
 
         Raises:
             TaskError: ``task_data_list`` is not a list or is empty, or a task is not valid; nothing was played.
-            ConfigError: ``num_rollouts`` or a limit is not a positive number, the agent is not one or reads the ids of
-                another tokenizer, a row is of another class or configuration, or this environment cannot be sent to
-                the pool's processes.
-            TemplateError: The chat template does not take a conversation's first prompt.
+            ConfigError: ``num_rollouts`` or a limit is not a positive number, ``agent`` is not an agent or uses a
+                different tokenizer, a row belongs to another class or configuration, or this environment cannot be
+                sent to the pool's processes.
+            TemplateError: The chat template rejects the first prompt of a conversation.
             TooManyFailuresError: More rollouts failed than ``failures`` allows, or no task group is large enough.
         """
         check_options(limits, self.rollout, self.trials, relatives=[self.generate])
@@ -337,8 +344,8 @@ class MultistepEnv(ABC):
         Returns:
             ``len(task_data_list) * num_rollouts`` rows, task-major: ``padded_full_token_ids``,
             ``padded_full_attention_mask``, ``padded_agent_token_mask``, ``padded_per_token_rewards``,
-            ``padded_logprobs`` (rows of one task padded on the right to that task's longest, ids with
-            ``pad_token_id``, the rest with 0; None for a rollout whose log-probabilities are not known),
+            ``padded_logprobs`` (each task's rows are padded on the right to the longest, ids with ``pad_token_id``, the
+            rest with 0; None for a rollout whose log-probabilities are unknown),
             ``final_rewards``, ``session_ids``, ``final_completion_messages`` (the conversation) and ``stop_reasons``.
 
         Raises:
@@ -359,7 +366,7 @@ class MultistepEnv(ABC):
         return_all_steps: bool = False,
         **kwargs: Any,
     ) -> dict[str, list[list[Any]]]:
-        """Play as :meth:`rollout` does and nest the rollouts turn by turn, or with the last turn (if any) alone.
+        """Play as :meth:`rollout` does, and return every turn of each rollout, or only the last one (if any).
 
         Returns:
             For rollout p (task-major) and turn k ``ids``, ``prompt_ids``, ``messages``, ``mask``, ``logprobs``,
@@ -374,8 +381,8 @@ class MultistepEnv(ABC):
         """Play one episode of the session whose state the caller put in ``active_states``.
 
         Returns:
-            ``full_token_ids``, ``full_attention_mask``, ``agent_token_mask``, ``per_token_rewards`` (equally long,
-            unpadded), ``final_reward``, ``final_completion_messages`` (the conversation) and ``session_id``.
+            ``full_token_ids``, ``full_attention_mask``, ``agent_token_mask``, ``per_token_rewards`` (unpadded, of the
+            same length), ``final_reward``, ``final_completion_messages`` (the conversation) and ``session_id``.
 
         Raises:
             EnvError: The environment failed, or the session does not exist.
@@ -391,13 +398,13 @@ class MultistepEnv(ABC):
         return unpadded_row(trajectory)
 
     def reset(self, task_data: TaskData | None = None) -> list[Message]:
-        """Begin an episode to be played by hand with :meth:`step`, to try out an environment in a notebook.
+        """Start an episode to be played by hand with :meth:`step`, for example to try out an environment in a notebook.
 
-        The episode is played in its own session by the same rules as any other: its draws, invalid actions that
-        are forgiven, limits of turns and tokens. One that was begun before is ended.
+        The episode is played in a separate session by the same rules as any other: random draws, the allowance for
+        invalid actions, turn and token limits. An earlier episode that is still open is closed.
 
         Args:
-            task_data: The task, or a whole dataset row; one without a seed gets a fresh one. None for ``{}``.
+            task_data: The task, or a complete dataset row; a task without a seed gets a fresh one. None for ``{}``.
 
         Returns:
             The messages of the first prompt.
@@ -405,7 +412,7 @@ class MultistepEnv(ABC):
         Raises:
             TaskError: The task cannot be played.
             EnvError: The environment failed.
-            ConfigError: The environment cannot play, or the first prompt leaves no room for an action.
+            ConfigError: The environment cannot play this task now, or the first prompt uses up the token budget.
         """
         check_initialized(self)
         if self._by_hand is not None:
@@ -416,17 +423,17 @@ class MultistepEnv(ABC):
         return self._by_hand.observation()
 
     def step(self, action: str | Action) -> tuple[list[Message], float, bool, dict[str, Any]]:
-        """Play one action in the episode that :meth:`reset` began.
+        """Play one action in the episode that :meth:`reset` started.
 
         Args:
-            action: The agent's text, or an :class:`~agentsgym.types.Action`, for calls of tools for example.
+            action: The agent's text, or an :class:`~agentsgym.types.Action`, for example for tool calls.
 
         Returns:
             (the environment's reply, the turn's reward, whether the episode is over, its ``info``). When it
             is over, ``info["stop_reason"]`` is the reason.
 
         Raises:
-            ConfigError: No episode was begun, it is over, or the action is neither.
+            ConfigError: No episode was started, it is over, or ``action`` is neither a str nor an Action.
             EnvError: The environment failed, or the action cannot be recorded; the episode is over then.
         """
         check_initialized(self)
@@ -444,7 +451,7 @@ class MultistepEnv(ABC):
         max_turn_tokens: int | None = None,
         max_completion_length: int | None = None,
     ) -> list[Trial]:
-        """Check every task and set up its trials, not started yet, task-major; arguments as in :meth:`rollout`."""
+        """Check every task and create its trials, in task-major order, without starting them: see :meth:`rollout`."""
         check_initialized(self)
         require("num_rollouts", num_rollouts, is_int(1), "a positive int")
         tasks, most = tasks_of_rows(self, task_data_list), self.env_config["max_trajectory_tokens"]
@@ -467,11 +474,11 @@ class MultistepEnv(ABC):
         ]
 
     def check_task(self, task_data: TaskData, name: str = "task_data") -> None:
-        """Raise :class:`TaskError` for a task that cannot be played, called ``name`` in errors."""
+        """Raise :class:`TaskError` for a task that cannot be played; the error calls it ``name``."""
         check_task(task_data, name, self.task_fields, self._check_task)
 
     def start_session(self, session_id: str, task_data: TaskData, seed: int, episode: int = 0) -> State:
-        """Seed the session's generator for one episode and put its start state in ``active_states``.
+        """Seed the session's generator for one episode and put its initial state in ``active_states``.
 
         Raises:
             EnvError: The state is not a dict whose ``"done"`` is False.
@@ -481,8 +488,8 @@ class MultistepEnv(ABC):
         state = cast("State", call_environment(self._initialize_episode, session_id, task))
         is_state = isinstance(state, dict)  # pyright: ignore[reportUnnecessaryIsInstance]
         if is_state:
-            self.active_states[session_id] = state  # an invalid one too, so that it is closed
-        if not is_state or as_flag("_initialize_episode's state['done']", call_environment(state.get, "done")):
+            self.active_states[session_id] = state  # even if it is invalid, so that the episode is closed
+        if not is_state or as_bool("_initialize_episode's state['done']", call_environment(state.get, "done")):
             raise EnvError(f"_initialize_episode must return a dict whose 'done' is False, got {shown(state)}")
         self._starts.check_state(session_id, state)
         return state
@@ -496,9 +503,9 @@ class MultistepEnv(ABC):
     def check_starts(
         self, trajectories: Iterable[Trajectory], group_of: Callable[[Trajectory], Hashable] | None = None
     ) -> None:
-        """Warn about finished rollouts of one task group, by default of one ``task_index``, that began differently.
+        """Warn about finished rollouts of one task group (by default, one ``task_index``) whose first prompts differ.
 
-        Also warn about words that the tokenizer cannot read; each warning is given once.
+        Also warn about words that the tokenizer cannot encode. Each warning is logged once.
         """
         trajectories = [*trajectories]
         warn_of_unknown_words(self.tokenizer, trajectories)

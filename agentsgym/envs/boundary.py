@@ -1,6 +1,6 @@
-"""Call users' code and check what it returns before use: foreign code may raise and return anything.
+"""Call user code and check what it returns before use: it may raise or return anything.
 
-An exception in an environment's hook fails its own episode and no other.
+An exception in an environment's hook fails only the episode in which it was raised.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LARGEST = 3.4e38
 
 
 def call_environment(hook: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a hook of the environment; whatever it raises becomes an :class:`EnvError`, the cause attached."""
+    """Call a hook of the environment; any exception becomes an :class:`EnvError` with the original as its cause."""
     try:
         return hook(*arguments)
     except BaseException as error:
@@ -28,18 +28,18 @@ def call_environment(hook: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def failure_of_hook(hook: Callable[..., Any], error: BaseException) -> EnvError:
-    """Make the failure of an episode from a hook's exception; an interruption is raised again."""
+    """Convert a hook's exception to the :class:`EnvError` that fails its episode; interruptions are re-raised."""
     if is_interruption(error):
         raise error
     return failure_of(EnvError, getattr(hook, "__qualname__", None) or shown(hook), error, hook)
 
 
 def failure_of_value(name: str, error: BaseException) -> EnvError:
-    """Make the failure of an episode from what a returned value raised when it was inspected.
+    """Convert an exception that a returned value raised when it was inspected to the episode's :class:`EnvError`.
 
     Args:
-        name: Name of the returned value, as in ``"_step_episode"``.
-        error: The caught error. One that is not a failure of the value, or already names it, is raised again.
+        name: Name of the hook that returned the value, as in ``"_step_episode"``.
+        error: The caught exception. An interruption, or an :class:`EnvError`, is re-raised.
     """
     if isinstance(error, EnvError) or is_interruption(error):
         raise error
@@ -47,8 +47,8 @@ def failure_of_value(name: str, error: BaseException) -> EnvError:
 
 
 def _as_conversation(messages: Any) -> list[Message] | None:
-    """Return chat messages without subclasses, whose methods are foreign code; None for anything else."""
-    # Every turn of every episode comes through here: no copy as long as all is well.
+    """Return chat messages as plain dicts and strings, since subclasses may run user code; None for anything else."""
+    # On the hot path of every turn, so valid input is returned without a copy.
     if (
         type(messages) is list
         and messages
@@ -67,7 +67,7 @@ def _as_conversation(messages: Any) -> list[Message] | None:
 
 
 def plain_str(text: str) -> str:
-    """Convert a str that may be of a subclass to a plain str."""
+    """Convert an instance of a str subclass to a plain str."""
     return text if type(text) is str else str.__str__(text)
 
 
@@ -78,7 +78,7 @@ def with_plain_text(action: Any) -> Any:
     return dataclasses.replace(action, text=plain_str(action.text))
 
 
-def action_error(action: Any, room: int | None, vocabulary_size: float) -> str:
+def action_error(action: Any, max_tokens: int | None, vocabulary_size: float) -> str:
     """Describe why an agent's answer cannot be recorded; empty if it can."""
     if not isinstance(action, Action) or not isinstance(action.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         return f"an agent must return an Action, got {shown(action)}"
@@ -87,15 +87,15 @@ def action_error(action: Any, room: int | None, vocabulary_size: float) -> str:
     if action.token_ids is None:
         return "" if is_unicode(action.text) else f"an Action's text must be valid Unicode, got {shown(action.text)}"
     error = _ids_error(action.token_ids, vocabulary_size)
-    if not error and room is not None and len(action.token_ids) > room:
-        error = f"an action of {len(action.token_ids)} tokens, more than the {room} requested"
+    if not error and max_tokens is not None and len(action.token_ids) > max_tokens:
+        error = f"the action has {len(action.token_ids)} tokens, more than this turn's limit of {max_tokens}"
     if not error and action.logprobs is not None:
         error = _logprobs_error(action.logprobs)
     return error
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a tokenizer can read it: half of a surrogate pair, as JSON may hold, is not a character."""
+    """Whether a tokenizer can encode a text: unpaired surrogates, which JSON escapes can produce, cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -104,10 +104,10 @@ def is_unicode(text: str) -> bool:
 
 
 def _ids_error(ids: Any, vocabulary_size: float) -> str:
-    if type(ids) is not list and not isinstance(ids, Sequence):  # the first is quicker by far
-        return f"an Action's token_ids must be a list of ints, as tolist() gives, got {_described(ids)}"
+    if type(ids) is not list and not isinstance(ids, Sequence):  # checking the exact type is much faster
+        return f"an Action's token_ids must be a list of ints (use tolist() for a tensor), got {_described(ids)}"
     values = cast("Sequence[Any]", ids)
-    # Every turn of every episode comes through here: no loop in Python as long as all is well.
+    # On the hot path of every turn, so valid input is checked without a Python loop.
     if set(map(type, values)) <= {int} and min(values, default=0) >= 0 and max(values, default=0) < vocabulary_size:
         return ""
     index, wrong = next((n, i) for n, i in enumerate(values) if type(i) is not int or not 0 <= i < vocabulary_size)
@@ -120,18 +120,18 @@ def _logprobs_error(numbers: Any) -> str:
     try:
         is_sequence = type(numbers) is list or isinstance(numbers, Sequence)
         values = cast("Sequence[Any]", numbers) if is_sequence else [None]
-        # Every turn of every episode comes through here. None is lower than the sum by more than the others may add.
+        # On the hot path: no value exceeds MAX_LOGPROB, so if the sum is at least MIN_LOGPROB + most, none is too low.
         most = len(values) * MAX_LOGPROB
         if not values or (max(values) <= MAX_LOGPROB and sum(values) >= MIN_LOGPROB + most):
             return ""
         invalid = (n for n, one in enumerate(values) if not (math.isnan(one) or MIN_LOGPROB <= one <= MAX_LOGPROB))
         index = next(invalid, None)
-    except Exception:  # noqa: BLE001  # they may be of any type, and compare as they like
+    except Exception:  # noqa: BLE001  # the values may be of any type, and comparing them may raise anything
         given = _described(cast("object", numbers))
-        return f"an Action's logprobs must be a list of floats, none infinite, as tolist() gives, got {given}"
+        return f"an Action's logprobs must be a list of floats, finite or NaN (use tolist() for a tensor), got {given}"
     if index is None:
         return ""
-    expected = f"NaN where it is not known, or from {MIN_LOGPROB:.0f} (float32 holds no smaller probability) to 0"
+    expected = f"NaN if it is unknown, or between {MIN_LOGPROB:.0f} (the smallest probability in float32) and 0"
     return f"an Action's logprobs[{index}] must be {expected}, got {_described(values[index])}"
 
 
@@ -140,13 +140,14 @@ def _described(value: object) -> str:
 
 
 class Step(NamedTuple):
-    """The environment's answer to an action.
+    """The environment's response to an action.
 
     Attributes:
-        reward: Its reward; with rewards by role, that of the role that acted.
+        reward: The reward of the action; with rewards by role, the reward of the role that acted.
         done: Whether the episode has ended.
         invalid: Whether the action was invalid.
         role_rewards: The reward of each role; None without rewards by role.
+        truncated: Whether the environment's turn limit ended the episode.
     """
 
     reward: float = 0.0
@@ -157,11 +158,12 @@ class Step(NamedTuple):
 
 
 def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
-    """Read what ``_step_episode`` returned: the next state, the step and its info, or an :class:`EnvError`.
+    """Check what ``_step_episode`` returned, write ``done`` into the next state, and return state, step and info.
 
-    ``done`` is written into the next state.
+    Raises:
+        EnvError: The returned value is invalid.
     """
-    # Every turn of every episode comes through here: no further function between the two.
+    # On the hot path of every turn, so this is a single function.
     try:
         is_answer = isinstance(answer, tuple) and len(cast("tuple[Any, ...]", answer)) == 4
         if not (is_answer and isinstance(answer[0], dict) and isinstance(answer[3], dict)):
@@ -171,16 +173,16 @@ def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
         next_state, reward, done, info = cast("tuple[dict[str, Any], Any, Any, dict[str, Any]]", answer)
         step = Step(
             as_number("_step_episode's reward", reward),
-            as_flag("_step_episode's done", done),
-            as_flag("_step_episode's info['invalid']", info.get("invalid")),
+            as_bool("_step_episode's done", done),
+            as_bool("_step_episode's info['invalid']", info.get("invalid")),
             None if info.get("rewards") is None else as_role_rewards(info["rewards"]),
-            as_flag("_step_episode's info['truncated']", info.get("truncated")),
+            as_bool("_step_episode's info['truncated']", info.get("truncated")),
         )
         for key, check in INFO_KEYS.items():
             if info.get(key) is not None:
                 check(f"_step_episode's info[{key!r}]", info[key])
-        # The other way round is how a state is mostly made: {**state, ...} copies the False that it held.
-        if as_flag("_step_episode's state['done']", next_state.get("done")) and not step.done:
+        # done=True with a state whose "done" is still False is fine: {**state, ...} copies the old False.
+        if as_bool("_step_episode's state['done']", next_state.get("done")) and not step.done:
             sentence = "_step_episode returned done=False with a state whose 'done' is True: they must agree"
             raise EnvError(sentence)  # noqa: TRY301
         next_state["done"] = step.done
@@ -190,12 +192,12 @@ def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
 
 
 def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
-    """Read what ``_format_prompt``, or the hook of that name, returned: messages, a str being one of the user.
+    """Convert what ``_format_prompt``, or the hook ``name``, returned to messages; a str becomes one user message.
 
     Raises:
-        EnvError: It is neither.
+        EnvError: The returned value is neither a str nor messages.
     """
-    if type(prompt) is str:  # nearly every turn comes through here
+    if type(prompt) is str:  # the most frequent case
         return [{"role": "user", "content": prompt}]
     try:
         given: Any = [{"role": "user", "content": plain_str(prompt)}] if isinstance(prompt, str) else prompt
@@ -207,13 +209,13 @@ def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
         items = cast("list[Any]", given) if isinstance(given, list) else []
         fields = [cast("dict[str, Any]", one) for one in items if isinstance(one, dict)]
         if any(isinstance(one.get("content"), list) for one in fields):
-            wanted += " whose content is a str (a list of parts is not taken, only text is recorded)"
+            wanted += " whose content is a str (lists of content parts are not supported: only text is recorded)"
         raise EnvError(f"{name} must return {wanted}, got {shown(prompt)}")
     return messages
 
 
 def as_system_prompt(text: Any) -> str | None:
-    """Read what ``_system_prompt`` returned, or an :class:`EnvError`."""
+    """Return what ``_system_prompt`` returned, as a plain str or None; raise :class:`EnvError` for anything else."""
     try:
         system = plain_str(text) if isinstance(text, str) else None
     except BaseException as error:
@@ -224,7 +226,7 @@ def as_system_prompt(text: Any) -> str | None:
 
 
 def rewritten_history(history: Callable[[list[Message]], Any], messages: list[Message]) -> list[Message]:
-    """Call ``env_config["history"]`` and return the messages that the agent answers, or raise an :class:`EnvError`."""
+    """Call ``env_config["history"]``, and return the messages for the agent to answer, or raise :class:`EnvError`."""
     name = "env_config['history']"
     rewritten = call_environment(history, messages)
     try:
@@ -240,7 +242,7 @@ def rewritten_history(history: Callable[[list[Message]], Any], messages: list[Me
 
 
 def as_token_rewards(rewards: Any, num_tokens: int) -> list[float]:
-    """Read what ``_calculate_rewards`` returned: one reward a token, or an :class:`EnvError`."""
+    """Check that ``_calculate_rewards`` returned one reward per token, or raise :class:`EnvError`."""
     try:
         num_given = len(cast("list[Any]", rewards)) if isinstance(rewards, list) else None
     except BaseException as error:
@@ -252,7 +254,7 @@ def as_token_rewards(rewards: Any, num_tokens: int) -> list[float]:
 
 
 def as_hashable(name: str, value: Any) -> Hashable:
-    """Return a hashable value, or raise an :class:`EnvError` that names it."""
+    """Return a hashable value, or raise :class:`EnvError` with its name."""
     try:
         hash(value)
     except BaseException as error:
@@ -263,24 +265,24 @@ def as_hashable(name: str, value: Any) -> Hashable:
 
 
 def as_number(name: str, value: Any) -> float:
-    """Return a finite number within single precision, or raise an :class:`EnvError` that names it."""
+    """Return a finite number in the range of single precision, or raise :class:`EnvError` with its name."""
     if type(value) is float and abs(value) <= _LARGEST:
         return value
     try:
         number = math.nan if isinstance(value, str) else float(value)
-    except BaseException as error:  # the conversion is the foreign object's own
+    except BaseException as error:  # the conversion runs user code
         if is_interruption(error):
             raise
         number = math.nan
     if not math.isfinite(number):
         raise EnvError(f"{name} must be a finite number, got {shown(value)}")
-    if abs(number) > _LARGEST:  # sums and squares of what is smaller are finite doubles
+    if abs(number) > _LARGEST:  # smaller values can be summed and squared in double precision
         raise EnvError(f"{name} must lie within ±{_LARGEST:g}, the range of single precision, got {shown(value)}")
     return number
 
 
 def as_role_rewards(rewards: Any) -> dict[Hashable, float]:
-    """Read ``info["rewards"]``: a finite number for each role, or an :class:`EnvError`."""
+    """Check that ``info["rewards"]`` has a finite number for each role, or raise :class:`EnvError`."""
     name = "_step_episode's info['rewards']"
     if not isinstance(rewards, Mapping):
         raise EnvError(f"{name} must be a dict of one reward per role, got {shown(rewards)}")
@@ -289,27 +291,30 @@ def as_role_rewards(rewards: Any) -> dict[Hashable, float]:
 
 
 def with_role_reward(role: Hashable, step: Step) -> Step:
-    """Set a step's reward to that of the role that acted; raises :class:`EnvError` if that role is None.
+    """Set a step's reward to the reward of the role that acted; raise :class:`EnvError` if that role is None.
 
-    A role whose spelling differs from a rewarded one would never get its reward, and is rejected as well.
+    A role that differs from a rewarded role only in case would never get its reward, and is rejected as well.
     """
     rewards = step.role_rewards
     if rewards is None:
         return step
     if rewards and role is None and None not in rewards:
         raise EnvError(
-            "_role must return the role that acted when _step_episode gives rewards by role, got None with "
+            "_role must return the role that acted if _step_episode returns rewards by role, got None with "
             f"info['rewards'] = {shown(dict(rewards))}"
         )
     if role not in rewards:
         alike = [one for one in rewards if str(one).casefold() == str(role).casefold()]
         if alike:
-            raise EnvError(f"_role returned {shown(role)}, but _step_episode's info['rewards'] has {shown(alike[0])}")
+            raise EnvError(
+                f"_role returned {shown(role)}, but _step_episode's info['rewards'] has {shown(alike[0])}: role names "
+                "must match exactly"
+            )
     return step._replace(reward=rewards.get(role, 0.0))
 
 
-def as_flag(name: str, value: Any) -> bool:
-    """Return True or False, or raise an :class:`EnvError` that names it."""
+def as_bool(name: str, value: Any) -> bool:
+    """Return a value as True or False (None is False), or raise :class:`EnvError` with its name."""
     if value is None or type(value) is bool:
         return value is True
     try:
@@ -321,14 +326,14 @@ def as_flag(name: str, value: Any) -> bool:
 
 
 def _bool(value: Any) -> bool:
-    if isinstance(value, str) or value != value:  # noqa: PLR0124  # "no" and NaN are true to Python
+    if isinstance(value, str) or value != value:  # noqa: PLR0124  # bool("no") and bool(NaN) are True
         raise ValueError
     return bool(value)
 
 
 #: Keys of ``info`` from which metrics are computed, each with the check of its value.
 INFO_KEYS: dict[str, Callable[[str, Any], object]] = {
-    "success": as_flag,
+    "success": as_bool,
     "random_reward": as_number,
     "optimal_reward": as_number,
 }

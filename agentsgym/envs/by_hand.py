@@ -15,18 +15,18 @@ Observation = list[Message]
 
 
 class EpisodeByHand:
-    """An episode whose actions are given one by one, played as an ordinary trial.
+    """An episode whose actions are passed one by one, played like any other trial.
 
     Attributes:
         trajectory: The finished trajectory; None while the episode is running.
     """
 
     def __init__(self, trial: Trial) -> None:
-        """Begin the first episode of a trial.
+        """Start the first episode of a trial.
 
         Raises:
             EnvError: The environment failed.
-            ConfigError: The environment cannot play, or the first prompt leaves no room for an action.
+            ConfigError: The environment cannot play this task now, or the first prompt uses up the token budget.
         """
         trial.episodes = range(1)
         prepare_play([trial])
@@ -35,7 +35,7 @@ class EpisodeByHand:
         self.trajectory: Trajectory | None = None
         self._advance(None)
         if self.trajectory is not None:
-            raise ConfigError("the first prompt leaves no room for an action in env_config['max_trajectory_tokens']")
+            raise ConfigError("the first prompt uses up all tokens of env_config['max_trajectory_tokens']: raise it")
 
     def observation(self) -> Observation:
         """Return the messages since the last action."""
@@ -48,7 +48,7 @@ class EpisodeByHand:
         if self.trajectory is not None:
             raise ConfigError(f"the episode is over ({self.trajectory.stop_reason}): call reset(task_data) first")
         if not isinstance(action, str | Action):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"step must be given the agent's text or an Action, got {shown(action)}")
+            raise ConfigError(f"step requires the agent's text or an Action, got {shown(action)}")
         self._advance(Action(text=action) if isinstance(action, str) else action)
         over = self.trajectory
         info = dict(self._trial.conversation.info)
@@ -57,7 +57,7 @@ class EpisodeByHand:
         return self.observation(), self._trial.conversation.turns[-1].reward, over is not None, info
 
     def close(self) -> None:
-        """End the episode, wherever it is."""
+        """End the episode at any point."""
         self._generator.close()
 
     def _advance(self, action: Action | None) -> None:

@@ -1,4 +1,4 @@
-"""Check ``env_config``: each key's default and valid values, in errors that name the key and what is expected."""
+"""Define the common keys of ``env_config``, and check a configuration against their valid values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentsgym.texts import shown
 
 logger = logging.getLogger(__name__)
 
-_SET_BY_RECORD = frozenset(  # arguments that rendering sets itself
+_SET_BY_RECORD = frozenset(  # arguments of apply_chat_template that this package sets
     (
         "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "max_length", "messages",
         "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "sanitize_control_tokens",
@@ -61,13 +61,13 @@ def validated_config(
     """Check the given keys and fill in the rest.
 
     Args:
-        given: The user's configuration; None for none.
-        fields: Every known key.
-        defaults: Values that replace the fields' own defaults.
-        added_keys: Keys that the user did not write: a constructor added them.
+        given: The user's configuration, or None.
+        fields: All known keys.
+        defaults: Values that replace the fields' defaults.
+        added_keys: Keys that were added by a constructor rather than by the user.
 
     Raises:
-        ConfigError: ``given`` is not a mapping, or a key is unknown, or a value is not valid.
+        ConfigError: ``given`` is not a mapping, a key is unknown, or a value is not valid.
     """
     if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"env_config must be a dict or None, got {shown(given)}")
@@ -77,17 +77,17 @@ def validated_config(
             if key not in fields:
                 hint = did_you_mean(str(key), fields)
                 if key in added_keys or not hint.startswith("; did you mean"):
-                    hint += "; a class declares further keys in config_fields"
+                    hint += "; a class declares additional keys in config_fields"
                 raise ConfigError(f"{name}[{shown(key)}] is unknown{hint}")
             if not fields[key].valid(value):
                 raise ConfigError(f"{name}[{shown(key)}] must be {fields[key].expected}, got {shown(value)}")
             config[key] = value
-    # A callable may hold a client or a lock: it is shared, plain values are the env's own.
+    # A callable may refer to a client or a lock, so it is shared; other values are copied.
     return {key: value if callable(value) else copy.deepcopy(value) for key, value in config.items()}
 
 
 def check_trials(config: Mapping[str, Any]) -> None:
-    """Refuse trials that are all practice, and warn about practice that the agent does not see.
+    """Reject trials that consist only of practice, and warn about practice that the agent cannot see later.
 
     Raises:
         ConfigError: ``free_shots >= episodes_per_trial``.
@@ -100,6 +100,6 @@ def check_trials(config: Mapping[str, Any]) -> None:
     if config["free_shots"] and not config["keep_history"]:
         logger.warning(
             "env_config['free_shots'] = %d has no effect with env_config['keep_history'] = False: each episode "
-            "starts a fresh conversation, in which the agent does not see its practice",
+            "starts a new conversation, in which the agent does not see its practice",
             config["free_shots"],
         )

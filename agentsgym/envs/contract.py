@@ -1,4 +1,4 @@
-"""State the contract between a trial and its environment."""
+"""Declare the contract between a trial and its environment."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ State = dict[str, Any]
 
 
 class PlayableEnv(Protocol):
-    """The members of an environment that a trial uses: the shortest statement of the contract.
+    """The members of an environment that a trial uses: the contract in its shortest form.
 
-    ``_step_episode`` and the other underscored hooks are those that :class:`~agentsgym.envs.base.MultistepEnv`
-    documents; a trial calls them in the order in which they stand here.
+    :class:`~agentsgym.envs.base.MultistepEnv` documents the hooks, whose names start with an underscore; a trial calls
+    them in the order in which they are declared here.
 
     Attributes:
         env_config: The validated configuration.
         active_states: The state of each live session, by ``session_id``.
-        takes_actions: Whether the class defines ``_step_action``, so that it sees more than an action's text.
+        overrides_step_action: Whether the class overrides ``_step_action``, to receive more than an action's text.
     """
 
-    takes_actions: ClassVar[bool]
+    overrides_step_action: ClassVar[bool]
     env_config: dict[str, Any]
     active_states: dict[str, State]
 
     @property
     def tool_schemas(self) -> tuple[dict[str, Any], ...]:
-        """The JSON schemas of its tools; empty without tools."""
+        """The JSON schemas of the environment's tools; empty without tools."""
         ...
 
     @property
     def chat_format(self) -> ChatFormat | None:
-        """How the tokenizer writes a conversation; None without a tokenizer."""
+        """The tokenizer's chat format; None without a tokenizer."""
         ...
 
     def start_session(self, session_id: str, task_data: Mapping[str, Any], seed: int, episode: int = 0) -> State:
-        """Seed the session's generator for one episode and put its start state in ``active_states``."""
+        """Seed the session's generator for one episode and put its initial state in ``active_states``."""
         ...
 
     def _prepare_play(self, tasks: Sequence[Mapping[str, Any]], num_live: int) -> None: ...

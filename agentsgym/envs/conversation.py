@@ -1,4 +1,4 @@
-"""Record one conversation, within a budget of tokens."""
+"""Record one conversation, within a token budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Budget:
     """The token limits of a rollout; None for no limit.
 
     Attributes:
-        trajectory: The whole of it, prompts included.
+        trajectory: All tokens, including prompts.
         completion: Everything after the first prompt, observations included.
         turn: One action.
     """
@@ -35,10 +35,10 @@ class Budget:
                 raise ConfigError(f"the token budget of a {name} must be a positive int or None, got {shown(limit)}")
 
     def room(self, *, length: int, prompt_length: int) -> int | None:
-        """Count the tokens that the next action may have; None for no limit.
+        """The maximum number of tokens of the next action; None for no limit.
 
         Args:
-            length: Tokens so far, the first prompt included; of a rewritten history those of the current prompt.
+            length: Tokens so far, including the first prompt; after a history rewrite, tokens of the current prompt.
             prompt_length: Tokens of the first prompt.
 
         >>> Budget(trajectory=100, turn=30).room(length=80, prompt_length=10)
@@ -62,23 +62,23 @@ class Conversation:
         self.prompt_length = 0
         self.final_reward = 0.0
         self.info: dict[str, Any] = {}
-        self.last_messages: list[Message] = []  # of an episode that is over, until they are recorded
+        self.last_messages: list[Message] = []  # final messages of the last episode, until they are recorded
 
     def token_ids(self) -> list[int]:
-        """Return the record, (T,), without an unanswered rewritten prompt, whose beginning no turn marks."""
+        """Return the recorded ids, (T,), excluding a rewritten prompt without an answer, to which no turn refers."""
         token_ids = self.transcript.record()
         if self.turns and self.transcript.segment_start > self.turns[-1].prompt_start:
             return token_ids[: self.turns[-1].stop]
         return token_ids
 
     def token_logprobs(self, num_tokens: int) -> list[float] | None:
-        """Return log-probabilities of the first tokens, 0.0 on environment tokens; None if an action has none.
+        """Return the log-probabilities of the first tokens, 0.0 for environment tokens; None if an action has none.
 
         Args:
             num_tokens: Number of tokens.
         """
         values = [0.0] * num_tokens
-        # The last action is recorded before its turn.
+        # Not strict: the last action is recorded before its turn.
         for turn, logprobs in zip(self.turns, self.logprobs, strict=False):
             if turn.start == turn.stop:
                 continue  # no message, or no tokenizer to record it with
@@ -88,7 +88,7 @@ class Conversation:
         return values[:num_tokens]
 
     def with_last_messages(self, prompt: list[Message]) -> list[Message]:
-        """Prepend the last episode's last message to the next first prompt, in one message if both are the user's."""
+        """Prepend the previous episode's final messages to the next first prompt, merging adjacent user messages."""
         last = self.last_messages
         if not last:
             return prompt
@@ -98,10 +98,10 @@ class Conversation:
         return [*last[:-1], {**prompt[0], "content": text}, *prompt[1:]]
 
     def close(self, budget: Budget) -> None:
-        """Record the last episode's last message; without its tokens where these exceed the budget.
+        """Record the last episode's final messages; their tokens are omitted if they exceed the budget.
 
         Raises:
-            TemplateError: The chat template does not take it.
+            TemplateError: The chat template rejects the messages.
         """
         if self.last_messages:
             length = len(self.transcript.token_ids)
@@ -116,9 +116,9 @@ def chat_format_of(
     """Return the tokenizer's chat format for a configuration; None without a tokenizer.
 
     Raises:
-        ConfigError: There are tools, and the chat template prints calls that cannot be read back; or an unguarded token
-            marks a role, a turn, a call or a thought.
-        TemplateError: The chat template does not allow exact tokens.
+        ConfigError: There are tools, and the chat template renders calls that cannot be parsed; or an unguarded token
+            marks a role, a turn, a tool call or reasoning.
+        TemplateError: Exact token ids cannot be recorded with this chat template.
     """
     if tokenizer is None:
         return None
@@ -136,11 +136,11 @@ def chat_format_of(
 
 
 def check_tool_use(tokenizer: Any, config: Mapping[str, Any]) -> None:
-    """Check that calls and results of any tools can be recorded.
+    """Check that tool calls and tool results can be recorded.
 
     Raises:
-        ConfigError: The chat template prints calls that cannot be read back.
-        TemplateError: It does not allow exact tokens, or prints results in a way that cannot be appended.
+        ConfigError: The chat template renders calls that cannot be parsed.
+        TemplateError: Exact token ids cannot be recorded, or tool results cannot be appended as they are rendered.
     """
     chat_format = chat_format_of(tokenizer, config)
     if chat_format is None:

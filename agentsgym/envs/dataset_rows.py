@@ -1,4 +1,4 @@
-"""Read dataset rows: the environment and the configuration that a row names, and its task."""
+"""Read dataset rows: the environment class, the configuration and the task of a row."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _registered: dict[str, type[Any]] = {}
 
 _ABSENT = object()
 _MAX_SHOWN = 200
-_REMEDY = "build the row's own environment with agentsgym.make(row, tokenizer)"
+_REMEDY = "create the row's environment with agentsgym.make(row, tokenizer)"
 
 
 class ConfiguredEnv(Protocol):
-    """The members of an environment that reading a row uses; see :class:`~agentsgym.envs.base.MultistepEnv`."""
+    """The members of an environment that are used to read a row; see :class:`~agentsgym.envs.base.MultistepEnv`."""
 
     config_fields: ClassVar[Mapping[str, Field]]
     default_config: ClassVar[Mapping[str, Any]]
@@ -35,12 +35,12 @@ class ConfiguredEnv(Protocol):
 
 
 def registered_classes() -> dict[str, type[Any]]:
-    """Return the classes by the ``env_class_path`` of ``agentsgym.register``, which adds to this dict."""
+    """Return the registered classes by ``env_class_path``; ``agentsgym.register`` adds to this dict."""
     return _registered
 
 
 def class_path(env_class: type) -> str:
-    """Find the key under which rows name a class: the path it was registered with, else module and name."""
+    """The ``env_class_path`` of a class: the path it was registered under, or else its module and name."""
     for path, known in _registered.items():
         if known is env_class:
             return path
@@ -58,7 +58,7 @@ def drop_null_columns(config: DatasetRow, env_class: type[Any]) -> dict[str, Any
 
 
 def plain_part(config: Any) -> dict[str, Any] | None:
-    """Copy the values of a configuration that JSON can hold; None if it is not a mapping."""
+    """Copy the JSON values of a configuration; None if it is not a mapping."""
     if not isinstance(config, Mapping):
         return None
     given = cast("Mapping[str, Any]", config)
@@ -66,33 +66,35 @@ def plain_part(config: Any) -> dict[str, Any] | None:
 
 
 def tasks_of_rows(env: ConfiguredEnv, rows: Any, name: str = "task_data_list") -> list[dict[str, Any]]:
-    """Read the task of each row; tasks are returned unchanged.
+    """Return the task of each row; an entry that is a task is returned unchanged.
 
     Args:
-        env: The environment that plays them.
-        rows: Foreign data: ``task_data`` dicts, or dataset rows with one in their ``task_data`` column.
-        name: Their name in errors.
+        env: The environment that plays the tasks.
+        rows: Unchecked user data: ``task_data`` dicts, or dataset rows with a ``task_data`` column.
+        name: The name of ``rows`` in errors.
 
     Raises:
-        TaskError: ``rows`` is not a list or is empty, or an entry is neither a task nor a row that has one.
-        ConfigError: A row is of another class, or of a configuration that ``env`` was not built from.
+        TaskError: ``rows`` is not a list or is empty, or an entry is neither a task nor a row with a task.
+        ConfigError: A row belongs to another class or configuration than ``env``.
     """
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
-        text = shown(cast("object", rows), 3 * _MAX_SHOWN).replace("\\n", " ")  # a dataset is shown in several lines
+        text = shown(cast("object", rows), 3 * _MAX_SHOWN).replace(
+            "\\n", " "
+        )  # the repr of a dataset has several lines
         given = shortened(" ".join(text.split()), _MAX_SHOWN, tail=0)
         raise TaskError(f"{name} must be a list of task_data dicts, got {given}{_remedy_of_mapping(rows)}")
     checked: set[tuple[str, str]] = set()
     tasks = [_task(env, row, f"{name}[{index}]", checked) for index, row in enumerate(cast("Iterable[Any]", rows))]
     if not tasks:
-        raise TaskError(f"{name} must hold at least one task, got an empty list")
+        raise TaskError(f"{name} must contain at least one task, got an empty list")
     return tasks
 
 
 def _remedy_of_mapping(rows: Any) -> str:
-    """Name the remedy for a dict that holds the rows by column or by split; empty for others."""
+    """Describe the remedy for a dict of columns or of dataset splits; empty for anything else."""
     parts: dict[Any, Any] = dict(cast("Mapping[Any, Any]", rows)) if isinstance(rows, Mapping) else {}
     if parts and all(hasattr(part, "column_names") for part in parts.values()):
-        return f": give one of its splits, as in dataset[{shown(next(iter(parts)))}]"
+        return f": pass one of its splits, as in dataset[{shown(next(iter(parts)))}]"
     if parts and all(isinstance(part, list) for part in parts.values()):
         return ": a slice of a dataset is a dict of its columns; for its first rows, write dataset.select(range(2))"
     return ""
@@ -108,7 +110,7 @@ def _task(env: ConfiguredEnv, row: Any, name: str, checked: set[tuple[str, str]]
     if not isinstance(task, Mapping):
         given = shown(task) if "task_data" in fields else f"the columns {shown(sorted(map(str, fields)))}"
         raise TaskError(f"{name} is a dataset row and must have a 'task_data' (a dict), got {given}")
-    # Rows of one dataset mostly name one configuration: each is compared once.
+    # The rows of a dataset usually share one configuration, so each distinct one is checked once.
     key = (str(fields.get("env_class_path")), json.dumps(fields.get("env_config"), sort_keys=True, default=repr))
     if key not in checked:
         check_row(env, fields, name)
@@ -118,20 +120,20 @@ def _task(env: ConfiguredEnv, row: Any, name: str, checked: set[tuple[str, str]]
 
 
 def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", *, remedy: str = _REMEDY) -> None:
-    """Refuse a row that names another environment than ``env``; a row that names none fits any.
+    """Reject a row for a different environment than ``env``; a row that does not name an environment is accepted.
 
     Args:
-        env: The environment that plays it.
+        env: The environment that plays the row.
         row: The row.
-        name: Its name in errors.
-        remedy: End of the error about another configuration.
+        name: The row's name in errors.
+        remedy: End of the error message about a different configuration.
 
     Raises:
-        ConfigError: The row is of another class, or of a configuration that ``env`` was not built from.
+        ConfigError: The row belongs to another class or configuration than ``env``.
     """
     path, own_path = row.get("env_class_path"), class_path(type(env))
     if path is not None and path != own_path:
-        raise ConfigError(f"{name} names the environment {shown(path)}, but this environment is {own_path!r}")
+        raise ConfigError(f"{name} is for the environment {shown(path)}, but this environment is {own_path!r}")
     config = row.get("env_config")
     if config is None:
         return
@@ -139,21 +141,21 @@ def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", 
         raise ConfigError(f"{name} must have a dict or None as its 'env_config', got {shown(config)}")
     built_from = shown(cast("object", env.given_config))
     given = shown(cast("object", config))
-    refusal = f"{name} has the env_config {given}, and the environment was built from {built_from}: {remedy}"
+    refusal = f"{name} has the env_config {given}, but the environment was created with {built_from}: {remedy}"
     try:
         is_configured = _is_configured(env, cast("DatasetRow", config))
     except ConfigError as error:
         raise ConfigError(f"{name} has an invalid env_config: {sentence_of(error)}") from error
-    except Exception as error:  # the user's constructor, which may need more than a row has
+    except Exception as error:  # from the user's constructor, which may need more arguments
         raise ConfigError(refusal) from error
     if not is_configured:
         raise ConfigError(refusal)
 
 
 def _is_configured(env: ConfiguredEnv, row_config: DatasetRow) -> bool:
-    """Compare the configuration that results from the row's with the environment's own.
+    """Whether the row's configuration results in the environment's configuration.
 
-    A second environment is built only where the result cannot be predicted, since that may be costly.
+    A second environment is created for the comparison only if the result cannot be predicted, since that may be slow.
     """
     fields: dict[str, Field] = {**COMMON_FIELDS, **type(env).config_fields}
     config = drop_null_columns(row_config, type(env))
@@ -164,7 +166,7 @@ def _is_configured(env: ConfiguredEnv, row_config: DatasetRow) -> bool:
         return all(_are_equal(env.env_config[key], value) for key, value in config.items())
     build: Any = type(env)
     other: ConfiguredEnv = build(env.tokenizer, config)
-    # A row is plain JSON, so it cannot hold a callable of the environment.
+    # A row is JSON, so it cannot contain a callable of the environment.
     is_equal = all(
         _are_equal(other.env_config.get(key, _ABSENT), value) or (_as_json(value) is None and key not in config)
         for key, value in env.env_config.items()
@@ -176,7 +178,7 @@ def _is_configured(env: ConfiguredEnv, row_config: DatasetRow) -> bool:
 
 
 def _is_taken_as_given(env: ConfiguredEnv, fields: Mapping[str, Field]) -> bool:
-    """Whether ``env_config`` is the given one with the class's defaults: no constructor interpreted any of it."""
+    """Whether ``env_config`` is just the given configuration with defaults, unchanged by any constructor."""
     defaults = {key: field.default for key, field in fields.items()}
     expected = {**defaults, **type(env).default_config, **env.given_config}
     return env.given_config.keys() <= env.env_config.keys() and all(
@@ -186,7 +188,7 @@ def _is_taken_as_given(env: ConfiguredEnv, fields: Mapping[str, Field]) -> bool:
 
 
 def _interpreted_keys(env: ConfiguredEnv) -> set[str]:
-    """Find the keys that a constructor took out or changed, so that ``env_config`` does not show what was given."""
+    """The keys of the given configuration that a constructor removed or changed."""
     return {key for key, value in env.given_config.items() if not _are_equal(env.env_config.get(key, _ABSENT), value)}
 
 
@@ -194,7 +196,7 @@ def _are_equal(one: Any, other: Any) -> bool:
     if one is _ABSENT or other is _ABSENT:
         return one is other
     text = _as_json(one)
-    return one == other or (text is not None and text == _as_json(other))  # a row holds lists where tuples were given
+    return one == other or (text is not None and text == _as_json(other))  # tuples become lists in a row
 
 
 def _as_json(value: Any) -> str | None:
@@ -205,15 +207,15 @@ def _as_json(value: Any) -> str | None:
 
 
 def check_task_keys(task_data: Any, name: str, task_fields: Collection[str] | None) -> None:
-    """Reject an invalid task: not a dict, a row inside a task, or keys unknown to the environment.
+    """Reject an invalid task: not a dict, a dataset row instead of a task, or a dict with unknown keys.
 
     Args:
-        task_data: Foreign data.
-        name: Its name in errors.
-        task_fields: The valid keys beside ``seed``; None for any.
+        task_data: The task, unchecked user data.
+        name: The task's name in errors.
+        task_fields: The valid keys in addition to ``seed``; None for any.
 
     Raises:
-        TaskError: It is one of these.
+        TaskError: The task is invalid.
     """
     if not isinstance(task_data, Mapping):
         raise TaskError(f"{name} must be a dict, got {shown(task_data)}")

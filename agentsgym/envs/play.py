@@ -1,4 +1,4 @@
-"""Play trials to their ends, with retries of failed ones by a policy."""
+"""Play trials to their ends, and retry failed ones as a policy allows."""
 
 from __future__ import annotations
 
@@ -24,48 +24,48 @@ OnFinish = Callable[[Trajectory], None]
 def prepare_play(
     trials: Sequence[Trial], *, max_concurrent: int | None = None, pool: Any = None, num_live: int | None = None
 ) -> None:
-    """Let the environments of trials prepare for the number of episodes that will be live at once.
+    """Let the environments of trials prepare for the number of concurrent episodes.
 
     Args:
-        trials: Not started yet.
-        max_concurrent: The most trials that are live at once; None for all of them.
-        pool: Pool that will run them.
-        num_live: Number of trials that an environment will play at once, if others follow; None for these alone.
+        trials: The trials, not started yet.
+        max_concurrent: Maximum number of live trials; None for all of them.
+        pool: The pool that will run them.
+        num_live: Number of concurrent trials of an environment if more will follow; None if these are all.
 
     Raises:
-        ConfigError: An environment cannot play that many at once.
+        ConfigError: An environment cannot play that many episodes concurrently.
     """
     limits = [limit for limit in (max_concurrent, getattr(pool, "max_live", None)) if isinstance(limit, int)]
     tasks: dict[int, tuple[PlayableEnv, list[Mapping[str, Any]]]] = {}
     for trial in trials:
         tasks.setdefault(id(trial.env), (trial.env, []))[1].append(trial.task_data)
-    for env, own in tasks.values():
-        env._prepare_play(own, min([num_live or len(own), *limits]))  # pyright: ignore[reportPrivateUsage]
+    for env, env_tasks in tasks.values():
+        env._prepare_play(env_tasks, min([num_live or len(env_tasks), *limits]))  # pyright: ignore[reportPrivateUsage]
 
 
 def retry_of(trial: Trial, policy: FailurePolicy) -> Trial:
-    """Make the next attempt of a failed trial; ``trial.seed`` is the seed of the failed attempt."""
+    """Return the next attempt of a failed trial; ``trial.seed`` is the seed of the failed attempt."""
     attempt = trial.num_retries + 1
     seed = policy.seed_of_retry(trial.seed, attempt)
     return dataclasses.replace(trial, seed=seed, task_data={**trial.task_data, "seed": seed}, num_retries=attempt)
 
 
 class TrialRounds:
-    """Plays trials in rounds: first all of them, then those that failed, as often as a policy allows.
+    """Plays trials in rounds: first all of them, then the failed ones again, as often as a policy allows.
 
     Attributes:
         pending: The trials of the next round, not started yet.
-        num_played: Rounds played so far.
+        num_played: Number of rounds played so far.
     """
 
     def __init__(
         self, trials: Sequence[Trial], policy: FailurePolicy, log: FailureLog, on_finish: OnFinish | None = None
     ) -> None:
-        """Begin.
+        """Set up the first round.
 
         Args:
-            trials: Not started yet.
-            policy: How often a failed trial is retried.
+            trials: The trials, not started yet.
+            policy: The number of retries of a failed trial.
             log: Receives every failure, including those of trials that are retried.
             on_finish: Called with the last attempt of each trial as soon as it is finished.
         """
@@ -74,19 +74,19 @@ class TrialRounds:
         self._policy = policy
         self._log = log
         self._on_finish = on_finish
-        self._places = list(range(len(trials)))  # of the pending ones in the results
+        self._places = list(range(len(trials)))  # indices of the pending trials in the results
         self._results: dict[int, Trajectory] = {}
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """The last attempt of each, in the order of the trials."""
+        """The last attempt of each trial, in the order of the trials."""
         return [self._results[place] for place in sorted(self._results)]
 
     def play(self, agent: Agent, **options: Any) -> None:
-        """Play one round; the agent's ``finish`` is called in each, even if no trial is left to play.
+        """Play one round; this calls the agent's ``finish``, even if no trial is pending.
 
         Args:
-            agent: Answers.
+            agent: The agent that acts.
             **options: See :func:`~agentsgym.rollouts.driver.drive`.
         """
         trials, places = self.pending, self._places
@@ -95,7 +95,7 @@ class TrialRounds:
         try:
             prepare_play(trials, max_concurrent=options.get("max_concurrent"), pool=options.get("pool"))
         except BaseException:
-            drive([], agent)  # the agent may be in lockstep with those of other ranks, which wait for it
+            drive([], agent)  # the agents of other ranks may run in lockstep and wait for this one
             raise
         trajectories = drive(trials, agent, on_finish=self._note, **options)
         self._results.update(zip(places, trajectories, strict=True))
@@ -106,7 +106,7 @@ class TrialRounds:
         self.pending = [retry_of(trials[place], self._policy) for place in failed]
 
     def give_up(self) -> None:
-        """Leave what is pending unplayed."""
+        """Drop the pending trials."""
         self.pending, self._places = [], []
 
     def _note(self, trajectory: Trajectory) -> None:
@@ -126,19 +126,19 @@ def play(
     log: FailureLog | None = None,
     **options: Any,
 ) -> list[Trajectory]:
-    """Drive trials to their ends, and log each kind of failure once, and at the end the number of further ones.
+    """Play trials to their ends; log each kind of failure once, and the number of repetitions at the end.
 
     Args:
-        trials: Not started yet.
-        agent: Answers.
-        policy: Which failed rollouts are retried, and how many may fail; by default none and all.
+        trials: The trials, not started yet.
+        agent: The agent that acts.
+        policy: How often failed rollouts are retried, and how many may fail; by default, no retries and no limit.
         on_finish: Called with the last attempt of each trial as soon as it is finished.
-        finished_before: Rollouts of the same run that were finished earlier; they count towards the limit.
+        finished_before: Rollouts of the same run that were finished earlier; they count toward the limit.
         log: A log shared by several calls, which its owner closes; None for a log of this call.
         **options: See :func:`~agentsgym.rollouts.driver.drive`.
 
     Raises:
-        TooManyFailuresError: More failed than the policy allows; its ``trajectories`` are those that were finished.
+        TooManyFailuresError: More rollouts failed than the policy allows; ``trajectories`` has the finished ones.
     """
     policy = policy or FailurePolicy()
     count = FailureCount(policy, len(trials) + len(finished_before))

@@ -1,8 +1,8 @@
-"""Find an environment's own players, the random one and the reference, and the mean rewards of both.
+"""Find the players that an environment provides (random, reference, imitation) and the mean rewards of the first two.
 
-They are named by the class's :class:`~agentsgym.envs.spec.EnvSpec`, which subclasses inherit. A class may also define
-``random_player(self, seed)``, ``reference_player(self, seed)``, ``imitation_player(self, seed)`` and
-``anchors_of(self, task_data)``, which take precedence.
+The class's :class:`~agentsgym.envs.spec.EnvSpec` names them. A class may also define ``random_player(self, seed)``,
+``reference_player(self, seed)``, ``imitation_player(self, seed)`` and ``anchors_of(self, task_data)``, which take
+precedence.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from agentsgym.errors import ConfigError
 
 
 def has_random_player(env_class: type[MultistepEnv]) -> bool:
-    """Whether a class has its own random player, which knows its actions."""
+    """Whether a class provides a random player, which chooses among its legal actions."""
     return bool(env_class.spec.random) or callable(getattr(env_class, "random_player", None))
 
 
 def random_player(env: MultistepEnv, seed: int = 0) -> Any:
-    """Make the environment's own random player, which knows the actions.
+    """Create the environment's random player, which chooses among the legal actions.
 
     Without one, return an :class:`~agentsgym.agents.exploring.ExploringAgent`, which repeats words of the prompts.
     """
@@ -33,16 +33,16 @@ def random_player(env: MultistepEnv, seed: int = 0) -> Any:
 
 
 def reference_player(env: MultistepEnv, seed: int = 0) -> Any:
-    """Make the best player that the environment provides.
+    """Create the best player that the environment provides.
 
     Raises:
-        ConfigError: It provides none, or none for this configuration.
+        ConfigError: The environment provides none, or none for this configuration.
     """
     return _required_player(env, "reference", seed, "reference player")
 
 
 def imitation_player(env: MultistepEnv, seed: int = 0) -> Any:
-    """Make the demonstrator of a warm start, which shows good play and much of the rest.
+    """Create the demonstrator for a warm start, which plays well but also visits many other states.
 
     Raises:
         ConfigError: The environment provides none.
@@ -51,9 +51,9 @@ def imitation_player(env: MultistepEnv, seed: int = 0) -> Any:
 
 
 def anchors_of(env: MultistepEnv) -> Callable[[Mapping[str, Any]], Anchors | None] | None:
-    """Find the anchors of random and optimal play, as a function of a task; None where only ``info`` has them.
+    """Return a function from a task to the mean rewards of random and optimal play; None if there is none.
 
-    :func:`agentsgym.evaluate` takes them as ``references``.
+    :func:`agentsgym.evaluate` accepts it as ``references``. (Environments may also report them in ``info``.)
     """
     own: Callable[[Mapping[str, Any]], Anchors | None] | None = getattr(env, "anchors_of", None)
     name = type(env).spec.anchors
@@ -61,7 +61,7 @@ def anchors_of(env: MultistepEnv) -> Callable[[Mapping[str, Any]], Anchors | Non
 
 
 def _own_player(env: MultistepEnv, kind: str, seed: int) -> Any:
-    """Make a player that the class defines or its record names; None without one of this kind."""
+    """Create a player that the class defines or its spec names; None if there is none of this kind."""
     own: Callable[[int], Any] | None = getattr(env, f"{kind}_player", None)
     if own is not None:
         return own(seed)

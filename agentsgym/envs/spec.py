@@ -1,4 +1,4 @@
-"""The record by which an environment plugs in: its extra, its games and its players, named but not imported."""
+"""How an environment plugs in: the names of its pip extra, games and players, which are imported only when used."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
-    """Facts about an environment before it is imported; subclasses inherit it as ``spec``.
+    """A description of an environment, available without importing it; inherited by subclasses as ``spec``.
 
-    Dotted names are written ``"package.module:attribute"`` and are imported when they are first used.
+    Dotted names have the form ``"package.module:attribute"`` and are imported when they are first used.
 
     Attributes:
-        packages: Top-level modules that the environment cannot do without.
-        extra: The extra of agentsgym that installs what the environment needs.
-        offline: Whether it plays without a server.
+        packages: Top-level modules that the environment requires.
+        extra: The pip extra of agentsgym that installs the environment's requirements.
+        offline: Whether the environment can be played without a server.
         game_key: The key of ``env_config`` whose value follows the colon in ``NAME:GAME``.
-        dataset_key: The option of the dataset whose values, separated by commas, follow the colon instead.
+        dataset_key: The dataset option whose values, separated by commas, follow the colon instead.
         games: Dotted name of the known games: names, a mapping from names to facts, or a function that returns either.
             The facts ``note``, ``min_players``, ``max_players`` and ``status`` are listed by ``agentsgym envs``.
         has_only_listed_games: Whether ``games`` is complete.
         random: Dotted name of the random player, called as ``player(env, seed=seed)``.
-        reference: The best player, likewise.
-        imitation: The demonstrator of a warm start, likewise.
-        anchors: Dotted name of a function of the environment that returns the exact values of random and optimal play
-            as a function of a task; None where they are not known.
+        reference: Dotted name of the best player, called in the same way.
+        imitation: Dotted name of the demonstrator for a warm start, called in the same way.
+        anchors: Dotted name of a function that takes the environment, and returns a function from a task to the exact
+            mean rewards of random and optimal play, or None if they are unknown.
     """
 
     packages: tuple[str, ...] = ()
@@ -58,17 +58,17 @@ class EnvSpec:
                 raise ConfigError(f"EnvSpec.{field} must be written 'package.module:attribute', got {shown(name)}")
         if self.game_key and self.dataset_key:
             raise ConfigError(
-                "EnvSpec takes either game_key or dataset_key, not both, since only one value follows the colon"
+                "EnvSpec accepts either game_key or dataset_key, not both, since only one value follows the colon"
             )
 
     def known_games(self) -> Mapping[str, Mapping[str, Any]]:
-        """The facts of each known game; empty where none are listed."""
+        """The facts about each known game; empty if no games are listed."""
         found: Any = imported(self.games) if self.games else ()
         listed: Any = found() if callable(found) else found
         return cast("Any", listed) if isinstance(listed, Mapping) else {game: {} for game in listed}
 
     def missing_package(self) -> str | None:
-        """The first of ``packages`` that is not installed, found without importing any; None if all are."""
+        """The first of ``packages`` that is not installed (none is imported); None if all are installed."""
         for package in self.packages:
             try:
                 found = importlib.util.find_spec(package)
@@ -79,7 +79,7 @@ class EnvSpec:
         return None
 
     def check_installed(self) -> None:
-        """Raise :class:`MissingDependencyError`, which names the extra, if one of ``packages`` is not installed."""
+        """Raise :class:`MissingDependencyError`, with the extra's name, if one of ``packages`` is not installed."""
         package = self.missing_package()
         if package is not None:
             raise MissingDependencyError(package, self.extra)
@@ -88,19 +88,19 @@ class EnvSpec:
         """Import a module that the extra installs.
 
         Raises:
-            MissingDependencyError: It is not installed.
+            MissingDependencyError: The module is not installed.
         """
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
             package = module.partition(".")[0]
             if (error.name or "").partition(".")[0] != package:
-                raise  # it is installed, and something that it needs is not
+                raise  # the module is installed, but one of its requirements is not
             raise MissingDependencyError(package.replace("_", "-"), self.extra) from error
 
 
 def imported(name: str) -> Any:
-    """Import what a dotted name means.
+    """Import the attribute that a dotted name refers to.
 
     >>> imported("math:sqrt")(4.0)
     2.0
@@ -111,12 +111,12 @@ def imported(name: str) -> Any:
 
 @functools.cache
 def packaged_specs() -> Mapping[str, EnvSpec]:
-    """The record of each packaged environment by its name; none of the environments is imported."""
+    """The spec of each packaged environment, by name, without importing the environments."""
     return {name: importlib.import_module(f"agentsgym.envs.{name}").SPEC for name in PACKAGED}
 
 
 def installed() -> dict[str, EntryPoint]:
-    """The environments that other packages bring as entry points, by name; none is loaded."""
-    import importlib.metadata  # noqa: PLC0415  # slow, and an engine's process does without
+    """The environments that other packages provide as entry points, by name, without loading them."""
+    import importlib.metadata  # noqa: PLC0415  # slow, and not needed in an engine's process
 
     return {entry.name: entry for entry in importlib.metadata.entry_points(group="agentsgym.envs")}

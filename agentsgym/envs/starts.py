@@ -1,4 +1,4 @@
-"""Check tasks and the starts of episodes: rollouts of a task from different prompts, sessions with one state."""
+"""Check tasks and starts of episodes: rollouts of a task must start equally, and sessions must not share a state."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 def check_task(
     task_data: Any, name: str, task_fields: Collection[str] | None, hook: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Check what every environment requires of a task, then call the environment's own check.
+    """Check the requirements of every environment on a task, then call the environment's check.
 
     Args:
-        task_data: Foreign data.
-        name: Its name in errors.
-        task_fields: The valid keys beside ``seed``; None for any.
-        hook: ``_check_task``.
+        task_data: The task, unchecked user data.
+        name: The task's name in errors.
+        task_fields: The valid keys in addition to ``seed``; None for any.
+        hook: The environment's ``_check_task``.
 
     Raises:
-        TaskError: It cannot be played, or looking at it raises something.
+        TaskError: The task cannot be played, or inspecting it raised an exception.
     """
     try:
         check_task_keys(task_data, name, task_fields)
@@ -46,7 +46,7 @@ def check_task(
 
 
 def _check_plainly(task_data: TaskData, name: str) -> None:
-    """Check its seed, and that it can be copied, as it is for every episode."""
+    """Check a task's seed, and that its values can be copied, as they are for every episode."""
     seed = task_data.get("seed")
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
         raise TaskError(f"{name}['seed'] must be an int or None, got {shown(seed)}")
@@ -65,30 +65,30 @@ def _check_plainly(task_data: TaskData, name: str) -> None:
 
 
 class StartChecks:
-    """The checks of one environment, each of which warns once."""
+    """The checks of how an environment's episodes start; each check warns once."""
 
     def __init__(self) -> None:
         self._last: tuple[str, dict[str, Any]] | None = None
         self._has_shared = self._has_unequal = False
 
     def check_state(self, session_id: str, state: dict[str, Any]) -> None:
-        """Warn if two sessions started from the very same dict, so that one changes what the other plays.
+        """Warn if two sessions started from the same dict object, so that they would change each other's state.
 
-        Each start is compared with the one before it alone, which finds a state that is kept on the environment or in
-        its module at the price of one comparison.
+        Each start is compared only with the previous one: a single comparison, which finds a state that is stored on
+        the environment or in its module.
         """
         last, self._last = self._last, (session_id, state)
         if last is not None and last[1] is state and last[0] != session_id and not self._has_shared:
             self._has_shared = True
             logger.warning(
-                "_initialize_episode returned the same dict for the sessions %s and %s, which now change each other's "
-                "state: it must return a new one for each session",
+                "_initialize_episode returned the same dict for the sessions %s and %s, so they change each other's "
+                "state: it must return a new dict for each session",
                 last[0],
                 session_id,
             )
 
     def forget(self, session_id: str) -> None:
-        """Release a session that is over: its state may hold a sandbox, and may be reused from now on."""
+        """Release a session that is over: its state may refer to resources, and may be reused from now on."""
         if self._last is not None and self._last[0] == session_id:
             self._last = None
 
@@ -97,7 +97,7 @@ class StartChecks:
         trajectories: Iterable[Trajectory],
         group_of: Callable[[Trajectory], Hashable],
     ) -> None:
-        """Warn if rollouts of one task group began with different prompts.
+        """Warn if rollouts of one task group started with different prompts.
 
         Args:
             trajectories: Finished rollouts of this environment.
@@ -110,15 +110,15 @@ class StartChecks:
             if not trajectory.turns:
                 continue
             first = trajectory.turns[0]
-            # Without a kept history the record is of the last episode that was played, whose start is its own.
-            # A retry may have its own seed.
+            # Without keep_history, only the last episode is recorded, and each episode starts differently.
+            # A retry may have another seed.
             group = (group_of(trajectory), first.episode, trajectory.num_retries)
             prompt = trajectory.messages[: first.message_index]
             if prompts.setdefault(group, prompt) != prompt:
                 self._has_unequal = True
                 logger.warning(
-                    "rollouts of one task began with different prompts, %s and %s: all draws of an environment must "
-                    "come from self.rng(session_id), or a task group compares rollouts of different problems",
+                    "rollouts of one task started with different prompts, %s and %s: all draws of an environment must "
+                    "come from self.rng(session_id); otherwise, a task group compares rollouts of different problems",
                     shown(prompts[group][-1]["content"]),
                     shown(prompt[-1]["content"]),
                 )

@@ -1,4 +1,4 @@
-"""Prepare a subclass of ``MultistepEnv`` when it is defined, and find out with which arguments one is built."""
+"""Prepare a subclass of ``MultistepEnv`` when it is defined, and record the arguments of its instances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentsgym.envs.user_checks import check_class
 from agentsgym.errors import ConfigError
 
 DATASET_METHODS = ("get_train_dataset", "get_eval_dataset")
-#: The methods that neither ``evaluate`` nor the trainer calls, with the hooks that both do.
+#: The methods that neither ``evaluate`` nor the trainer calls, with the hooks to override instead.
 _NEVER_CALLED = {
     "run_trial": "_step_episode, _final_reward or _calculate_rewards for what it returns",
     "_run_complete_episode": "_initialize_episode, _format_prompt, _step_episode or _close_episode for what it does",
@@ -24,11 +24,11 @@ _NEVER_CALLED = {
 
 
 def prepare_class(env_class: type[Any], base: type[Any]) -> None:
-    """Check a new class, and give its dataset methods the configuration of the instance they are called on.
+    """Check a new class, and let its dataset methods use the configuration of the instance they are called on.
 
     Args:
         env_class: The new class.
-        base: The class that names the hooks.
+        base: The class that declares the hooks.
 
     Raises:
         ConfigError: See :func:`~agentsgym.envs.user_checks.check_class`; or an overridden method is never called.
@@ -44,22 +44,22 @@ def prepare_class(env_class: type[Any], base: type[Any]) -> None:
         method: Any = inspect.getattr_static(env_class, name)
         if type(method) is classmethod:
             setattr(env_class, name, DatasetMethod(method.__func__))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
-    env_class.takes_actions = env_class._step_action is not base._step_action
+    env_class.overrides_step_action = env_class._step_action is not base._step_action
 
 
 def given_and_valid(
     env_class: type[Any], base: type[Any], env_config: Any, called_with: dict[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separate the configuration that an environment was given from the validated one.
+    """Return the configuration that the user passed to an environment, and the validated configuration.
 
     Args:
-        env_class: Its class.
+        env_class: The environment's class.
         base: The class whose constructor is running.
         env_config: The configuration passed to that constructor.
-        called_with: The configuration that the outermost class was called with, from :func:`called_config`.
+        called_with: The configuration passed to ``env_class``, from :func:`called_config`.
 
     Returns:
-        The plain part of the configuration as the user wrote it, and the validated one, defaults filled in.
+        The JSON values of the user's configuration, and the validated configuration, defaults filled in.
 
     Raises:
         ConfigError: A key is unknown, or a value or a combination of the common keys is not valid.
@@ -74,18 +74,18 @@ def given_and_valid(
 
 
 def called_config(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Find the ``env_config`` that a class is called with: by the name of its constructor's parameter.
+    """Find the ``env_config`` that is passed to a class, by the name of its constructor's parameter.
 
-    A constructor without such a parameter that forwards ``*args`` takes it second, as the base class does.
+    If the constructor has no such parameter but forwards ``*args``, it is the second argument, as in the base class.
 
     Returns:
-        Its plain part; None if it has none.
+        The JSON values of the configuration; None if no configuration was passed.
     """
     signature = inspect.signature(env_class.__init__)
     try:
         given = signature.bind_partial(None, *args, **kwargs).arguments
     except TypeError:
-        return None  # the constructor is about to raise it again
+        return None  # the constructor will raise the same error
     for name in ("env_config", "config"):
         if name in signature.parameters:
             return plain_part(given.get(name))
@@ -95,12 +95,12 @@ def called_config(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def called_parts(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Name the constructor arguments that a dataset row cannot hold: further arguments, values that are not JSON."""
+    """Name the constructor arguments that a dataset row cannot store: additional ones, and values that are not JSON."""
     signature = inspect.signature(env_class.__init__)
     try:
         bound = signature.bind_partial(None, *args, **kwargs)
     except TypeError:
-        return []  # the constructor is about to raise it again
+        return []  # the constructor will raise the same error
     (self_name, *_), given = signature.parameters, dict(bound.arguments)
     given.pop(self_name, None)
     for name, parameter in signature.parameters.items():
@@ -110,22 +110,22 @@ def called_parts(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str, 
             given |= zip(("tokenizer", "env_config", *map(str, range(len(args)))), given.pop(name, ()), strict=False)
         elif name in given and given[name] is parameter.default:
             del given[name]
-    foreign: Any = given.get("env_config", given.get("config"))
-    config: dict[str, Any] = {**foreign} if isinstance(foreign, Mapping) else {}
-    unwritten = sorted(config.keys() - (plain_part(config) or {}).keys(), key=str)
+    passed: Any = given.get("env_config", given.get("config"))
+    config: dict[str, Any] = {**passed} if isinstance(passed, Mapping) else {}
+    not_json = sorted(config.keys() - (plain_part(config) or {}).keys(), key=str)
     others = [name for name in given if name not in ("tokenizer", "env_config", "config")]
-    return [*(f"env_config[{name!r}]" for name in unwritten), *others]
+    return [*(f"env_config[{name!r}]" for name in not_json), *others]
 
 
 class DatasetMethod:
-    """A class method whose ``env_config``, if it takes one, is by default that of the instance it is called on."""
+    """A class method whose ``env_config`` parameter, if any, defaults to that of the instance it is called on."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__func__ = function
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
-        """Bind to the class; on an instance, pass its configuration unless the call passes one."""
+        """Bind to the class; on an instance, pass its configuration by default."""
         of_class = MethodType(self.__func__, owner)
         if instance is None:
             return of_class

@@ -5,19 +5,19 @@
     for episode in range(episodes_per_trial):
         env.start_session(...)                        # _initialize_episode returns the state
         for step in range(max_steps_per_episode):
-            messages = env._format_prompt(state, step)  # only what is new
-            transcript.observe(messages)              # as tokens, the generation prompt included
-            if no room is left for an action:         # max_trajectory_tokens, max_completion_length
+            messages = env._format_prompt(state, step)  # only new messages
+            transcript.observe(messages)              # as tokens, including the generation prompt
+            if no tokens are left for an action:      # max_trajectory_tokens, max_completion_length
                 stop with MAX_TOKENS
             action = yield TurnRequest(...)           # the driver calls the agent
-            start, stop = transcript.act(action)      # the sampled ids, untouched
+            start, stop = transcript.act(action)      # the sampled ids, unchanged
             state, reward, done, info = env._step_action(session_id, state, action)  # by default _step_episode
             turns.append(Turn(start=start, stop=stop, reward=reward, ...))
             if done or too many actions were invalid:
                 stop with DONE or INVALID
-        if there was room:
+        if tokens were left:
             env._last_message(state)                  # the environment's last message; recorded, never trained on
-        final_reward += env._final_reward(state, rewards)   # unless info["rewards"] gave rewards by role
+        final_reward += env._final_reward(state, rewards)   # unless info["rewards"] has rewards by role
         env._close_episode(session_id, state)         # whatever ended it
     return Trajectory(...)                            # _calculate_rewards returns one reward per token
 """
@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """One session playing the episodes of one task in a row.
+    """One session, which plays the episodes of one task in sequence.
 
     Attributes:
         env: The environment whose hooks are called.
@@ -77,14 +77,14 @@ class Trial:
         task_data: The task.
         seed: The task group's seed, from which every episode's generator is derived.
         budget: The token limits.
-        task_index: Index of the task in the list given to ``rollout``.
+        task_index: Index of the task in the list passed to ``rollout``.
         rollout_index: Index among the rollouts of that task.
-        num_retries: Failed attempts before this one.
-        episodes: Which episodes are played, by their indices; None for all.
-        conversation: The record; of the last episode alone, unless episodes share one.
-        num_close_errors: How often ``_close_episode`` raised.
-        place: Episode and turn that are being played, each None before it begins.
-        failures: Logs errors of closing an episode.
+        num_retries: Number of failed attempts before this one.
+        episodes: Indices of the episodes to play; None for all.
+        conversation: The recorded conversation; only the last episode's unless ``keep_history`` is set.
+        num_close_errors: Number of exceptions from ``_close_episode``.
+        place: Indices of the current episode and turn; None before the first.
+        failures: Logs exceptions from ``_close_episode``.
     """
 
     env: PlayableEnv
@@ -105,24 +105,24 @@ class Trial:
         self.conversation = self._new_conversation()
 
     def play(self) -> Generator[TurnRequest, Action, Trajectory]:
-        """Play every episode; a fault ends the trial with stop reason ``failed`` and keeps what was played."""
+        """Play every episode; an error ends the trial with stop reason ``failed``, and earlier turns are kept."""
         config, stop_reason = self.env.env_config, StopReason.DONE
         try:
             for episode in range(config["episodes_per_trial"]) if self.episodes is None else self.episodes:
                 if not config["keep_history"]:
                     self.conversation = self._new_conversation()
-                self._close()  # of the episode before
-                self.env.active_states.pop(self.session_id, None)  # it is closed, even if the next one cannot begin
+                self._close()  # the previous episode
+                self.env.active_states.pop(self.session_id, None)  # not to be closed again if the next cannot start
                 self.place = (episode, None)
                 self.env.start_session(self.session_id, self.task_data, self.seed, episode)
                 stop_reason = yield from self._episode(episode, is_practice=episode < config["free_shots"])
                 if config["keep_history"] and stop_reason is StopReason.MAX_TOKENS:
-                    break  # the next episode would continue in the conversation that is full
+                    break  # the next episode would continue a conversation without tokens left
             trajectory = self._ended(stop_reason)
         except EpisodeError as fault:
             fault.place = fault.place or place_of_hook(type(self.env), str(fault))
             trajectory = self._trajectory(StopReason.FAILED, describe(fault, self._where()))
-        finally:  # also where the driver closes this generator: an interrupt, a limit of time
+        finally:  # also when the driver closes this generator, after an interrupt or a timeout
             try:
                 self._close()
             finally:
@@ -130,7 +130,7 @@ class Trial:
         return self._with_close_errors(trajectory)
 
     def play_one(self) -> Generator[TurnRequest, Action, Trajectory]:
-        """Play one episode of a session whose state is in ``env.active_states``; faults are raised."""
+        """Play one episode of a session whose state is in ``env.active_states``; errors are raised."""
         try:
             stop_reason = yield from self._episode(0, is_practice=False)
             trajectory = self._ended(stop_reason)
@@ -139,14 +139,13 @@ class Trial:
         return self._with_close_errors(trajectory)
 
     def abandon(self, fault: EpisodeError) -> Trajectory:
-        """Make the trajectory of a trial whose generator cannot continue: failed, with the turns recorded so far.
+        """Return the trajectory of a trial whose generator cannot continue: failed, with the turns recorded so far.
 
-        A step of it may still be running in another thread; what that records from now on is not in the trajectory.
+        A step may still be running in another thread; the trajectory does not contain anything that it records later.
         """
         conversation = self.conversation
-        turns, _ = attribute_rewards(
-            [*conversation.turns]
-        )  # before the tokens: both only grow, so that no span leaves them
+        # before the tokens: both only grow, so all spans lie within them
+        turns, _ = attribute_rewards([*conversation.turns])
         token_ids = [*conversation.token_ids()]
         logprobs = conversation.token_logprobs(len(token_ids))
         return Trajectory(
@@ -167,15 +166,15 @@ class Trial:
         )
 
     def __reduce__(self) -> tuple[Callable[..., Trial], tuple[dict[str, Any]]]:
-        """Pickle a trial that has not begun for another process."""
-        return _in_this_process, ({one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init},)
+        """Support pickling of a trial that has not started, to send it to another process."""
+        return _unpickled_trial, ({one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init},)
 
     def _new_conversation(self) -> Conversation:
         history: History = self.env.env_config["history"]
         return Conversation(self.env.chat_format, partial(rewritten_history, history) if callable(history) else history)
 
     def _close(self) -> None:
-        """Close the live episode, if any; an error is counted and changes no result."""
+        """Close the live episode, if any; an error is counted but does not change the result."""
         state = self.env.active_states.get(self.session_id)
         if state is None:
             return
@@ -217,16 +216,16 @@ class Trial:
         return stop_reason
 
     def _turn(self, step: int, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, Step | None]:
-        """Observe, call the agent, record, step; None where the budget leaves no room for an action."""
+        """Play one turn: observe, call the agent, record, step. None if the budget has no tokens left for an action."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
         transcript = conversation.transcript
         self._observe(state, step)
         room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
         if room is not None and room <= 0:
-            if conversation.turns:  # a row ends on an agent token; a first prompt that is too long stays visible
+            if conversation.turns:  # a row ends with an agent token; a first prompt that is too long is kept to be seen
                 transcript.retract()
             else:
-                text = "session %s: the first prompt leaves no room for a turn in %s"
+                text = "session %s: the first prompt uses up the token budget, %s, so no turn is played"
                 logger.warning(text, self.session_id, self.budget)
             return None
         conversation.last_messages = []
@@ -247,7 +246,7 @@ class Trial:
         outcome = Step()
         try:
             outcome = with_role_reward(role, self._step(state, action))
-        finally:  # an environment that breaks does not lose the action
+        finally:  # record the action even if the environment raises
             role_rewards = outcome.role_rewards
             turn = Turn(
                 start=start,
@@ -285,13 +284,13 @@ class Trial:
             conversation.transcript.observe(messages)
         except TemplateError as error:
             if is_first:
-                raise  # environment and template do not fit together: not the fault of an episode
+                raise  # the template does not support this environment, which affects every episode
             raise EnvError(f"the observation before turn {step} cannot be recorded: {error}") from error
         if is_first:
             conversation.prompt_length = len(conversation.transcript.token_ids)
 
     def _last_messages(self) -> list[Message]:
-        """Return the environment's last message of an episode; empty for none."""
+        """Return the environment's last message of an episode, as a list; empty if there is none."""
         returned = call_environment(self.env._last_message, self.env.active_states[self.session_id])
         if returned is None:
             return []
@@ -301,7 +300,7 @@ class Trial:
         return messages
 
     def _record(self, action: Action, room: int | None) -> tuple[Action, tuple[int, int]]:
-        """Record the action; return it as the environment sees it, with its tool calls, and its span."""
+        """Record the action; return it for the environment, with its tool calls parsed, and its token span."""
         conversation = self.conversation
         chat_format = self.env.chat_format
         vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
@@ -309,7 +308,7 @@ class Trial:
             if type(action) is not Action or type(action.text) is not str:
                 action = with_plain_text(action)
             error = action_error(action, room, vocabulary_size)
-        except BaseException as raised:  # the agent's answer is foreign too
+        except BaseException as raised:  # the agent's answer comes from user code, too
             if is_interruption(raised):
                 raise
             raise failure_of(AgentError, "what the agent returned", raised) from raised
@@ -332,9 +331,9 @@ class Trial:
 
     def _step(self, state: State, action: Action) -> Step:
         env = self.env
-        hook: Callable[..., Any] = env._step_action if env.takes_actions else env._step_episode
-        try:  # as call_environment does, without its frame
-            answer = hook(self.session_id, state, action if env.takes_actions else action.text)
+        hook: Callable[..., Any] = env._step_action if env.overrides_step_action else env._step_episode
+        try:  # like call_environment, inlined for a shorter traceback
+            answer = hook(self.session_id, state, action if env.overrides_step_action else action.text)
         except BaseException as error:
             raise failure_of_hook(hook, error) from error
         next_state, step, info = as_step(answer)
@@ -347,7 +346,7 @@ class Trial:
         return step
 
     def _ended(self, stop_reason: StopReason) -> Trajectory:
-        """Record the last message, and make the trajectory."""
+        """Record the last message, and return the trajectory."""
         try:
             self.conversation.close(self.budget)
         except TemplateError as error:
@@ -383,7 +382,7 @@ class Trial:
         return dataclasses.replace(trajectory, per_token_rewards=rewards)
 
     def _where(self) -> str:
-        """Describe the rollout and the place in it for error messages."""
+        """Describe the rollout and the current turn for error messages."""
         parts = [f"task {self.task_index}", f"rollout {self.rollout_index}"]
         episode, turn = self.place
         if episode is not None and self.env.env_config["episodes_per_trial"] > 1:
@@ -393,10 +392,10 @@ class Trial:
         return f"{', '.join(parts)} of {type(self.env).__name__}"
 
 
-_FAILURES_HERE = FailureLog(logger)  # of all trials that a worker process is sent
+_WORKER_FAILURES = FailureLog(logger)  # one log for all trials that are sent to this worker process
 
 
-def _in_this_process(given: dict[str, Any]) -> Trial:
-    trial = Trial(**given)
-    trial.failures = _FAILURES_HERE
+def _unpickled_trial(fields: dict[str, Any]) -> Trial:
+    trial = Trial(**fields)
+    trial.failures = _WORKER_FAILURES
     return trial

@@ -1,4 +1,4 @@
-"""Check how an environment is written and built, with an error message for each common mistake."""
+"""Check how an environment is implemented and constructed, with an error message for each common mistake."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ NOT_GIVEN: Any = _NotGiven()
 
 
 def check_class(env_class: type[Any], base: type[Any]) -> None:
-    """Check a class as it is made.
+    """Check a class when it is defined.
 
     Args:
         env_class: The new class.
-        base: The class that names the hooks.
+        base: The class that declares the hooks.
 
     Raises:
-        ConfigError: A hook is a coroutine function, ``config_fields`` holds something that is not a
+        ConfigError: A hook is a coroutine function, ``config_fields`` contains a value that is not a
             :class:`~agentsgym.fields.Field`, ``task_fields`` is a single name, or ``spec`` is not an
             :class:`~agentsgym.envs.spec.EnvSpec`.
     """
@@ -67,7 +67,7 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
         if is_async and hook.startswith("_") and not hook.startswith("__"):
             raise ConfigError(
                 f"{name}.{hook} is async, but an environment's hooks are not awaited: write a plain def, and use an "
-                "EnvThreadPool for environments that wait for something"
+                "EnvThreadPool for environments that wait for I/O"
             )
     if isinstance(env_class.task_fields, str):
         wanted = f"must be a tuple of keys, as in ({shown(env_class.task_fields)},), or None"
@@ -100,27 +100,27 @@ def check_tokenizer(tokenizer: Any, env_class: type[Any]) -> None:
     if isinstance(tokenizer, str):
         built = f"transformers.AutoTokenizer.from_pretrained({shown(tokenizer)})"
         raise ConfigError(
-            f"the tokenizer must be a tokenizer, not its name: write {name}({built}), got {shown(tokenizer)}"
+            f"the tokenizer must be a tokenizer object, not a name: write {name}({built}), got {shown(tokenizer)}"
         )
     if tokenizer is not None and not hasattr(tokenizer, "pad_token_id"):
-        given = f"{type(tokenizer).__name__} (of a processor, give processor.tokenizer)"
+        given = f"{type(tokenizer).__name__} (if it is a processor, pass processor.tokenizer)"
         raise ConfigError(f"the tokenizer must be a transformers tokenizer or None, got {given}")
     if tokenizer is not None and tokenizer.pad_token_id is None:
         raise ConfigError(
-            "the tokenizer has no pad token, which padded rows need: "
+            "the tokenizer has no pad token, which is needed for padding: "
             "set one, for example tokenizer.pad_token = tokenizer.eos_token"
         )
 
 
 def check_vocabularies(tokenizer: Any, agent: Any) -> None:
-    """Check that an agent which reads token ids reads those of the environment's tokenizer.
+    """Check that an agent that uses token ids has the same vocabulary as the environment's tokenizer.
 
     Args:
-        tokenizer: The environment's, or None.
-        agent: Any agent; it reads ids if it has ``stop_token_ids`` and its own tokenizer.
+        tokenizer: The environment's tokenizer, or None.
+        agent: Any agent; it uses token ids if it has ``stop_token_ids`` and a tokenizer.
 
     Raises:
-        ConfigError: Its tokenizer has other ids.
+        ConfigError: The agent's tokenizer has different ids.
     """
     own = getattr(agent, "tokenizer", None)
     if tokenizer is None or own is None or own is tokenizer or not hasattr(agent, "stop_token_ids"):
@@ -129,17 +129,17 @@ def check_vocabularies(tokenizer: Any, agent: Any) -> None:
     strange = [name for name, token_id in tokenizer.get_vocab().items() if known.get(name) != token_id]
     if strange:
         raise ConfigError(
-            f"the environment's tokenizer differs from that of {type(agent).__name__}, which reads its token ids: "
-            f"{len(strange)} tokens, such as {shown(strange[0])}, have different ids or none there; build the "
-            "environment with agent.tokenizer"
+            f"the environment's tokenizer differs from the tokenizer of {type(agent).__name__}, which uses token ids: "
+            f"{len(strange)} tokens, such as {shown(strange[0])}, have a different id or none in the agent's; create "
+            "the environment with agent.tokenizer"
         )
 
 
 def check_keywords(env_class: type[Any], given: Mapping[str, Any]) -> None:
-    """Check the keyword arguments that an environment is built with.
+    """Check the keyword arguments with which an environment is constructed.
 
     Raises:
-        TypeError: One is a key of ``env_config``, and no argument of the constructor.
+        TypeError: An argument is a key of ``env_config`` rather than a parameter of the constructor.
     """
     parameters = inspect.signature(env_class.__init__).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
@@ -157,10 +157,10 @@ class NotInitializedError(ConfigError, AttributeError):
 
 
 def check_initialized(env: Any, name: str = "_starts") -> None:
-    """Check that the base class's constructor has run, if it sets an attribute of that name.
+    """Check that the base class's constructor has run, if it sets the attribute ``name``.
 
     Raises:
-        NotInitializedError: It has not run.
+        NotInitializedError: The constructor has not run.
     """
     if name in _SET_BY_BASE and "_starts" not in vars(env):
         read = "" if name.startswith("_") else f" before anything reads self.{name}"
@@ -170,17 +170,17 @@ def check_initialized(env: Any, name: str = "_starts") -> None:
 
 
 def check_single_stream(env: Any, caller: str) -> None:
-    """Check that a rollout is one row of tokens.
+    """Check that each rollout is a single row of tokens.
 
     Raises:
-        ConfigError: ``env_config["history"]`` rewrites the history, so that it is several.
+        ConfigError: ``env_config["history"]`` rewrites the history, so a rollout may be several rows.
     """
     check_initialized(env)
     if env.tokenizer is not None and env.env_config["history"] != "append":
         raise ConfigError(
             f"{caller} returns one row of tokens per rollout, but env_config['history']={env.env_config['history']!r} "
-            "starts a new row wherever it rewrites the history: use generate(..., return_all_steps=True), which "
-            "returns each turn with its own prompt"
+            "starts a new row each time it rewrites the history: use generate(..., return_all_steps=True), which "
+            "returns each turn with its prompt"
         )
 
 
@@ -195,7 +195,7 @@ def place_of_hook(env_class: type[Any], sentence: str) -> str:
     """Find the definition of the hook whose name begins an error sentence.
 
     Returns:
-        File and line, as in ``"guess.py:31"``; empty if the sentence begins otherwise.
+        File and line, as in ``"guess.py:31"``; empty if the sentence does not begin with a hook.
     """
     name = re.match(r"_\w+|", sentence)
     code = getattr(getattr(env_class, name[0] if name else "", None), "__code__", None)
@@ -207,7 +207,7 @@ def _warn_of_key(env_class: type[Any], key: str) -> None:
     meant = misspelled(key, _READ_KEYS)
     if meant is not None:
         logger.warning(
-            "info[%r] of %s is not read, and differs by one letter from info[%r], which is: did you mean that?",
+            "info[%r] of %s is not used, but differs by one letter from info[%r], which is: did you mean that?",
             key,
             env_class.__name__,
             meant,

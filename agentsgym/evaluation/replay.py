@@ -155,7 +155,7 @@ def _replay(recorded: Trajectory, env: MultistepEnv) -> Replay:
     finishes: list[FinishReason] = ["stop"] * len(recorded.turns)
     played = _play(recorded, env, episodes, finishes)
     difference = first_difference(recorded, played)
-    while difference is not None and env.takes_actions:
+    while difference is not None and env.overrides_step_action:
         # The record does not contain whether an answer was truncated, which this environment can see.
         turn = _action_before(difference)
         if turn < 0 or finishes[turn] == "length":
@@ -181,7 +181,7 @@ def _action_before(difference: Difference) -> int:
 
 def _may_hide_calls(recorded: Trajectory, env: MultistepEnv, turn: int) -> bool:
     """Return whether an answer may contain unreadable tool calls, which its message does not show."""
-    if not env.takes_actions or env.tokenizer is not None or turn < 0:
+    if not env.overrides_step_action or env.tokenizer is not None or turn < 0:
         return False
     known = recorded.turns[turn]
     return known.exact and known.stop > known.start and not recorded.messages[known.message_index].get("tool_calls")

@@ -1,7 +1,7 @@
-"""Access TRL's trainer: every private name of TRL is read here, except for three overridden methods.
+"""Access TRL's trainer: all private names of TRL are used here, except for three overridden methods.
 
-``tests/training/test_trl_seam.py`` fails when TRL changes one of them. The trainer is typed ``Any`` here: TRL declares
-these members too widely or not at all, so that the tests, not a type checker, guard this seam.
+``tests/training/test_trl_interface.py`` fails when TRL changes one of them. The trainer is typed ``Any``: TRL types
+these members too loosely or not at all, so tests, not a type checker, protect this interface.
 """
 
 from __future__ import annotations
@@ -30,48 +30,51 @@ if TYPE_CHECKING:
 MicroBatch = dict[str, Any]
 
 
-def environment(*_: Any, **__: Any) -> list[float | None]:
-    """Stand in for the reward function that TRL requires; rewards come from the environment, so none is called."""
+def unused_reward(*_: Any, **__: Any) -> list[float | None]:
+    """Stand in for the reward function that TRL requires; it is never called, since rewards come from environments."""
     raise RuntimeError("rewards come from the environment: this reward function must never be called")
 
 
-class NoTelemetry:
-    """A trainer that sends no telemetry; TRL's trainers send some to the Hugging Face Hub when they are built.
+unused_reward.__name__ = "environment"  # TRL names a column of the completions table after it
 
-    Unless ``HF_HUB_DISABLE_TELEMETRY`` or ``HF_HUB_OFFLINE`` is set, TRL would send the kinds of trainer, model,
-    device, dataset and adapter, the number of processes in four classes, and versions of packages.
+
+class NoTelemetry:
+    """A trainer that sends no telemetry; TRL's trainers send some to the Hugging Face Hub when they are created.
+
+    Unless ``HF_HUB_DISABLE_TELEMETRY`` or ``HF_HUB_OFFLINE`` is set, TRL would send the trainer class, the types of
+    model, device, dataset and adapter, the number of processes (as one of four ranges), and package versions.
     """
 
     def _send_telemetry(self) -> None:
         """Send nothing."""
 
 
-class TRLSeam:
-    """The parts of a trainer that the rest of training needs; nothing else takes or stores one."""
+class TRLInterface:
+    """The interface through which the rest of training uses the trainer; no other class holds a reference to it."""
 
     def __init__(self, trainer: Any) -> None:
-        """Keep a trainer that TRL's constructor has set up, unchanged."""
+        """Store a trainer that TRL's constructor has set up, without changing it."""
         self._trainer = trainer
 
     # State of the trainer
 
     @property
     def is_training(self) -> bool:
-        """Whether rollouts are for training, not for evaluation, as TRL distinguishes them: by the model's own mode.
+        """Whether rollouts are for training rather than evaluation; like TRL, by whether the model is in train mode.
 
-        Read it where a batch or a loss begins and pass it on: scoring switches this mode.
+        Read it at the start of a batch or a loss and pass it on, since scoring switches the mode.
         """
         return self._trainer.model.training
 
     @property
     def num_rollouts(self) -> int:
-        """Number of consecutive rows that are rollouts of one task, in training or evaluation."""
+        """Number of consecutive rows that are rollouts of the same task, in training or evaluation."""
         trainer = self._trainer
         return trainer.num_generations if self.is_training else trainer.num_generations_eval
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps that are done."""
+        """Number of completed optimizer steps."""
         return self._trainer.state.global_step
 
     @property
@@ -91,60 +94,60 @@ class TRLSeam:
 
     @property
     def has_aux_loss(self) -> bool:
-        """Whether a mixture of experts' auxiliary loss is added to the loss."""
+        """Whether a mixture-of-experts auxiliary loss is added to the loss."""
         return self._trainer.aux_loss_enabled
 
     @property
     def clip_epsilons(self) -> dict[str, float]:
-        """TRL's own ``epsilon_low`` and ``epsilon_high``."""
+        """TRL's ``epsilon_low`` and ``epsilon_high``."""
         return {"epsilon_low": self._trainer.epsilon_low, "epsilon_high": self._trainer.epsilon_high}
 
     @property
     def vllm_generation(self) -> Any:
-        """TRL's engine; None where transformers generates."""
+        """TRL's vLLM engine; None if transformers generates."""
         return getattr(self._trainer, "vllm_generation", None)
 
     def policy(self) -> Any:
-        """The model in training, unwrapped."""
+        """The model being trained, unwrapped."""
         return self._trainer.accelerator.unwrap_model(self._trainer.model)
 
     # Set up once
 
     def set_up(self) -> None:
-        """Adapt, once, the parts of TRL's trainer that this package needs otherwise."""
+        """Patch, once, the parts of TRL's trainer that must behave differently here."""
         self.adapt_fused_heads()
-        # Sequence ratios are passed to TRL's loss as those of tokens: agentsgym.training.loss.use_sequence_ratio.
+        # TRL's loss receives sequence ratios as token ratios: agentsgym.training.loss.use_sequence_ratio.
         self._trainer.importance_sampling_level = "token"
-        zero.announce_head(self.policy(), self._trainer.accelerator)
+        zero.register_head_weights(self.policy(), self._trainer.accelerator)
 
     def adapt_fused_heads(self) -> None:
-        """Make TRL's fused heads score labeled positions alone on any device, and a deep copy run on its own weights.
+        """Patch TRL's fused heads to score only labeled positions on every device, and to use a deep copy's weights.
 
-        TRL puts its head around the ``forward`` of this very model (under PEFT: of the base model inside), which a copy
-        would still call. Without Triton its tiles are made small too, in every trainer of the process.
+        TRL binds its head to the ``forward`` of this model instance (with PEFT, the base model's), which a deep copy
+        would still call. Without Triton, TRL's chunk size is also reduced, in every trainer of the process.
         """
         policy, reference = self.policy(), self._trainer.ref_model
         model: PreTrainedModel = policy.get_base_model() if hasattr(policy, "peft_config") else policy
         for scored in (model, *([] if reference is None else [self._trainer.accelerator.unwrap_model(reference)])):
-            labeled_head.score_labeled_alone(scored)
+            labeled_head.score_labeled_only(scored)
         if not labeled_head.selects_labeled(model.device):
             chunked_logprob.TOKEN_CHUNK_SIZE = labeled_head.POSITIONS_AT_ONCE
         labeled_head.make_deepcopy_safe(model)
 
     def reset_run_state(self) -> None:
-        """Drop the state of an interrupted run: place in the generation cycle, buffered rows, values to be logged."""
+        """Drop an interrupted run's position in the generation cycle, buffered rows and metrics not logged yet."""
         self._trainer._step, self._trainer._buffered_inputs = 0, None
         self._trainer._metrics["train"].clear()
 
     # Checkpoints
 
     def run_folder(self, trial: Any = None) -> str:
-        """The folder in which the run's checkpoints are, or that of a hyperparameter search's trial."""
+        """The folder of the run's checkpoints, or of one trial of a hyperparameter search."""
         return self._trainer._get_output_dir(trial)
 
     @contextlib.contextmanager
     def saving_into(self, folder: Path) -> Generator[None]:
-        """Write checkpoints into another folder, and push none of them, until they are complete."""
+        """Inside the block, write checkpoints to ``folder``, and do not push them to the hub."""
         trainer = self._trainer
         redirected = {"_get_output_dir": lambda *_, **__: str(folder), "_push_from_checkpoint": lambda *_: None}
         vars(trainer).update(redirected)
@@ -155,20 +158,20 @@ class TRLSeam:
                 del vars(trainer)[name]
 
     def save_checkpoint(self) -> None:
-        """Collective: save a checkpoint as the trainer does, and let its callbacks know."""
+        """Collective: save a checkpoint as the trainer does, and notify its callbacks."""
         trainer = self._trainer
         trainer._save_checkpoint(trainer.model, trial=None)
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
     @contextlib.contextmanager
     def saving_all_state(self) -> Generator[None]:
-        """Write checkpoints that can be resumed, even if the settings request models alone."""
+        """Inside the block, save resumable checkpoints, even with ``save_only_model=True``."""
         args = self._trainer.args
-        given, args.save_only_model = args.save_only_model, False
+        original, args.save_only_model = args.save_only_model, False
         try:
             yield
         finally:
-            args.save_only_model = given
+            args.save_only_model = original
 
     def push_checkpoint(self, folder: Path) -> None:
         """Push a checkpoint to the hub, as configured."""
@@ -179,12 +182,12 @@ class TRLSeam:
         """The checkpoint of the best evaluation so far."""
         return self._trainer.state.best_model_checkpoint
 
-    def name_best_checkpoint(self, place: Path, folder: Path | None = None) -> None:
-        """Name the best checkpoint so far by where it will be.
+    def record_best_checkpoint(self, place: Path, folder: Path | None = None) -> None:
+        """Record the final path of the best checkpoint so far in the trainer's state.
 
         Args:
-            place: Where the checkpoint will be that is being written.
-            folder: Where it is now, if this rank has written it: the state of the run in there is corrected.
+            place: The final path of the checkpoint that is being written.
+            folder: Its temporary folder, if this rank wrote it; ``trainer_state.json`` there is updated too.
         """
         state = self._trainer.state
         if not state.best_global_step:
@@ -197,14 +200,14 @@ class TRLSeam:
             state.save_to_json(str(folder / "trainer_state.json"))
 
     def synced_reference(self) -> Any:
-        """The reference model where ``sync_ref_model`` moves it, so that it is part of the run's state; else None."""
+        """The reference model if ``sync_ref_model`` updates it, which makes it part of the run's state; else None."""
         trainer = self._trainer
         return trainer.accelerator.unwrap_model(trainer.ref_model) if trainer.args.sync_ref_model else None
 
     def release(self) -> None:
-        """Drop the optimizer, the data and references to the process group, none of which a closed trainer needs."""
+        """Drop the optimizer, the data and references to the process group, which a closed trainer does not need."""
         trainer = self._trainer
-        if is_sharded(trainer.accelerator):  # in place: the weights themselves hold the group
+        if is_sharded(trainer.accelerator):  # sharded weights refer to the process group themselves
             trainer.model = trainer.generator.agent = trainer.generator.policy = None
         trainer.model_wrapped, trainer.deepspeed = trainer.model, None
         trainer.ref_model = None
@@ -218,11 +221,11 @@ class TRLSeam:
 
     @property
     def num_input_tokens_seen(self) -> int:
-        """Tokens that were seen in training."""
+        """Number of tokens seen in training."""
         return self._trainer.state.num_input_tokens_seen
 
-    def return_to_step_begin(self, num_input_tokens_seen: int) -> None:
-        """Drop the gradients of an optimizer step that is not finished, and set the count of tokens back."""
+    def rewind_to_step_start(self, num_input_tokens_seen: int) -> None:
+        """Drop the gradients of an unfinished optimizer step, and restore the token count."""
         self._trainer.state.num_input_tokens_seen = num_input_tokens_seen
         self._trainer.model.zero_grad()
 
@@ -237,13 +240,14 @@ class TRLSeam:
         *,
         with_entropies: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Collective where weights are sharded: score every token that ``labeled`` marks, at the sampling temperature.
+        """Score every token that ``labeled`` marks, at the sampling temperature. Collective if weights are sharded.
 
-        Without gradient, and without dropout: the sampler has none either, so that the two can be compared.
+        Runs without gradients and, like the sampler, without dropout, so the two sets of log-probabilities are
+        comparable.
 
         Returns:
-            Log-probabilities, and the entropies of the distributions before the tokens, in nats (0.0 without
-            ``with_entropies``): each (B, L), 0.0 elsewhere and in the first column, which has no context.
+            Log-probabilities, and the entropies in nats of the distributions that predict the tokens (0.0 without
+            ``with_entropies``): each (B, L), 0.0 at all other tokens and in the first column, which has no context.
         """
         size, width = self._trainer.args.per_device_train_batch_size, ids.shape[1] - 1
         chunks: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -251,12 +255,12 @@ class TRLSeam:
             for rows, attention, kept in zip(
                 ids.split(size), attention_mask.split(size), labeled.split(size), strict=True
             ):
-                # The trained model's head has the entropies in any case; a reference model's has none.
+                # The trained model's head always computes entropies; a reference model's head does not.
                 logprobs, entropies, *_ = self._trainer._get_per_token_logps_and_entropies(
                     mask_labels(model, kept), rows, attention, width, compute_entropy=with_entropies
                 )
-                given = entropies if with_entropies else torch.zeros_like(logprobs)
-                chunks.append((logprobs, given.masked_fill(kept[:, 1:] == 0, 0.0)))
+                entropies = entropies if with_entropies else torch.zeros_like(logprobs)
+                chunks.append((logprobs, entropies.masked_fill(kept[:, 1:] == 0, 0.0)))
         logprobs, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
         first = logprobs.new_zeros(len(ids), 1)
         return torch.cat([first, logprobs], dim=1), torch.cat([first, entropies], dim=1)
@@ -264,7 +268,7 @@ class TRLSeam:
     def score_reference(
         self, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor
     ) -> torch.Tensor | None:
-        """Collective where weights are sharded: log-probabilities by the reference of the KL term; None without."""
+        """The reference model's log-probabilities; None without a KL term. Collective if weights are sharded."""
         if self._trainer.beta == 0.0:
             return None
         with self.reference_model() as reference:
@@ -272,9 +276,9 @@ class TRLSeam:
 
     @contextlib.contextmanager
     def reference_model(self) -> Generator[Any]:
-        """The reference model of the KL term: TRL's own, or under PEFT the policy with its adapters off.
+        """The reference model of the KL term: TRL's, or with PEFT the policy with its adapters disabled.
 
-        An adapter that came with the model has a frozen copy of itself, which TRL calls ``"ref"``.
+        If the model was passed with an adapter, the reference is TRL's frozen copy of that adapter, ``"ref"``.
         """
         trainer = self._trainer
         if trainer.ref_model is not None:
@@ -286,10 +290,10 @@ class TRLSeam:
 
     @contextlib.contextmanager
     def intercept_logprobs(self, on_logprobs: Callable[[torch.Tensor, torch.Tensor], None]) -> Generator[None]:
-        """Pass on the log-probabilities of the loss's own forward pass, before the loss reads anything else.
+        """Call ``on_logprobs`` with the log-probabilities of the loss's forward pass, before the loss uses any input.
 
         Args:
-            on_logprobs: Called with log-probabilities, with their graph, and entropies, both (B, T).
+            on_logprobs: Called with log-probabilities, attached to their graph, and entropies, both (B, T).
         """
         trainer, name = self._trainer, "_get_per_token_logps_and_entropies"
         score, is_own = getattr(trainer, name), name in vars(trainer)
@@ -305,8 +309,8 @@ class TRLSeam:
         finally:
             setattr(trainer, name, score) if is_own else delattr(trainer, name)
 
-    def holding_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Collective under ZeRO-3: hold all weights on every rank inside, if that is configured."""
+    def gathered_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Inside the block, gather all weights on every rank, if that is configured. Collective under ZeRO-3."""
         trainer = self._trainer
         args, is_zero3 = trainer.args, zero_stage(trainer.accelerator) == 3
         if not (is_zero3 and args.ds3_gather_for_generation) or args.use_vllm:
@@ -314,7 +318,7 @@ class TRLSeam:
         return zero.whole_weights(trainer.model_wrapped, trainer.accelerator, args.gradient_checkpointing_kwargs)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Go backward through a part of the loss."""
+        """Backpropagate one part of the loss."""
         zero.backward_of_part(self._trainer.accelerator, loss)
 
     def current_microbatch(
@@ -324,7 +328,7 @@ class TRLSeam:
 
         Args:
             inputs: TRL's micro-batch; returned unchanged in evaluation.
-            sort: From the micro-batches of a generation batch to as many.
+            sort: Reorders the rows of a generation batch; takes and returns the same number of micro-batches.
         """
         trainer = self._trainer
         if not self.is_training:
@@ -351,14 +355,14 @@ class TRLSeam:
         return self._trainer._metrics["train" if is_training else "eval"]
 
     def record_metrics(self, metrics: Mapping[str, float], *, is_training: bool) -> None:
-        """Add metrics to those that TRL averages and logs next."""
+        """Add metrics to those that TRL averages for its next log entry."""
         recorded = self._metrics(is_training=is_training)
         for name, value in metrics.items():
             recorded[name].append(value)
 
     @contextlib.contextmanager
     def muted_metrics(self, *, is_training: bool) -> Generator[None]:
-        """Drop metrics that are recorded inside: for rows without agent tokens TRL would log an entropy of 0."""
+        """Drop metrics recorded inside the block: for rows without agent tokens TRL would log an entropy of 0."""
         metrics = self._metrics(is_training=is_training)
         counts = {name: len(values) for name, values in metrics.items()}
         try:
@@ -387,7 +391,7 @@ class TRLSeam:
         for row in rows:
             logs["prompt"].append(row.prompt)
             logs["completion"].append(row.completion)
-            logs["rewards"][environment.__name__].append(row.final_reward)
+            logs["rewards"][unused_reward.__name__].append(row.final_reward)
             logs["advantages"].append(row.mean_advantage)
             logs["extra"]["turn_rewards"].append(row.turn_rewards)
             logs["extra"]["stop_reason"].append(row.stop_reason)

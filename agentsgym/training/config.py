@@ -1,4 +1,4 @@
-"""Configuration of a training run: TRL's settings and those of multi-turn training."""
+"""Configuration of a training run: TRL's settings and the settings of multi-turn training."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ else:
 
 logger = logging.getLogger(__name__)
 
-_TRLS_BOUNDS: Final = (None, 3.0)  # of a correction under vLLM
+_TRLS_BOUNDS: Final = (None, 3.0)  # TRL's bounds of the importance ratio with vLLM
 _NUM_ENV_WORKERS: Final = 8
 
 
@@ -56,20 +56,20 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
     """TRL's ``GRPOConfig`` with the settings of multi-turn training, :class:`~agentsgym.training.settings.EnvSettings`.
 
     Fields of TRL that matter most here: ``num_generations`` (rollouts per task), ``max_completion_length`` (everything
-    after the first prompt, observations included), ``scale_rewards`` (applied to the estimator's own groups),
+    after the first prompt, observations included), ``scale_rewards`` (applied within the estimator's groups),
     ``loss_type``, ``beta``, ``num_iterations``, ``steps_per_generation``. Without an accelerator ``bf16`` and
     ``gradient_checkpointing``, on by default in TRL, are off unless they are set.
 
     Attributes:
-        vllm_importance_sampling_correction: Whether to correct tokens for a sampler that differs from the trained
-            model, vLLM or another; None for only with vLLM or ``max_staleness``.
+        vllm_importance_sampling_correction: Whether to apply importance weights because the sampler, vLLM or another,
+            differs from the trained model; None to do so only with vLLM or ``max_staleness``.
         vllm_importance_sampling_mode: Importance weight of the correction, one of
             :data:`agentsgym.training.tensors.importance.CORRECTIONS`.
-        vllm_importance_sampling_clip_min: Lower bound of the ratio; None for the mode's default, 0 for none.
-        vllm_importance_sampling_clip_max: Upper bound of the ratio; None for the mode's default, infinite for none.
+        vllm_importance_sampling_clip_min: Lower bound of the ratio; None for the mode's default, 0 for no bound.
+        vllm_importance_sampling_clip_max: Upper bound of the ratio; None for the mode's default, infinite for no bound.
         vllm_server_base_url: Base URL of a vLLM server, or several as a list or comma-separated, all reachable from
-            every rank; a session stays with one of them. None for TRL's host and port. Server i receives its weights
-            over port ``vllm_group_port + i``.
+            every rank; a session always uses the same server. None for TRL's host and port. Server i receives its
+            weights over port ``vllm_group_port + i``.
         use_cache: Whether the trained model's configuration enables its cache; the loss never uses one.
 
     Raises:
@@ -128,14 +128,16 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         if self.bf16 is None and not self.fp16 and not has_accelerator:
             self.bf16 = False
         if self.activation_checkpointing is None and self.gradient_checkpointing is None:
-            self.activation_checkpointing = has_accelerator  # its new name; transformers warns of the old one
+            self.activation_checkpointing = has_accelerator  # the new name; transformers deprecates the old one
         if self.dataloader_pin_memory is None:
             self.dataloader_pin_memory = has_accelerator  # pyright: ignore[reportIncompatibleVariableOverride]
         has_no_bounds = (self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max) == (None, None)
-        if has_no_bounds:  # TRL requires one for some modes, where None is the default here
+        if has_no_bounds:  # TRL requires a bound for some modes, but here None stands for the default
             self.vllm_importance_sampling_clip_max = math.inf
         super().__post_init__()
-        if has_no_bounds and self.vllm_importance_sampling_clip_max == math.inf:  # else TRL took it from an older name
+        if (
+            has_no_bounds and self.vllm_importance_sampling_clip_max == math.inf
+        ):  # otherwise, TRL read it from a deprecated name
             self.vllm_importance_sampling_clip_max = None
         check_settings(self)
         if self.loss_type == "cispo" and (self.epsilon if self.epsilon_high is None else self.epsilon_high) < 1:
@@ -163,7 +165,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         return copy.deepcopy(get_estimator(self.advantage_estimator, **options))
 
     def make_env_pool(self) -> EnvThreadPool | EnvProcessPool | None:
-        """Return the pool in which the environments run; None for the training process.
+        """Return the pool in which the environments run; None if they run in the training process.
 
         Raises:
             ConfigError: ``env_pool_kwargs`` are not valid for the pool, or ``env_pool`` is not set.
@@ -207,7 +209,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
 
     @property
     def rollout_folder(self) -> Path | None:
-        """The folder of the rollout store; None for none."""
+        """The folder of the rollout store; None if rollouts are not stored."""
         given = str(self.store_rollouts or "")
         if given.lower() in {"", "false", "none"}:
             return None
@@ -215,7 +217,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
 
     @property
     def vllm_server_urls(self) -> tuple[str, ...]:
-        """The base URLs of the vLLM servers; empty for TRL's host and port."""
+        """The base URLs of the vLLM servers; empty if TRL's host and port are used."""
         return urls_in(self.vllm_server_base_url or ())
 
     @property
@@ -232,15 +234,15 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
 
     @property
     def loss(self) -> LossType:
-        """The loss type: what it averages over and where it clips."""
+        """The loss type, with what it averages over and where it clips."""
         return LOSS_TYPES[self.loss_type]
 
     @property
     def truncation(self) -> str:
         """The treatment of truncated rollouts, ``"keep"``, ``"mask"`` or ``"penalize"``.
 
-        Set by ``truncated_rollouts`` or TRL's ``mask_truncated_completions``. (TRL's own check of a row's last token
-        would be wrong for episodes and is not used.)
+        Set by ``truncated_rollouts`` or TRL's ``mask_truncated_completions``. (TRL's check of a row's last token would
+        be wrong for episodes and is not used.)
         """
         if self.mask_truncated_completions:
             return "mask"
@@ -248,21 +250,21 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
 
     @property
     def truncation_penalty(self) -> float:
-        """The penalty subtracted from the rewards of truncated rollouts; 0 for none."""
+        """The penalty subtracted from the rewards of truncated rollouts; 0 if there is none."""
         return float(self.truncated_rollouts) if self.truncation == "penalize" else 0.0
 
     @property
     def corrects_for_sampler(self) -> bool:
-        """Whether the loss is corrected for the sampler, by default if its weights may differ."""
-        given = self.vllm_importance_sampling_correction
-        return (self.use_vllm or self.max_staleness > 0) if given is None else given
+        """Whether the loss corrects for the sampler; by default, if the sampler's weights may differ."""
+        correction = self.vllm_importance_sampling_correction
+        return (self.use_vllm or self.max_staleness > 0) if correction is None else correction
 
     @property
     def importance_correction(self) -> ImportanceCorrection | None:
-        """The correction of the loss for the sampler; None for none.
+        """The importance correction for the sampler; None if it is off.
 
-        With vLLM the default bounds are TRL's, except for ``geometric_mask``, whose ratios are so close to 1 that TRL's
-        bounds would have no effect.
+        With vLLM, the default bounds are TRL's, except for ``geometric_mask``, whose ratios are so close to 1 that
+        TRL's bounds would have no effect.
         """
         if not self.corrects_for_sampler:
             return None
@@ -271,21 +273,21 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
             self.vllm_importance_sampling_clip_min,
             self.vllm_importance_sampling_clip_max,
         )
-        own = _TRLS_BOUNDS if self.use_vllm and mode != "geometric_mask" else CORRECTIONS[mode]
+        default = _TRLS_BOUNDS if self.use_vllm and mode != "geometric_mask" else CORRECTIONS[mode]
         return ImportanceCorrection(
-            mode=mode, clip_min=own[0] if low is None else low, clip_max=own[1] if high is None else high
+            mode=mode, clip_min=default[0] if low is None else low, clip_max=default[1] if high is None else high
         )
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """Whether updates use rollouts of earlier weights, so that the loss needs the sampler's log-probabilities.
+        """Whether updates use rollouts from earlier weights, so that the loss needs the old log-probabilities.
 
-        If each batch is used once, TRL uses the current ones, detached.
+        If each batch is used for a single update, TRL uses the current log-probabilities, detached.
         """
         return self.gradient_accumulation_steps % self.micro_steps_per_generation != 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert as TRL does, with the name of a callable estimator, since loggers write JSON."""
+        """Convert as TRL does, but replace a callable estimator by its name, since loggers write JSON."""
         values = super().to_dict()
         if callable(self.advantage_estimator):
             values["advantage_estimator"] = getattr(
@@ -300,7 +302,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
 
     @property
     def steps_per_cycle(self) -> int:
-        """Number of optimizer steps between generation boundaries that coincide with an optimizer step."""
+        """Length of a generation cycle: the least number of optimizer steps that use up complete generation batches."""
         accumulation = self.gradient_accumulation_steps
         return math.lcm(self.micro_steps_per_generation, accumulation) // accumulation
 
@@ -316,14 +318,14 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         """
         settings = copy.copy(self.with_aligned_saving())
         if self.vllm_server_urls:
-            settings.vllm_server_base_url = self.vllm_server_urls[0]  # TRL has a client of this one
+            settings.vllm_server_base_url = self.vllm_server_urls[0]  # TRL connects only to the first server
         settings.vllm_importance_sampling_correction = self.corrects_for_sampler  # pyright: ignore[reportIncompatibleVariableOverride]
         return settings
 
     def with_aligned_saving(self) -> Self:
-        """Return these settings, or a copy that saves only at generation boundaries.
+        """Return these settings, or a copy that saves only between generation cycles.
 
-        A checkpoint within a generation cycle would lose the rollouts still to be trained on.
+        A checkpoint within a generation cycle would lose the rollouts that are not trained on yet.
 
         Raises:
             ConfigError: ``save_steps`` is a fraction of a run of unknown length, or the best model could not be saved
@@ -340,17 +342,21 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         steps = self.save_steps if self.save_steps >= 1 else self.save_steps * self.max_steps
         rounded = math.ceil(steps / cycle) * cycle
         if self.load_best_model_at_end and self.eval_strategy == "steps":
-            given = cast("float", self.eval_steps)  # transformers has filled it in
-            every = int(given) if given >= 1 else math.ceil(given * self.max_steps)
+            eval_steps = cast("float", self.eval_steps)  # transformers has filled it in
+            every = int(eval_steps) if eval_steps >= 1 else math.ceil(eval_steps * self.max_steps)
             if every % cycle or rounded % every:
                 raise ConfigError(
-                    "load_best_model_at_end requires saving at every evaluation, which is possible only at multiples "
-                    f"of the generation cycle ({cycle}): set eval_steps ({every}) and save_steps ({steps:g}) to the "
-                    "same multiple"
+                    f"load_best_model_at_end requires eval_steps ({every}) to be a multiple of {cycle}, since "
+                    f"checkpoints can be saved only every {cycle} steps, and save_steps ({steps:g}) to be a multiple "
+                    "of eval_steps"
                 )
         if rounded == self.save_steps:
             return self
-        logger.warning("save_steps rounded from %s to %d, a multiple of the generation cycle", self.save_steps, rounded)
+        logger.warning(
+            "save_steps=%s was rounded up to %d steps, since checkpoints can be saved only every %d steps, when all "
+            "generated rollouts have been trained on",
+            *(self.save_steps, rounded, cycle),
+        )
         aligned = copy.copy(self)
         aligned.save_steps = rounded
         return aligned

@@ -2,7 +2,7 @@
 
 ::
 
-    rows ─▶ levels ─▶ win rate of each so far ─▶ draw from those within the bounds ─▶ rows of the next batch
+    rows ─▶ levels ─▶ recent win rate of each ─▶ draw from levels within the bounds ─▶ rows of the next batch
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Level = str | int | float | bool
 
 
 class Curriculum:
-    """Draws the tasks of training from levels whose win rates lie between two bounds.
+    """Draws training tasks from levels whose win rates lie between two bounds.
 
-    Rollouts of a task that is always or never won carry no learning signal. So each task group of a
-    generation batch is drawn, at random, from a level whose last results lie within the bounds. If there is none, it is
-    drawn from the nearest level above them or the nearest below. A level without enough results yet is tried too; where
-    all levels are numbers, a higher one being harder, only once the next easier level is not below the bounds. A share
-    of the groups is drawn from all levels alike, since a policy that learns moves win rates.
+    Rollouts of a task that is always or never solved carry no learning signal. Each task group of a generation batch is
+    therefore drawn, at random, from a level whose recent win rate lies within the bounds. If there is none, it is drawn
+    from the nearest level above or below the bounds. A level without enough results is eligible too; if all levels are
+    numbers, where higher is harder, only once the win rate of the next easier level has reached the lower bound. A
+    fraction ``explore`` of the groups is drawn uniformly from all levels, since win rates change as the policy learns.
 
-    What is drawn follows from the settings' seed, the number of the generation batch and the results of those before
-    it, so it is the same on all ranks, whatever their number, and after a resume: the results are part of a checkpoint.
+    The draws depend on the settings' seed, the number of the generation batch and the results of earlier batches, which
+    are part of checkpoints: they are the same on all ranks, for any number of ranks, and after a resume.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class Curriculum:
         window: int = 64,
         min_results: int = 8,
     ) -> None:
-        """Set the bounds; the rows come with the trainer.
+        """Set the bounds; the trainer provides the rows later, through :meth:`bind`.
 
         Args:
-            level: The level of a row, a text, a number or a bool: a column of the rows, a key of ``task_data``, or a
-                function of the row. A key that differs for every task makes each task a level.
+            level: The level of a row (a string, number or bool), given as a column of the rows, a key of ``task_data``,
+                or a function of the row. A key that differs for every task makes each task a level.
             low: Lower bound of a level's win rate, in [0, 1].
             high: Upper bound, above ``low``.
-            explore: The share of task groups drawn from all levels alike, in [0, 1].
-            window: Number of a level's latest rollouts that its win rate is computed from.
-            min_results: Minimum number of results from which a win rate is computed.
+            explore: Fraction of task groups that are drawn uniformly from all levels, in [0, 1].
+            window: Number of a level's latest rollouts over which its win rate is computed.
+            min_results: Minimum number of results for a win rate.
 
         Raises:
             ConfigError: A value is not valid.
@@ -80,7 +80,7 @@ class Curriculum:
         self._levels: list[Level] = []
         self._is_ordered = False
         self._results: dict[Level, deque[bool]] = {}
-        self._num_silent = 0  # rollouts since the last with a known outcome
+        self._num_without_outcome = 0  # rollouts since the last with a known outcome
 
     @property
     def options(self) -> dict[str, Any]:
@@ -99,16 +99,16 @@ class Curriculum:
         }
 
     def bind(self, dataset: Any) -> None:
-        """Find the levels of the rows that are drawn from.
+        """Find the levels of the rows to draw from.
 
         Args:
             dataset: Dataset rows, with a length.
 
         Raises:
-            ConfigError: The dataset is a stream, or a row has no valid level.
+            ConfigError: The dataset is an ``IterableDataset``, or a row has no valid level.
         """
         if isinstance(dataset, IterableDataset):
-            raise ConfigError("a curriculum requires a dataset with random access, not a stream of rows")
+            raise ConfigError("a curriculum requires a dataset with random access, not an IterableDataset")
         rows: dict[Level, list[int]] = {}
         for index, row in enumerate(dataset):
             rows.setdefault(self.level_of(row, f"row {index}"), []).append(index)
@@ -120,7 +120,7 @@ class Curriculum:
         """Find a row's level.
 
         Raises:
-            ConfigError: The task has no level, or one that is not a text, a finite number or a bool.
+            ConfigError: The task has no level, or its level is not a string, a finite number or a bool.
         """
         if callable(self._level):
             level: Any = self._level(row)
@@ -129,7 +129,8 @@ class Curriculum:
             level = row.get(self._level) if row.get(self._level) is not None else task.get(self._level)
             if level is None:
                 known = [key for key in (*row, *task) if key not in ("env_class_path", "env_config", "task_data")]
-                raise ConfigError(f"{name} has no level {self._level!r}{did_you_mean(self._level, known)}")
+                hint = did_you_mean(self._level, known)
+                raise ConfigError(f"{name} has no column or task_data key {self._level!r} to take its level from{hint}")
         if not isinstance(level, str | int | float) or (isinstance(level, float) and not math.isfinite(level)):
             raise ConfigError(
                 f"{name} has the level {shown(level)}: a level must be a string, a finite number or a bool"
@@ -140,7 +141,7 @@ class Curriculum:
         """Draw the row of one task group.
 
         Args:
-            *seed_parts: Identify the group; equal parts after equal results give equal rows.
+            *seed_parts: Identify the group; with equal results so far, equal parts draw the same row.
 
         Returns:
             Index of the row.
@@ -150,7 +151,7 @@ class Curriculum:
         return stream.choice(self._rows[stream.choice(levels)])
 
     def eligible(self) -> list[Level]:
-        """The levels that the next task group is drawn from, as long as it does not explore."""
+        """The levels from which the next task group is drawn, unless it explores."""
         rates = self.win_rates
         within = [level for level in self._levels if level in rates and self._low <= rates[level] <= self._high]
         untried = [level for level in self._levels if level not in rates]
@@ -165,7 +166,7 @@ class Curriculum:
         return [level for level in self._levels if level in chosen]
 
     def record(self, rows: Sequence[DatasetRow], rollouts: Iterable[RolloutSummary]) -> None:
-        """Record the results of rollouts; failed ones are ignored, and unknown outcomes count as lost.
+        """Record the results of rollouts; failed rollouts are ignored, and an unknown outcome counts as a loss.
 
         Args:
             rows: The row of each rollout.
@@ -175,28 +176,29 @@ class Curriculum:
             ConfigError: ``window`` consecutive rollouts had no known outcome.
         """
         played = [(row, one.success) for row, one in zip(rows, rollouts, strict=True) if not one.failed]
-        self._num_silent = 0 if any(success is not None for _, success in played) else self._num_silent + len(played)
-        if self._num_silent >= self._window:
+        is_known = any(success is not None for _, success in played)
+        self._num_without_outcome = 0 if is_known else self._num_without_outcome + len(played)
+        if self._num_without_outcome >= self._window:
             raise ConfigError(
-                f"a curriculum needs win rates, but none of {self._num_silent} rollouts has info['success']"
+                f"a curriculum needs win rates, but none of the last {self._num_without_outcome} rollouts had "
+                "info['success']: report it from the environment's step"
             )
         for row, success in played:
             self._results.setdefault(self.level_of(row), deque(maxlen=self._window)).append(bool(success))
 
     def reset(self) -> None:
         """Forget all results."""
-        self._results, self._num_silent = {}, 0
+        self._results, self._num_without_outcome = {}, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the results as JSON values: ``{"results": [[level, [0, 1, …]], …]}``."""
         return {"results": [[level, [int(won) for won in results]] for level, results in self._results.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Continue with results from :meth:`state_dict`; those of levels that no longer exist are dropped."""
-        given = state["results"]
+        """Restore results from :meth:`state_dict`; the results of levels that no longer exist are dropped."""
         self._results = {
             level: deque((bool(won) for won in results), maxlen=self._window)
-            for level, results in given
+            for level, results in state["results"]
             if level in self._rows
         }
 

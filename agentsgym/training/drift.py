@@ -1,11 +1,11 @@
-"""Measure by log-probabilities of agent tokens how far the policy that sampled is from the model that is trained.
+"""Measure how far the sampler is from the trained model, by the log-probabilities of agent tokens.
 
-With ``q`` the sampler's probability of a token and ``p`` the model's, both at the sampling temperature::
+With ``q`` a token's probability under the sampler and ``p`` under the model, both at the sampling temperature::
 
-    gap    |log q − log p|             0 where sampler and model agree
+    gap    |log q − log p|             0 if sampler and model agree
     k1     mean(log q − log p)         unbiased estimate of KL(q‖p); may be negative
-    k3     mean(p/q − 1 − log(p/q))    unbiased too, and never negative (arXiv 2402.03300, eq. 4)
-    ratio  p/q                         what importance sampling weighs a token with
+    k3     mean(p/q − 1 − log(p/q))    also unbiased, and never negative (arXiv 2402.03300, eq. 4)
+    ratio  p/q                         the importance sampling weight of a token
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.batch.padding import pad_right
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_number, require
-from agentsgym.training.tensors.importance import GapSums, difference_metrics
+from agentsgym.training.tensors.importance import LogprobGapSums, difference_metrics
 from agentsgym.training.tensors.labeled_head import POSITIONS_AT_ONCE, head_logits, replaced_states, trunk_of
 
 if TYPE_CHECKING:
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """Recorded log-probabilities beside those of a model; see the module for the formulas.
+    """A comparison of recorded log-probabilities with those of a model; the module docstring has the formulas.
 
     Attributes:
-        num_tokens: Agent tokens that were compared.
-        largest_gap: The largest absolute difference; NaN if a recorded one is.
+        num_tokens: Number of agent tokens that were compared.
+        largest_gap: The largest absolute difference; NaN if a recorded log-probability is NaN.
         mean_gap: The mean absolute difference.
-        trajectory: Where the largest gap is: index of the trajectory.
-        turn: Index of the turn in it.
-        token: Index of the token in its ``token_ids``.
-        kl_k1: Estimate of KL(sampler‖model).
-        kl_k3: The estimate that is never negative.
+        trajectory: Index of the trajectory with the largest gap.
+        turn: Index of the turn with the largest gap.
+        token: Index of the token with the largest gap in the trajectory's ``token_ids``.
+        kl_k1: The k1 estimate of KL(sampler‖model).
+        kl_k3: The k3 estimate, which is never negative.
         ratio_min: The smallest ratio model / sampler.
-        ratio_mean: The mean ratio, 1 in expectation whatever the gap.
+        ratio_mean: The mean ratio, 1 in expectation for any gap.
         ratio_max: The largest ratio.
-        num_without_logprobs: Trajectories left out because they come without log-probabilities.
-        num_inexact_turns: Turns left out because their text was encoded afterwards.
-        num_without_context: Tokens left out because no token precedes them.
+        num_without_logprobs: Number of trajectories skipped because they have no log-probabilities.
+        num_inexact_turns: Number of turns skipped because they were tokenized from text.
+        num_without_context: Number of tokens skipped because no token precedes them.
     """
 
     num_tokens: int
@@ -83,7 +83,7 @@ class _Token(NamedTuple):
 
 
 class _ScoredSegment(NamedTuple):
-    """One segment: its place in its trajectory, the ids that are run, and the tokens that are scored."""
+    """One segment: its start in its trajectory, the ids of the forward pass, and the tokens to score."""
 
     trajectory: int
     start: int
@@ -99,19 +99,19 @@ def logprob_gap(
     batch_size: int = 8,
     pad_token_id: int = 0,
 ) -> Drift:
-    """Score every agent token with a plain forward pass, and compare with what the sampler recorded.
+    """Score every agent token with a plain forward pass, and compare with the recorded log-probabilities.
 
-    Each segment is a row, padded on the right, that ends with its last compared token. The head runs on compared tokens
-    alone, a few hundred at a time. The model runs without gradient and in evaluation mode, and every module's own mode
-    is restored.
+    Each segment is a row, padded on the right, that ends with its last compared token. The head runs only on compared
+    tokens, a few hundred at a time. The model runs without gradients and in evaluation mode; the modes of its modules
+    are restored afterwards.
 
     Args:
-        model: A causal language model of transformers, with the weights that sampled. For what is sampled under
+        model: A causal language model of transformers, with the weights used for sampling. If sampling ran under
             autocast, call this under autocast too.
         trajectories: Rollouts with log-probabilities, failed ones included.
-        temperature: The sampler's; 0 (greedy) scores at 1 as the sampler does.
-        batch_size: Rows of one forward pass.
-        pad_token_id: Fills the rows; any id of the vocabulary will do, since nothing attends to it.
+        temperature: The sampler's temperature; 0 (greedy) scores at 1, as the sampler does.
+        batch_size: Rows per forward pass.
+        pad_token_id: The padding id; any id of the vocabulary works, since nothing attends to it.
 
     Raises:
         ConfigError: A number is out of range, or there are no tokens to compare.
@@ -125,13 +125,13 @@ def logprob_gap(
         "num_inexact_turns": sum(not turn.exact for _, trajectory in scored for turn in trajectory.turns),
         "num_without_context": sum(token.place == row.start for row in segments for token in row.tokens),
     }
-    # A segment's first token has no probability; rows of similar length waste little on padding.
+    # A segment's first token has no probability; sorting by length saves padding.
     rows = [row._replace(tokens=[token for token in row.tokens if token.place > row.start]) for row in segments]
     rows = sorted((row for row in rows if row.tokens), key=lambda row: len(row.ids))
     if not rows:
         raise ConfigError(
-            "a comparison needs an agent token with a recorded log-probability, got none in "
-            f"{len(trajectories)} trajectories: {_left_out(**left_out)}"
+            f"there is nothing to compare: none of the {len(trajectories)} trajectories has an agent token with a "
+            f"recorded log-probability ({_left_out(**left_out)})"
         )
     with evaluation_mode(model), torch.no_grad():
         recomputed = torch.cat(
@@ -162,20 +162,20 @@ def logprob_gap(
 
 
 def drift_metrics(recorded: torch.Tensor, recomputed: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-    """Summarize how far the sampler is from the model in one batch; arguments as of :meth:`GapSums.of`.
+    """Compute the metrics of the gap between sampler and model in one batch: see :meth:`LogprobGapSums.of`.
 
     Returns:
         ``sampling/sampling_logp_difference/{mean,max}`` (the gap) and
-        ``sampling/importance_sampling_ratio/{min,mean,max}``, as TRL names them but with ratios that nothing cuts;
-        ``sampling/kl/{k1,k3}``. Without any token the gap and KL are 0 and the ratio 1, so that the names are always
-        the same.
+        ``sampling/importance_sampling_ratio/{min,mean,max}``, with TRL's names but unclipped ratios;
+        ``sampling/kl/{k1,k3}``. Without any token, the gap and KL are 0 and the ratio is 1, so that the names are
+        always the same.
     """
-    return difference_metrics([GapSums.of(recorded, recomputed, mask)])
+    return difference_metrics([LogprobGapSums.of(recorded, recomputed, mask)])
 
 
 def _segments(index: int, trajectory: Trajectory) -> list[_ScoredSegment]:
-    """Return one row for each segment that contains an exact action."""
-    tokens: dict[int, list[_Token]] = {}  # by where the segment starts
+    """Return one row for each segment with an exact action."""
+    tokens: dict[int, list[_Token]] = {}  # by the start of the segment
     for k, turn in enumerate(trajectory.turns):
         if turn.exact and turn.stop > turn.start and trajectory.logprobs is not None:
             span = range(turn.start, turn.stop)
@@ -193,7 +193,9 @@ def _score(
     width = max(len(row.ids) for row in rows)
     ids = torch.tensor([pad_right(row.ids, width, pad_token_id) for row in rows], device=model.device)  # (B, L)
     mask = torch.tensor([pad_right([1] * len(row.ids), width, 0) for row in rows], device=model.device)
-    before = [[token.place - row.start - 1 for token in row.tokens] for row in rows]  # what predicts each token
+    before = [
+        [token.place - row.start - 1 for token in row.tokens] for row in rows
+    ]  # position that predicts each token
     rows_of = torch.tensor([row for row, own in enumerate(before) for _ in own], device=model.device)
     places = torch.tensor([place for own in before for place in own], device=model.device)  # (N,)
     kept: list[torch.Tensor] = []
@@ -214,6 +216,6 @@ def _score(
 
 def _left_out(num_without_logprobs: int, num_inexact_turns: int, num_without_context: int) -> str:
     return (
-        f"left out are {num_without_logprobs} trajectories without log-probabilities, {num_inexact_turns} turns "
-        f"encoded afterwards and {num_without_context} tokens without context"
+        f"skipped {num_without_logprobs} trajectories without log-probabilities, {num_inexact_turns} turns that were "
+        f"tokenized from text, and {num_without_context} tokens without context"
     )

@@ -1,4 +1,4 @@
-"""Stop a run at the first NaN or infinity: in a loss, in a gradient before it is used, in a weight before it is saved.
+"""Stop a run at the first NaN or infinity: in a loss, a gradient before it is used, or a weight before it is saved.
 
 ::
 
@@ -30,65 +30,65 @@ if TYPE_CHECKING:
 Named = Iterable[tuple[str, torch.Tensor]]
 
 LOOK_AT_LOSS = (
-    "the step is not taken and the weights are those from before it: look at the advantages and the importance ratios "
-    "that were logged, at agents that report log-probabilities, and at the learning rate"
+    "the step was skipped and the weights are unchanged: check the logged advantages and importance ratios, agents "
+    "that report log-probabilities, and the learning rate"
 )
 LOOK_AT_LOSS_AFTER_STEP = (
-    "DeepSpeed has taken the step, and the weights are not saved: look at the advantages and the importance ratios "
-    "that were logged, at agents that report log-probabilities, and at the learning rate, and resume from the last "
-    "checkpoint"
+    "DeepSpeed has already taken the step, and the weights are not saved: check the logged advantages and importance "
+    "ratios, agents that report log-probabilities, and the learning rate, and resume from the last checkpoint"
 )
 LOOK_AT_GRADIENT = (
-    "the step is not taken and the weights are those from before it: look at the loss, at half precision where numbers "
-    "grow large, and at the learning rate"
+    "the step was skipped and the weights are unchanged: check the loss, the learning rate, and whether half precision "
+    "overflows"
 )
-SKIPPED_BY_DEEPSPEED = f"the gradients hold NaN or infinity, or their norm overflows; {LOOK_AT_GRADIENT}"
+SKIPPED_BY_DEEPSPEED = f"the gradients contain NaN or infinity, or their norm overflows; {LOOK_AT_GRADIENT}"
 LOOK_AT_WEIGHTS = "they are not saved: lower the learning rate, and resume from the last checkpoint"
 LOOK_AT_OTHERS = (
-    "it was already so before the step: check what else changes the weights, such as a callback, "
+    "this was so before the step: check for other code that changes the weights, such as a callback, "
     "and resume from the last checkpoint"
 )
 
 
-class NumberCheck(TrainerCallback):
-    """Raises :class:`NonFiniteError` on all ranks in the optimizer step in which a number is NaN or infinite.
+class NonFiniteCheck(TrainerCallback):
+    """Raises :class:`NonFiniteError` on all ranks in the first optimizer step with a NaN or infinite value.
 
-    Gradients that a ``GradScaler`` has scaled (``fp16``) are left to it: it skips steps whose gradients overflow.
+    Gradients scaled by a ``GradScaler`` (``fp16``) are not checked: it skips steps whose gradients overflow.
     """
 
     def __init__(self, value_model: nn.Module | None = None) -> None:
-        """Start without losses.
+        """Set up the check.
 
         Args:
-            value_model: The model trained beside the policy; None for none.
+            value_model: The value model that is trained with the policy; None if there is none.
         """
         self._value_model = value_model
         self._losses: list[torch.Tensor] = []
         self._weights: list[tuple[str, nn.Parameter]] = []
-        self._policy: list[tuple[str, nn.Parameter]] = []  # looking for them takes as long as checking them
+        self._policy: list[tuple[str, nn.Parameter]] = []  # stored: finding them takes as long as checking them
         self._trained: list[tuple[str, nn.Parameter]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Collective: check all weights, those that are not trained included."""
+        """Check all weights, including those that are not trained. Collective."""
         self._weights = named = list(self._named(model))
         self._policy = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
         self._trained = [(name, one) for name, one in named if one.requires_grad]
         check_weights(named, f"before step {state.global_step + 1}")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget the losses of a step that was broken off."""
+        """Discard the losses of an interrupted step."""
         self._losses = []
 
     def after_backward(self, loss: torch.Tensor, accelerator: Accelerator, step: int) -> None:
-        """Collective in the last micro-batch of an optimizer step: check its losses, and the gradients.
+        """After the last micro-batch of an optimizer step, check its losses and the gradients. Collective then.
 
-        By then DeepSpeed has dropped the gradients and taken the step, or skipped it because they are not finite, as it
-        would until the end of the run. A value head's are checked later: :func:`check_value_gradients`.
+        By then, DeepSpeed has dropped the gradients, and either taken the step or skipped it because they are not
+        finite, as it would until the end of the run. The value head's gradients are checked later, by
+        :func:`check_value_gradients`.
 
         Args:
-            loss: The micro-batch's, 0-dim, without graph; checked later, since reading it would wait for the device.
-            accelerator: Knows whether the optimizer is stepped next, and whether gradients are scaled.
-            step: The number of the optimizer step, from 1 on.
+            loss: The micro-batch's loss, 0-dim, detached; checked later, since reading it would wait for the device.
+            accelerator: The accelerator, for whether the optimizer steps next and whether gradients are scaled.
+            step: The number of the optimizer step, from 1.
         """
         self._losses.append(loss)
         if not accelerator.sync_gradients:
@@ -107,22 +107,22 @@ class NumberCheck(TrainerCallback):
             broken |= ~get_total_norm(gradients).isfinite().to(broken.device)
         if any_rank(broken):
             check_weights(self._weights, f"step {step}", advice=LOOK_AT_OTHERS)
-            # A NaN in the loss of one rank is in the gradients of all of them, so the loss comes first.
+            # A NaN in one rank's loss is in the gradients of all ranks, so the loss is reported first.
             _raise([_loss_problem(losses), _gradient_problem(parameters)], f"step {step}")
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Collective: check the weights that were just changed; they have not been saved yet."""
+        """Check the weights that were just changed and are not saved yet. Collective."""
         check_weights(self._trained, f"after step {state.global_step + 1}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Let go of the weights."""
+        """Drop the references to the weights."""
         self._weights, self._policy, self._trained = [], [], []
 
     def check_before_saving(self, model: Any) -> None:
-        """Check all weights; collective where they are sharded. Ranks that hold the same ones need not all call this.
+        """Check all weights. Collective if they are sharded; ranks with equal weights need not all call this.
 
         Raises:
-            NonFiniteError: One is NaN or infinite.
+            NonFiniteError: A weight is NaN or infinite.
         """
         named = list(self._named(model))
         is_sharded = any(isinstance(weight, DTensor) or is_in_pieces(weight) for _, weight in named)
@@ -138,13 +138,13 @@ def check_weights(named: Named, where: str, *, on_all_ranks: bool = True, advice
     """Raise if a weight is NaN or infinite.
 
     Args:
-        named: Weights with their names; of a sharded model, each rank looks at its own shard.
+        named: Weights with their names; of a sharded model, each rank checks its shard.
         where: Description of the step, for error messages.
-        on_all_ranks: Whether this is collective: it then raises on all ranks if one rank found something.
+        on_all_ranks: Whether this is collective, and raises on all ranks if any rank finds such a weight.
         advice: End of the error message.
 
     Raises:
-        NonFiniteError: It names the first of them.
+        NonFiniteError: Names the first such weight.
     """
     weights = [(name, _local(weight)) for name, weight in named]
     tensors = [weight for _, weight in weights if weight.is_floating_point() and weight.numel()]
@@ -158,14 +158,15 @@ def check_weights(named: Named, where: str, *, on_all_ranks: bool = True, advice
 
 
 def check_value_gradients(value_model: nn.Module, step: int) -> None:
-    """Raise if a gradient of the value head is NaN or infinite; all ranks have the same ones and raise together.
+    """Raise if a gradient of the value head is NaN or infinite; all ranks have the same gradients and raise together.
 
     Args:
-        value_model: Its gradients are averaged over the ranks, and not clipped, which would spread a NaN over all.
-        step: The number of the optimizer step, from 1 on.
+        value_model: The value model; its gradients are averaged over the ranks but not clipped yet, since clipping
+            would spread a NaN to all of them.
+        step: The number of the optimizer step, from 1.
 
     Raises:
-        NonFiniteError: It names the parameter.
+        NonFiniteError: Names the parameter.
     """
     named = list(_value_head(value_model))
     gradients = _gradients(named)
@@ -175,7 +176,7 @@ def check_value_gradients(value_model: nn.Module, step: int) -> None:
 
 
 def _overflows(tensors: list[torch.Tensor], order: float) -> torch.Tensor:
-    """Whether the norm of all of them together is NaN or infinite, bool and 0-dim."""
+    """Whether the norm over all tensors is NaN or infinite, as a 0-dim bool tensor."""
     return ~get_total_norm(tensors, norm_type=order).isfinite() if tensors else torch.tensor(False)
 
 
@@ -184,7 +185,7 @@ def _value_head(value_model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a tensor, all of one that is not sharded, without graph."""
+    """This rank's shard of a tensor, or all of it if it is not sharded, detached."""
     if is_in_pieces(tensor):
         return own_piece(tensor).detach()
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
@@ -196,7 +197,7 @@ def _gradients(named: Named) -> list[torch.Tensor]:
 
 
 def _raise(problems: Sequence[str], where: str) -> None:
-    """Collective: raise, on all ranks, the first problem that some rank has; "" is none."""
+    """Raise the first problem that any rank has, on all ranks; an empty string is no problem. Collective."""
     for problem in problems:
         rank, found = first_of_ranks(problem)
         if found:
@@ -213,18 +214,18 @@ def _loss_problem(losses: torch.Tensor, advice: str = LOOK_AT_LOSS) -> str:
 
 
 def _gradient_problem(named: Sequence[tuple[str, torch.Tensor]]) -> str:
-    """Describe the broken gradient, of several the one nearest to the loss, which was computed first."""
+    """Describe a non-finite gradient; if there are several, the one nearest to the loss, which was computed first."""
     gradients = [(name, _local(one.grad)) for name, one in named if one.grad is not None]
     broken = [(name, gradient) for name, gradient in gradients if not gradient.isfinite().all()]
     if broken:
         name, gradient = broken[-1]
         count = f", as {len(broken)} of {len(gradients)} do" if len(broken) > 1 else ""
-        return f"the gradient of {name!r} holds {_kind(gradient)}{count}; {LOOK_AT_GRADIENT}"
+        return f"the gradient of {name!r} contains {_kind(gradient)}{count}; {LOOK_AT_GRADIENT}"
     norms = [(float(gradient.norm()), name) for name, gradient in gradients]
     if math.isfinite(sum(norm * norm for norm, _ in norms)):
         return ""
     _, name = max(norms)
-    return f"the norm of the gradient overflows, by {name!r}; {LOOK_AT_GRADIENT}"
+    return f"the norm of the gradient overflows, mostly from {name!r}; {LOOK_AT_GRADIENT}"
 
 
 def _weight_problem(weights: Iterable[tuple[str, torch.Tensor]], advice: str) -> str:
@@ -233,7 +234,7 @@ def _weight_problem(weights: Iterable[tuple[str, torch.Tensor]], advice: str) ->
         return ""
     name, weight = broken[0]
     more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-    return f"the weight {name!r}{more} holds {_kind(weight)}; {advice}"
+    return f"the weight {name!r}{more} contains {_kind(weight)}; {advice}"
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -4,7 +4,7 @@
 
     Trajectory ─▶ imitation_rows (ids and labels as recorded) ─▶ bucketed_order ─▶ trl.SFTTrainer
 
-The demonstrations may be a scripted expert's or a policy's own best rollouts; nothing is tokenized again.
+The demonstrations may come from a scripted expert or be a policy's best rollouts; nothing is tokenized again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from agentsgym.agents.policy.vocabulary import check_is_model
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.tokens.unknown_words import warn_of_unknown_words
-from agentsgym.training.finite import NumberCheck
+from agentsgym.training.finite import NonFiniteCheck
 from agentsgym.types import Trajectory
 
 _IGNORED = -100  # the label that the loss ignores
@@ -51,45 +51,45 @@ def imitate(
 ) -> TrainerState:
     """Train a model in place on the agent tokens of trajectories, with the mean negative log-likelihood as loss.
 
-    Failed trajectories are left out. Rows follow the order of :func:`bucketed_order`, regardless of the sampling
-    strategy in ``args``; all passes together are one epoch for the trainer. Like any ``Trainer``, this seeds the global
+    Failed trajectories are skipped. Rows follow the order of :func:`bucketed_order`, regardless of the sampling
+    strategy in ``args``; all epochs together are one epoch for the trainer. Like any ``Trainer``, this seeds the global
     random generators with ``args.seed``.
 
     Args:
         model: A causal language model; only its weights are changed.
         trajectories: The demonstrations, recorded with this tokenizer.
-        tokenizer: Gives the padding id, and is saved with checkpoints.
-        args: TRL's own settings; None for :func:`imitation_config`.
+        tokenizer: The tokenizer, for the padding id; it is saved with checkpoints.
+        args: TRL's settings; None for :func:`imitation_config`.
         observation_loss: Whether the model also learns to predict observations: all tokens after the first prompt.
         callbacks: Callbacks for ``Trainer``.
 
     Returns:
-        The trainer's state; ``log_history`` holds the losses.
+        The trainer's state; ``log_history`` has the losses.
 
     Raises:
-        ConfigError: The first argument is not a model, there is nothing to train on, a trajectory is too long or was
-            recorded with a tokenizer of more ids than the model has, or ``args`` requests packing.
+        ConfigError: The first argument is not a model, there is nothing to train on, a trajectory is too long or has
+            ids that the model does not have, or ``args`` requests packing.
         NonFiniteError: A loss, a gradient or a weight became NaN or infinite.
     """
     check_is_model(model, "imitate(model, trajectories, tokenizer)")
     args = imitation_config() if args is None else args
     if args.packing:
-        raise ConfigError("imitation lays out its own rows and needs packing=False, got packing=True")
+        raise ConfigError("imitate builds its own training rows and does not support packing: set packing=False")
     rows = imitation_rows(trajectories, observation_loss=observation_loss)
     largest, vocabulary_size = max(max(row["input_ids"]) for row in rows), model.config.get_text_config().vocab_size
     if largest >= vocabulary_size:
         raise ConfigError(
             f"a trajectory has the token id {largest}, but the model has embeddings for {vocabulary_size} ids: record "
-            "the demonstrations with the model's own tokenizer"
+            "the demonstrations with the model's tokenizer"
         )
     warn_of_unknown_words(tokenizer, trajectories)
     lengths = [len(row["input_ids"]) for row in rows]
     if args.max_length is not None and max(lengths) > args.max_length:
         raise ConfigError(
-            f"a trajectory has {max(lengths)} tokens, but args.max_length is {args.max_length}: raise it, or leave "
-            "long trajectories out (a truncated one would lose its end)"
+            f"a trajectory has {max(lengths)} tokens, but args.max_length is {args.max_length}: raise it, or remove "
+            "long trajectories (truncation would drop their ends)"
         )
-    sequential = copy.copy(args)  # the rows are laid out and tokenized
+    sequential = copy.copy(args)  # the rows are already ordered and tokenized
     sequential.train_sampling_strategy = "sequential"
     sequential.num_train_epochs = 1
     sequential.dataset_kwargs = {"skip_prepare_dataset": True}
@@ -112,10 +112,10 @@ class _CheckedTrainer(SFTTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.numbers = NumberCheck()
+        self.numbers = NonFiniteCheck()
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Go backward, and check what the optimizer would use."""
+        """Run the training step, and check the loss and the gradients."""
         loss = super().training_step(*args, **kwargs)
         self.numbers.after_backward(loss, self.accelerator, self.state.global_step + 1)
         return loss
@@ -127,15 +127,15 @@ class _CheckedTrainer(SFTTrainer):
 
 
 def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool = False) -> list[dict[str, list[int]]]:
-    """Turn trajectories into rows for ``SFTTrainer``, ids as recorded; failed ones are left out.
+    """Convert trajectories to rows for ``SFTTrainer``, with ids as recorded; failed ones are skipped.
 
     Args:
         trajectories: The demonstrations.
-        observation_loss: Whether all tokens from the first agent token on are labels, not agent tokens alone.
+        observation_loss: Whether all tokens from the first agent token on are labels, rather than only agent tokens.
 
     Returns:
-        One row a trajectory, or one a segment where its history was rewritten: ``input_ids`` (T,) and ``labels`` (T,),
-        -100 for tokens without loss.
+        One row per trajectory, or one per segment if its history was rewritten: ``input_ids`` (T,) and ``labels``
+        (T,), -100 for tokens without loss.
 
     Raises:
         ConfigError: There are no trajectories, all failed, or one has no agent tokens.
@@ -166,20 +166,20 @@ def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool
 
 
 def bucketed_order(lengths: Sequence[int], *, batch_size: int, num_passes: int, seed: int) -> list[int]:
-    """Order rows so that a batch holds rows of similar length, while batches come in any order.
+    """Order rows so that each batch has rows of similar length, while the order of batches is random.
 
-    Each pass over the data is shuffled anew, cut into buckets of 50 batches, sorted by length inside a bucket, cut
-    into batches, and the batches are shuffled. (Batches that go from long to short, as sorting alone leaves them, make
-    a policy learn badly.) A batch that two passes share holds rows drawn at random, so that all others stay whole.
+    In each epoch, rows are shuffled and divided into buckets of 50 batches; each bucket is sorted by length and divided
+    into batches, and the batches are shuffled. (A policy learns badly from batches sorted by length.) A batch that two
+    epochs share has rows drawn at random, so that all other batches are complete.
 
     Args:
         lengths: Tokens of each row, (N,).
-        batch_size: Rows a batch.
-        num_passes: Passes over the data.
+        batch_size: Rows per batch.
+        num_passes: Number of epochs.
         seed: Equal seeds give equal orders.
 
     Returns:
-        Row indices, (num_passes * N,): every pass is a permutation of all rows.
+        Row indices, (num_passes * N,): every epoch is a permutation of all rows.
 
     >>> bucketed_order([3, 9, 3, 9], batch_size=2, num_passes=2, seed=0)
     [2, 0, 1, 3, 1, 3, 2, 0]
@@ -202,12 +202,12 @@ def bucketed_order(lengths: Sequence[int], *, batch_size: int, num_passes: int, 
 
 
 def imitation_config(**settings: Any) -> SFTConfig:
-    """Make TRL's settings without length limit, checkpoints and reporting.
+    """Create TRL's settings without a length limit, checkpoints and reporting.
 
-    Without an accelerator ``bf16`` and ``gradient_checkpointing``, both on by TRL's default, are off.
+    Without an accelerator, ``bf16`` and ``gradient_checkpointing``, which TRL enables by default, are off.
 
     Args:
-        **settings: Any field of ``SFTConfig``; each replaces the default made here.
+        **settings: Any field of ``SFTConfig``, to override the defaults chosen here.
     """
     defaults: dict[str, Any] = {
         "output_dir": str(Path(tempfile.gettempdir()) / "agentsgym_imitation"),  # stays empty without checkpoints
@@ -221,11 +221,11 @@ def imitation_config(**settings: Any) -> SFTConfig:
 
 
 def tiny_imitation_config(num_steps: int, **settings: Any) -> SFTConfig:
-    """Make the settings for a tiny policy: batches of 16, rate 3e-3 with a short warm-up, then linearly to 10 %.
+    """Create settings for a tiny policy: batches of 16, learning rate 3e-3 with warm-up and linear decay to 10%.
 
     Args:
-        num_steps: Optimizer steps; the first 2 % of them warm up.
-        **settings: Any field of ``SFTConfig``; each replaces the default made here.
+        num_steps: Number of optimizer steps; the first 2% of them warm up.
+        **settings: Any field of ``SFTConfig``, to override the defaults chosen here.
 
     Raises:
         ConfigError: ``num_steps`` is below 1.
@@ -250,7 +250,7 @@ def tiny_imitation_config(num_steps: int, **settings: Any) -> SFTConfig:
 
 
 def _layout(lengths: Sequence[int], args: SFTConfig) -> list[int]:
-    """Lay out as many rows as the run reads: ``max_steps`` where given, else ``num_train_epochs``."""
+    """Order as many rows as the run uses, by ``max_steps`` if set, or else by ``num_train_epochs``."""
     if args.max_steps > 0:
         num_processes = args.world_size
         num_rows = args.max_steps * args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
@@ -268,7 +268,7 @@ def _layout(lengths: Sequence[int], args: SFTConfig) -> list[int]:
 def _restoring_all_but_weights(model: PreTrainedModel) -> Generator[None]:
     """Undo a trainer's changes to a model, except for the weights.
 
-    The wrapper that it puts around ``forward`` is bound to this model: a deep copy would still call the original.
+    The trainer's wrapper around ``forward`` is bound to this model, so a deep copy would still call the original.
     """
     training, use_cache = model.training, model.config.use_cache
     forwards = {module: vars(module).get("forward") for module in model.modules()}

@@ -1,4 +1,4 @@
-"""Compute the loss of a micro-batch: TRL's own on the columns that matter, plus the value head's."""
+"""Compute the loss of a micro-batch: TRL's loss on the columns with agent tokens, plus the value head's loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from agentsgym.batch.padding import round_up
-from agentsgym.training._trl import MicroBatch, TRLSeam
+from agentsgym.training._trl import MicroBatch, TRLInterface
 from agentsgym.training.tensors.labels import mask_labels
 from agentsgym.training.tensors.token_batch import MIN_WIDTH
 
@@ -23,60 +23,60 @@ TRLLoss = Callable[[Any, MicroBatch], torch.Tensor]
 
 
 class MicrobatchLoss:
-    """The loss of a micro-batch, in parts where it has more rows than the settings allow at once.
+    """The loss of a micro-batch, computed in parts if it has more rows than the settings allow per forward pass.
 
-    A layout makes several rows of a rollout whose history was rewritten. The backward pass of all parts but the last
-    runs here, so that memory holds the graph of one part.
+    The turn layout splits a rollout whose history was rewritten into several rows. The backward passes of all parts but
+    the last run here, so that only one part's graph is in memory.
     """
 
     def __init__(
-        self, seam: TRLSeam, args: GRPOEnvConfig, statistics: LossStatistics, value_model: ValueModel | None
+        self, trl: TRLInterface, args: GRPOEnvConfig, statistics: LossStatistics, value_model: ValueModel | None
     ) -> None:
         """Bind the loss to a run.
 
         Args:
-            seam: The seam with TRL.
+            trl: The interface to TRL's trainer.
             args: The settings.
             statistics: Updated by every training micro-batch.
             value_model: The value head, whose loss is added; None without one.
         """
-        self._seam = seam
+        self._trl = trl
         self._args = args
         self._statistics = statistics
         self._value_model = value_model
         self._width_multiple = int(args.pad_to_multiple_of or 1)
 
     def __call__(self, model: Any, batch: MicroBatch, trl_loss: TRLLoss, *, is_training: bool) -> torch.Tensor:
-        """Collective: compute the loss.
+        """Compute the loss. Collective.
 
         Args:
-            model: As ``Trainer`` passes it.
+            model: The model, as ``Trainer`` passes it.
             batch: Rows of a generation batch.
             trl_loss: TRL's loss.
             is_training: Whether a gradient is needed.
 
         Returns:
-            0-dim; its gradient is that of the last part.
+            The loss, 0-dim; only the last part is still attached to its graph.
         """
         args = self._args
         if args.layout == "trajectory":
             return self._part_loss(model, batch, trl_loss, is_training=is_training)
         size = args.per_device_train_batch_size if is_training else int(batch["num_rollouts"])
         *before, last = split_rows(batch, size)
-        done: list[torch.Tensor] = []
+        part_losses: list[torch.Tensor] = []
         for part in before:
             loss = self._part_loss(model, part, trl_loss, is_training=is_training)
             if is_training:
-                self._seam.backward(loss)
-            done.append(loss.detach())
-        return sum(done, start=self._part_loss(model, last, trl_loss, is_training=is_training))
+                self._trl.backward(loss)
+            part_losses.append(loss.detach())
+        return sum(part_losses, start=self._part_loss(model, last, trl_loss, is_training=is_training))
 
     def _part_loss(self, model: Any, batch: MicroBatch, trl_loss: TRLLoss, *, is_training: bool) -> torch.Tensor:
-        """Collective: compute the loss of rows that fit at once."""
+        """Compute the loss of rows that fit in one forward pass. Collective."""
         mask = batch["agent_token_mask"]
         stop = round_up(max(MIN_WIDTH, int(batch["attention_mask"].sum(1).max())), self._width_multiple)
         columns = mask.any(0).nonzero()
-        # Never one column alone, which TRL's metrics would take for one number a row.
+        # At least two columns: TRL's metrics would interpret a single column as one value per row.
         start = max(1, min(int(columns[0]), stop - 2)) if len(columns) else stop - 2
         inputs = loss_inputs(batch, start, stop)
 
@@ -88,9 +88,9 @@ class MicrobatchLoss:
 
         value_model = self._value_model
         capturing = contextlib.nullcontext() if value_model is None else value_model.capture_hidden_states()
-        has_tokens = bool(self._seam.sum_over_ranks(mask.sum()))
-        muting = contextlib.nullcontext() if has_tokens else self._seam.muted_metrics(is_training=is_training)
-        with self._seam.intercept_logprobs(on_logprobs), capturing, muting:
+        has_tokens = bool(self._trl.sum_over_ranks(mask.sum()))
+        muting = contextlib.nullcontext() if has_tokens else self._trl.muted_metrics(is_training=is_training)
+        with self._trl.intercept_logprobs(on_logprobs), capturing, muting:
             loss = trl_loss(mask_labels(model, mask[:, :stop]), inputs)
         return loss if value_model is None else loss + self._value_loss(batch, stop, is_training=is_training)
 
@@ -100,19 +100,19 @@ class MicrobatchLoss:
         value_model.train(is_training)
         if is_training:
             steps = cast("int", self._args.steps_per_generation)  # TRL has filled it in
-            num_targets = num_targets * self._seam.accumulation_steps / steps
+            num_targets = num_targets * self._trl.accumulation_steps / steps
         ids, attention_mask, targets = (
             batch[name][:, :stop] for name in ("prompt_completion_ids", "attention_mask", "value_targets")
         )
         loss = value_model.loss(ids, attention_mask, targets, num_targets)
         if is_training:
-            summed = loss * num_targets / self._seam.num_ranks
+            summed = loss * num_targets / self._trl.num_ranks
             self._statistics.update_values(summed, targets.isfinite().sum())
         return loss
 
 
 def loss_inputs(batch: Mapping[str, Any], start: int, stop: int) -> MicroBatch:
-    """Cut our rows to the columns [0, stop), and name them as TRL's loss does: prompt [0, start) and completion."""
+    """Truncate rows to the columns [0, stop), under the names in TRL's loss: prompt [0, start) and completion."""
     ids, attention_mask = batch["prompt_completion_ids"], batch["attention_mask"]
     inputs: MicroBatch = {
         "prompt_ids": ids[:, :start],
@@ -130,15 +130,15 @@ def loss_inputs(batch: Mapping[str, Any], start: int, stop: int) -> MicroBatch:
 
 
 def use_sequence_ratio(inputs: MicroBatch, logprobs: torch.Tensor) -> None:
-    """Make TRL's token-level ratio that of the row, each token with its own gradient (GSPO, 2507.18071).
+    """Turn TRL's token-level ratio into the row's ratio, with a separate gradient per token (GSPO, 2507.18071).
 
     Every token's ratio becomes ``s = exp(mean_t (logp_t - old_t))``, over the row's agent tokens t, with the gradient
-    ``s·∇logp_t``. Without old log-probabilities the ratio is 1 anyway. TRL's own sequence level averages the advantages
-    of a row.
+    ``s·∇logp_t``. Without old log-probabilities the ratio is 1 anyway. TRL's sequence level is unsuitable: it averages
+    the advantages of a row.
 
     Args:
         inputs: From :func:`loss_inputs`; changed in place.
-        logprobs: (B, T), with their graph.
+        logprobs: (B, T), attached to their graph.
     """
     old = inputs.get("old_per_token_logps")
     if old is None:
@@ -149,22 +149,21 @@ def use_sequence_ratio(inputs: MicroBatch, logprobs: torch.Tensor) -> None:
 
 
 def row_sum(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Sum each row's advantages, (B, 1): TRL's rules for whole sequences go by the sign of the sum."""
+    """Sum each row's advantages, (B, 1); TRL's sequence-level rules depend on the sign of this sum."""
     return (advantages * mask).sum(1, keepdim=True)
 
 
 def sort_by_length(batches: list[MicroBatch], args: GRPOEnvConfig, *, has_aux_loss: bool) -> list[MicroBatch]:
     """Put rows of similar length into the same micro-batch, within the rows of one optimizer step.
 
-    TRL shuffles rows, so that a micro-batch is as wide as the longest row that happens to be in it. Gradients of one
-    step are summed, so the micro-batch of a row does not matter, except where the loss has a mean or a quantile over
-    the tokens of a micro-batch: ``bnpo``, the entropy bonus, ``top_entropy_quantile``, a mixture of experts' auxiliary
-    loss.
+    TRL shuffles rows, so a micro-batch is as wide as the longest row that happens to be in it. Gradients of one step
+    are summed, so the micro-batch of a row does not matter, unless the loss has a mean or a quantile over the tokens
+    of a micro-batch: ``bnpo``, the entropy bonus, ``top_entropy_quantile``, a mixture-of-experts auxiliary loss.
 
     Args:
         batches: The micro-batches of a generation batch, as TRL buffers them.
         args: The settings.
-        has_aux_loss: Whether there is such an auxiliary loss.
+        has_aux_loss: Whether the loss includes a mixture-of-experts auxiliary loss.
     """
     size = len(batches[0]["attention_mask"])
     window = min(args.gradient_accumulation_steps, len(batches))
@@ -172,8 +171,8 @@ def sort_by_length(batches: list[MicroBatch], args: GRPOEnvConfig, *, has_aux_lo
     is_mean_of_microbatch = (
         args.loss.mean_over == "tokens_of_microbatch" or has_bonus or args.top_entropy_quantile < 1 or has_aux_loss
     )
-    is_cut_apart = len(batches) % window or args.gradient_accumulation_steps % window
-    if window == 1 or is_cut_apart or is_mean_of_microbatch:
+    splits_a_step = len(batches) % window or args.gradient_accumulation_steps % window
+    if window == 1 or splits_a_step or is_mean_of_microbatch:
         return batches
     ordered: list[MicroBatch] = []
     for start in range(0, len(batches), window):
@@ -187,7 +186,7 @@ def sort_by_length(batches: list[MicroBatch], args: GRPOEnvConfig, *, has_aux_lo
 
 
 def split_rows(batch: Mapping[str, Any], size: int) -> list[MicroBatch]:
-    """Split a micro-batch of more than ``size`` rows into parts of that many, rows of similar length together."""
+    """Split a micro-batch into parts of at most ``size`` rows, with rows of similar length together."""
     num_rows = len(batch["attention_mask"])
     if num_rows <= size:
         return [dict(batch)]

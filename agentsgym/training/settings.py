@@ -163,7 +163,7 @@ class EnvSettings:
         value_head: Source of the values of ``turn_gae`` and ``bilevel_gae``: a head on the policy's own trunk
             (``"shared"``) or on a copy of it (``"separate"``).
         value_head_kwargs: Options of the value head: ``learning_rate`` (by default the policy's) and ``loss_weight``,
-            the weight of its loss beside the policy's (by default 1). A dict, or JSON from a command line.
+            the weight of its loss relative to the policy's (by default 1). A dict, or JSON from a command line.
         max_turn_tokens: Token budget of one turn.
         stop_strings: Texts that end a turn like its end-of-turn token; their tokens stay in the turn.
         drift_interval: Number of generation batches between comparisons of the sampler's log-probabilities with the

@@ -21,7 +21,7 @@ from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
 from agentsgym.errors import ConfigError
 from agentsgym.ranks import all_gather_objects, count_real_rollouts, gather_to_main, raise_on_all_ranks
 from agentsgym.statistics.metrics import Evaluation, summarize_outcomes
-from agentsgym.training._trl import TRLSeam, environment
+from agentsgym.training._trl import TRLInterface, unused_reward
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.generation.asynchronous import build_generator
 from agentsgym.training.generation.batch import GenerationBatch, Phase, PlayedEvaluation
@@ -40,7 +40,7 @@ from agentsgym.training.tensors.importance import gap_metrics
 from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
 from agentsgym.training.tensors.token_batch import TokenBatch, trl_batch
 from agentsgym.training.trackers import begin_trackio, set_up_reports
-from agentsgym.training.validation import refuse_trl_arguments
+from agentsgym.training.validation import reject_trl_arguments
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -58,45 +58,45 @@ if TYPE_CHECKING:
 class GRPOEnvTrainer(RestartableTrainer):
     """TRL's ``GRPOTrainer`` for environments: plays the rows, and computes an advantage for each turn.
 
-    For scripts that do everything beside training themselves; :class:`~agentsgym.recipes.run.TrainingRun` adds
-    evaluation, warm starts and files, and :func:`agentsgym.train` makes a whole run of a configuration.
+    For scripts that handle everything except training; :class:`~agentsgym.recipes.run.TrainingRun` adds evaluation,
+    warm starts and files, and :func:`agentsgym.train` performs a complete run from a configuration.
 
-    Everything else is TRL's: losses, KL, gradient accumulation, ``num_iterations``, evaluation, checkpoints, logging.
+    The rest is TRL's: losses, KL, gradient accumulation, ``num_iterations``, evaluation, checkpoints, logging.
 
     Attributes:
         environments: The environments of the rows.
         generator: Plays the rows.
         value_model: Predicts returns for ``turn_gae`` and ``bilevel_gae``; None without ``args.value_head``.
         statistics: Per-turn loss statistics since the last log.
-        observers: Callbacks of the settings that store or show the rollouts.
-        last_evaluation: The newest evaluation: the numbers of all ranks, and the trajectories that this rank played;
+        observers: Callbacks that store or show the rollouts, as configured in ``args``.
+        last_evaluation: The latest evaluation: the numbers of all ranks, and the trajectories that this rank played;
             None before the first.
 
-    Arguments that TRL's trainer has too mean the same here.
+    Arguments shared with TRL's trainer have the same meaning.
 
     Args:
-        model: A causal language model, or its name or path. With ``args.beta`` above 0 TRL loads the reference
-            from that path, so weights that have changed since they were loaded (e.g. by ``imitate``) must be saved with
-            ``save_pretrained`` and loaded from there first.
-        env: The environment of every row; None builds each row's own from its ``env_class_path`` and
+        model: A causal language model, or its name or path. With ``args.beta`` above 0, TRL loads the reference
+            model from that path, so a model whose weights have changed since it was loaded (e.g. by ``imitate``) must
+            first be saved with ``save_pretrained`` and reloaded from there.
+        env: The environment of every row; None to build each row's environment from its ``env_class_path`` and
             ``env_config``, so that one run can mix environments.
         args: The settings.
         train_dataset: Rows with ``task_data`` and, without ``env``, ``env_class_path`` and ``env_config``.
-        eval_dataset: Likewise.
-        processing_class: The policy's tokenizer; by default that of ``env``, else the model's own.
-        agent: The agent that acts; None for the policy in training. Another agent should sample that policy too, or
-            else the gradient is not the policy's. Text without token ids is encoded, and counted in the metric
-            ``exact``.
+        eval_dataset: Rows of the same form.
+        processing_class: The policy's tokenizer; by default the tokenizer of ``env``, or else the model's.
+        agent: The agent that acts; None for the policy being trained. Any other agent should sample from that policy
+            too; otherwise, the gradient is off-policy and biased. Text without token ids is tokenized, and lowers the
+            metric ``exact``.
         curriculum: Draws the tasks of each generation batch by their win rates so far; None for the order of the rows.
         callbacks: As in TRL.
         optimizers: As in TRL.
-        peft_config: As in TRL: adapters to train in place of the weights; with ``args.beta`` above 0 the reference is
-            the model without them. A ``PeftModel`` as ``model`` continues with the adapter it has.
-        **refused: TRL's other arguments, such as ``reward_funcs``, which are refused with the reason.
+        peft_config: As in TRL: adapters to train instead of the weights; with ``args.beta`` above 0, the reference is
+            the model without them. A ``PeftModel`` as ``model`` continues with its adapter.
+        **unsupported: TRL's other arguments, such as ``reward_funcs``, which are rejected with an explanation.
 
     Raises:
-        ConfigError: A row or a setting cannot be trained with, or a dataset is empty.
-        TaskError: A row's task cannot be played. (Rows of a stream are checked when they are played.)
+        ConfigError: A row or a setting does not allow training, or a dataset is empty.
+        TaskError: A row's task cannot be played. (Rows of an iterable dataset are checked when they are played.)
     """
 
     def __init__(  # noqa: PLR0913  # mirrors TRL's constructor
@@ -113,21 +113,21 @@ class GRPOEnvTrainer(RestartableTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         peft_config: PeftConfig | None = None,
-        **refused: Never,
+        **unsupported: Never,
     ) -> None:
-        """Set up training; nothing is played. The docstring of the class has the arguments."""
+        """Set up training without playing anything; the class docstring documents the arguments."""
         args = GRPOEnvConfig() if args is None else args
-        refuse_trl_arguments(refused)
+        reject_trl_arguments(unsupported)
         check_datasets(train_dataset, eval_dataset)
         if not isinstance(args, GRPOEnvConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
-                f"args must be a GRPOEnvConfig, which has every field of TRL's, got a {type(args).__name__}"
+                f"args must be a GRPOEnvConfig, which has all fields of TRL's GRPOConfig, got a {type(args).__name__}"
             )
         check_env(env)
         check_model(model, args, peft_config)
         super().__init__(
             model=model,
-            reward_funcs=environment,
+            reward_funcs=unused_reward,
             args=args.for_trl(),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -137,8 +137,8 @@ class GRPOEnvTrainer(RestartableTrainer):
             peft_config=peft_config,
         )
         self.args.vllm_server_base_url = args.vllm_server_base_url  # TRL received only the first of several servers
-        self._seam = TRLSeam(self)
-        self._seam.set_up()
+        self._trl = TRLInterface(self)
+        self._trl.set_up()
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
         self.environments = build_environments(env, tokenizer, self.args, train_dataset, eval_dataset)
         self.curriculum = curriculum
@@ -146,13 +146,13 @@ class GRPOEnvTrainer(RestartableTrainer):
 
     def _build(self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> None:
         """Build the parts of the pipeline."""
-        args, seam = self.args, self._seam
-        policy, accelerator = seam.policy(), self.accelerator
-        flags = {"has_aux_loss": seam.has_aux_loss, "has_own_scheduler": self.lr_scheduler is not None}
+        args, trl = self.args, self._trl
+        policy, accelerator = trl.policy(), self.accelerator
+        flags = {"has_aux_loss": trl.has_aux_loss, "has_own_scheduler": self.lr_scheduler is not None}
         check_parts(policy, tokenizer, args, accelerator, **flags)
         if agent is None:
             limits: dict[str, Any] = {"max_turn_tokens": args.max_turn_tokens, "stop": tuple(args.stop_strings or ())}
-            agent = build_policy(policy, tokenizer, args, accelerator, seam.vllm_generation, **limits)
+            agent = build_policy(policy, tokenizer, args, accelerator, trl.vllm_generation, **limits)
         self._pad_token_id = cast("int", tokenizer.pad_token_id)
         self._num_generations: int | None = None  # generation batches of training so far; None before the first
         self._evaluated = PlayedEvaluation()
@@ -160,9 +160,9 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._assigner = AdvantageAssigner(args)
         self.generator = build_generator(self.environments, agent, args, self.train_dataset, self.curriculum)
         self._diagnostics = Diagnostics(args, self.estimator)
-        self.statistics = LossStatistics(args.loss, **seam.clip_epsilons, device=seam.device)
+        self.statistics = LossStatistics(args.loss, **trl.clip_epsilons, device=trl.device)
         self.value_model = build_value_model(policy, args, accelerator)
-        self._microbatch_loss = MicrobatchLoss(seam, args, self.statistics, self.value_model)
+        self._microbatch_loss = MicrobatchLoss(trl, args, self.statistics, self.value_model)
         set_up_reports(self.callback_handler.callbacks, args.tracked_groups, args.printed_groups)
         self.observers = build_observers(args, self.environments, self.estimator)
         for observer in self.observers:
@@ -170,9 +170,9 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.add_callback(FlushMetrics(self.flush_statistics))
         if self.value_model is not None:
             self.add_callback(StepValueHead(self.value_model))
-        self._watch_over(seam)
+        self._set_up_lifecycle(trl)
         self.generator.interrupt = self._preemption.interrupt
-        self.generator.holding_weights = seam.holding_weights
+        self.generator.gathered_weights = trl.gathered_weights
         self.generator.num_batches = lambda: args.generations_at(self.state.max_steps)
 
     def _begin_run(self) -> None:
@@ -184,7 +184,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         if self.curriculum is not None:
             self.curriculum.reset()
         self.generator.policy.weights_changed()
-        self._seam.reset_run_state()
+        self._trl.reset_run_state()
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, and log each kind of failure once: see :class:`RestartableTrainer` for the arguments."""
@@ -192,25 +192,25 @@ class GRPOEnvTrainer(RestartableTrainer):
             return super().train(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Collective: play the rows and return right-padded tensors for the loss.
+        """Play the rows and return right-padded tensors for the loss. Collective.
 
-        Ranks exchange summaries of the rollouts once they are played, the predictions of a value head where there is
-        one, and what is logged.
+        After playing, ranks exchange summaries of the rollouts, the predictions of the value head if there is one, and
+        logged values.
 
         Returns:
             ``prompt_completion_ids``, ``attention_mask``, ``agent_token_mask``, ``advantages`` and ``turn_index`` (-1
-            off agent tokens), all (B, L), B the number of rows that the layout makes, padding rows included;
+            on all other tokens), all (B, L), where B is the number of rows of the layout, padding rows included;
             ``old_per_token_logps``, ``ref_per_token_logps``, ``sampling_per_token_logps``, (under vLLM)
             ``importance_sampling_ratio`` and (with a value head) ``value_targets``, (B, L) or None;
-            ``num_items_in_batch`` and ``num_value_targets``, agent tokens and targets over all ranks, and
-            ``num_rollouts`` of a rank, 0-dim.
+            ``num_items_in_batch`` and ``num_value_targets``, the agent tokens and value targets of all ranks, and
+            ``num_rollouts``, the number of rollouts of this rank, all 0-dim.
         """
         phase = self._phase()
         with self._preemption.pace.playing(is_training=phase.is_training):
             batch = self.generator.generate(inputs, phase)
         tokens = self._token_batch(batch, phase)
         rollouts = self._with_values(batch, tokens)
-        with raise_on_all_ranks():  # a user's estimator may fail on one of them
+        with raise_on_all_ranks():  # a user's estimator may fail on a single rank
             advantages = self._assigner.assign(
                 rollouts, batch.mine, batch.trajectories, batch.num_trained_tokens, is_training=phase.is_training
             )
@@ -227,14 +227,14 @@ class GRPOEnvTrainer(RestartableTrainer):
         )
         if "value_targets" in columns:
             num_targets = columns["value_targets"].isfinite().sum()
-            columns["num_value_targets"] = self._seam.sum_over_ranks(num_targets)
+            columns["num_value_targets"] = self._trl.sum_over_ranks(num_targets)
         return columns
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """Return TRL's micro-batch, with rows of similar length together where that changes no gradient."""
+        """Return TRL's micro-batch, with rows regrouped by length if that does not change the gradient."""
         inputs = super()._prepare_inputs(generation_batch)
-        sort = partial(sort_by_length, args=self.args, has_aux_loss=self._seam.has_aux_loss)
-        return self._seam.current_microbatch(inputs, sort)
+        sort = partial(sort_by_length, args=self.args, has_aux_loss=self._trl.has_aux_loss)
+        return self._trl.current_microbatch(inputs, sort)
 
     def compute_loss(
         self,
@@ -243,36 +243,36 @@ class GRPOEnvTrainer(RestartableTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> torch.Tensor:
-        """Collective: compute TRL's own loss on the columns from the first agent token to the longest row's end."""
-        is_training = self._seam.is_training
+        """Compute the loss, on the columns from the first agent token to the end of the longest row. Collective."""
+        is_training = self._trl.is_training
 
         def trl_loss(model: Any, columns: dict[str, Any]) -> torch.Tensor:
             return super(GRPOEnvTrainer, self).compute_loss(model, columns, return_outputs, num_items_in_batch)
 
         loss = self._microbatch_loss(model, inputs, trl_loss, is_training=is_training)
-        return loss if is_training else self._seam.mean_over_ranks(loss)
+        return loss if is_training else self._trl.mean_over_ranks(loss)
 
     @staticmethod
     def get_off_policy_mask(  # pyright: ignore[reportIncompatibleMethodOverride]  # TRL calls it by keywords
         advantages: torch.Tensor, mask: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        """Apply TRL's rule for whole sequences, by the sign of the sum of a row's advantages."""
+        """Apply TRL's sequence-level rule, which depends on the sign of the sum of a row's advantages."""
         return GRPOTrainer.get_off_policy_mask(advantages=row_sum(advantages, mask), mask=mask, **kwargs)
 
     @staticmethod
     def get_gamma_weights(  # pyright: ignore[reportIncompatibleMethodOverride]  # likewise
         advantages: torch.Tensor, mask: torch.Tensor, **kwargs: Any
     ) -> torch.Tensor:
-        """Weigh whole rows as TRL's VESPO does, by the sign of the sum of a row's advantages."""
+        """Weight complete rows as TRL's VESPO does, by the sign of the sum of a row's advantages."""
         return GRPOTrainer.get_gamma_weights(advantages=row_sum(advantages, mask), mask=mask, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Create the accelerator, which must shard the weights if that is configured."""
+        """Create the accelerator, after checking that it can shard the weights if that is configured."""
         check_sharding(self.args)
         super().create_accelerator_and_postprocess()
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Create TRL's optimizer, and add the value head's parameters with a learning rate of their own."""
+        """Create TRL's optimizer, and add the value head's parameters with a separate learning rate."""
         optimizer = super().create_optimizer(model)
         if self.value_model is not None:
             self.value_model.add_to(optimizer)
@@ -281,12 +281,12 @@ class GRPOEnvTrainer(RestartableTrainer):
     def evaluation_loop(
         self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
-        """Run TRL's loop, and add win rate, reward and turns over all rollouts, with intervals, to the metrics.
+        """Run TRL's loop, and add win rate, reward and turns over all rollouts to the metrics, with intervals.
 
-        The global random generators are restored afterwards, so that an evaluation does not change the training.
+        The global random generators are restored afterwards, so that an evaluation does not affect training.
 
         Raises:
-            ConfigError: A batch would separate the rollouts of a task, or DeepSpeed has not trained yet.
+            ConfigError: A batch would split the rollouts of a task, or evaluation precedes training under DeepSpeed.
         """
         self._check_can_evaluate()
         num_rollouts = cast("int", self.num_generations_eval)  # TRL has filled it in
@@ -312,24 +312,24 @@ class GRPOEnvTrainer(RestartableTrainer):
             environments = [outcome.environment for outcome in outcomes]
             self.last_evaluation = summarize_outcomes(outcomes, own, clusters=clusters, environments=environments)
             metrics = rollout_metrics(outcomes) | evaluation_metrics(self.last_evaluation)
-            self._seam.drop_evaluation_metrics(metrics)
+            self._trl.drop_evaluation_metrics(metrics)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
 
     def flush_statistics(self) -> None:
-        """Collective: add the loss statistics since the last call to what is logged next."""
-        if self._seam.is_training:
-            metrics = self.statistics.metrics(self._seam.sum_over_ranks)
-            self._seam.record_metrics(metrics, is_training=True)
+        """Add the loss statistics since the last call to the next log entry. Collective."""
+        if self._trl.is_training:
+            metrics = self.statistics.metrics(self._trl.sum_over_ranks)
+            self._trl.record_metrics(metrics, is_training=True)
 
     @property
     def agent(self) -> Agent:
-        """The agent that acts; by default the policy in training."""
+        """The agent that acts; by default the policy being trained."""
         return self.generator.agent
 
     @agent.setter
     def agent(self, agent: Agent) -> None:
-        self.generator.play_with(agent)
+        self.generator.set_agent(agent)
 
     @property
     def estimator(self) -> BoundEstimator:
@@ -337,10 +337,10 @@ class GRPOEnvTrainer(RestartableTrainer):
         return self._assigner.estimator
 
     def _phase(self) -> Phase:
-        """Number this generation batch, so that its seeds are unique, also after a resume."""
-        seam = self._seam
-        step, num_rollouts = seam.global_step, seam.num_rollouts
-        if not seam.is_training:
+        """Number this generation batch, so that its seeds are unique even after a resume."""
+        trl = self._trl
+        step, num_rollouts = trl.global_step, trl.num_rollouts
+        if not trl.is_training:
             return Phase(kind="eval", index=self._evaluated.num_rollouts, step=step, num_rollouts=num_rollouts)
         before = generations_before(step, self.args) if self._num_generations is None else self._num_generations
         self._num_generations = before + 1
@@ -360,18 +360,18 @@ class GRPOEnvTrainer(RestartableTrainer):
             pad_token_id=self._pad_token_id,
             num_rows=num_rows,
             multiple_of=int(args.pad_to_multiple_of or 1),
-            device=self._seam.device,
+            device=self._trl.device,
         )
 
     def _with_values(self, batch: GenerationBatch, tokens: TokenBatch) -> list[ScoredRollout]:
-        """Collective with a value head: add its predictions to the rollouts of all ranks."""
+        """Add the predictions of the value head, if any, to the rollouts of all ranks. Collective with a value head."""
         if self.value_model is None:
             return batch.scored
         values = self.value_model.values(tokens.ids, tokens.attention_mask, self.args.per_device_train_batch_size)
-        own = tokens.by_turn(values, [len(trajectory.turns) for trajectory in batch.trajectories])
+        by_turn = tokens.by_turn(values, [len(trajectory.turns) for trajectory in batch.trajectories])
         traits = self.estimator.traits
-        first_alone = traits is not None and "values" not in traits.uses
-        packed = [packed_values(turns, first_alone=first_alone) for turns in own]
+        first_only = traits is not None and "values" not in traits.uses
+        packed = [packed_values(turns, first_only=first_only) for turns in by_turn]
         predicted = map(unpacked_values, all_gather_objects(packed))
         return [replace(rollout, values=nested) for rollout, nested in zip(batch.scored, predicted, strict=True)]
 
@@ -386,28 +386,28 @@ class GRPOEnvTrainer(RestartableTrainer):
             compares=bool(interval) and phase.is_training and (phase.index - 1) % interval == 0,
         )
         columns = tokens.ids, tokens.attention_mask, mask
-        scored = token_logprobs(*columns, tokens.recorded_logprobs, plan, partial(self._seam.score, self.model))
-        return replace(scored, reference=self._seam.score_reference(*columns))
+        scored = token_logprobs(*columns, tokens.recorded_logprobs, plan, partial(self._trl.score, self.model))
+        return replace(scored, reference=self._trl.score_reference(*columns))
 
     def _record(
         self, batch: GenerationBatch, advantages: TokenAdvantages, logprobs: TokenLogprobs, phase: Phase
     ) -> None:
-        """Collective where log-probabilities were compared, or completions are shown: log the batch."""
-        seam, rollouts, is_training = self._seam, batch.rollouts, phase.is_training
+        """Log the batch. Collective if log-probabilities were compared, or completions are logged."""
+        trl, rollouts, is_training = self._trl, batch.rollouts, phase.is_training
         if is_training:
             num_tokens = [rollout.num_agent_tokens for rollout in rollouts]
             self._diagnostics.check(advantages.rollouts, num_tokens, is_flat=advantages.is_flat)
         self._diagnostics.warn_of_text(sum(not rollout.exact for rollout in rollouts), len(rollouts))
         metrics = rollout_metrics([*rollouts, *batch.replaced]) | advantages.metrics | dict(batch.metrics)
-        metrics |= seam.count_tokens(sum(rollout.num_row_tokens for rollout in rollouts), is_training=is_training)
+        metrics |= trl.count_tokens(sum(rollout.num_row_tokens for rollout in rollouts), is_training=is_training)
         if is_training and self.args.zero_variance_groups == "resample":
             metrics["groups/resampled"] = len(batch.replaced) / len(rollouts)
         if is_training and self.curriculum is not None:
             metrics |= self.curriculum.metrics()
         if logprobs.comparison is not None:
             metrics |= gap_metrics(all_gather_objects([logprobs.comparison]))
-        seam.record_metrics(metrics, is_training=is_training)
+        trl.record_metrics(metrics, is_training=is_training)
         shown = list(map(CompletionRow.of, batch.trajectories, advantages.advantages))
-        seam.record_completions(gather_to_main(shown) if self.args.log_completions else shown)
+        trl.record_completions(gather_to_main(shown) if self.args.log_completions else shown)
         if not is_training:
             self._evaluated.add(batch)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
 
 Rule = tuple[str, Callable[[Any], bool], str]
-"""The setting to name, a predicate of its value (or of all settings) that rejects it, and the reason."""
+"""The name of a setting, a predicate of its value (or of all settings) that rejects it, and the reason."""
 
-# Settings of TRL that this trainer does not support: rejected, so that nothing is silently ignored.
-_REFUSED: Final[tuple[Rule, ...]] = (
+# Settings of TRL that this trainer does not support; they are rejected rather than silently ignored.
+_UNSUPPORTED: Final[tuple[Rule, ...]] = (
     ("use_transformers_continuous_batching", bool, "rollouts keep their own key/value cache across turns"),
     (
         "multi_objective_aggregation",
@@ -59,7 +59,7 @@ _TRL_CHECKS: Final[dict[str, tuple[Check, str]]] = {
 
 
 _REWARDS: Final = "rewards come from the environment: return them from its _step_episode"
-_TOOLS: Final = "tools are those of the environment: pass an environment that has them as env"
+_TOOLS: Final = "tools come from the environment: pass an environment with these tools as env"
 _TRL_ARGUMENTS: Final = {
     "reward_funcs": _REWARDS,
     "reward_processing_classes": _REWARDS,
@@ -70,7 +70,7 @@ _TRL_ARGUMENTS: Final = {
 }
 
 
-def refuse_trl_arguments(names: Iterable[str]) -> None:
+def reject_trl_arguments(names: Iterable[str]) -> None:
     """Reject arguments that only TRL's constructor has.
 
     Raises:
@@ -86,28 +86,29 @@ def refuse_trl_arguments(names: Iterable[str]) -> None:
 
 def check_settings(args: Any) -> None:
     """Raise :class:`ConfigError` for an invalid value, or an invalid combination."""
-    own = ((one.name, one.metadata["check"]) for one in dataclasses.fields(args) if "check" in one.metadata)
-    for name, (valid, expected) in ({name: (one.valid, one.expected) for name, one in own} | _TRL_CHECKS).items():
+    fields = {one.name: one.metadata["check"] for one in dataclasses.fields(args) if "check" in one.metadata}
+    checks = {name: (check.valid, check.expected) for name, check in fields.items()} | _TRL_CHECKS
+    for name, (valid, expected) in checks.items():
         require(f"GRPOEnvConfig.{name}", getattr(args, name), valid, expected)
     for name in args.tracked_groups - GROUPS.keys():
         if name == ALL_GROUPS:
             raise ConfigError(
-                f"GRPOEnvConfig.log_metrics must be 'all' alone or names of groups, got {args.log_metrics}"
+                f"GRPOEnvConfig.log_metrics must be either 'all' or names of groups, got {args.log_metrics}"
             )
         hint = did_you_mean(name, (ALL_GROUPS, *GROUPS))
         raise ConfigError(f"GRPOEnvConfig.log_metrics has the unknown group {shown(name)}{hint}")
-    for name, is_refused, reason in _REFUSED:
-        _refuse(is_refused(getattr(args, name)), args, name, reason)
-    args.estimator()  # this and the next two raise if they are invalid; the combinations assume valid single values
+    for name, is_unsupported, reason in _UNSUPPORTED:
+        _reject(is_unsupported(getattr(args, name)), args, name, reason)
+    args.estimator()  # this and the next two raise for invalid values; the combinations assume valid single values
     args.make_env_pool()
     _ = args.value_head_options
-    for name, is_refused, reason in _COMBINATIONS:
-        _refuse(is_refused(args), args, name, reason)
+    for name, is_invalid, reason in _COMBINATIONS:
+        _reject(is_invalid(args), args, name, reason)
 
 
-def _refuse(is_refused: bool, args: Any, name: str, reason: str) -> None:
-    if is_refused:
-        raise ConfigError(f"GRPOEnvConfig({name}={getattr(args, name)!r}) is refused: {reason}")
+def _reject(is_rejected: bool, args: Any, name: str, reason: str) -> None:
+    if is_rejected:
+        raise ConfigError(f"GRPOEnvConfig({name}={getattr(args, name)!r}) is not supported: {reason}")
 
 
 def check_environment(env: MultistepEnv, args: Any) -> None:
@@ -164,7 +165,7 @@ def _multiplies_what_vespo_does(args: Any) -> bool:
 
 _MEANS_OF_BATCH: Final = tuple(name for name, loss in LOSS_TYPES.items() if loss.mean_over == "tokens_of_batch")
 
-# Invalid combinations of settings: the setting to name, a predicate of all settings, and the reason.
+# Invalid combinations of settings: the name of a setting, a predicate of all settings, and the reason.
 _COMBINATIONS: Final[tuple[Rule, ...]] = (
     (
         "generation_kwargs",

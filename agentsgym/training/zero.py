@@ -153,7 +153,7 @@ def whole_weights(model: Any, accelerator: Accelerator, checkpointing: Mapping[s
         yield
 
 
-def announce_head(model: Any, accelerator: Accelerator) -> None:
+def register_head_weights(model: Any, accelerator: Accelerator) -> None:
     """Register with ZeRO-3 the weights that TRL's fused head reads without calling their module.
 
     Otherwise DeepSpeed detects them when they are first read, after it has recorded from sampling the order in which a

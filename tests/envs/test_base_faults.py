@@ -56,8 +56,9 @@ NONSENSE = [
     (
         "_format_prompt",
         [{"role": "user", "content": [{"type": "text", "text": "Where?"}]}],
-        "_format_prompt must return a str or a list of at least one message whose content is a str (a list of parts is "
-        "not taken, only text is recorded), got [{'role': 'user', 'content': [{'type': 'text', 'text': 'Where?'}]}]",
+        "_format_prompt must return a str or a list of at least one message whose content is a str (lists of content "
+        "parts are not supported: only text is recorded), got [{'role': 'user', "
+        "'content': [{'type': 'text', 'text': 'Where?'}]}]",
     ),
     ("_system_prompt", 3, "_system_prompt must return a str or None, got 3"),
     ("_state_key", [1], "_state_key must return something hashable, got [1]"),
@@ -207,7 +208,7 @@ def answers_in_turn(*actions: Action) -> Agent:
         (answers(Action(text=None)), "an agent must return an Action"),  # type: ignore[arg-type]
         (answers(Action(text="\ud83d")), "an Action's text must be valid Unicode, got '\\ud83d'"),
         (answers(AgentError("not today")), "AgentError: not today"),
-        (answers(Action(text="1", token_ids=[1] * 9)), "an action of 9 tokens, more than the 8 requested"),
+        (answers(Action(text="1", token_ids=[1] * 9)), "the action has 9 tokens, more than this turn's limit of 8"),
         (Agent(), "Agent must define get_action or act"),
     ],
 )
@@ -236,10 +237,13 @@ VOCABULARY = f"must be an int in [0, {len(TOKENIZER)}), the tokenizer's vocabula
         ([-1], f"token_ids[0] {VOCABULARY}-1 (int)"),
         ([5, len(TOKENIZER)], f"token_ids[1] {VOCABULARY}{len(TOKENIZER)} (int)"),
         ([10**9], f"token_ids[0] {VOCABULARY}1000000000 (int)"),
-        (3, "token_ids must be a list of ints, as tolist() gives, got 3 (int)"),
-        ({1, 2}, "token_ids must be a list of ints, as tolist() gives, got {1, 2} (set)"),
-        (np.array([1, 2]), "token_ids must be a list of ints, as tolist() gives, got array([1, 2]) (ndarray)"),
-        (torch.tensor([[1, 2]]), "token_ids must be a list of ints, as tolist() gives, got tensor([[1, 2]]) (Tensor)"),
+        (3, "token_ids must be a list of ints (use tolist() for a tensor), got 3 (int)"),
+        ({1, 2}, "token_ids must be a list of ints (use tolist() for a tensor), got {1, 2} (set)"),
+        (np.array([1, 2]), "token_ids must be a list of ints (use tolist() for a tensor), got array([1, 2]) (ndarray)"),
+        (
+            torch.tensor([[1, 2]]),
+            "token_ids must be a list of ints (use tolist() for a tensor), got tensor([[1, 2]]) (Tensor)",
+        ),
     ],
 )
 def test_ids_that_are_no_tokens_fail_their_episode_alone(token_ids: Any, message: str) -> None:
@@ -272,7 +276,7 @@ def test_log_probabilities_may_be_unknown() -> None:
 def test_log_probabilities_in_an_array_fail_their_episode() -> None:
     env = GuessEnv(TOKENIZER)
     [trajectory] = env.rollout(tasks(1), answers(Action(text="1", token_ids=[5], logprobs=np.array([-1.0]))))  # type: ignore[arg-type]
-    assert_failed(env, trajectory, "as tolist() gives, got array([-1.]) (ndarray)")
+    assert_failed(env, trajectory, "(use tolist() for a tensor), got array([-1.]) (ndarray)")
 
 
 @pytest.mark.parametrize("token_ids", [[0], [len(TOKENIZER) - 1], (5, 6), []])

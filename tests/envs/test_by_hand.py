@@ -76,7 +76,7 @@ def test_what_is_done_out_of_turn_is_refused_in_a_sentence() -> None:
     with pytest.raises(ConfigError, match=r"step needs an episode: call reset\(task_data\) first"):
         env.step("1")
     env.reset({"solution": 1})
-    with pytest.raises(ConfigError, match="step must be given the agent's text or an Action, got 1"):
+    with pytest.raises(ConfigError, match="step requires the agent's text or an Action, got 1"):
         env.step(1)  # type: ignore[arg-type]
     assert env.step(Action(text="1"))[2]
     with pytest.raises(ConfigError, match=r"the episode is over \(done\): call reset\(task_data\) first"):
@@ -85,7 +85,7 @@ def test_what_is_done_out_of_turn_is_refused_in_a_sentence() -> None:
         env.reset({"solution": "one"})
     with pytest.raises(ConfigError, match="step needs an episode"):
         env.step("1")
-    with pytest.raises(ConfigError, match=r"the first prompt leaves no room"):
+    with pytest.raises(ConfigError, match=r"the first prompt uses up all tokens"):
         GuessEnv(TOKENIZER, {"max_trajectory_tokens": 3}).reset()
 
 

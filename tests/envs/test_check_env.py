@@ -47,7 +47,7 @@ def test_a_sound_environment_with_a_tool_gives_no_findings() -> None:
         (envs.SeedsNumpysGenerator, "global-random", "_step_episode", "the global generator of numpy.random"),
         (envs.IsNeverTheSame, "deterministic", "", "gave a different episode: task 0, turn 0: the prompt was"),
         (envs.CountsGames, "deterministic", "_initialize_episode", "self.num_games (in _initialize_episode)"),
-        (envs.KeepsTheSecretOnItself, "state-isolation", "_initialize_episode", "when others are played beside it"),
+        (envs.KeepsTheSecretOnItself, "state-isolation", "_initialize_episode", "when others are played concurrently"),
         (envs.SharesOneDict, "state-isolation", "_initialize_episode", "returns the same dict for two sessions"),
         (envs.PaysNan, "finite-rewards", "_step_episode", "_step_episode returned the reward nan"),
         (
@@ -60,7 +60,7 @@ def test_a_sound_environment_with_a_tool_gives_no_findings() -> None:
             envs.DoesNotSayWhoseTheRewardIs,
             "roles",
             "_step_episode",
-            "turns of the roles 'O' and 'X', and no reward is given by role",
+            "turns of the roles 'O' and 'X', but no rewards by role",
         ),
         (envs.LosesItsLuckInPickles, "pickling", "", "plays a different episode"),
         (envs.Breaks, "failed", "", "raised OSError: the board is gone"),
@@ -83,11 +83,15 @@ def test_an_error_is_found_and_its_hook_named(env_class: Any, check: str, hook: 
     ("env_class", "check", "says"),
     [
         (envs.WritesIntoTheStateAsItReads, "state-isolation", "_format_prompt changes the state"),
-        (envs.DrawsWhatNobodySees, "deterministic", "not show in these episodes: state['table']['hidden'][0] was 0."),
+        (
+            envs.DrawsWhatNobodySees,
+            "deterministic",
+            "without effect on these episodes: state['table']['hidden'][0] was 0.",
+        ),
         (envs.ComesAliveAgain, "done-sticks", "must stay over"),
-        (envs.SaysItAllAgain, "prompt-purity", "repeats the whole first prompt"),
-        (envs.BeginsEveryPromptWithItsRules, "prompt-purity", "repeats rules that every prompt gives, 'You guess my"),
-        (envs.Accumulates, "prompt-purity", "repeats the whole conversation before it"),
+        (envs.SaysItAllAgain, "prompt-purity", "repeats the entire first prompt"),
+        (envs.BeginsEveryPromptWithItsRules, "prompt-purity", "repeats rules that are in every prompt, 'You guess my"),
+        (envs.Accumulates, "prompt-purity", "repeats the entire conversation before it"),
         (envs.RepeatsTheSystemMessage, "prompt-purity", "a system message after the first turn"),
         (envs.CannotBePickled, "pickling", "cannot be sent to worker processes: TypeError"),
         (envs.HasAToolWithoutDescription, "tools", "'silent' has no description"),
@@ -105,7 +109,7 @@ def test_a_warning_is_found_alone(env_class: Any, check: str, says: str) -> None
     [
         ({"x": {1, 2}}, "task 0['x'] cannot be written as JSON"),
         ({"x": float("nan")}, "task 0['x'] cannot be written as JSON"),
-        ({"x": (1, 2)}, "task 0['x'] is not the same after JSON: (1, 2) comes back as [1, 2]"),
+        ({"x": (1, 2)}, "task 0['x'] changes when it is stored as JSON: (1, 2) comes back as [1, 2]"),
     ],
 )
 def test_tasks_that_a_row_cannot_hold_are_found(task: dict[str, Any], says: str) -> None:
@@ -139,7 +143,7 @@ def test_tools_without_a_description_are_all_named() -> None:
 def test_a_refused_task_is_found_and_the_others_are_played() -> None:
     report = found(TwentyQuestionsEnv, [{"solution": 3}, {"solution": "clock"}])
     [finding] = report.findings
-    assert "task 0 is refused" in finding.text
+    assert "task 0 is rejected" in finding.text
     assert report.num_episodes
 
 
@@ -170,7 +174,7 @@ def test_a_tool_that_is_never_the_same_is_named_and_not_the_library() -> None:
 
     report = found(ToolEnv(tools=tick), [{"question": "What?", "seed": seed} for seed in range(4)])
     [finding] = report.errors
-    assert "the tool 'tick' gave '0' and then" in finding.text
+    assert "the tool 'tick' returned '0' and then" in finding.text
     assert finding.place == f"{tick.__code__.co_filename}:{tick.__code__.co_firstlineno}"
     assert "hooks change" not in finding.text
 
@@ -203,7 +207,7 @@ def test_a_hook_that_hangs_is_named_once_the_limit_is_over() -> None:
 def test_tools_that_the_template_does_not_show_are_found() -> None:
     report = found(envs.HasATool, tokenizer=chat_tokenizer())  # its template prints no tools
     assert [finding.check for finding in report.errors] == ["tools"]
-    assert "does not show the tool 'look_up'" in report.errors[0].text
+    assert "does not render the tool 'look_up'" in report.errors[0].text
 
 
 def test_errors_raise_and_warnings_raise_if_asked() -> None:
@@ -236,7 +240,7 @@ def test_an_agent_of_ones_own_plays() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("Sound", TASKS), "takes an environment or its class"),
+        (("Sound", TASKS), "requires an environment or its class"),
         ((envs.Sound, None), "check_env needs tasks"),
         ((envs.Sound, "tasks"), "tasks must be a list"),
         ((envs.Sound, TASKS, "agent"), "an agent needs get_action"),
@@ -245,7 +249,7 @@ def test_an_agent_of_ones_own_plays() -> None:
 def test_bad_arguments_are_named(arguments: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         check_env(*arguments)
-    with pytest.raises(ConfigError, match="are for a class"):
+    with pytest.raises(ConfigError, match="can be passed only with a class"):
         check_env(envs.Sound(), TASKS, env_config={})
 
 

@@ -56,12 +56,12 @@ def test_rows_and_tables_of_rows_are_played_as_their_tasks(how: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        (row(path="my.game"), ConfigError, f"[1] names the environment 'my.game', but this environment is '{PATH}'"),
+        (row(path="my.game"), ConfigError, f"[1] is for the environment 'my.game', but this environment is '{PATH}'"),
         (
             row({"highest": 6}),
             ConfigError,
-            "[1] has the env_config {'highest': 6}, and the environment was built from {'highest': 5}: build the row's "
-            "own environment with agentsgym.make(row, tokenizer)",
+            "[1] has the env_config {'highest': 6}, but the environment was created with {'highest': 5}: create the "
+            "row's environment with agentsgym.make(row, tokenizer)",
         ),
         (row({"higest": 5}), ConfigError, "env_config['higest'] is unknown; did you mean 'highest'?"),
         (row("highest"), ConfigError, "[1] must have a dict or None as its 'env_config', got 'highest'"),
@@ -131,7 +131,7 @@ def test_rows_are_compared_with_what_the_class_was_called_with(given: Any, confi
         if is_same:
             check_row(env, row(config, path=class_path(Hungry)))
         else:
-            with pytest.raises(ConfigError, match="the environment was built from"):
+            with pytest.raises(ConfigError, match="the environment was created with"):
                 check_row(env, row(config, path=class_path(Hungry)))
 
 
@@ -158,7 +158,7 @@ def test_a_row_says_nothing_of_what_json_cannot_hold() -> None:
     path = class_path(Judged)
     check_row(env, row({"names": ["a", "b"]}, path=path))
     check_row(env, row(json.loads(json.dumps(env.given_config)), path=path))
-    with pytest.raises(ConfigError, match="was built from"):
+    with pytest.raises(ConfigError, match="was created with"):
         check_row(env, row({"names": ["a"]}, path=path))
 
 
@@ -194,7 +194,7 @@ def test_a_row_that_says_more_is_compared_without_a_second_environment(caplog: p
     with caplog.at_level(logging.WARNING):
         env = Browsing(chat_tokenizer(), given, "firefox")
         check_row(env, row({**given, "max_steps_per_episode": 20}, path=class_path(Browsing)))
-        with pytest.raises(ConfigError, match="and the environment was built from"):
+        with pytest.raises(ConfigError, match="but the environment was created with"):
             check_row(env, row({**given, "max_steps_per_episode": 3}, path=class_path(Browsing)))
     assert Browsing.opened == ["firefox"]
     assert len(caplog.records) == 1
@@ -203,7 +203,7 @@ def test_a_row_that_says_more_is_compared_without_a_second_environment(caplog: p
 def test_a_row_whose_environment_cannot_be_built_is_of_another_configuration() -> None:
     env = Browsing(chat_tokenizer(), {"highest": 9}, "firefox")
     for config in ({}, {"of_another": 3}):
-        with pytest.raises(ConfigError, match=r"has the env_config \{.*and the environment was built from") as caught:
+        with pytest.raises(ConfigError, match=r"has the env_config \{.*but the environment was created with") as caught:
             check_row(env, row(config, path=class_path(Browsing)))
         assert isinstance(caught.value.__cause__, TypeError)
 
@@ -219,7 +219,7 @@ def test_a_row_that_leaves_out_what_was_given_is_built_with_the_environments_tok
     path, own = class_path(Filling), len(tokenizer)
     check_row(Filling(tokenizer, {}), row({"highest": own}, path=path))
     check_row(Filling(tokenizer, {"highest": own}), row({}, path=path))
-    with pytest.raises(ConfigError, match="was built from"):
+    with pytest.raises(ConfigError, match="was created with"):
         check_row(Filling(tokenizer, {"highest": 9}), row({}, path=path))  # 9 is the field's default
     with pytest.raises(ConfigError, match=r"has an invalid env_config: env_config\['highest'\] must be"):
         check_row(Filling(tokenizer, {}), row({"highest": -1}, path=path))
@@ -232,7 +232,7 @@ DATASET = Dataset.from_list([{"task_data": {"solution": 2, "seed": 0}}] * 300)
     ("rows", "remedy"),
     [
         (DATASET[:2], ": a slice of a dataset is a dict of its columns; for its first rows, write dataset.select(ran"),
-        (DatasetDict(test=DATASET), ": give one of its splits, as in dataset['test']"),
+        (DatasetDict(test=DATASET), ": pass one of its splits, as in dataset['test']"),
         ({"solution": 3}, "got {'solution': 3}"),
     ],
 )

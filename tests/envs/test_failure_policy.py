@@ -98,7 +98,7 @@ def test_starts_that_differ_by_their_new_seed_are_not_warned_of(caplog: pytest.L
             return f"{super()._format_prompt(state, step)} {self.starts}"
 
     Told().rollout(task(0, 1), Counting(), 2, failures=FailurePolicy.retry(1, retry_seed="new"), max_concurrent=1)
-    assert "began with different prompts" not in caplog.text
+    assert "started with different prompts" not in caplog.text
 
 
 def test_failing_fast_ends_at_the_first_failure_and_keeps_what_is_finished() -> None:

@@ -105,7 +105,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("X", [1.0, -1.0], r"info\['rewards'\] must be a dict of one reward per role, got \[1\.0, -1\.0\]"),
     ("X", {"X": math.nan}, r"info\['rewards'\]\['X'\] must be a finite number, got nan"),
     ("X", {"X": "1"}, r"info\['rewards'\]\['X'\] must be a finite number, got '1'"),
-    (None, {"X": 1.0}, r"_role must return the role that acted when _step_episode gives rewards by role, got None"),
+    (None, {"X": 1.0}, r"_role must return the role that acted if _step_episode returns rewards by role, got None"),
     ("x", {"X": 1.0, "O": -1.0}, r"_role returned 'x', but _step_episode's info\['rewards'\] has 'X'"),
     ("1", {0: 1.0, 1: -1.0}, r"_role returned '1', but _step_episode's info\['rewards'\] has 1"),
 ]
@@ -130,7 +130,7 @@ def test_a_key_that_is_almost_rewards_is_warned_of(caplog: pytest.LogCaptureFixt
 
     with caplog.at_level(logging.WARNING):
         Misspelled(TOKENIZER).rollout([WON], ScriptedAgent(["a"] * 20))
-    assert "info['reward'] of Misspelled is not read" in caplog.text
+    assert "info['reward'] of Misspelled is not used" in caplog.text
 
 
 @pytest.mark.parametrize("pool_class", [EnvThreadPool, EnvProcessPool])

@@ -30,9 +30,9 @@ def test_rollouts_of_one_task_with_different_first_prompts_are_warned_of_once(ca
     assert warnings_of(caplog) == []
     env.rollout(tasks(2), Counting(), 2)
     [warning] = warnings_of(caplog)
-    assert warning.startswith("rollouts of one task began with different prompts, 'Hint: 0.")
+    assert warning.startswith("rollouts of one task started with different prompts, 'Hint: 0.")
     assert warning.endswith(
-        "all draws of an environment must come from self.rng(session_id), or a task group compares rollouts of "
+        "all draws of an environment must come from self.rng(session_id); otherwise, a task group compares rollouts of "
         "different problems"
     )
     env.rollout(tasks(2), Counting(), 2)
@@ -78,7 +78,7 @@ def test_equal_starts_are_not_warned_of(keep_history: bool, caplog: pytest.LogCa
 
     failed, *_ = Random(env_config=config).rollout([{"seed": 1}], Breaking(), 3)
     assert failed.failed
-    assert [text for text in warnings_of(caplog) if "began with different" in text] == []
+    assert [text for text in warnings_of(caplog) if "started with different" in text] == []
 
 
 class Shared(GuessEnv):
@@ -98,7 +98,7 @@ def test_a_start_state_that_sessions_share_is_warned_of_once(caplog: pytest.LogC
     [warning] = warnings_of(caplog)
     assert warning == (
         f"_initialize_episode returned the same dict for the sessions {first.session_id} and {second.session_id}, "
-        "which now change each other's state: it must return a new one for each session"
+        "so they change each other's state: it must return a new dict for each session"
     )
     env.rollout(tasks(2, 2, 2), Counting())
     assert len(warnings_of(caplog)) == 1

@@ -33,7 +33,7 @@ def test_hooks_and_rollout_may_be_overridden() -> None:
     assert type("Own", (GuessEnv,), {name: lambda self, *arguments: None for name in names})()
 
 
-HINT = "; a class declares further keys in config_fields"
+HINT = "; a class declares additional keys in config_fields"
 
 
 def test_a_key_of_a_classs_own_is_refused_with_where_to_declare_it() -> None:
@@ -227,7 +227,7 @@ def test_practice_that_nobody_remembers_is_warned_of(given: Any, caplog: pytest.
     [record] = caplog.records
     assert record.getMessage() == (
         "env_config['free_shots'] = 1 has no effect with env_config['keep_history'] = False: each episode starts a "
-        "fresh conversation, in which the agent does not see its practice"
+        "new conversation, in which the agent does not see its practice"
     )
 
 

@@ -406,7 +406,7 @@ def test_a_session_object_that_still_runs_an_earlier_call_takes_no_other() -> No
         ("add", {}, "takes functions, SessionTools or McpServer"),
         ([Counter], {}, r"write SessionTools\(tools_class=Counter\)"),
         ([add, add], {}, "two tools of ToolEnv are called 'add'"),
-        ([lambda a: a], {}, "no JSON schema can be made"),
+        ([lambda a: a], {}, "no JSON schema can be created"),
         ([add], {"parallel_tools": ["ad"]}, "did you mean 'add'"),
         ([add], {"tool_timeout_s": 0}, "tool_timeout_s"),
         ([], {"tools": [add]}, r"are given to the constructor, as in ToolEnv\(tools=\[add\]\)\), got"),

@@ -26,12 +26,12 @@ from agentsgym.errors import ConfigError, TaskError
         ),
         (
             "Qwen/Qwen3-0.6B",
-            "the tokenizer must be a tokenizer, not its name: write "
+            "the tokenizer must be a tokenizer object, not a name: write "
             "GuessEnv(transformers.AutoTokenizer.from_pretrained('Qwen/Qwen3-0.6B')), got 'Qwen/Qwen3-0.6B'",
         ),
         (
             7,
-            "the tokenizer must be a transformers tokenizer or None, got int (of a processor, give processor.tok",
+            "the tokenizer must be a transformers tokenizer or None, got int (if it is a processor, pass processor.tok",
         ),
     ],
 )
@@ -247,7 +247,7 @@ def test_a_misspelled_key_of_info_is_told_once(caplog: pytest.LogCaptureFixture)
         for _ in range(2):
             env.rollout(tasks(3, 2), Counting())
     assert [record.getMessage() for record in caplog.records] == [
-        f"info['{key}'] of Informing is not read, and differs by one letter from info['{meant}'], which is: "
+        f"info['{key}'] of Informing is not used, but differs by one letter from info['{meant}'], which is: "
         "did you mean that?"
         for key, meant in (("sucess", "success"), ("invaild", "invalid"))
     ]

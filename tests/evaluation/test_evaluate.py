@@ -136,7 +136,7 @@ def test_options_reach_the_rollout() -> None:
             [{"env_class_path": "other.Game", "task_data": {}}],
             {},
             ConfigError,
-            r"tasks\[0\] names the environment 'other.Game'",
+            r"tasks\[0\] is for the environment 'other.Game'",
         ),
         (tasks("a"), {"cluster_by": "soluton"}, ConfigError, "task 0 has no 'soluton'.*did you mean 'solution'"),
         (tasks("a"), {"num_rollouts": 0}, ConfigError, "num_rollouts must be a positive int, got 0"),

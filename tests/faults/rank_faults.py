@@ -162,7 +162,7 @@ class RankFaults:
         folder = tmp_path / "run"
         first = start(folder, partial(self.train_broken, break_loss=break_loss))
         assert first.wait()
-        of_loss = "step 2, rank 1: the loss is nan; the step is not taken"
+        of_loss = "step 2, rank 1: the loss is nan; the step was skipped"
         problem = of_loss if break_loss is nan_loss else self.of_gradient
         assert first.result().startswith(f"NonFiniteError: {problem}"), first.result()
         assert checkpoints(folder) == ["checkpoint-1"]

@@ -100,7 +100,7 @@ def test_the_newest_whole_checkpoint_is_resumed_and_the_damaged_ones_are_named(
 @pytest.mark.parametrize(("before", "after"), [("adamw_torch_fused", "sgd"), ("sgd", "adamw_torch")])
 def test_another_optimizer_than_the_checkpoints_is_refused(before: str, after: str, tmp_path: Path) -> None:
     run(tmp_path, max_steps=1, optim=before)
-    with pytest.raises(ConfigError, match=rf"checkpoint-1 holds .* of optim='{before}', which '{after}' cannot"):
+    with pytest.raises(ConfigError, match=rf"checkpoint-1 contains .* of optim='{before}', which '{after}' cannot"):
         run(tmp_path, True, max_steps=2, optim=after)
 
 
@@ -115,7 +115,7 @@ def test_without_a_whole_checkpoint_a_run_begins_only_where_that_is_asked_for(fi
     for resume in (True, "auto"):  # what is there would be rotated away
         with pytest.raises(ConfigError, match=r"no checkpoint .*checkpoint-2: scheduler.pt is missing .move them away"):
             run(tmp_path, resume)
-    with pytest.raises(ConfigError, match=r"no checkpoint to resume from .*'auto' begins"):
+    with pytest.raises(ConfigError, match=r"no checkpoint to resume from .*'auto' would start"):
         run(tmp_path / "empty", True)
     assert run(tmp_path / "empty", "auto").state.global_step == 3
     with pytest.raises(ConfigError, match="is not a folder"):
@@ -280,7 +280,7 @@ def test_bytes_that_were_lost_are_seen_where_the_size_is_kept(name: str, finishe
     folder = tmp_path / "checkpoint-2"
     shutil.copytree(finished / "checkpoint-2", folder)
     (folder / name).write_bytes(bytes((folder / name).stat().st_size))
-    assert problem_with(folder) == f"{name} is damaged: its bytes are not those that were written"
+    assert problem_with(folder) == f"{name} is damaged: its checksum does not match"
     if name != "config.json":
         (folder / MANIFEST).unlink()
         assert problem_with(folder) == f"{name} is damaged"
@@ -301,7 +301,7 @@ def test_a_later_pass_over_a_stream_is_refused(tmp_path: Path) -> None:
     stream = IterableDataset.from_generator(partial(iter, rows))
     straight = run(tmp_path, dataset=stream, max_steps=6)
     assert_equal(run(tmp_path / "resumed", str(tmp_path / "checkpoint-2"), dataset=stream, max_steps=6), straight)
-    with pytest.raises(ConfigError, match="checkpoint-4 is in pass 2 over a stream of rows"):
+    with pytest.raises(ConfigError, match="checkpoint-4 was saved in epoch 2 of an iterable dataset"):
         run(tmp_path / "refused", str(tmp_path / "checkpoint-4"), dataset=stream, max_steps=6)
 
 
@@ -328,5 +328,7 @@ def test_other_settings_that_have_changed_are_named(
     changes = {"learning_rate": 0.005, "logging_steps": 2, "output_dir": str(tmp_path)}
     with caplog.at_level(logging.WARNING):
         run(tmp_path, str(finished / "checkpoint-2"), **changes)
-    [warning] = [record.getMessage() for record in caplog.records if "other settings" in record.getMessage()]
+    [warning] = [
+        record.getMessage() for record in caplog.records if "settings of the resumed run" in record.getMessage()
+    ]
     assert warning.endswith("checkpoint-2: learning_rate=0.005 (was 0.01)")

@@ -31,7 +31,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_a_number_that_one_rank_meets_stops_all_of_them(ranks: list[dict[str, Any]]) -> None:
     for outcome in ranks:
-        assert outcome["broken"].startswith("NonFiniteError: step 1, rank 1: the loss is nan; the step is not taken")
+        assert outcome["broken"].startswith("NonFiniteError: step 1, rank 1: the loss is nan; the step was skipped")
         assert not outcome["moved"]
 
 
@@ -46,7 +46,7 @@ def test_a_closed_trainer_says_that_it_is_closed(tmp_path: Path) -> None:
         trainer.train()
     uses = (trainer.train, trainer.save_model, *(partial(use, tasks()) for use in (trainer.evaluate, trainer.predict)))
     for use in uses:
-        with pytest.raises(AgentsGymError, match="this trainer is closed"):
+        with pytest.raises(AgentsGymError, match="this trainer, its pool and its process group are closed"):
             use()
     trainer.close()
     assert trainer.state.global_step == 2

@@ -366,15 +366,15 @@ def test_what_the_signal_does_to_a_pool_is_no_error(straight: Any, tmp_path: Pat
 def test_a_signal_that_comes_after_everything_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does what it does outside of training, as nobody looks any more."""
     trainer = trainer_of(tmp_path, max_steps=1)
-    agree = trainer._preemption._agree
+    agree = trainer._preemption._should_stop
 
     def then_signal(**options: Any) -> bool:
         agreed = agree(**options)
-        if trainer.state.global_step == 1 and not trainer._preemption.is_leaving and "only_if_urgent" not in options:
+        if trainer.state.global_step == 1 and not trainer._preemption.is_stopping and "only_if_urgent" not in options:
             signal.raise_signal(signal.SIGINT)
         return agreed
 
-    monkeypatch.setattr(trainer._preemption, "_agree", then_signal)
+    monkeypatch.setattr(trainer._preemption, "_should_stop", then_signal)
     with pytest.raises(KeyboardInterrupt) as caught:
         trainer.train()
     assert not isinstance(caught.value, Preempted)
@@ -387,7 +387,7 @@ def test_the_rest_of_a_cycle_is_expected_to_take_as_long_as_it_took() -> None:
     def pass_s(seconds: float) -> None:
         now[0] += seconds
 
-    assert pace.rest_s(save_s=3.0) is None
+    assert pace.remaining_s(save_s=3.0) is None
     pace.step_begins(is_first=True)
     with pace.playing(is_training=True):
         pass_s(10.0)
@@ -398,17 +398,17 @@ def test_the_rest_of_a_cycle_is_expected_to_take_as_long_as_it_took() -> None:
     pass_s(4.0)
     pace.step_ends(is_last=True)
     pace.step_begins(is_first=True)
-    assert pace.rest_s(save_s=3.0) == 19.0
+    assert pace.remaining_s(save_s=3.0) == 19.0
     with pace.playing(is_training=True):
         pass_s(4.0)
-        assert pace.rest_s(save_s=3.0) == 15.0
+        assert pace.remaining_s(save_s=3.0) == 15.0
         pass_s(40.0)
-        assert pace.rest_s(save_s=3.0) == 9.0
+        assert pace.remaining_s(save_s=3.0) == 9.0
     pass_s(1.0)
-    assert pace.rest_s(save_s=3.0) == 8.0
+    assert pace.remaining_s(save_s=3.0) == 8.0
     pace.step_ends(is_last=True)
     pace.evaluated()
     pass_s(0.5)
     pace.saved()
     pace.step_begins(is_first=True)
-    assert pace.rest_s(save_s=3.0) == 45.5
+    assert pace.remaining_s(save_s=3.0) == 45.5

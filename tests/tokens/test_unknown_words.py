@@ -78,7 +78,7 @@ def test_check_env_names_what_the_agent_says_and_the_tokenizer_does_not_know() -
     agent = ScriptedAgent(["nine lives"], repeat_last=True)
     findings = check_env(env, tasks(1, 2, 3, 4), agent).findings
     [said] = [finding.text for finding in findings if "the agent writes" in finding.text]
-    assert said == "the tokenizer does not know what the agent writes, such as 'nine', 'lives'"
+    assert said == "the tokenizer cannot encode words that the agent writes, such as 'nine', 'lives'"
     assert not any("the prompts contain" in finding.text for finding in findings)
 
 
@@ -94,7 +94,7 @@ def test_demonstrations_of_a_larger_tokenizer_than_the_models_are_refused() -> N
     model, tokenizer = tiny_policy(WORDS, hidden_size=16)
     trajectories = GuessEnv(chat_tokenizer()).rollout(tasks(2), Counting())
     with pytest.raises(
-        ConfigError, match=r"has the token id \d+, but the model has embeddings for 21 ids.*own tokenizer"
+        ConfigError, match=r"has the token id \d+, but the model has embeddings for 21 ids.*model's tokenizer"
     ):
         imitate(model, trajectories, tokenizer, tiny_imitation_config(1))
 
@@ -102,7 +102,7 @@ def test_demonstrations_of_a_larger_tokenizer_than_the_models_are_refused() -> N
 def test_an_agent_that_reads_other_ids_than_the_environment_writes_is_refused() -> None:
     model, tokenizer = tiny_policy(WORDS, hidden_size=16)
     agent = PolicyAgent(model, tokenizer)
-    with pytest.raises(ConfigError, match=r"tokenizer differs from that of PolicyAgent.*agent\.tokenizer"):
+    with pytest.raises(ConfigError, match=r"tokenizer differs from the tokenizer of PolicyAgent.*agent\.tokenizer"):
         GuessEnv(tiny_tokenizer(WORDS[:1])).rollout(tasks(1), agent)
     [played] = GuessEnv(tiny_tokenizer(WORDS)).rollout(tasks(1), agent, max_turn_tokens=2)
     assert not played.failed

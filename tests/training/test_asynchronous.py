@@ -295,7 +295,7 @@ def test_parts_of_task_groups_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [lambda *_: None, PolicyAgent])
 def test_a_sampler_of_the_trained_weights_themselves_is_refused(tmp_path: Path, make: Any) -> None:
     model, tokenizer = policy()
-    with pytest.raises(ConfigError, match=r"or a TrainedPolicy whose plays_through_updates is True, got PolicyAgent"):
+    with pytest.raises(ConfigError, match=r"or a TrainedPolicy with plays_through_updates=True; got PolicyAgent"):
         GRPOEnvTrainer(
             model,
             GuessNumber(tokenizer),
@@ -340,7 +340,7 @@ def test_a_policy_of_ones_own_plays_through_updates_and_forgets_each_session_onc
 
 def test_a_stream_of_rows_is_refused(tmp_path: Path) -> None:
     model, tokenizer = policy()
-    with pytest.raises(ConfigError, match="which a stream of rows does not allow"):
+    with pytest.raises(ConfigError, match="which an IterableDataset does not allow"):
         GRPOEnvTrainer(
             model,
             GuessNumber(tokenizer),

@@ -170,9 +170,9 @@ def checkpoint(folder: Path, *, num_ranks: int, stage: int) -> Path:
 @pytest.mark.parametrize(
     ("saved", "now", "message"),
     [
-        ((2, 2), (1, 0), "saved under DeepSpeed ZeRO-2 and this run is without DeepSpeed"),
-        ((2, 0), (2, 3), "saved without DeepSpeed and this run is under DeepSpeed ZeRO-3"),
-        ((2, 2), (2, 3), "saved under DeepSpeed ZeRO-2 and this run is under DeepSpeed ZeRO-3"),
+        ((2, 2), (1, 0), "saved under DeepSpeed ZeRO-2, but this run is without DeepSpeed"),
+        ((2, 0), (2, 3), "saved without DeepSpeed, but this run is under DeepSpeed ZeRO-3"),
+        ((2, 2), (2, 3), "saved under DeepSpeed ZeRO-2, but this run is under DeepSpeed ZeRO-3"),
         ((2, 3), (4, 3), "saved by 2 ranks under DeepSpeed"),
         ((2, 3), (2, 3), None),
     ],

@@ -246,14 +246,15 @@ def test_what_cannot_be_compared_is_left_out_and_counted() -> None:
     assert (drift.trajectory, drift.turn, drift.token) == (1, 2, 3)
     assert (drift.num_without_logprobs, drift.num_inexact_turns, drift.num_without_context) == (1, 1, 1)
     assert str(drift).endswith(
-        "left out are 1 trajectories without log-probabilities, 1 turns encoded afterwards and 1 tokens without context"
+        "skipped 1 trajectories without log-probabilities, 1 turns that were tokenized from text, and 1 "
+        "tokens without context"
     )
 
 
 def test_a_comparison_of_nothing_is_an_error() -> None:
     model, tokenizer = policy()
     trajectories = GuessNumber(tokenizer).rollout(TASKS, TextAgent())
-    with pytest.raises(ConfigError, match="got none in 3 trajectories: left out are 3 trajectories without"):
+    with pytest.raises(ConfigError, match=r"none of the 3 trajectories has .* \(skipped 3 trajectories without"):
         logprob_gap(model, trajectories)
 
 

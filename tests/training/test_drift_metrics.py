@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.record_audit import audit
 from agentsgym.training.drift import drift_metrics, logprob_gap
-from agentsgym.training.tensors.importance import GapSums, gap_metrics
+from agentsgym.training.tensors.importance import LogprobGapSums, gap_metrics
 from agentsgym.training.tensors.token_batch import TokenBatch
 
 
@@ -49,7 +49,9 @@ def test_the_metrics_of_all_ranks_are_those_of_one_batch_that_holds_their_rows()
     recorded, recomputed = -3 * torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[0, 1, 1], [1, 1, 0], [0, 0, 0], [1, 1, 1]])
     parts = [slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 4)]
-    ranks = [GapSums.of(recorded[part], recomputed[part], mask[part]) for part in parts]  # the third has no token
+    ranks = [
+        LogprobGapSums.of(recorded[part], recomputed[part], mask[part]) for part in parts
+    ]  # the third has no token
     ratios = (recomputed - recorded)[mask.bool()].double().exp()
     of_tokens = (ratios.sum() ** 2 / (len(ratios) * ratios.square().sum())).item()
     assert gap_metrics(ranks) == pytest.approx(
@@ -66,7 +68,7 @@ def test_rows_of_all_ranks_share_a_sample_size_and_cuts_are_a_fraction_of_all_ag
     masks = torch.ones(1, 3), torch.tensor([[1, 0, 1]])
     log_ratios = [0.0, 0.0], [-1000.0, -1000.0]
     ranks = [
-        GapSums.of(recorded, recorded, mask, row_log_ratios=own, num_cut=cut)
+        LogprobGapSums.of(recorded, recorded, mask, row_log_ratios=own, num_cut=cut)
         for mask, own, cut in zip(masks, log_ratios, num_cut, strict=True)
     ]
     metrics = gap_metrics(ranks)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from games import TextAgent, correcting
 from test_sequence_losses import phi
-from test_trl_seam import EPSILON, ROWS, ROWS_WITH_FAILURES, Batch, logp_gradient, only, prepared
+from test_trl_interface import EPSILON, ROWS, ROWS_WITH_FAILURES, Batch, logp_gradient, only, prepared
 
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.credit.weights import AGGREGATIONS
 from agentsgym.errors import ConfigError
-from agentsgym.training._trl import TRLSeam
+from agentsgym.training._trl import TRLInterface
 from agentsgym.training.tensors.importance import CORRECTIONS
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Action, Trajectory
@@ -278,7 +278,7 @@ def test_a_correction_starts_from_the_models_own_log_probabilities_where_updates
     trainer = corrected(tmp_path, **correcting("token_truncate"), num_iterations=2)
     batch, _ = generated(trainer, ROWS)
     scored = (batch[key] for key in ("prompt_completion_ids", "attention_mask", "agent_token_mask"))
-    assert torch.equal(batch["old_per_token_logps"], TRLSeam(trainer).score(trainer.model, *scored)[0])
+    assert torch.equal(batch["old_per_token_logps"], TRLInterface(trainer).score(trainer.model, *scored)[0])
     uncorrected, _ = generated(corrected(tmp_path, num_iterations=2), ROWS)
     assert not torch.allclose(uncorrected["old_per_token_logps"], batch["old_per_token_logps"], atol=0.1)
 
@@ -295,6 +295,6 @@ def test_an_agent_that_gives_no_log_probabilities_cannot_be_corrected_for(tmp_pa
     with pytest.raises(ConfigError) as refusal:
         trainer._generate_and_score_completions(list(ROWS))
     assert str(refusal.value) == (
-        "vllm_importance_sampling_correction=True needs an agent that returns the log-probabilities of its tokens, and "
-        "this one does not"
+        "vllm_importance_sampling_correction=True requires an agent that returns the log-probabilities of its tokens, "
+        "but this agent does not"
     )

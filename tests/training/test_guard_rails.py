@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from games import WORDS, correcting, logged, settings, tasks, trainer_of
-from test_trl_seam import ROWS, parameter_gradients, prepared
+from test_trl_interface import ROWS, parameter_gradients, prepared
 
 from agentsgym.agents.base import Agent
 from agentsgym.credit.assignment import AdvantageAssigner
@@ -90,7 +90,9 @@ def test_a_batch_without_anything_to_train_on_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     wanted = ["no rollout of the generation batch is left to train on: all failed or were filtered out"]
-    warned = [message for message in warnings_of(tmp_path, caplog, batch, **changes) if "one rollout" not in message]
+    warned = [
+        message for message in warnings_of(tmp_path, caplog, batch, **changes) if "one usable rollout" not in message
+    ]
     assert warned == (wanted if is_warned_of else [])
 
 
@@ -116,7 +118,7 @@ def test_a_rollout_without_a_baseline_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     warned = warnings_of(tmp_path, caplog, batch, **changes)
-    assert ["min_group_size=2 leaves such groups out" in message for message in warned] == [True] * is_warned_of
+    assert ["set min_group_size=2 to drop such groups" in message for message in warned] == [True] * is_warned_of
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_a_discount_that_does_nothing_is_warned_of(
 ) -> None:
     warned = warnings_of(tmp_path, caplog, STEADY, advantage_estimator=estimator, discount=discount)
     assert [message for message in warned if "discount" in message] == [
-        f"discount=0.9 does nothing: {estimator!r} has no sum over turns"
+        f"discount=0.9 has no effect: {estimator!r} has no sum over turns"
     ] * is_warned_of
 
 
@@ -189,11 +191,11 @@ ALONE = [[f"{i}-{k}" for k in range(2)] for i in range(8)]
 @pytest.mark.parametrize(
     ("batch", "estimator", "words"),
     [
-        (STEADY, "gigpo", ["the environment gives no state keys"]),
-        (STEADY, functools.partial(gigpo, step_weight=0.5), ["the environment gives no state keys"]),
+        (STEADY, "gigpo", ["the environment returns no state keys"]),
+        (STEADY, functools.partial(gigpo, step_weight=0.5), ["the environment returns no state keys"]),
         (STEADY, "grpo", []),
         (keyed(*[("a", None)] * 8), "gigpo", []),
-        (keyed(*ALONE), "gigpo", ["too fine for 4 rollouts a task"]),
+        (keyed(*ALONE), "gigpo", ["too fine for 4 rollouts per task"]),
         (keyed(*ALONE), "grpo", []),
         (keyed(*ALONE[:7], ALONE[6]), "gigpo", []),  # 12 of 16 alone
         (keyed(*[("a", "b")] * 8), "gigpo", []),
@@ -208,7 +210,7 @@ def test_gigpo_without_groups_of_states_is_warned_of(
 
 
 LONG = [rollout([0.5, 1.0], num_tokens=251)] * 8
-PRODUCT = "ratios that multiply those of all tokens of a row, 502 agent tokens on average"
+PRODUCT = "ratio of a row multiplies those of all its agent tokens, 502 on average"
 MEAN = "importance_sampling_level='sequence' clips a mean over 502 agent tokens"
 
 
@@ -296,7 +298,7 @@ def test_a_run_whose_rewards_are_all_equal_says_so(
 def test_a_run_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="agentsgym"):
         trainer_of(tmp_path, max_steps=3, advantage_estimator="grpo", discount=0.5).train()
-    assert caplog.text.count("discount=0.5 does nothing") == 1
+    assert caplog.text.count("discount=0.5 has no effect") == 1
 
 
 @pytest.mark.parametrize("max_steps_per_episode", [1, 4])  # in the first, reward is as sparse as it can be

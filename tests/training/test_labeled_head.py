@@ -20,9 +20,9 @@ from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
 
 from agentsgym.training import drift
-from agentsgym.training._trl import TRLSeam
+from agentsgym.training._trl import TRLInterface
 from agentsgym.training.drift import logprob_gap
-from agentsgym.training.tensors.labeled_head import head_logits, score_labeled_alone, trunk_of
+from agentsgym.training.tensors.labeled_head import head_logits, score_labeled_only, trunk_of
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 PICTURES = ["....AA..A.", "...AAAAAAA", "AA........"]  # '.' given, 'A' an agent's
@@ -56,7 +56,7 @@ def fused(model: Any, *, labeled_alone: bool) -> Any:
     """The model with TRL's fused head, and with ours around it."""
     add_fused_lm_head(model, temperature=TEMPERATURE, outputs=("log_probs", "entropy"))
     if labeled_alone:
-        score_labeled_alone(model)
+        score_labeled_only(model)
     return model
 
 
@@ -174,8 +174,8 @@ def test_the_loss_and_the_scores_of_a_trainer_take_agent_tokens_alone(beta: floa
     columns = batch["prompt_completion_ids"], batch["attention_mask"], mask
     size = trainer.model.config.vocab_size
     with Largest(size) as scoring:
-        TRLSeam(trainer).score(trainer.model, *columns)
-        TRLSeam(trainer).score_reference(*columns)
+        TRLInterface(trainer).score(trainer.model, *columns)
+        TRLInterface(trainer).score_reference(*columns)
     with Largest(size) as loss:
         trainer.compute_loss(trainer.model, batch)
     assert scoring.num_positions == loss.num_positions == int(mask.sum()) < int(batch["attention_mask"].sum())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_trl_seam import (
+from test_trl_interface import (
     ALL_LOSS_TYPES,
     CLIPPED,
     EPSILON,

@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from games import SayBlue, correcting, policy, settings, tasks, trainer_of
 from test_folded_weights import Noisy
-from test_trl_seam import EPSILON, Batch
+from test_trl_interface import EPSILON, Batch
 
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.training.trainer import GRPOEnvTrainer

@@ -58,13 +58,13 @@ def test_a_second_run_of_a_trainer_begins_anew(tmp_path: Path) -> None:
 def test_what_another_estimator_remembered_is_refused(tmp_path: Path) -> None:
     trained(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, **REMEMBERING[1])
     folder = tmp_path / "checkpoint-1"
-    with pytest.raises(ConfigError, match=r"contains the state of 'return_to_go' with.*continue with 'rae'"):
+    with pytest.raises(ConfigError, match=r"contains the state of 'return_to_go' with.*but this run uses 'rae'"):
         trainer_of(tmp_path, max_steps=2, **REMEMBERING[0]).train(resume_from_checkpoint=str(folder))
     (folder / "estimator.json").unlink()
     with pytest.raises(ConfigError, match=r"cannot resume from .*checkpoint-1: estimator\.json is missing"):
         trainer_of(tmp_path, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
     (folder / MANIFEST).unlink()  # of an earlier version, without a list of its files
-    with pytest.raises(ConfigError, match=r"estimator\.json is missing: cannot resume 'return_to_go' without"):
+    with pytest.raises(ConfigError, match=r"estimator\.json is missing: 'return_to_go' cannot be resumed without"):
         trainer_of(tmp_path, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
 
 

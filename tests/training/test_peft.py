@@ -12,7 +12,7 @@ from games import GuessNumber, logged, policy, settings, tasks
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 
 from agentsgym.errors import ConfigError
-from agentsgym.training._trl import TRLSeam
+from agentsgym.training._trl import TRLInterface
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 
@@ -82,7 +82,7 @@ def test_an_adapter_that_came_with_the_model_is_its_own_reference(tmp_path: Path
     mask = batch["agent_token_mask"] == 1
     torch.testing.assert_close(batch["ref_per_token_logps"][mask], logprobs(model.eval(), batch), atol=1e-5, rtol=0)
     assert logged(trainer, "kl")[-1] > 0
-    with TRLSeam(trainer).reference_model():
+    with TRLInterface(trainer).reference_model():
         pass
     assert trainer.model.active_adapter == "default"
 

@@ -267,7 +267,7 @@ def test_a_summary_counts_what_the_tensors_hold(rollouts: list[tuple[list[Segmen
             assert summary.num_row_tokens == batch.attention_mask[own].sum()
 
 
-# Nothing but the seam holds a trainer
+# Nothing but the TRL interface holds a trainer
 
 
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.arg]:
@@ -302,8 +302,8 @@ def found(wanted: Any) -> list[str]:
     return places
 
 
-def test_only_the_seam_takes_a_trainer() -> None:
-    assert found(takes_a_trainer) == ["_trl.py:TRLSeam"]
+def test_only_the_trl_interface_takes_a_trainer() -> None:
+    assert found(takes_a_trainer) == ["_trl.py:TRLInterface"]
 
 
 def test_nobody_asks_of_which_class_an_agent_is() -> None:
@@ -376,9 +376,9 @@ def scored(final_reward: float, *, group: int) -> ScoredRollout:
 @pytest.mark.parametrize(
     ("estimator", "words"),
     [
-        (comparing, ["no state keys, so that 'comparing'", "'comparing' has no baseline", "discount=0.5 does nothing"]),
+        (comparing, ["no state keys, so 'comparing'", "'comparing' has no baseline", "discount=0.5 has no effect"]),
         (critical, ["'critical' sums turn rewards"]),
-        (plain, ["discount=0.5 does nothing: 'plain'"]),
+        (plain, ["discount=0.5 has no effect: 'plain'"]),
         (silent, []),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from games import TextAgent, has_moved, logged, tasks, trainer_of
 from test_selection import IMPOSSIBLE
-from test_trl_seam import prepared
+from test_trl_interface import prepared
 
 from agentsgym.credit.filters import uninformative_task_groups
 from agentsgym.errors import AgentsGymError, ConfigError
@@ -199,6 +199,6 @@ def test_an_evaluation_replaces_nothing(tmp_path: Path) -> None:
 
 def test_a_stream_is_refused(tmp_path: Path) -> None:
     stream = IterableDataset.from_generator(partial(iter, list(tasks(4))))
-    with pytest.raises(ConfigError, match=r"zero_variance_groups='resample' draws replacement tasks.*a stream"):
+    with pytest.raises(ConfigError, match=r"zero_variance_groups='resample' draws replacement tasks.*IterableDataset"):
         trainer_of(tmp_path, dataset=stream, **RESAMPLE)
     trainer_of(tmp_path, dataset=stream)

@@ -107,7 +107,7 @@ def test_a_checkpoint_inside_a_generation_cycle_is_refused(tmp_path: Path) -> No
     changes = {"num_iterations": 2, "save_strategy": "steps", "save_steps": 2}
     trained(tmp_path, max_steps=3, **changes)
     resumed = trainer_of(tmp_path, max_steps=6, **changes)
-    with pytest.raises(ConfigError, match=r"resumes at a multiple of 2 steps.*got step 3"):
+    with pytest.raises(ConfigError, match=r"resumed only at a multiple of 2 steps.*from step 3"):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     resumed.train(resume_from_checkpoint=True)  # passes over it
     assert resumed.state.log_history[2]["epoch"] == resumed.state.log_history[1]["epoch"] + 1 / 8
@@ -131,14 +131,14 @@ def test_checkpoints_are_on_generation_boundaries(
         trained(tmp_path, max_steps=8, save_strategy="steps", save_steps=save_steps, save_only_model=True, **changes)
     steps = sorted(int(folder.name.partition("-")[2]) for folder in tmp_path.glob("checkpoint-*"))
     assert steps == saved
-    assert ("multiple of the generation cycle" in caplog.text) == (saved[0] != save_steps)
+    assert ("was rounded up to" in caplog.text) == (saved[0] != save_steps)
 
 
 @pytest.mark.parametrize("steps_per_generation", [1, 3])
 def test_steps_that_drift_away_from_generation_batches_are_refused(steps_per_generation: int, tmp_path: Path) -> None:
     changes = {"steps_per_generation": steps_per_generation, "gradient_accumulation_steps": 2}
     dataset = unseeded(6)  # three micro-batches, of two tasks' rollouts each
-    with pytest.raises(ConfigError, match=r"gradient_accumulation_steps=2 divides neither.* the 3 of a pass"):
+    with pytest.raises(ConfigError, match=r"gradient_accumulation_steps=2 must divide.* micro-batches per epoch \(3\)"):
         trained(tmp_path, dataset=dataset, max_steps=3, **changes)
     assert trained(tmp_path, dataset=dataset, max_steps=1, **changes).state.global_step == 1  # within a pass
     assert trained(tmp_path, dataset=unseeded(12), max_steps=3, **changes).state.global_step == 3

@@ -237,7 +237,7 @@ def test_a_row_may_name_the_environment_given_and_its_configuration_in_part(conf
     [
         (
             {"env_class_path": BLUE, "task_data": {}},
-            f"a dataset row names the environment '{BLUE}', but this environment is '{GUESS}'",
+            f"a dataset row is for the environment '{BLUE}', but this environment is '{GUESS}'",
         ),
         ({"env_config": {"max_steps_per_episode": 3}, "task_data": {}}, "env_config.*leave env=None"),
         ({"env_config": {"max_step": 3}, "task_data": {}}, "max_step"),
@@ -321,7 +321,9 @@ def test_checking_rows_finds_the_one_whose_task_cannot_be_played(task: dict[str,
 
 def test_checking_rows_names_the_row_of_another_game() -> None:
     rows = [{"task_data": {}}, {"env_class_path": "tests.Chess", "task_data": {}}]
-    with pytest.raises(ConfigError, match=r"^row 1 of the dataset: a dataset row names the environment 'tests\.Chess'"):
+    with pytest.raises(
+        ConfigError, match=r"^row 1 of the dataset: a dataset row is for the environment 'tests\.Chess'"
+    ):
         Environments(GuessNumber(TOKENIZER), TOKENIZER).check(rows)
 
 
@@ -343,13 +345,13 @@ def test_a_gamemaster_of_ones_own_plays_the_games_rows() -> None:
     environments.check(rows)
     assert environments.of(rows[0]) is env
     for other in ({**config, "reward_scheme": "lmrl"}, {**config, "gamemaster": None}):
-        with pytest.raises(ConfigError, match="and the environment was built from"):
+        with pytest.raises(ConfigError, match="but the environment was created with"):
             environments.check([{**rows[0], "env_config": other}])
 
 
 def test_a_row_with_a_callable_that_the_environment_lacks_is_refused() -> None:
     row = {"env_config": {"gamemaster": always_no}, "task_data": {"solution": "clock"}}
-    with pytest.raises(ConfigError, match="and the environment was built from"):
+    with pytest.raises(ConfigError, match="but the environment was created with"):
         Environments(TwentyQuestionsEnv(TOKENIZER), TOKENIZER).check([row])
 
 

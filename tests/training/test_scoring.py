@@ -10,7 +10,7 @@ import torch
 from games import TextAgent, logged, tasks, trainer_of
 
 from agentsgym.agents.policy.agent import PolicyAgent
-from agentsgym.training._trl import TRLSeam
+from agentsgym.training._trl import TRLInterface
 from agentsgym.types import Action
 
 DRIFT = ("sampling/sampling_logp_difference/max", "sampling/importance_sampling_ratio/mean", "sampling/kl/k3")
@@ -74,7 +74,7 @@ def test_the_old_log_probabilities_are_the_samplers_own(tmp_path: Path) -> None:
     batch = trainer._generate_and_score_completions(list(tasks(8)))
     mask = batch["agent_token_mask"] == 1
     scored = (batch["prompt_completion_ids"], batch["attention_mask"], batch["agent_token_mask"])
-    own = TRLSeam(trainer).score(trainer.model, *scored)[0]
+    own = TRLInterface(trainer).score(trainer.model, *scored)[0]
     told = (own + 1).clamp(max=0)
     torch.testing.assert_close(batch["old_per_token_logps"][mask], told[mask], atol=1e-5, rtol=0)
     assert batch["importance_sampling_ratio"] is None
@@ -84,7 +84,7 @@ def test_where_the_sampler_tells_none_the_old_ones_are_the_models(tmp_path: Path
     trainer = trainer_of(tmp_path, num_iterations=2, agent=TextAgent())
     batch = trainer._generate_and_score_completions(list(tasks(8)))
     scored = (batch["prompt_completion_ids"], batch["attention_mask"], batch["agent_token_mask"])
-    torch.testing.assert_close(batch["old_per_token_logps"], TRLSeam(trainer).score(trainer.model, *scored)[0])
+    torch.testing.assert_close(batch["old_per_token_logps"], TRLInterface(trainer).score(trainer.model, *scored)[0])
 
 
 def test_a_turn_ends_with_a_stop_string(tmp_path: Path) -> None:

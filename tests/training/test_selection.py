@@ -11,7 +11,7 @@ import pytest
 from games import TextAgent, has_moved, logged, settings, tasks
 from hypothesis import given
 from hypothesis import strategies as st
-from test_trl_seam import prepared
+from test_trl_interface import prepared
 
 from agentsgym.credit.assignment import AdvantageAssigner
 from agentsgym.credit.filters import filter_rollouts, uninformative_task_groups

@@ -22,7 +22,7 @@ from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.settings import MOVED
 from agentsgym.training.tensors.importance import ImportanceCorrection
-from agentsgym.training.validation import _REFUSED, _TRL_CHECKS
+from agentsgym.training.validation import _TRL_CHECKS, _UNSUPPORTED
 
 # For each setting that is refused, a value that is and the others that TRL wants along with it.
 REFUSED_VALUES: dict[str, dict[str, Any]] = {
@@ -38,19 +38,19 @@ REFUSED_VALUES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "reason"), [(name, reason) for name, _, reason in _REFUSED])
+@pytest.mark.parametrize(("name", "reason"), [(name, reason) for name, _, reason in _UNSUPPORTED])
 def test_what_would_go_silently_wrong_is_refused(name: str, reason: str, tmp_path: Path) -> None:
     assert name in REFUSED_VALUES, f"give a value of {name!r} that is refused, so that it is tested"
     changes = REFUSED_VALUES[name]
     with pytest.raises(ConfigError) as refusal:
         settings(tmp_path, **changes)
-    assert str(refusal.value) == f"GRPOEnvConfig({name}={changes[name]!r}) is refused: {reason}"
-    [is_refused] = [check for other, check, _ in _REFUSED if other == name]
+    assert str(refusal.value) == f"GRPOEnvConfig({name}={changes[name]!r}) is not supported: {reason}"
+    [is_refused] = [check for other, check, _ in _UNSUPPORTED if other == name]
     assert not is_refused(getattr(settings(tmp_path), name))
 
 
 def test_every_tested_refusal_is_one() -> None:
-    assert {name for name, _, _ in _REFUSED} == REFUSED_VALUES.keys()
+    assert {name for name, _, _ in _UNSUPPORTED} == REFUSED_VALUES.keys()
 
 
 CHECKS = {
@@ -294,7 +294,7 @@ def test_a_bound_of_cispo_that_cuts_every_token_is_warned_of(
 def test_a_best_model_that_is_never_saved_is_refused(tmp_path: Path) -> None:
     best = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps", "num_iterations": 2}
     for evaluated, saved in ((3, 3), (3, 6), (1, 2)):
-        with pytest.raises(ConfigError, match=rf"generation cycle \(2\).*set eval_steps \({evaluated}\)"):
+        with pytest.raises(ConfigError, match=rf"requires eval_steps \({evaluated}\) to be a multiple of 2"):
             settings(tmp_path, eval_steps=evaluated, save_steps=saved, **best).with_aligned_saving()
     settings(tmp_path, eval_steps=4, save_steps=4, **best).with_aligned_saving()
 

@@ -236,7 +236,7 @@ def test_what_does_not_go_together_is_refused_and_its_neighbors_are_not(
     given = changes.get(name, getattr(settings(tmp_path), name))
     with pytest.raises(ConfigError) as refusal:
         settings(tmp_path, **changes)
-    assert str(refusal.value) == f"GRPOEnvConfig({name}={given!r}) is refused: {reason}"
+    assert str(refusal.value) == f"GRPOEnvConfig({name}={given!r}) is not supported: {reason}"
     for neighbor in neighbors:
         settings(tmp_path, **neighbor)
 

@@ -12,7 +12,7 @@ from games import logged, trainer_of
 from test_resume import unseeded
 
 from agentsgym.training import trainer as trainer_module
-from agentsgym.training._trl import TRLSeam
+from agentsgym.training._trl import TRLInterface
 from agentsgym.training.loss import sort_by_length
 from agentsgym.training.trainer import GRPOEnvTrainer
 
@@ -26,7 +26,7 @@ SIZES = {"per_device_train_batch_size": 2, "max_steps": 4, "optim": "sgd", "lear
 
 
 def sorted_batches(trainer: GRPOEnvTrainer, batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sort_by_length(batches, trainer.args, has_aux_loss=TRLSeam(trainer).has_aux_loss)
+    return sort_by_length(batches, trainer.args, has_aux_loss=TRLInterface(trainer).has_aux_loss)
 
 
 def widths_of(trainer: GRPOEnvTrainer) -> list[list[int]]:

@@ -119,7 +119,7 @@ def test_values_come_back_in_their_own_precision() -> None:
 
 @given(st.lists(st.lists(st.sampled_from([0.5, -1.25, 3.0]), max_size=4)))
 def test_of_the_values_the_first_of_each_turn_may_be_sent_alone(values: list[list[float]]) -> None:
-    packed = packed_values(values, first_alone=True)
+    packed = packed_values(values, first_only=True)
     assert sum(len(part) * part.itemsize for part in packed) <= 8 * len(values)
     for turn, found in zip(values, unpacked_values(packed), strict=True):
         assert found[:1] == turn[:1]

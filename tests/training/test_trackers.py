@@ -336,7 +336,7 @@ def test_groups_may_be_given_in_any_form(value: Any, tmp_path: Path) -> None:
     [
         ({"log_metrics": ["by_turns"]}, "log_metrics has the unknown group 'by_turns'; did you mean 'by_turn'"),
         ({"log_metrics": "sumary"}, "did you mean 'summary'"),
-        ({"log_metrics": ["all", "loss"]}, "log_metrics must be 'all' alone or names of groups"),
+        ({"log_metrics": ["all", "loss"]}, "log_metrics must be either 'all' or names of groups"),
         ({"log_metrics": []}, "log_metrics must be 'all' or a list of names"),
         ({"log_metrics": [1]}, "log_metrics must be 'all' or a list of names"),
         ({"log_conversations": -1}, "log_conversations must be a non-negative int"),

@@ -235,11 +235,11 @@ def test_gigpo_without_state_keys_is_warned_of_once(tmp_path: Path, caplog: pyte
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             trainer.train()
-        counts.append(caplog.text.count("the environment gives no state keys, so that 'gigpo' has no turns to compare"))
+        counts.append(caplog.text.count("the environment returns no state keys, so 'gigpo' has no turns to compare"))
     assert counts == [1, 1, 0]
     with caplog.at_level(logging.WARNING):
         trainer_of(tmp_path, advantage_estimator="gigpo").train()
-    assert "the environment gives no state keys, so that 'gigpo' has no turns to compare" not in caplog.text
+    assert "the environment returns no state keys, so 'gigpo' has no turns to compare" not in caplog.text
 
 
 def test_rows_are_padded_to_a_multiple(tmp_path: Path) -> None:

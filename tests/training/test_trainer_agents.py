@@ -73,7 +73,7 @@ def test_an_agent_that_gives_only_text_trains_and_is_warned_of_once(
     trainer = trainer_of(tmp_path, agent=TextAgent(), max_steps=3, max_turn_tokens=8)
     with caplog.at_level(logging.WARNING):
         trainer.train()
-    assert caplog.text.count("came without token ids") == 1
+    assert caplog.text.count("text without token ids") == 1
     assert logged(trainer, "exact") == [0.0] * 3
     # All rollouts of a group are the same game, so that there is nothing to compare.
     assert logged(trainer, "frac_reward_zero_std") == [1.0] * 3

@@ -30,7 +30,7 @@ def test_a_history_that_is_rewritten_is_refused(tmp_path: Path) -> None:
 
 
 def test_kl_without_a_reference_to_load_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"beta needs a reference model.*save_pretrained"):
+    with pytest.raises(ConfigError, match=r"beta requires a reference model.*save_pretrained"):
         trainer_of(tmp_path, beta=0.1)
 
 
@@ -86,10 +86,10 @@ def test_an_argument_that_no_trainer_has_is_a_type_error(tmp_path: Path) -> None
     ("row", "complaint"),
     [
         ({"prompt": "Hello"}, "needs 'task_data'"),
-        ({"task_data": {"seed": 1}, "env_class_path": "elsewhere.Chess"}, "names the environment 'elsewhere.Chess'"),
+        ({"task_data": {"seed": 1}, "env_class_path": "elsewhere.Chess"}, "is for the environment 'elsewhere.Chess'"),
         (
             {"task_data": {"seed": 1}, "env_config": {"max_steps_per_episode": 9}},
-            r"'max_steps_per_episode': 9}, and the environment was built from {}: leave env=None",
+            r"'max_steps_per_episode': 9}, but the environment was created with {}: leave env=None",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from games import GuessNumber, policy, settings, tasks
-from test_trl_seam import ROWS, ROWS_WITH_FAILURES, Batch, logp_gradient, prepared
+from test_trl_interface import ROWS, ROWS_WITH_FAILURES, Batch, logp_gradient, prepared
 
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.batch.layouts import LAYOUTS, turn_rows
@@ -19,7 +19,7 @@ from agentsgym.batch.transitions import transitions
 from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import ConfigError
-from agentsgym.training._trl import TRLSeam
+from agentsgym.training._trl import TRLInterface
 from agentsgym.training.generation.batch import GenerationBatch
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Message, Trajectory
@@ -204,7 +204,7 @@ def test_recorded_logprobs_are_those_of_the_rows(history: Any, tmp_path: Path) -
     batch = trainer._generate_and_score_completions(ROWS)
     old, mask = batch["old_per_token_logps"], batch["agent_token_mask"]
     scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
-    recomputed = TRLSeam(trainer).score(trainer.model, *scored)[0]
+    recomputed = TRLInterface(trainer).score(trainer.model, *scored)[0]
     torch.testing.assert_close(old * mask, recomputed * mask, rtol=0, atol=1e-5)
     assert not torch.equal(old * mask, recomputed * mask)  # recorded, not recomputed
     assert (old * mask)[mask == 1].max() < 0
@@ -337,11 +337,11 @@ def test_one_row_a_rollout_is_refused_where_history_is_rewritten(history: Any, t
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"loss_type": "bnpo"}, r"\(loss_type='bnpo'\) is refused.*use 'dapo'"),
-        ({"loss_type": "grpo", "beta": 0.1}, r"\(beta=0.1\) is refused.*use 'dapo'"),
-        ({"loss_type": "sapo", "beta": 0.1}, r"\(beta=0.1\) is refused"),
-        ({"entropy_coef": 0.1}, r"\(entropy_coef=0.1\) is refused"),
-        ({"use_adaptive_entropy": True}, r"\(entropy_coef=.*\) is refused"),
+        ({"loss_type": "bnpo"}, r"\(loss_type='bnpo'\) is not supported.*use 'dapo'"),
+        ({"loss_type": "grpo", "beta": 0.1}, r"\(beta=0.1\) is not supported.*use 'dapo'"),
+        ({"loss_type": "sapo", "beta": 0.1}, r"\(beta=0.1\) is not supported"),
+        ({"entropy_coef": 0.1}, r"\(entropy_coef=0.1\) is not supported"),
+        ({"use_adaptive_entropy": True}, r"\(entropy_coef=.*\) is not supported"),
     ],
 )
 def test_what_would_weigh_rows_of_any_number_wrongly_is_refused(

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_trl_seam import CLIPPED, EPSILON, played, prepared
+from test_trl_interface import CLIPPED, EPSILON, played, prepared
 
-from agentsgym.training._trl import TRLSeam
+from agentsgym.training._trl import TRLInterface
 from agentsgym.training.metrics.loss import STATISTICS, TurnStatistics, clipped
 from agentsgym.training.tensors.loss_types import LOSS_TYPES
 
@@ -133,7 +133,7 @@ def test_clipped_tokens_are_those_that_trl_counts(loss_type: str, tmp_path: Path
     mask: Any = batch["agent_token_mask"]
     ratio = torch.tensor([0.5, 0.9, 1.0, 1.35, 1.5, 3.0]).repeat(mask.shape[1])[: mask.shape[1]].expand(mask.shape)
     scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
-    batch["old_per_token_logps"] = TRLSeam(trainer).score(trainer.model, *scored)[0] - ratio.log()
+    batch["old_per_token_logps"] = TRLInterface(trainer).score(trainer.model, *scored)[0] - ratio.log()
     trainer.compute_loss(trainer.model, batch)
     key = "cispo_clip_ratio" if loss_type == "cispo" else "clip_ratio/region_mean"
     [counted] = trainer._metrics["train"][key]

@@ -363,7 +363,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_have_a_head_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"value_head is unknown: 'share'; did you mean 'shared'"):
+    with pytest.raises(ConfigError, match="value_head must be 'shared' or 'separate', got 'share'"):
         value_model(policy(), "share")
     model = policy()
     model.is_quantized = True

@@ -28,7 +28,7 @@ class UnderZero(RankFaults):
 
     stage: ClassVar[int]
     changes: ClassVar[Mapping[str, Any]] = {"use_cpu": False, "bf16": False}
-    of_gradient = "step 2: the gradients hold NaN or infinity"
+    of_gradient = "step 2: the gradients contain NaN or infinity"
 
     @classmethod
     def environment(cls, folder: Path) -> Mapping[str, str]:

@@ -1,1 +1,1 @@
-"""Calls of tools: the schemas that agents are shown, calls held to them, and calls run within a limit of time."""
+"""Tool calls: the schemas that agents are shown, and checks of calls against them."""

@@ -1,4 +1,4 @@
-"""Check a call of a tool against the tool's JSON schema, and describe to the agent what is wrong with it."""
+"""Check a tool call against the tool's JSON schema, and describe to the agent what is wrong with it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_call(call: ToolCall, schemas: Sequence[Mapping[str, Any]]) -> str | No
 
 
 def _of_object(value: Mapping[str, Any], schema: _Schema, tool: str, path: str = "") -> Iterator[str]:
-    """Yield what is wrong with an object: what is missing first, then what is unexpected, then each value."""
+    """Yield what is wrong with an object: missing properties first, then unexpected properties and invalid values."""
     properties: _Schema = schema.get("properties") or {}
     rest: Any = schema.get("additionalProperties", True)
     for name in schema.get("required") or ():
@@ -66,7 +66,7 @@ def _of_value(value: Any, schema: _Schema, tool: str, path: str) -> Iterator[str
     elif isinstance(value, Mapping):
         yield from _of_object(cast("Mapping[str, Any]", value), schema, tool, f"{path}.")
     elif isinstance(value, list):
-        first: Sequence[Any] = schema.get("prefixItems") or ()  # of a tuple: a schema for each item
+        first: Sequence[Any] = schema.get("prefixItems") or ()  # for tuples: one schema per item
         for index, item in enumerate(cast("list[Any]", value)):
             own = first[index] if index < len(first) else schema.get("items")
             if isinstance(own, Mapping):

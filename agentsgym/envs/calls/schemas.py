@@ -1,4 +1,4 @@
-"""Make the JSON schemas of an environment's tools, in the one form that every chat template prints."""
+"""Create the JSON schemas of an environment's tools, in a form that every chat template renders."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _UNNAMED_KINDS = {
 def schemas_of(
     tools: Sequence[Callable[..., Any] | Mapping[str, Any]] | None, owner: str
 ) -> tuple[dict[str, Any], ...]:
-    """Make the full JSON schema of each tool: ``{"type": "function", "function": {name, description, parameters}}``.
+    """Create the full JSON schema of each tool: ``{"type": "function", "function": {name, description, parameters}}``.
 
-    A typed function is described by its name, its docstring (Google style, a line in ``Args:`` for each argument) and
-    its type hints, without the return type. A schema may be the inner part alone; descriptions may be missing. ``$ref``
-    is resolved, and a choice between a type and null becomes ``nullable``, since some chat templates drop both. A
-    recursive ``$ref`` becomes an object of any form.
+    The schema of a typed function is derived from its name, its docstring (Google style, with a line in ``Args:`` for
+    each argument) and its type hints, without the return type. A given schema may be only the inner part, and
+    descriptions may be missing. ``$ref`` is resolved, and a choice between a type and null becomes ``nullable``, since
+    some chat templates drop both. A recursive ``$ref`` becomes an object of any form.
 
     Args:
-        tools: Typed functions, or schemas; None for none.
-        owner: Their owner in errors.
+        tools: Typed functions, or schemas; None for no tools.
+        owner: The name of the tools' owner in errors.
 
     Raises:
-        ConfigError: No schema can be made of a function, a schema is not valid, or two tools have the same name.
+        ConfigError: A function has no valid schema, a schema is not valid, or two tools have the same name.
     """
     given: Any = tools or ()
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
@@ -53,7 +53,7 @@ def schemas_of(
             raise ConfigError(f"a tool of {owner} must be a typed function or a JSON schema, got {shown(tool)}")
     names = [schema["function"]["name"] for schema in schemas]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"two tools of {owner} are called {twice[0]!r}: give one of them another name")
+        raise ConfigError(f"two tools of {owner} are called {twice[0]!r}: rename one of them")
     return tuple(schemas)
 
 
@@ -65,7 +65,7 @@ def _of_function(tool: Callable[..., Any], owner: str) -> dict[str, Any]:
     from transformers import utils  # noqa: PLC0415  # environments without tools need no transformers
 
     name = str(getattr(tool, "__name__", type(tool).__name__))
-    place = f"no JSON schema can be made of {owner}'s tool {name!r}"
+    place = f"no JSON schema can be created for {owner}'s tool {name!r}"
     untyped: Any = utils
     if problem := _problem(tool):
         raise ConfigError(f"{place}: {problem}")
@@ -79,12 +79,12 @@ def _of_function(tool: Callable[..., Any], owner: str) -> dict[str, Any]:
             if repr(parameter.annotation) in text:
                 text = (
                     f"the type of its argument {argument!r} has no JSON form, {parameter.annotation!r}: use str, int, "
-                    "float, bool, Literal, an Enum, or a list, dict or Union of these, or give the whole schema as a "
-                    "dict"
+                    "float, bool, Literal, an Enum, or a list, dict or Union of these, or pass the complete schema as "
+                    "a dict"
                 )
                 break
         raise ConfigError(f"{place}: {text}") from error
-    schema["function"].pop("return", None)  # it would cost prompt tokens, and servers refuse the key
+    schema["function"].pop("return", None)  # it would cost prompt tokens, and servers reject the key
     return _completed(_with_lengths(schema), f"the schema of {owner}'s tool {name!r}")
 
 
@@ -103,10 +103,10 @@ def _with_lengths(part: Any) -> Any:
 
 
 def _problem(tool: Callable[..., Any]) -> str | None:
-    """Name the first part of a schema that a function lacks."""
+    """Describe the first problem that keeps a function from having a schema; None if there is none."""
     for name, parameter in inspect.signature(tool).parameters.items():
         if parameter.kind in _UNNAMED_KINDS:
-            return f"its argument {name!r} {_UNNAMED_KINDS[parameter.kind]}: calls give arguments by name, so name each"
+            return f"its argument {name!r} {_UNNAMED_KINDS[parameter.kind]}: calls pass arguments by name"
         if parameter.annotation is inspect.Parameter.empty:
             return f"its argument {name!r} has no type hint: write for example '{name}: str'"
     doc = inspect.getdoc(tool)
@@ -119,11 +119,11 @@ def _problem(tool: Callable[..., Any]) -> str | None:
 
 
 def _completed(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Check a schema, and fill in what may be left out."""
+    """Check a schema, and fill in optional parts."""
     try:
         copied: dict[str, Any] = json.loads(json.dumps(schema, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{name} must hold plain JSON values: {sentence_of(error)}") from error
+        raise ConfigError(f"{name} must contain only JSON values: {sentence_of(error)}") from error
     function = copied.get("function", copied)
     if copied.get("type", "function") != "function" or not isinstance(function, dict):
         raise ConfigError(f'{name} must be {{"type": "function", "function": {{…}}}} or the value of its "function"')
@@ -131,7 +131,7 @@ def _completed(schema: Mapping[str, Any], name: str) -> dict[str, Any]:
     fields = {key: value for key, value in fields.items() if key != "type"} if fields is copied else fields
     tool, description = fields.get("name"), fields.get("description")
     if not isinstance(tool, str) or not _NAME.fullmatch(tool):
-        raise ConfigError(f"{name} needs a name of letters, digits, '_', '-', '.' and '/', got {shown(tool)}")
+        raise ConfigError(f"{name} must have a name of letters, digits, '_', '-', '.' and '/', got {shown(tool)}")
     if not isinstance(description, str | None):
         raise ConfigError(f"{name}: its description must be a string, got {shown(description)}")
     rest = {key: value for key, value in fields.items() if key not in {"name", "description", "parameters"}}
@@ -159,7 +159,7 @@ def _parameters(given: Any, name: str) -> dict[str, Any]:
 
 
 def _inlined(part: Any, definitions: Mapping[str, Any], name: str, open_refs: tuple[str, ...] = ()) -> Any:
-    """Resolve every ``$ref``, and write null as ``nullable``, in a schema or a part of one."""
+    """Resolve every ``$ref``, and replace null by ``nullable``, in a schema or a part of one."""
     if isinstance(part, list):
         return [_inlined(item, definitions, name, open_refs) for item in cast("list[Any]", part)]
     if not isinstance(part, dict):
@@ -177,7 +177,7 @@ def _inlined(part: Any, definitions: Mapping[str, Any], name: str, open_refs: tu
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Write a choice between null and something else as ``nullable``."""
+    """Replace a choice between null and another type by ``nullable``."""
     kinds, options = schema.get("type"), schema.get("anyOf")
     if isinstance(kinds, list) and "null" in kinds:
         rest = [kind for kind in cast("list[Any]", kinds) if kind != "null"]

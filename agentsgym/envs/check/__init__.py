@@ -2,10 +2,11 @@
 
 ::
 
-    run         check_env: which checks there are, and in which order
-    rules       tasks, tools and recorded episodes, checked without playing
-    plays       episodes, and the same actions again: alone, among others, in a copy
-    probe       reads, changes and results of the hooks while they run
-    time_limit  the limit of time of a check
-    report      the findings and how they are printed
+    run           check_env: the checks and their order
+    rules         checks of tasks, tools and recorded episodes, without playing
+    plays         episodes, and replays of the same actions: alone, concurrently, in a copy
+    probe         observation of the hooks while they run
+    start_states  comparison of initial states
+    time_limit    the time limit of a check
+    report        the findings and how they are printed
 """

@@ -1,4 +1,4 @@
-"""Play episodes with an agent, and the same actions once more: alone, among others, in a copy of the environment."""
+"""Play episodes with an agent, and replay the same actions alone, concurrently, or in a copy of the environment."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ class _Recorder(Agent):
 
 
 class _Replay(Agent):
-    """Replays recorded actions by session; the empty text once they are used up."""
+    """Replays recorded actions by session, followed by empty texts."""
 
     def __init__(self, scripts: Mapping[str, Script]) -> None:
         self._left = {session_id: iter(script) for session_id, script in scripts.items()}
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
-        """Answer with the session's next action."""
+        """Return each session's next action."""
         return [next(self._left[request.session_id], Action(text="")) for request in requests]
 
 
 class Difference(NamedTuple):
-    """Where two plays of the same tasks first differ.
+    """The first difference between two plays of the same tasks.
 
     Attributes:
         text: The difference, as the end of a sentence.
-        tools: The names of the tools that were called right before it.
+        tools: The names of the tools that were called immediately before it.
     """
 
     text: str
@@ -65,7 +65,7 @@ class Difference(NamedTuple):
 def record(
     env: MultistepEnv, tasks: Sequence[Task], agent: Agent, *, max_concurrent: int = 1
 ) -> tuple[list[Trajectory], list[Script]]:
-    """Play each task once, one after the other or several at once.
+    """Play each task once, one after the other or several concurrently.
 
     Returns:
         The trajectories, and the agent's actions in each, both in the order of the tasks.
@@ -79,7 +79,7 @@ def record(
 def replay(
     env: MultistepEnv, tasks: Sequence[Task], scripts: Sequence[Script], *, together: bool = False
 ) -> list[Trajectory]:
-    """Play the tasks with given actions, one after the other or all at once, turn by turn."""
+    """Play the tasks with given actions, one after the other or all concurrently, turn by turn."""
     trials = env.trials(tasks)
     agent = _Replay({trial.session_id: script for trial, script in zip(trials, scripts, strict=True)})
     return drive(trials, agent, max_concurrent=None if together else 1)
@@ -87,7 +87,7 @@ def replay(
 
 @contextmanager
 def global_seed(seed: int) -> Generator[None]:
-    """Seed the global generators of Python and numpy inside, and restore them afterwards."""
+    """Inside the block, use seeded global generators of Python and NumPy; restore them afterwards."""
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state: Any = None if numpy is None else numpy.random.get_state()
@@ -103,7 +103,7 @@ def global_seed(seed: int) -> Generator[None]:
 
 
 def first_difference(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Difference | None:
-    """Find where two plays of the same tasks first differ; None if they are equal."""
+    """Return the first difference between two plays of the same tasks; None if they are equal."""
     for index, (one, other) in enumerate(zip(before, after, strict=True)):
         difference = _difference(one, other)
         if difference is not None:
@@ -149,9 +149,9 @@ def _prompt_difference(turn: str, old: Sequence[Message], new: Sequence[Message]
     pairs = zip(old, new, strict=False)
     first = next((pair for pair in pairs if pair[0] != pair[1]), None)
     if first is None or first[0]["role"] != "tool":
-        return Difference(f"{turn}: the prompt was {_last(old)} and then {_last(new)}")
+        return Difference(f"{turn}: the prompt was first {_last(old)} and then {_last(new)}")
     name = str(first[0].get("name", ""))
-    text = f"{turn}: the tool {name!r} gave {_last(first[:1])} and then {_last(first[1:])}"
+    text = f"{turn}: the tool {name!r} returned {_last(first[:1])} and then {_last(first[1:])}"
     return Difference(text, [name])
 
 

@@ -1,4 +1,4 @@
-"""Observe an environment's hooks while they run: what they read, change and return."""
+"""Observe an environment's hooks while they run: the generators they use, the state they change, their results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HOOKS = (
     *("_role", "_potential", "_calculate_rewards", "_close_episode", "_system_prompt"),
 )
 _READERS = ("_format_prompt", "_state_key", "_role", "_potential")  # receive a state and must not change it
-_TOOL_HOOK = "_call_tool"  # of environments with tools
+_TOOL_HOOK = "_call_tool"  # defined by environments with tools
 _BASE_ATTRIBUTES = {
     "active_states",
     "_generators",
@@ -44,9 +44,9 @@ class HookProbe:
 
     Attributes:
         findings: The findings, one per check, hook and subject.
-        changed: The attributes of the environment that hooks changed, each with the hook that did it first.
-        roles: Roles that ``_role`` returned.
-        rewarded_roles: The roles in ``info["rewards"]``, each with the hook that rewarded it first.
+        changed: The attributes of the environment that hooks changed, each with the first hook that did.
+        roles: The roles that ``_role`` returned.
+        rewarded_roles: The roles in ``info["rewards"]``, each with the first hook that rewarded it.
         starts: Initial states of the episodes, in order, one list for each ``with`` block.
     """
 
@@ -57,9 +57,9 @@ class HookProbe:
         self.rewarded_roles: dict[Hashable, str] = {}
         self.starts: list[list[Start]] = []
         self._env = env
-        self._starts: dict[int, tuple[str, Any]] = {}  # keeps the states alive, so that no id comes twice
+        self._starts: dict[int, tuple[str, Any]] = {}  # keeps the states alive, so that ids stay unique
         self._steps_again = False
-        self._num_uses = 0  # of global generators that were seen
+        self._num_uses = 0  # detected uses of global generators
 
     def __enter__(self) -> Self:
         self.starts.append([])
@@ -86,11 +86,11 @@ class HookProbe:
 
         Args:
             check: Name of the check.
-            hook: The hook concerned, or an empty text.
+            hook: The hook concerned, or an empty string.
             text: Description of the problem.
             is_error: True for an error, False for a warning.
-            place: File and line, by default of the hook's definition.
-            about: Key that distinguishes it from other findings of this check and hook.
+            place: File and line; by default, the hook's definition.
+            about: Key that distinguishes the finding from others of this check and hook.
         """
         place = place or (place_of(type(self._env), hook) if hook else "")
         finding = Finding(check=check, severity="error" if is_error else "warning", text=text, place=place)
@@ -104,13 +104,13 @@ class HookProbe:
             try:
                 result = hook(*args)
             finally:
-                if self._num_uses == num_uses:  # else it was a hook that this one called
+                if self._num_uses == num_uses:  # otherwise, a hook called by this one used them
                     self._check_generators(name, generators)
                 for attribute, value in self._attributes().items():
                     if attributes.get(attribute) != value:
                         self.changed.setdefault(attribute, name)
             if state is not None and _bytes_of(args[0]) not in (state, None):
-                text = f"{name} changes the state that it is given: only a step may, and it returns the next state"
+                text = f"{name} changes the state that is passed to it: only a step may, and it returns the next state"
                 self.add("state-isolation", name, text, is_error=False)
             self._check_result(name, hook, args, result)
             return result
@@ -127,7 +127,7 @@ class HookProbe:
                 return hook(session_id, state, call)
             finally:
                 name = str(getattr(call, "name", ""))
-                remedy = "a generator of the session's own (tools_class is given one)"
+                remedy = "a generator of the session (an instance of tools_class receives one)"
                 self._check_generators(f"the tool {name!r}", generators, remedy, place_of_tool(self._env, [name]))
 
         return watched
@@ -158,7 +158,7 @@ class HookProbe:
             self.roles.add(result)
         elif name in ("_step_episode", "_step_action") and isinstance(result, tuple):
             step = cast("tuple[Any, ...]", result)
-            if len(step) == 4 and name == ("_step_action" if self._env.takes_actions else "_step_episode"):
+            if len(step) == 4 and name == ("_step_action" if self._env.overrides_step_action else "_step_episode"):
                 self._check_step(name, hook, args, step)
 
     def _check_step(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], step: tuple[Any, ...]) -> None:
@@ -186,17 +186,17 @@ class HookProbe:
         except BaseException as error:
             if is_interruption(error):
                 raise
-            return  # an episode that refuses further steps is over
+            return  # an episode that rejects further steps is over
         if done is False:
             text = (
-                f"{name} gives done=False for the action that ended the episode, played once more on its last state: "
+                f"{name} returned done=False when the action that ended the episode was repeated on the last state: "
                 "an episode that is over must stay over (or raise)"
             )
             self.add("done-sticks", name, text, is_error=False)
 
 
 def place_of_tool(env: MultistepEnv, names: Sequence[str]) -> str:
-    """File and line of the first of some tools that is a function; empty if none is."""
+    """File and line of the first of the named tools that is a function; empty if none is."""
     untyped: Any = env
     given = untyped._tools()
     sources: list[Any] = [*given] if isinstance(given, list | tuple) else [given]  # pyright: ignore[reportUnknownVariableType]
@@ -207,7 +207,7 @@ def place_of_tool(env: MultistepEnv, names: Sequence[str]) -> str:
 
 
 def place_of(env_class: type[Any], hook: str) -> str:
-    """File and line where a class defines a hook; empty where it leaves the base's."""
+    """File and line where a class defines a hook; empty if it inherits the base class's."""
     function = getattr(env_class, hook, None)
     code = getattr(function, "__code__", None)
     if code is None or function is getattr(MultistepEnv, hook, None):
@@ -226,7 +226,7 @@ def global_generators() -> dict[str, Any]:
 
 
 def _bytes_of(value: Any) -> bytes | None:
-    """A fingerprint of a value that can be compared before and after; None where that is not possible."""
+    """A fingerprint of a value, to detect changes; None if the value cannot be pickled or is too large."""
     written = _BoundedBytes()
     try:
         pickle.Pickler(written).dump(value)
@@ -238,7 +238,7 @@ def _bytes_of(value: Any) -> bytes | None:
 
 
 class _BoundedBytes:
-    """A file with a size limit, so that large states are not written out."""
+    """A file with a size limit, so that large states are not pickled completely."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -253,7 +253,7 @@ class _BoundedBytes:
 
 
 def _fingerprint(value: Any, depth: int = 0) -> Any:
-    """A fingerprint that usually changes with the value; cheap for large ones."""
+    """A fingerprint that usually changes with the value, and is cheap for large values."""
     if value is None or isinstance(value, str | int | float | bytes):
         return value
     if depth >= _MAX_DEPTH:

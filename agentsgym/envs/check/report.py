@@ -15,9 +15,10 @@ class Finding:
 
     Attributes:
         check: Name of the check, such as ``"global-random"``.
-        severity: ``"error"``: training or evaluation is wrong; ``"warning"``: it is costly, or may be wrong.
+        severity: ``"error"`` if training or evaluation would be wrong; ``"warning"`` if it would be costly, or may be
+            wrong.
         text: The problem and its fix, in a sentence.
-        place: File and line of the hook concerned; empty without one.
+        place: File and line of the hook concerned; empty if there is none.
     """
 
     check: str
@@ -34,9 +35,9 @@ class EnvReport:
     """The findings of :func:`agentsgym.check_env`.
 
     Attributes:
-        findings: Errors first.
-        num_episodes: Episodes that were played.
-        num_turns: Their turns.
+        findings: The findings, errors first.
+        num_episodes: Number of episodes that were played.
+        num_turns: Number of turns in these episodes.
     """
 
     findings: Sequence[Finding]

@@ -20,30 +20,30 @@ from agentsgym.types import Action, Message, StopReason, ToolCall, Trajectory
 
 Add = Callable[..., None]
 _MIN_RULES, _MIN_REPEATED = 40, 16  # characters; shorter texts may repeat by chance
-_MIN_SHARED = 80  # characters that every prompt of an episode has; a board, a question or a reminder has fewer
-_MIN_WORDS = 4  # of a line of rules; a line of a board has fewer
+_MIN_SHARED = 80  # minimum length of a text shared by all prompts; a board, a question or a reminder is shorter
+_MIN_WORDS = 4  # minimum number of words in a line of rules; a line of a board has fewer
 _MAX_MODEL_LENGTH = 10**7  # a larger ``model_max_length`` means no limit
 
 
 def check_task_data(task: Mapping[str, Any], name: str, add: Add) -> None:
-    """Find the keys of a task whose values a dataset row cannot hold, each once for all tasks."""
+    """Find task values that a dataset row cannot store, each key once for all tasks."""
     for key, value in task.items():
         where = f"{name}[{key!r}]"
         try:
             back = json.loads(json.dumps({key: value}, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             reason = sentence_of(error)
-            text = f"{where} cannot be written as JSON, as a dataset row needs it: {reason}"
+            text = f"{where} cannot be written as JSON, as required for a dataset row: {reason}"
             add("json-tasks", "", text, about=f"{key!r}: {reason}")
             continue
         if back != {key: value}:
             given = f"{shown(value)} comes back as {shown(back.get(key))}"
-            text = f"{where} is not the same after JSON: {given}; write lists and text keys"
+            text = f"{where} changes when it is stored as JSON: {given}; use lists and string keys"
             add("json-tasks", "", text, about=f"{key!r}: {type(value).__name__}")
 
 
 def check_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Add) -> None:
-    """Find tools that the agent cannot know: without a description, or not shown by the chat template."""
+    """Find tools that the agent does not learn about: without a description, or not rendered by the chat template."""
     names = [tool.get("function", tool).get("name", "") for tool in env.tool_schemas]
     for name, tool in zip(names, env.tool_schemas, strict=True):
         if not str(tool.get("function", tool).get("description") or "").strip():
@@ -60,34 +60,34 @@ def check_tools(env: MultistepEnv, trajectories: Sequence[Trajectory], add: Add)
         add(
             "tools",
             "_tools",
-            f"the chat template does not show the tool {missing[0]!r}: the policy cannot know of it; use a tokenizer "
-            "whose template takes tools",
+            f"the chat template does not render the tool {missing[0]!r}, so the policy does not see it: use a "
+            "tokenizer whose template supports tools",
         )
 
 
 def check_prompts(trajectory: Trajectory, add: Add) -> None:
-    """Find prompts that repeat earlier messages, which the conversation already holds."""
+    """Find prompts that repeat earlier messages, which the conversation already contains."""
     texts = ["\n".join(message["content"] for message in one) for one in observations(trajectory)]
     roles = [message["role"] for one in observations(trajectory)[1:] for message in one]
     if "system" in roles:
-        text = "_format_prompt returns a system message after the first turn: _system_prompt gives it, once"
+        text = "_format_prompt returns a system message after the first turn: return it once, from _system_prompt"
         add("prompt-purity", "_format_prompt", text, False)
     if any(turn.prompt_messages is not None for turn in trajectory.turns):
         return  # a rewritten history drops what a prompt repeats
     for k, (earlier, text) in enumerate(itertools.pairwise(texts)):
         if k and _holds(text, texts[0], _MIN_RULES):
-            add("prompt-purity", "_format_prompt", _repeats(k + 1, "the whole first prompt", texts[0]), False)
+            add("prompt-purity", "_format_prompt", _repeats(k + 1, "the entire first prompt", texts[0]), False)
             return
         if k + 2 < len(texts) and _holds(text, earlier, _MIN_REPEATED) and _holds(texts[k + 2], text, _MIN_REPEATED):
-            add("prompt-purity", "_format_prompt", _repeats(k + 1, "the whole conversation before it", earlier), False)
+            add("prompt-purity", "_format_prompt", _repeats(k + 1, "the entire conversation before it", earlier), False)
             return
     rules = _in_every(texts)
     if rules:
-        add("prompt-purity", "_format_prompt", _repeats(1, "rules that every prompt gives", rules), False)
+        add("prompt-purity", "_format_prompt", _repeats(1, "rules that are in every prompt", rules), False)
 
 
 def check_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_answers: bool) -> None:
-    """Find first prompts that leave no room, and words in prompts and answers that the tokenizer does not know."""
+    """Find first prompts that use up the token budget, and words that the tokenizer cannot encode."""
     tokenizer: Any = env.tokenizer
     if tokenizer is None:
         return
@@ -106,12 +106,12 @@ def check_tokens(env: MultistepEnv, trajectory: Trajectory, add: Add, *, with_an
         own_words = [word for word in unknown_words(tokenizer, answers) if word not in shown_words]
         for what, words in (("the prompts contain", shown_words), ("the agent writes", own_words)):
             if words:
-                text = f"the tokenizer does not know what {what}, such as {named(words)}"
+                text = f"the tokenizer cannot encode words that {what}, such as {named(words)}"
                 add("token-budget", "_format_prompt", text, False, about=what)
 
 
 def check_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -> None:
-    """Find text answers that are recorded differently from how the chat template prints them in history."""
+    """Find text answers that are recorded differently from how the chat template renders them in history."""
     tokenizer: Any = env.tokenizer
     if tokenizer is None or not tokenizer.chat_template or env.env_config["history"] == "rerender":
         return
@@ -121,7 +121,7 @@ def check_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -> 
         printed = tokenizer.encode(chat_format.printed(transcript.messages), add_special_tokens=False)
     except TemplateError:
         return  # the environment's messages are fine: otherwise the episode fails by itself
-    # The last answer of a conversation may end by another token than those before it (gpt-oss); text merges elsewhere.
+    # The last answer may end with a different token than earlier ones (gpt-oss); text may be tokenized differently.
     end, pairs = chat_format.end_of_turn_id, [*zip_longest(transcript.token_ids, printed)]
     recorded, printed = (
         tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -130,10 +130,10 @@ def check_template(env: MultistepEnv, messages: Sequence[Message], add: Add) -> 
     if recorded != printed and any(one not in (other, end) for one, other in pairs):
         start = len(common_prefix(recorded, printed))
         text = (
-            f"behind {shown(recorded[max(0, start - 40) : start], 60)} text answers are recorded with "
-            f"{shown(recorded[start:], 60)} where the chat template prints {shown(printed[start:], 60)}, and a policy "
-            "learns from demonstrations what is recorded: give thoughts apart (Action.reasoning), or set "
-            "tokenizer.chat_template to one whose generation prompt is what stands in front of answers in history"
+            f"after {shown(recorded[max(0, start - 40) : start], 60)}, text answers are recorded with "
+            f"{shown(recorded[start:], 60)}, but the chat template renders {shown(printed[start:], 60)}, and a policy "
+            "learns what is recorded from demonstrations: pass reasoning separately (Action.reasoning), or set "
+            "tokenizer.chat_template to one whose generation prompt is the same as the text before answers in history"
         )
         add("chat-template", "", text, False)
 
@@ -156,15 +156,15 @@ def _as_text(chat_format: Any, messages: Sequence[Message]) -> Transcript:
 
 
 def check_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
-    """Find rewards of unknown roles, and episodes of several roles without rewards by role."""
+    """Find rewards for unknown roles, and episodes with several roles but without rewards by role."""
     for one in trajectories:
         roles = sorted({str(turn.role) for turn in one.turns})
         has_rewards = one.final_reward != 0 or any(one.turn_rewards)
         if has_rewards and len(roles) > 1 and not (one.final_rewards or one.failed):
             text = (
-                f"an episode has turns of the roles {' and '.join(map(shown, roles))}, and no reward is given by role, "
-                "which training requires: return info['rewards'] = {role: reward} from _step_episode in each step that "
-                "gives a reward"
+                f"an episode has turns of the roles {' and '.join(map(shown, roles))}, but no rewards by role, which "
+                "training requires: return info['rewards'] = {role: reward} from _step_episode in each step with a "
+                "reward"
             )
             probe.add("roles", "_step_episode", text, is_error=True)
     known = {role for role in probe.roles if role is not None}
@@ -176,7 +176,7 @@ def check_roles(probe: HookProbe, trajectories: Sequence[Trajectory]) -> None:
 
 
 def check_failure(trajectory: Trajectory, add: Add) -> None:
-    """Find the errors of failed episodes, and episodes that did not close."""
+    """Find the errors of failed episodes, and episodes that could not be closed."""
     if trajectory.error is not None:
         place, _, rest = trajectory.error.partition("\n")
         why = rest.partition("\n")[0]
@@ -199,7 +199,7 @@ def _holds(text: str, earlier: str, min_length: int) -> bool:
 
 
 def _in_every(texts: Sequence[str]) -> str:
-    """Return the text that all prompts of an episode repeat: lines, a beginning or an end; empty if none."""
+    """Return the text that all prompts of an episode share: lines, a beginning or an end; empty if none."""
     if len(texts) < 2:
         return ""
     lines = set[str].intersection(*({line.strip() for line in text.splitlines()} for text in texts))

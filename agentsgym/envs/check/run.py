@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agentsgym.types import Trajectory
 
 _MIN_SESSIONS = 4  # fewer would rarely interfere with each other
-_REMEDY = "draw from self.rng(session_id) alone, and keep what an episode needs in its state"
+_REMEDY = "draw only from self.rng(session_id), and store what an episode needs in its state"
 
 
 def check_env(  # noqa: PLR0913  # keywords, most of them left out
@@ -48,38 +48,38 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     raise_on: Literal["error", "warning"] | None = "error",
     limit_s: float | None = None,
 ) -> EnvReport:
-    """Play some tasks of an environment several times over, and find where it breaks the contract.
+    """Play a few tasks of an environment repeatedly, and report where it breaks the contract.
 
-    Every task is played alone; then the same actions once more: alone, with other seeds of the global generators, all
-    sessions at once turn by turn, and in a pickled copy. The checks, by the names that findings have:
+    Every task is played alone. Then the same actions are replayed: alone, with other seeds of the global generators,
+    with all sessions concurrently turn by turn, and in a pickled copy. The checks, by the names of their findings:
     ``deterministic`` (the same task and actions give the same episode, from the same state), ``global-random`` (no
-    hook or tool uses Python's or numpy's global generator), ``state-isolation`` (sessions do not read or change each
-    other), ``json-tasks``, ``finite-rewards``, ``done-sticks`` (an episode that is over stays over), ``prompt-purity``
-    (prompts do not repeat earlier messages), ``token-budget``, ``chat-template`` (text answers are recorded as it
-    prints them), ``tools`` (their schemas can be made, and the chat template shows them), ``roles``
-    (``info["rewards"]`` names roles that exist, and is given where there are several), ``pickling``, ``failed`` (no
+    hook or tool uses Python's or NumPy's global generator), ``state-isolation`` (sessions do not affect each other),
+    ``json-tasks``, ``finite-rewards``, ``done-sticks`` (an episode that is over stays over), ``prompt-purity`` (prompts
+    do not repeat earlier messages), ``token-budget``, ``chat-template`` (text answers are recorded as the template
+    renders them), ``tools`` (their schemas can be created, and the chat template renders them), ``roles``
+    (``info["rewards"]`` names existing roles, and is present if there are several), ``pickling``, ``failed`` (no
     episode fails) and ``time-limit``.
 
     Args:
         env: The environment, or its class.
         tasks: ``task_data`` dicts or dataset rows; None for the environment's first training tasks.
         agent: Any agent; None for an :class:`~agentsgym.agents.exploring.ExploringAgent`, which calls tools
-            at random and repeats words of the prompts. Environments beyond random play need a better one.
+            at random and repeats words of the prompts. Environments where that achieves little need a better agent.
         env_config: Configuration, if ``env`` is a class.
         tokenizer: Tokenizer, if ``env`` is a class; with one, tokens and the chat template are checked too.
         seed: Seed of the agent, and of tasks without one.
         max_tasks: Maximum number of tasks; at least 4 sessions are played in any case.
-        raise_on: The severity from which findings raise; None to return them all.
-        limit_s: Time limit in seconds; the line that runs when it is reached is reported. None for no limit. Works
-            only on the main thread of a Unix process.
+        raise_on: The minimum severity of findings that raise an error; None to only return the findings.
+        limit_s: Time limit in seconds; the line that is running when it is exceeded is reported. None for no limit.
+            Works only on the main thread of a Unix process.
 
     Returns:
-        The findings, errors first, each with file and line of the hook that it is about.
+        The findings, errors first, each with the file and line of the hook concerned.
 
     Raises:
-        ContractError: There are findings of that severity; its ``report`` has them all.
+        ContractError: There are findings of that severity; its ``report`` has all findings.
         ConfigError: ``env`` or ``agent`` has the wrong type, there are no tasks, ``limit_s`` cannot work here, or
-            the environment cannot play this many sessions at once.
+            the environment cannot play this many sessions concurrently.
     """
     require("max_tasks", max_tasks, is_int(1), "a positive int")
     require("raise_on", raise_on, lambda value: value in ("error", "warning", None), "'error', 'warning' or None")
@@ -87,15 +87,15 @@ def check_env(  # noqa: PLR0913  # keywords, most of them left out
     if isinstance(env, type) and issubclass(cast("type", env), MultistepEnv):
         environment = env(tokenizer, env_config)
     elif not isinstance(environment, MultistepEnv):
-        raise ConfigError(f"check_env takes an environment or its class, got {shown(environment)}")
+        raise ConfigError(f"check_env requires an environment or its class, got {shown(environment)}")
     elif env_config is not None or tokenizer is not None:
-        raise ConfigError("env_config and tokenizer are for a class: this environment is built already")
+        raise ConfigError("env_config and tokenizer can be passed only with a class, but env is an instance")
     actor = as_agent(ExploringAgent(seed=seed) if agent is None else agent)
     checker = _Checker(environment, actor)
     chosen = checker.playable(_first_tasks(environment, tasks, max_tasks), seed)
     with _quiet():
         if chosen and checker.tools_are_sound():
-            prepare_play(environment.trials(chosen))  # they are played together, too
+            prepare_play(environment.trials(chosen))  # one of the replays is concurrent
             checker.play_within(limit_s, chosen, seed)
     report = checker.report()
     serious = {"error": report.errors, "warning": report.findings}.get(raise_on or "", ())
@@ -127,17 +127,17 @@ class _Checker:
                 self._env.check_task(task, f"task {index}")
             except TaskError as error:
                 reason = sentence_of(error)
-                self._add("failed", "_check_task", f"task {index} is refused: {reason}", about=reason)
+                self._add("failed", "_check_task", f"task {index} is rejected: {reason}", about=reason)
             else:
-                own = task.get("seed")
-                kept.append({**task, "seed": derive_seed("check", seed, index) if own is None else own})
+                task_seed = task.get("seed")
+                kept.append({**task, "seed": derive_seed("check", seed, index) if task_seed is None else task_seed})
         num_given = len(kept)
         while kept and len(kept) < _MIN_SESSIONS:
             kept.append({**kept[len(kept) % num_given], "seed": derive_seed("check again", seed, len(kept))})
         return kept
 
     def tools_are_sound(self) -> bool:
-        """Whether the tools have schemas and their calls can be read, without which nothing can be played."""
+        """Whether the tools have schemas and their calls can be parsed, which is required for playing."""
         try:
             if self._env.tool_schemas:
                 _ = self._env.chat_format
@@ -147,21 +147,21 @@ class _Checker:
         return True
 
     def play_within(self, limit_s: float | None, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
-        """Play, and report the line that is running when the time limit is reached."""
+        """Play, and report the line that is running when the time limit is exceeded."""
         try:
             with time_limit(limit_s):
                 self.play(tasks, seed)
         except OutOfTimeError as error:
-            text = f"the check did not finish within {limit_s:g} s: this line was running; does it return?"
+            text = f"the check did not finish within {limit_s:g} s, when this line was running: make sure it returns"
             self._probe.add("time-limit", "", text, place=error.place)
 
     def play(self, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
-        """Play the tasks in every way, and compare the results."""
+        """Play the tasks in all ways, and compare the results."""
         env = self._env
         with self._probe, _globals(seed):
             alone, scripts = record(env, tasks, self._agent)
         self._played += alone
-        with_answers = not isinstance(self._agent, ExploringAgent)  # its answers are not like a policy's
+        with_answers = not isinstance(self._agent, ExploringAgent)  # its answers are unlike a policy's
         for trajectory in alone:
             rules.check_failure(trajectory, self._add)
             rules.check_prompts(trajectory, self._add)
@@ -190,7 +190,7 @@ class _Checker:
         if change is None or any(map(self._found, ("deterministic", "global-random", "state-isolation"))):
             return
         text = (
-            f"the same task and seed gave different initial states, which did not show in these episodes: {change}; an "
+            f"the same task and seed gave different initial states, without effect on these episodes: {change}; an "
             f"episode that depends on it cannot be replayed: {_REMEDY}"
         )
         self._add("deterministic", "_initialize_episode", text, False)
@@ -211,12 +211,12 @@ class _Checker:
             self._add_difference("global-random", text, difference)
         difference = first_difference(alone, together)
         if difference is not None and not self._found("global-random"):
-            text = f"an episode changes when others are played beside it: {difference.text}; {_REMEDY}"
+            text = f"an episode changes when others are played concurrently: {difference.text}; {_REMEDY}"
             self._add_difference("state-isolation", text, difference)
         name = type(env).__name__
         try:
             copied = pickle.loads(pickle.dumps(env))
-        except BaseException as error:  # foreign code: __getstate__, __reduce__, __setstate__
+        except BaseException as error:  # user code: __getstate__, __reduce__, __setstate__
             if is_interruption(error):
                 raise
             text = f"{name} cannot be sent to worker processes: {type(error).__name__}: {sentence_of(error)}"
@@ -237,7 +237,7 @@ class _Checker:
         return any(known == check for known, *_ in self._probe.findings)
 
     def _add_difference(self, check: str, text: str, difference: Difference) -> None:
-        """Blame the hook that changes attributes of the environment, if any does; else the tool that was called."""
+        """Add a finding at the hook that changes attributes of the environment, if any, or else at the called tool."""
         changed = self._probe.changed if check != "global-random" else {}
         if changed:
             kept = [f"self.{name} (in {hook})" for name, hook in changed.items()]
@@ -260,13 +260,13 @@ def _first_tasks(env: MultistepEnv, tasks: Any, max_tasks: int) -> list[dict[str
 
 
 def _globals(seed: int, *parts: str) -> AbstractContextManager[None]:
-    """Seed the global generators as no environment would by chance."""
+    """Seed the global generators with seeds that no environment would use by chance."""
     return global_seed(derive_seed("global generators", seed, *parts) % 2**32)
 
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Suppress the library's warnings, whose content is in the report."""
+    """Suppress the library's warnings, which the report covers."""
     logger = logging.getLogger("agentsgym")
     level = logger.level
     logger.setLevel(logging.ERROR)

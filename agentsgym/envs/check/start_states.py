@@ -1,4 +1,4 @@
-"""Compare the initial states of two plays of the same task, which may differ although the episodes do not."""
+"""Compare the initial states of two plays of the same task, which may differ even if the episodes are equal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from agentsgym.agents.base import Agent
 from agentsgym.texts import shown
 
-_MAX_PARTS = 2000  # of a state; the deepest parts are left out
+_MAX_PARTS = 2000  # compared values per state; the deepest ones are skipped
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -19,7 +19,7 @@ class Start(NamedTuple):
 
     Attributes:
         name: The session's id, which a state may contain and which differs between plays.
-        parts: The plain values in the state, by their place in it.
+        parts: The plain values in the state, by the path to them.
     """
 
     name: str
@@ -29,10 +29,10 @@ class Start(NamedTuple):
 def start_of(session_id: str, state: Any) -> Start:
     """Copy the comparable parts of a state: plain values and generators, in containers and objects.
 
-    Agents are left out, since they belong to many sessions.
+    Agents are skipped, since sessions share them.
     """
     parts: dict[str, Any] = {}
-    seen = set[int]()  # of objects, which may hold each other
+    seen = set[int]()  # ids of visited objects, since references may be circular
     waiting = deque([("state", state)])
     while waiting and len(parts) < _MAX_PARTS:
         place, value = waiting.popleft()
@@ -66,7 +66,7 @@ def _inside(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def first_changed_value(before: Sequence[Start], after: Sequence[Start]) -> str | None:
-    """Describe where two plays of the same tasks first started from different states; None if nowhere."""
+    """Describe the first difference between the initial states of two plays; None if there is none."""
     for one, other in zip(before, after, strict=False):
         for place, value in one.parts.items():
             now = other.parts.get(place, value)

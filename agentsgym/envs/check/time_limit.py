@@ -12,14 +12,14 @@ from agentsgym.errors import ConfigError
 from agentsgym.fields import is_positive_number, require
 from agentsgym.interruptions import Interruption
 
-_REPEAT_S = 1.0  # for a hook that catches whatever is raised
+_REPEAT_S = 1.0  # seconds between repetitions, for hooks that catch all exceptions
 
 
 class OutOfTimeError(Interruption):
-    """The time limit is exceeded: an interruption, so that no episode records it as its failure.
+    """The time limit was exceeded: an interruption, so that it is not recorded as an episode's failure.
 
     Attributes:
-        place: File and line that ran at that moment.
+        place: File and line that were running at that moment.
     """
 
     def __init__(self, place: str) -> None:
@@ -29,12 +29,12 @@ class OutOfTimeError(Interruption):
 
 @contextmanager
 def time_limit(limit_s: float | None) -> Generator[None]:
-    """Raise in the code that runs inside once a time limit is exceeded; None for no limit.
+    """Raise an exception inside the block when a time limit is exceeded; None for no limit.
 
-    It is raised by a signal, like Ctrl+C: sleeping, waiting and Python's own loops end, a computation in C does not.
+    A signal handler raises it, as for Ctrl-C: this ends sleeping, waiting and Python loops, but not a computation in C.
 
     Raises:
-        OutOfTimeError: The limit is exceeded.
+        OutOfTimeError: The limit was exceeded.
         ConfigError: The limit is not valid, or timer signals are not available here.
     """
     if limit_s is None:
@@ -45,11 +45,11 @@ def time_limit(limit_s: float | None) -> Generator[None]:
         raise ConfigError("limit_s needs a timer signal, which is available only in the main thread of a Unix process")
 
     def stop(_: int, frame: FrameType | None) -> None:
-        own = frame
-        while own is not None and own.f_code.co_filename == threading.__file__:  # Python's own code, which waits
-            own = own.f_back
-        own = own or frame
-        raise OutOfTimeError("" if own is None else f"{own.f_code.co_filename}:{own.f_lineno}")
+        caller = frame
+        while caller is not None and caller.f_code.co_filename == threading.__file__:  # waits inside the library
+            caller = caller.f_back
+        caller = caller or frame
+        raise OutOfTimeError("" if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}")
 
     handler = signal.signal(signal.SIGALRM, stop)
     before = signal.setitimer(signal.ITIMER_REAL, limit_s, _REPEAT_S)

@@ -92,7 +92,7 @@ class Environments:
         if key not in self._built:
             env = self._env
             if env is not None:
-                check_row(env, row, remedy="leave env=None, so that each row's own environment is built")
+                check_row(env, row, remedy="leave env=None, so that each row's environment is created")
             else:
                 config: Any = row.get("env_config")
                 if self._template_options and isinstance(config, Mapping | None):

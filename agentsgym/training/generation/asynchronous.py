@@ -2,7 +2,7 @@
 
 ::
 
-    stream's thread   group 0 ─ group 1 ─ group 2 ─ group 3 ─ group 4 ─ ...     (live: as many as a batch holds)
+    rollout thread    group 0 ─ group 1 ─ group 2 ─ group 3 ─ group 4 ─ ...     (live: as many as a batch has)
     training          wait │ batch (1, 0) │ train │ batch (2, 4) │ train ...
     weights           0                           1                      2
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 
 class AsyncRolloutGenerator(RolloutGenerator):
-    """Plays training batches ahead, on a thread; evaluations are played as usual.
+    """Plays training batches ahead of time, on a thread; evaluations are played as usual.
 
-    It orders the tasks itself, every row once a pass, since they begin long before TRL passes their rows.
+    It orders the tasks itself, with every row once per epoch, since they start long before TRL passes their rows.
 
     Attributes:
-        order: The tasks, and which were trained on.
+        order: The task order, and which tasks were trained on.
     """
 
     def __init__(
@@ -57,73 +57,74 @@ class AsyncRolloutGenerator(RolloutGenerator):
         dataset: Any,
         curriculum: Curriculum | None = None,
     ) -> None:
-        """Set up; nothing is played.
+        """Set up without playing anything.
 
         Raises:
-            ConfigError: As :class:`RolloutGenerator`; or the dataset is a stream, a rank would have a part of a task
-                group, or the agent cannot sample while the weights change.
+            ConfigError: See :class:`RolloutGenerator`; or the dataset is an ``IterableDataset``, a rank would have an
+                incomplete task group, or the agent cannot sample while the weights change.
         """
         num_rows = args.per_device_train_batch_size * cast("int", args.steps_per_generation)  # TRL has filled it in
         if num_rows % cast("int", args.num_generations):
             raise ConfigError(
-                "max_staleness above 0 has each rank play its own whole task groups: per_device_train_batch_size * "
+                "with max_staleness > 0, each rank plays complete task groups: per_device_train_batch_size * "
                 f"steps_per_generation must be a multiple of num_generations ({args.num_generations}), got {num_rows}"
             )
         if isinstance(dataset, IterableDataset):
             raise ConfigError(
-                "max_staleness plays tasks ahead of training, which a stream of rows does not allow: use 0"
+                "max_staleness > 0 plays tasks ahead of training, which an IterableDataset does not allow: use 0"
             )
         self.order = self._tasks = TaskOrder(len(dataset), args.seed, shuffle=args.shuffle_dataset is not False)
         self._ahead: RolloutsAhead | None = None
         self._ahead_pool = args.make_env_pool()
         super().__init__(environments, agent, args, dataset, curriculum)
 
-    def play_with(self, agent: Any) -> None:
-        """Use an agent from now on; what is in play is dropped.
+    def set_agent(self, agent: Any) -> None:
+        """Use an agent from now on; rollouts in progress are dropped.
 
         Raises:
-            ConfigError: It cannot sample while the weights change.
+            ConfigError: The agent cannot sample while the weights change.
         """
         if not as_trained_policy(agent).plays_through_updates:
             raise ConfigError(
-                "max_staleness above 0 needs a sampler with its own copy of the weights, which samples while the "
-                "policy is trained: use_vllm=True with vllm_mode='server', agent=CopiedPolicyAgent(model, "
-                f"tokenizer), or a TrainedPolicy whose plays_through_updates is True, got {agent.__class__.__name__}"
+                "max_staleness > 0 requires an agent that can sample while the policy is being updated, from a "
+                "separate copy of the weights: set use_vllm=True and vllm_mode='server', or pass "
+                "agent=CopiedPolicyAgent(model, tokenizer) or a TrainedPolicy with plays_through_updates=True; "
+                f"got {agent.__class__.__name__}"
             )
         self._end_ahead()
-        super().play_with(agent)
+        super().set_agent(agent)
 
     def begin_run(self, num_trained: int) -> None:
-        """Forget an earlier run; ``num_trained`` task groups were trained on before this one."""
+        """Reset the state of an earlier run; ``num_trained`` task groups were trained on before this run."""
         self._end_ahead()
         self._tasks.reset(num_trained)
 
     def close(self) -> None:
-        """Drop what is in play, and end the workers."""
+        """Drop rollouts in progress, and end the workers."""
         self._end_ahead()
         super().close()
 
     def generate(self, rows: Sequence[DatasetRow], phase: Phase) -> GenerationBatch:
-        """Collective: in training, update the sampler, wait for a batch of this rank's groups, and exchange it.
+        """In training, update the sampler, wait for a batch of this rank's groups, and exchange it. Collective.
 
         Args:
-            rows: Equally many on every rank; in training their number alone matters.
-            phase: Their purpose.
+            rows: The rows of this rank, the same number on every rank; in training, only their number matters.
+            phase: The purpose of the batch.
 
         Raises:
-            AgentsGymError: Too many rollouts failed, or the rollouts broke.
+            AgentsGymError: Too many rollouts failed, or the thread that plays them ended with an error.
         """
         if not phase.is_training:
             batch = super().generate(rows, phase)
-            # The policy is not finished before the end of the run, so it must forget sessions that are over.
+            # `finish` is called only at the end of the run, so the policy must forget finished sessions here.
             self.policy.forget([trajectory.session_id for trajectory in batch.trajectories])
             if self._ahead is not None:
                 self._prepare(phase, f"ahead after {self._ahead.num_updates}")
             return batch
         error, played = DeferredError(), list[PlayedGroup]()
-        with self.holding_weights(), error.capturing():
+        with self.gathered_weights(), error.capturing():
             self._prepare(phase, "ahead")
-        with error.capturing(), self._blaming_signals(phase):
+        with error.capturing(), self._reporting_errors(phase):
             if not error.first:
                 if self._ahead is None:
                     self._ahead = self._play_ahead(len(rows) // phase.num_rollouts, phase.num_rollouts)
@@ -131,7 +132,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
         return self._exchange(played, phase, error)
 
     def _prepare(self, phase: Phase, purpose: str) -> None:
-        """Collective: update the sampler's weights; rollouts that begin from now on draw differently on each rank."""
+        """Update the sampler's weights; rollouts that start from now on draw differently on each rank. Collective."""
         parts = (self._args.seed, purpose, *phase.seed_parts, "rank", PartialState().process_index)
         self.policy.prepare(BatchStart(seed_parts=parts, session_ids=(), first_session=0, step=phase.step))
 
@@ -142,7 +143,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
         return _OpenAsyncAgent(self.agent) if callable(getattr(self.agent, "aact", None)) else _OpenAgent(self.agent)
 
     def _play_ahead(self, size: int, num_rollouts: int) -> RolloutsAhead:
-        """Begin to play ahead, for batches of ``size`` groups on this rank."""
+        """Start to play ahead, for batches of ``size`` groups on this rank."""
         args = self._args
         return RolloutsAhead(
             GroupsInFlight(size, num_rollouts, args.max_staleness),
@@ -156,7 +157,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
         )
 
     def _groups(self, num_rollouts: int) -> Iterator[Group]:
-        """Yield this rank's task groups, in order; a curriculum draws each when it begins."""
+        """Yield this rank's task groups, in order; a curriculum draws each group when it starts."""
         state, args = PartialState(), self._args
         for number in self._tasks.untrained(state.process_index, state.num_processes):
             drawn = None if self._curriculum is None else self._curriculum.draw(args.seed, "ahead", number)
@@ -173,7 +174,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
             yield Group(number=number, row_index=index, row=row, trials=trials)
 
     def _exchange(self, played: Sequence[PlayedGroup], phase: Phase, error: DeferredError) -> GenerationBatch:
-        """Collective: exchange the summaries of the groups that the ranks have played."""
+        """Exchange the summaries of the groups that the ranks have played. Collective."""
         rows, trajectories = list["DatasetRow"](), list["Trajectory"]()
         for index, one in enumerate(played, PartialState().process_index * len(played)):
             rows += [one.group.row] * len(one.trajectories)
@@ -213,10 +214,10 @@ class AsyncRolloutGenerator(RolloutGenerator):
 def build_generator(
     environments: Environments, agent: Any, args: GRPOEnvConfig, dataset: Any, curriculum: Curriculum | None
 ) -> RolloutGenerator:
-    """Build the generator of a run, asynchronous with ``args.max_staleness`` above 0.
+    """Build the generator of a run, which is asynchronous if ``args.max_staleness`` is above 0.
 
     Raises:
-        ConfigError: As either generator.
+        ConfigError: See the generators.
     """
     kind = AsyncRolloutGenerator if args.max_staleness else RolloutGenerator
     return kind(environments, agent, args, dataset, curriculum)
@@ -230,7 +231,7 @@ class _OpenAgent(Agent):
 
 
 class _OpenAsyncAgent(AsyncAgent):
-    """Likewise, one that answers with coroutines."""
+    """Wraps a shared asynchronous agent so that finishing a rollout does not finish it."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

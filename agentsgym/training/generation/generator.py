@@ -1,4 +1,4 @@
-"""Play a generation batch: seeds, limits, failures, and task groups that are resampled."""
+"""Play a generation batch: derive seeds, apply limits, handle failures, and resample task groups."""
 
 from __future__ import annotations
 
@@ -40,19 +40,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_RESAMPLES: Final = 3  # of one generation batch
+MAX_RESAMPLES: Final = 3  # per generation batch
 
 
 class RolloutGenerator:
     """Plays dataset rows, on all ranks together.
 
     Attributes:
-        order: The tasks and which were trained on, where the rows do not come from TRL; else None.
+        order: The task order, and which tasks were trained on so far, if the generator draws its own rows (asynchronous
+            training); None if TRL supplies the rows.
         agent: The agent that acts.
-        policy: The same agent, as a policy in training that prepares for each batch.
-        interrupt: Called between turns with the phase, and with the error that ended the rollouts early, if any; an
-            exception that it raises breaks them off on all ranks.
-        holding_weights: Makes a context, collective, in which the policy is prepared and acts.
+        policy: The same agent, as a trainable policy that prepares for each batch.
+        interrupt: Called between turns with the phase, and also with the error if the rollouts ended with one; an
+            exception that it raises aborts the rollouts on all ranks.
+        gathered_weights: Returns a context manager, entered by all ranks together, inside which the policy is prepared
+            and acts.
         num_batches: Returns the number of generation batches of the run.
     """
 
@@ -66,25 +68,25 @@ class RolloutGenerator:
         dataset: Any,
         curriculum: Curriculum | None = None,
     ) -> None:
-        """Set up the pool that the settings name; nothing is played.
+        """Create the configured pool, without playing anything.
 
         Args:
             environments: The environments of the rows.
             agent: The agent that acts, or any object that can be adapted to one.
             args: The settings.
-            dataset: The training rows, from which tasks are drawn where task groups are resampled.
+            dataset: The training rows, from which replacement tasks are drawn if task groups are resampled.
             curriculum: Draws the tasks of each training batch instead of the given rows; None to use the rows.
 
         Raises:
-            ConfigError: Task groups are to be resampled, or there is a curriculum, and the dataset is a stream; or the
-                agent has only some members of the interface of a policy in training.
+            ConfigError: Task groups are to be resampled, or there is a curriculum, and the dataset is an
+                ``IterableDataset``; or the agent implements only part of the interface of a trainable policy.
         """
         if args.zero_variance_groups == "resample" and isinstance(dataset, IterableDataset):
             raise ConfigError(
-                "zero_variance_groups='resample' draws replacement tasks, which a stream of rows does not allow"
+                "zero_variance_groups='resample' draws replacement tasks, which an IterableDataset does not allow"
             )
         self._environments = environments
-        self.play_with(agent)
+        self.set_agent(agent)
         self._args = args
         self._failure_policy = FailurePolicy(
             max_failed_fraction=args.max_failed_fraction,
@@ -101,25 +103,26 @@ class RolloutGenerator:
         self._failures: FailureLog | None = None
         self.interrupt: Callable[..., None] = lambda *_: None
         self.num_batches: Callable[[], int | None] = lambda: None
-        self.holding_weights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        self.gathered_weights: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
-    def play_with(self, agent: Any) -> None:
+    def set_agent(self, agent: Any) -> None:
         """Use an agent from now on.
 
         Args:
             agent: An agent, or any object that can be adapted to one.
 
         Raises:
-            ConfigError: It is neither, or has only some members of the interface of a policy in training.
+            ConfigError: ``agent`` is neither, or implements only part of the interface of a trainable policy.
         """
-        self.agent, self.policy = as_agent(agent), as_trained_policy(agent)  # what adapts it has no such parts
+        # From the original object: an adapter lacks the policy's methods.
+        self.agent, self.policy = as_agent(agent), as_trained_policy(agent)
 
     def begin_run(self, num_trained: int) -> None:
-        """Forget an earlier run; ``num_trained`` task groups were trained on before this one."""
+        """Reset the state of an earlier run; ``num_trained`` task groups were trained on before this run."""
 
     @contextlib.contextmanager
     def counting_failures(self) -> Generator[None]:
-        """Log each kind of failure once in a run, and at its end the number of further ones."""
+        """Log each kind of failure once per run, and the number of repetitions at the end of the run."""
         with FailureLog(logger) as log:
             self._failures = log
             try:
@@ -129,9 +132,9 @@ class RolloutGenerator:
 
     @contextlib.contextmanager
     def keeping_workers(self) -> Generator[None]:
-        """Keep the pool's threads or processes from one generation batch to the next, and end them at the end.
+        """Inside the block, keep the pool's threads or processes between generation batches; end them afterwards.
 
-        An evaluation within a training keeps those of the training.
+        An evaluation during training uses the workers of the training.
         """
         self._num_pool_users += 1
         try:
@@ -147,11 +150,11 @@ class RolloutGenerator:
             self._pool.close()
 
     def generate(self, rows: Sequence[DatasetRow], phase: Phase) -> GenerationBatch:
-        """Collective: play this rank's rows, and in training resample uninformative task groups if configured.
+        """Play this rank's rows, and in training resample uninformative task groups if configured. Collective.
 
         Args:
-            rows: Equally many on every rank.
-            phase: Their purpose.
+            rows: The rows of this rank, the same number on every rank.
+            phase: The purpose of the batch (training or evaluation), and its seeds.
 
         Raises:
             AgentsGymError: Too many rollouts failed, or ranks have different numbers of rows.
@@ -164,7 +167,9 @@ class RolloutGenerator:
             rows = [drawn[i // phase.num_rollouts] for i in indices]
         trajectories, rollouts = self._play(rows, indices, phase, first)
         if len(rollouts) != PartialState().num_processes * len(rows):
-            raise AgentsGymError("ranks must play equally many rows: leave accelerator_config['even_batches'] at True")
+            raise AgentsGymError(
+                "all ranks must play the same number of rows: leave accelerator_config['even_batches'] at True"
+            )
         if self._curriculum is not None and drawn:
             self._curriculum.record([drawn[i // phase.num_rollouts] for i in range(len(rollouts))], rollouts)
         self._check_failures(rollouts)
@@ -197,7 +202,7 @@ class RolloutGenerator:
         )
 
     def _resample(self, batch: GenerationBatch, groups: set[int], phase: Phase) -> GenerationBatch:
-        """Collective: replace whole task groups, whichever ranks have their rows; all ranks draw the same tasks."""
+        """Replace complete task groups, even if their rows are on several ranks. Collective; all ranks draw alike."""
         num_rollouts, drawn = phase.num_rollouts, self._draw(sorted(groups), phase)
         everywhere = [i for i in range(len(batch.rollouts)) if i // num_rollouts in groups]
         indices = [i for i in everywhere if i in batch.mine]
@@ -216,26 +221,26 @@ class RolloutGenerator:
         return self._batch(rows, trajectories, batch.first, rollouts, replaced)
 
     def _draw(self, groups: Iterable[int], phase: Phase) -> dict[int, DatasetRow]:
-        """Draw a row for each of some task groups, the same on all ranks."""
+        """Draw a row for each given task group, the same on all ranks."""
         dataset, curriculum = self._dataset, self._curriculum
         parts = {group: (self._args.seed, *phase.seed_parts, group) for group in groups}
         if curriculum is not None:
-            return {group: dataset[curriculum.draw(*own)] for group, own in parts.items()}
-        return {group: dataset[derive_seed("task", *own) % len(dataset)] for group, own in parts.items()}
+            return {group: dataset[curriculum.draw(*seed)] for group, seed in parts.items()}
+        return {group: dataset[derive_seed("task", *seed) % len(dataset)] for group, seed in parts.items()}
 
     def _play(
         self, rows: Sequence[DatasetRow], indices: Sequence[int], phase: Phase, num_before: int
     ) -> tuple[list[Trajectory], list[RolloutSummary]]:
-        """Collective: play rows, and exchange their summaries.
+        """Play rows, and exchange the summaries of the rollouts. Collective.
 
         Args:
-            rows: This rank's.
-            indices: Their indices in the generation batch of all ranks.
-            phase: Their purpose.
-            num_before: How many rows are played by the ranks before this one.
+            rows: The rows of this rank.
+            indices: The indices of these rows in the generation batch of all ranks.
+            phase: The purpose of the batch.
+            num_before: Number of rows that are played by lower ranks.
 
         Returns:
-            This rank's rollouts, and the summaries of those of all ranks.
+            The rollouts of this rank, and the summaries of the rollouts of all ranks.
         """
         args, error = self._args, DeferredError()
         trials, trajectories, summaries = list["Trial"](), list["Trajectory"](), list[RolloutSummary]()
@@ -251,10 +256,10 @@ class RolloutGenerator:
         policy = self._failure_policy
         count = FailureCount(policy, PartialState().num_processes * len(rows))
         with FailureLog(logger) if self._failures is None else contextlib.nullcontext(self._failures) as log:
-            # With any other limit the rollouts of all ranks are counted, once they are played.
+            # A nonzero limit applies to the rollouts of all ranks, so it is checked after they have been played.
             rounds = TrialRounds(trials, policy, log, None if args.max_failed_fraction else count.add)
             self._play_round(rounds, phase, num_before, error)
-            for attempt in range(1, args.episode_retries + 1):  # as many rounds on every rank, also without trials
+            for attempt in range(1, args.episode_retries + 1):  # the same rounds on every rank, even without trials
                 counts = all_gather_objects([len(rounds.pending)], error.first)
                 if not any(counts):
                     break
@@ -268,9 +273,9 @@ class RolloutGenerator:
     def _play_round(
         self, rounds: TrialRounds, phase: Phase, num_before: int, error: DeferredError, *seed_parts: str | int
     ) -> None:
-        """Collective: play what is pending; a rank that has an error takes part without trials."""
+        """Play the pending trials; a rank with an error takes part without trials. Collective."""
         args = self._args
-        with self.holding_weights():
+        with self.gathered_weights():
             with error.capturing():
                 self.policy.prepare(
                     BatchStart(
@@ -280,8 +285,8 @@ class RolloutGenerator:
                         step=phase.step,
                     )
                 )
-            with error.capturing(), self._blaming_signals(phase):
-                # An agent may be in lockstep with those of other ranks: without trials it still joins their calls.
+            with error.capturing(), self._reporting_errors(phase):
+                # The agents of all ranks may run in lockstep, so a rank without trials still joins their calls.
                 if error.first:
                     rounds.give_up()
                 rounds.play(
@@ -294,12 +299,12 @@ class RolloutGenerator:
 
     @property
     def _player(self) -> Agent:
-        """The agent that plays in rounds."""
+        """The agent that plays the rounds."""
         return self.agent
 
     @contextlib.contextmanager
-    def _blaming_signals(self, phase: Phase) -> Generator[None]:
-        """Report an error of the rollouts to ``interrupt``: a signal may have ended the processes they run in."""
+    def _reporting_errors(self, phase: Phase) -> Generator[None]:
+        """Report an error of the rollouts to ``interrupt``: a signal may have killed the pool's processes."""
         try:
             yield
         except RolloutsAbortedError:
@@ -311,7 +316,7 @@ class RolloutGenerator:
     def _summaries(
         self, rows: Sequence[DatasetRow], trajectories: Sequence[Trajectory], groups: Sequence[int]
     ) -> list[RolloutSummary]:
-        """Check this rank's rollouts, and summarize them for the other ranks."""
+        """Check the rollouts of this rank, and summarize them for the other ranks."""
         self._environments.check_starts(rows, trajectories)
         summaries: list[RolloutSummary] = []
         for trajectory, row, group in zip(trajectories, rows, groups, strict=True):
@@ -327,7 +332,7 @@ class RolloutGenerator:
         return short_summaries(summaries)
 
     def _check_failures(self, rollouts: Sequence[RolloutSummary]) -> None:
-        """Raise if too many rollouts failed; every rank has those of all ranks, so that all of them raise."""
+        """Raise if too many rollouts failed; every rank has all summaries, so all ranks raise together."""
         failed = [rollout for rollout in rollouts if rollout.failed]
         if len(failed) > self._args.max_failed_fraction * len(rollouts):
             raise TooManyFailuresError(

@@ -1,4 +1,4 @@
-"""Shorten the summaries that ranks exchange: long state keys become digests, and equal values are sent once."""
+"""Compress the summaries that ranks exchange: long state keys become digests, and equal values are sent once."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from agentsgym.training.metrics.rollouts import RolloutSummary
 
 _DIGEST_BYTES: Final = 12  # a collision among a million keys has probability 10^-17
-_SHORT: Final = 24  # characters that are sent unchanged
+_SHORT: Final = 24  # keys with at most this many characters are sent unchanged
 
 PackedValues = tuple["array[int]", "array[float]"]
 """The number of tokens of each turn, and in single precision the values of all tokens, or of the first of each turn."""
 
 
 def short_summaries(summaries: Sequence[RolloutSummary]) -> list[RolloutSummary]:
-    """Shorten the summaries of this rank's rollouts; nothing that is computed from them changes.
+    """Compress the summaries of this rank's rollouts, without affecting anything that is computed from them.
 
-    State keys are only compared with each other, for which digests suffice. Where ``turn_credit`` leaves turn rewards
-    unchanged they become one list, which is sent once. Only the first error of a rank is ever shown.
+    State keys are only compared with each other, for which digests suffice. If ``turn_credit`` leaves turn rewards
+    unchanged, they become one list, which is sent once. Only the first error of each rank is shown.
     """
     first = next((place for place, one in enumerate(summaries) if one.error is not None), None)
     shortened: list[RolloutSummary] = []
@@ -38,7 +38,7 @@ def short_summaries(summaries: Sequence[RolloutSummary]) -> list[RolloutSummary]
 
 
 def short_key(key: Hashable) -> Hashable:
-    """Return a key, or a digest of a long one; digests are equal if and only if keys are, on all ranks.
+    """Return a short key unchanged, and a digest of a long one; results are equal exactly if the keys are.
 
     Numbers, text, bytes, and tuples and frozensets of them are digested; other keys stay unchanged.
 
@@ -54,7 +54,7 @@ def short_key(key: Hashable) -> Hashable:
 
 
 def _text_of(key: Hashable) -> str | None:
-    """Write a key as text, equal only for equal keys (``1 == 1.0 == True``); None for other types of keys."""
+    """Encode a key as text, with equal texts exactly for equal keys (``1 == 1.0 == True``); None for other types."""
     value: Any = int(key) if isinstance(key, float) and key.is_integer() else key
     match value:
         case str():
@@ -75,22 +75,22 @@ def _text_of(key: Hashable) -> str | None:
     return text
 
 
-def packed_values(values: Sequence[Sequence[float]], *, first_alone: bool = False) -> PackedValues:
-    """Pack a value head's predictions for a rollout's turns, (K, n_k), in single precision.
+def packed_values(values: Sequence[Sequence[float]], *, first_only: bool = False) -> PackedValues:
+    """Pack a value head's predictions for the tokens of a rollout's turns, (K, n_k), in single precision.
 
     Args:
-        values: One for each agent token.
-        first_alone: Keep only those of the first token of each turn.
+        values: One prediction per agent token.
+        first_only: Whether to keep only the prediction for the first token of each turn.
 
     Returns:
-        Four bytes a token, or with ``first_alone`` eight bytes a turn.
+        The packed values, of four bytes per turn and four bytes per value.
     """
-    sent = [turn[:1] for turn in values] if first_alone else values
+    sent = [turn[:1] for turn in values] if first_only else values
     return array("I", map(len, values)), array("f", chain.from_iterable(sent))
 
 
 def unpacked_values(packed: PackedValues) -> list[list[float]]:
-    """Undo :func:`packed_values`; missing values are NaN."""
+    """Unpack the result of :func:`packed_values`; missing values are NaN."""
     counts, values = packed
     is_whole = len(values) == sum(counts)
     places = pairwise(accumulate(counts if is_whole else (min(count, 1) for count in counts), initial=0))

@@ -1,7 +1,7 @@
-"""Write checkpoints atomically, and find out whether one is complete.
+"""Write checkpoints atomically, and check whether a checkpoint is complete.
 
-A checkpoint contains a list of its files with their sizes and checksums, which is written last. One without the list,
-from an earlier version, is judged by the files that it must contain.
+The last file of a checkpoint is its manifest: the names, sizes and checksums of the other files. A checkpoint without a
+manifest, from an earlier version, is complete if it has all required files.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from agentsgym.errors import AgentsGymError, CheckpointError
 from agentsgym.ranks import DeferredError, all_gather_objects
 
 if TYPE_CHECKING:
-    from agentsgym.training._trl import TRLSeam
+    from agentsgym.training._trl import TRLInterface
     from agentsgym.training.config import GRPOEnvConfig
 
 
 class CheckpointWriter:
     """Writes the checkpoints of a run."""
 
-    def __init__(self, seam: TRLSeam, args: GRPOEnvConfig, facts: Callable[[], Mapping[str, Any]]) -> None:
-        """Write nothing yet.
+    def __init__(self, trl: TRLInterface, args: GRPOEnvConfig, facts: Callable[[], Mapping[str, Any]]) -> None:
+        """Set up the writer; nothing is written yet.
 
         Args:
-            seam: The seam with TRL.
+            trl: The interface to TRL's trainer.
             args: The settings.
-            facts: Function that returns additional entries for the list of a checkpoint's files.
+            facts: Function that returns additional entries for a checkpoint's manifest.
         """
-        self._seam = seam
+        self._trl = trl
         self._args = args
         self._facts = facts
         self._error: DeferredError | None = None
 
     @contextlib.contextmanager
-    def keeping_errors(self) -> Generator[None]:
-        """While a checkpoint is written, keep errors until all ranks can raise them.
+    def deferring_errors(self) -> Generator[None]:
+        """While a checkpoint is being written, defer errors until all ranks can raise them together.
 
-        An error raised at once would leave other ranks waiting, since transformers may wait for all of them.
+        An error raised immediately could leave other ranks waiting forever, since transformers synchronizes them.
         """
         if self._error is None:
             yield
@@ -57,27 +57,27 @@ class CheckpointWriter:
                 yield
 
     def write(self, save: Callable[[], None], trial: Any = None) -> None:
-        """Collective: write a checkpoint under another name, and give it its own when it is complete.
+        """Write a checkpoint under a temporary name, and rename it when it is complete. Collective.
 
         Args:
-            save: Writes it, as transformers does, into the folder that the seam sets meanwhile.
-            trial: Trial of a hyperparameter search, which has its own folder.
+            save: Writes the checkpoint as transformers does, into the temporary folder.
+            trial: Trial of a hyperparameter search, which has a separate folder.
 
         Raises:
-            CheckpointError: It cannot be written; earlier checkpoints are unchanged.
+            CheckpointError: The checkpoint could not be written; earlier checkpoints are unchanged.
         """
-        run_folder = Path(self._seam.run_folder(trial))
-        place = run_folder / f"checkpoint-{self._seam.global_step}"
+        run_folder = Path(self._trl.run_folder(trial))
+        place = run_folder / f"checkpoint-{self._trl.global_step}"
         unfinished = run_folder / UNFINISHED
         self._on_all_ranks(place, lambda: self._clear(unfinished))
-        with self._seam.saving_into(unfinished):
+        with self._trl.saving_into(unfinished):
             self._on_all_ranks(place, save)
             self._on_all_ranks(place, lambda: self._finish(unfinished / place.name, place))
         if self._args.push_to_hub:
-            self._seam.push_checkpoint(place)
+            self._trl.push_checkpoint(place)
 
     def _on_all_ranks(self, place: Path, function: Callable[[], None]) -> None:
-        """Collective: call a function, and raise on all ranks what it raises on any."""
+        """Call a function on every rank, and raise an error on all ranks if any rank raised one. Collective."""
         self._error = error = DeferredError()
         try:
             with error.capturing():
@@ -85,9 +85,9 @@ class CheckpointWriter:
         finally:
             self._error = None
         first = error.first
-        if first is not None and not isinstance(first, AgentsGymError):  # which is already a full sentence
+        if first is not None and not isinstance(first, AgentsGymError):  # AgentsGymErrors are already full sentences
             cause: BaseException | None = first
-            while cause is not None and not isinstance(cause, OSError):  # which libraries may wrap in their own error
+            while cause is not None and not isinstance(cause, OSError):  # libraries may wrap it in an error of theirs
                 cause = cause.__cause__ or cause.__context__
             reason = f"{type(first).__name__}: {first}" if cause is None else str(cause)
             first = CheckpointError(f"{place} could not be written: {reason}; earlier checkpoints are unchanged")
@@ -95,8 +95,8 @@ class CheckpointWriter:
         try:
             all_gather_objects((), first)
         except AgentsGymError as raised:
-            self._clear(place.parent / UNFINISHED)  # a disk that is full has room again
-            if type(raised) is AgentsGymError:  # another rank's
+            self._clear(place.parent / UNFINISHED)  # frees the space on a full disk
+            if type(raised) is AgentsGymError:  # raised by another rank
                 raise CheckpointError(str(raised)) from raised
             raise
 
@@ -105,15 +105,15 @@ class CheckpointWriter:
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def _finish(self, folder: Path, place: Path) -> None:
-        """Mark a checkpoint as complete, flush it to the disk, and give it its name."""
+        """Write the manifest of a checkpoint, flush it to disk, and rename it to its final name."""
         if not self._args.should_save:
-            self._seam.name_best_checkpoint(place)
+            self._trl.record_best_checkpoint(place)
             return
-        self._seam.name_best_checkpoint(place, folder)
+        self._trl.record_best_checkpoint(place, folder)
         write_manifest(folder, **self._facts())
         _sync(folder)
         replaced = folder.with_name("replaced")
-        if place.exists():  # the run was resumed before it; `finish_renames` repairs a kill between the two renames
+        if place.exists():  # the run was resumed from an earlier step; `finish_renames` recovers from a kill in between
             place.rename(replaced)
         try:
             folder.rename(place)
@@ -126,7 +126,7 @@ class CheckpointWriter:
         rotate_checkpoints(
             output_dir=str(place.parent),
             save_total_limit=self._args.save_total_limit,
-            best_model_checkpoint=self._seam.best_checkpoint,
+            best_model_checkpoint=self._trl.best_checkpoint,
             use_mtime=True,
         )
 
@@ -142,7 +142,7 @@ def _sync(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not every file system has it
+    with contextlib.suppress(OSError):  # not every file system supports it
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -151,15 +151,15 @@ def _sync_folder(folder: Path) -> None:
 
 
 MANIFEST: Final = "agentsgym_checkpoint.json"
-UNFINISHED: Final = "_unfinished"  # what is pushed to the hub leaves out names that begin so
+UNFINISHED: Final = "_unfinished"  # pushes to the hub skip names with this prefix
 _STATE: Final = "trainer_state.json"
 _NAME: Final = re.compile(r"checkpoint-(\d+)")
 
-_MAX_CHECKED: Final = 64 << 20  # bytes of the largest file whose content is checked too
+_MAX_CHECKED: Final = 64 << 20  # larger files, in bytes, get no checksum
 
-_ZERO_MODEL: Final = "global_step*/*model_states.pt"  # pieces, by DeepSpeed
+_ZERO_MODEL: Final = "global_step*/*model_states.pt"  # shards written by DeepSpeed
 
-# Files of which a checkpoint needs one each: of the model, and to continue a run that is not finished.
+# A checkpoint needs one file of each kind: `_MODEL` always, `_TO_CONTINUE` only if the run is unfinished.
 _MODEL: Final[dict[str, tuple[str, ...]]] = {
     "the state of the run": (_STATE,),
     "the weights": (
@@ -171,19 +171,22 @@ _MODEL: Final[dict[str, tuple[str, ...]]] = {
 }
 _TO_CONTINUE: Final[dict[str, tuple[str, ...]]] = {
     "the optimizer's state": ("optimizer.pt", "optimizer.bin", "optimizer_*", "global_step*/*optim_states.pt"),
-    "the learning rate schedule": ("scheduler.pt", _ZERO_MODEL),  # one that DeepSpeed makes itself
+    "the learning rate schedule": (
+        "scheduler.pt",
+        _ZERO_MODEL,
+    ),  # DeepSpeed stores a scheduler of its own with the model
     "the state of the random generators": ("rng_state.pth", "rng_state_0.pth"),
 }
 
 
 def checkpoint_step(folder: Path) -> int | None:
-    """The optimizer step of a checkpoint's folder, by its name; None for another folder."""
+    """The optimizer step in the name of a checkpoint's folder; None if the folder is not a checkpoint."""
     match = _NAME.fullmatch(folder.name)
     return int(match[1]) if match else None
 
 
 def checkpoints_in(run_folder: Path) -> list[Path]:
-    """The checkpoints in the folder of a run, whole or not, newest first."""
+    """The checkpoints in a run's folder, complete or not, newest first."""
     if not run_folder.is_dir():
         return []
     found = [folder for folder in run_folder.iterdir() if folder.is_dir() and checkpoint_step(folder) is not None]
@@ -191,11 +194,11 @@ def checkpoints_in(run_folder: Path) -> list[Path]:
 
 
 def write_manifest(folder: Path, **facts: Any) -> None:
-    """List the files of a checkpoint, all of which are there, with their sizes in bytes and checksums.
+    """Write the manifest of a checkpoint whose files are all in place: their sizes in bytes and checksums.
 
     Args:
         folder: The checkpoint.
-        **facts: Further entries of the list, as JSON.
+        **facts: Additional entries of the manifest, as JSON values.
     """
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
@@ -204,7 +207,7 @@ def write_manifest(folder: Path, **facts: Any) -> None:
 
 
 def read_manifest(folder: Path) -> Mapping[str, Any] | None:
-    """Read the list of a checkpoint's files from :func:`write_manifest`; None if it is missing or damaged."""
+    """Read a checkpoint's manifest, written by :func:`write_manifest`; None if it is missing or damaged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
@@ -213,17 +216,17 @@ def read_manifest(folder: Path) -> Mapping[str, Any] | None:
 
 
 def read_state(folder: Path) -> Mapping[str, Any]:
-    """The state of the run that a whole checkpoint holds, as transformers writes it."""
+    """The trainer's state in a complete checkpoint, as transformers writes it."""
     return json.loads((folder / _STATE).read_text())
 
 
 def count_ranks(folder: Path) -> int:
-    """Count the ranks that saved a checkpoint, by their random generators."""
+    """Count the ranks that saved a checkpoint, from its random-state files."""
     return max(1, len([*folder.glob("rng_state_*.pth")]))
 
 
-def is_of_deepspeed(folder: Path) -> bool:
-    """Whether a checkpoint holds the state of DeepSpeed's engine."""
+def has_deepspeed_state(folder: Path) -> bool:
+    """Whether a checkpoint contains the state of DeepSpeed's engine."""
     return any(folder.glob(_ZERO_MODEL))
 
 
@@ -232,7 +235,8 @@ def problem_with(folder: Path, max_steps: int | None = None) -> str | None:
 
     Args:
         folder: The checkpoint.
-        max_steps: Optimizer steps of the run: at the end only its model is needed. None: the run continues.
+        max_steps: Total optimizer steps of the run: a checkpoint at the last step needs only the model. None if the
+            run is to continue in any case.
     """
     return next(_problems(folder, max_steps), None)
 
@@ -248,27 +252,29 @@ def _problems(folder: Path, max_steps: int | None) -> Iterator[str]:
         yield f"{_STATE} is damaged"
     elif max_steps is None or step < max_steps:
         is_model = manifest is not None and manifest.get("save_only_model")
-        reason = ": it was saved with save_only_model=True, so that it is a model and not the state of a run"
+        reason = ": it was saved with save_only_model=True, so it contains the model but not the state of the run"
         yield from _lacking(folder, _TO_CONTINUE, reason if is_model else "")
-        if (folder / "rng_state_0.pth").exists() and count_ranks(folder) == 1:  # one rank alone has another name for it
+        if (folder / "rng_state_0.pth").exists() and count_ranks(
+            folder
+        ) == 1:  # a single rank writes rng_state.pth instead
             yield "rng_state_1.pth is missing"
 
 
 def _differences(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the differences between files and the manifest."""
+    """Describe the differences between the files and the manifest."""
     for name, size in manifest.get("files", {}).items():
         path = folder / name
         if not path.is_file():
             yield f"{name} is missing"
         elif path.stat().st_size != size:
-            yield f"{name} has {path.stat().st_size:,} bytes in place of {size:,}"
+            yield f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
     for name, checksum in manifest.get("crc32", {}).items():
         if zlib.crc32((folder / name).read_bytes()) != checksum:
-            yield f"{name} is damaged: its bytes are not those that were written"
+            yield f"{name} is damaged: its checksum does not match"
 
 
 def _lacking(folder: Path, needed: Mapping[str, tuple[str, ...]], reason: str = "") -> Iterator[str]:
-    """Yield the parts whose files are missing or unreadable."""
+    """Describe the parts whose files are missing or unreadable."""
     for what, names in needed.items():
         found = [path for name in names for path in folder.glob(name)]
         if not found:
@@ -277,7 +283,7 @@ def _lacking(folder: Path, needed: Mapping[str, tuple[str, ...]], reason: str = 
 
 
 def _is_readable(path: Path) -> bool:
-    """Whether a file is readable by its format, judged by its beginning and end."""
+    """Whether a file seems readable in its format, judged by its beginning and end."""
     if path.is_dir():
         return any(path.iterdir())
     try:
@@ -292,7 +298,7 @@ def _is_readable(path: Path) -> bool:
 
 
 def finish_renames(run_folder: Path) -> None:
-    """Rename checkpoints that were complete when the run was killed just before their renaming."""
+    """Rename checkpoints that were complete when the run was killed, just before they were renamed."""
     for folder in checkpoints_in(run_folder / UNFINISHED):
         place = run_folder / folder.name
         if not place.exists() and read_manifest(folder) is not None and problem_with(folder) is None:

@@ -1,4 +1,4 @@
-"""Checkpoint what this trainer adds: value head, estimator, curriculum, order of tasks, a reference that moves."""
+"""Save and load the state that this trainer adds: value head, estimator, curriculum, task order, synced reference."""
 
 from __future__ import annotations
 
@@ -40,39 +40,39 @@ def load_checkpoint(folder: Path, estimator: BoundEstimator, value_model: ValueM
     """Load the value head and the estimator's state from the folder of a model.
 
     Raises:
-        ConfigError: The checkpoint has no value head, or one of another shape, or no state of this estimator.
+        ConfigError: The checkpoint has no value head or one with another shape, or no state of this estimator.
     """
     if value_model is not None:
         value_model.load(folder)
     elif (folder / FILE_NAME).is_file():
         raise ConfigError(
-            f"{folder} was saved with a value head, which value_head=None would lose: set value_head as in that run"
+            f"{folder} was saved with a value head, which value_head=None would drop: set value_head as in that run"
         )
     path = folder / _ESTIMATOR_FILE
     if estimator.state is None:
         return
     if not path.is_file():
-        raise ConfigError(f"{path} is missing: cannot resume {estimator.name!r} without the averages that it contained")
+        raise ConfigError(f"{path} is missing: {estimator.name!r} cannot be resumed without the averages stored there")
     try:
         state = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is damaged, resume from another checkpoint: {error}") from error
     if (state["estimator"], state["options"]) != (estimator.name, _plain_options(estimator)):
         raise ConfigError(
-            f"{path} contains the state of {state['estimator']!r} with the options {state['options']}, but the run "
-            f"would continue with {estimator.name!r} and {_plain_options(estimator)}"
+            f"{path} contains the state of {state['estimator']!r} with the options {state['options']}, but this run "
+            f"uses {estimator.name!r} with {_plain_options(estimator)}"
         )
     estimator.state.load_state_dict(state["memory"])
 
 
 def save_run_state(folder: Path, curriculum: Curriculum | None, order: TaskOrder | None, reference: Any) -> None:
-    """Write the parts of a run's state that exist into a checkpoint.
+    """Write the parts of a run's state into a checkpoint, skipping those that are None.
 
     Args:
         folder: The checkpoint.
-        curriculum: Its results are written.
-        order: The task groups that were trained on, where rollouts run ahead of training.
-        reference: The reference model that ``sync_ref_model`` moves.
+        curriculum: The curriculum, whose results are written.
+        order: The task groups that were trained on, if rollouts run ahead of training.
+        reference: The reference model, if ``sync_ref_model`` updates it.
     """
     if curriculum is not None:
         state = {"options": curriculum.options, "results": curriculum.state_dict()}
@@ -87,15 +87,15 @@ def load_curriculum(folder: Path, curriculum: Curriculum | None) -> None:
     """Load the results of a curriculum.
 
     Raises:
-        ConfigError: They are missing, damaged or of another curriculum, or the run has no curriculum.
+        ConfigError: The results are missing, damaged or from another curriculum, or the run has no curriculum.
     """
     path = folder / _CURRICULUM_FILE
     if curriculum is None:
         if path.is_file():
-            raise ConfigError(f"{folder} was saved with a curriculum, but this run has none: pass the same one")
+            raise ConfigError(f"{folder} was saved with a curriculum, but this run has none: pass the same curriculum")
         return
     if not path.is_file():
-        raise ConfigError(f"{path} is missing: cannot resume a curriculum without the win rates that it contained")
+        raise ConfigError(f"{path} is missing: the curriculum cannot be resumed without the win rates stored there")
     try:
         state = json.loads(path.read_text())
     except json.JSONDecodeError as error:
@@ -108,10 +108,10 @@ def load_curriculum(folder: Path, curriculum: Curriculum | None) -> None:
 
 
 def load_order(folder: Path, order: TaskOrder | None) -> None:
-    """Load the task groups that were trained on; a run that did not play ahead has trained on them in order.
+    """Load which task groups were trained on; without a file (rollouts did not run ahead), they were used in order.
 
     Raises:
-        ConfigError: It is damaged.
+        ConfigError: The file is damaged.
     """
     path = folder / _ORDER_FILE
     if order is None or not path.is_file():
@@ -123,10 +123,10 @@ def load_order(folder: Path, order: TaskOrder | None) -> None:
 
 
 def load_reference(folder: Path, reference: Any) -> None:
-    """Load the reference model that ``sync_ref_model`` moves; None for none.
+    """Load the reference model that ``sync_ref_model`` updates; do nothing if ``reference`` is None.
 
     Raises:
-        ConfigError: It is missing.
+        ConfigError: The file is missing.
     """
     if reference is None:
         return

@@ -1,4 +1,4 @@
-"""Measure how long the parts of a generation cycle take, to predict whether its rest fits into a time limit."""
+"""Measure how long the parts of a generation cycle take, to predict whether the rest fits in a time limit."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ class CyclePace:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin without any measurement.
+        """Start without measurements.
 
         Args:
-            clock: Returns seconds.
+            clock: Returns the current time in seconds.
         """
         self._clock = clock
-        self._last: tuple[float, float] | None = None  # rollouts and the rest of the steps of the last whole cycle
+        self._last: tuple[float, float] | None = (
+            None  # seconds of rollouts, and of the rest of the steps, in the last complete cycle
+        )
         self._save_s: float | None = None
         self.forget_cycle()
 
     def forget_cycle(self) -> None:
-        """Drop what was measured of a cycle that did not end."""
+        """Discard the measurements of an unfinished cycle."""
         self._played_s = self._stepped_s = 0.0
         self._playing_since: float | None = None
         self._step_since: float | None = None
         self._between_since: float | None = None
 
     def step_begins(self, *, is_first: bool) -> None:
-        """Note that an optimizer step begins, the first of a cycle or another."""
+        """Record the start of an optimizer step; ``is_first``: whether it is the first of a cycle."""
         if is_first:
             self.forget_cycle()
         self._step_since = self._clock()
 
     def step_ends(self, *, is_last: bool) -> None:
-        """Note that an optimizer step is done, the last of a cycle or another."""
+        """Record the end of an optimizer step; ``is_last``: whether it is the last of a cycle."""
         now = self._clock()
         if self._step_since is not None:
             self._stepped_s += now - self._step_since
@@ -47,17 +49,17 @@ class CyclePace:
             self._last = self._played_s, self._stepped_s - self._played_s
 
     def evaluated(self) -> None:
-        """Note that an evaluation is done: what comes next after a step may be a checkpoint."""
+        """Record the end of an evaluation, after which a checkpoint may follow."""
         self._between_since = self._clock()
 
     def saved(self) -> None:
-        """Note that a checkpoint was saved."""
+        """Record that a checkpoint was saved."""
         if self._between_since is not None:
             self._save_s, self._between_since = self._clock() - self._between_since, None
 
     @contextlib.contextmanager
     def playing(self, *, is_training: bool) -> Generator[None]:
-        """Time the rollouts that are played inside; those of an evaluation are not counted."""
+        """Time the rollouts that are played inside the block; rollouts of an evaluation are not counted."""
         if not is_training:
             yield
             return
@@ -68,11 +70,11 @@ class CyclePace:
             self._played_s += self._clock() - self._playing_since
             self._playing_since = None
 
-    def rest_s(self, *, save_s: float) -> float | None:
-        """Predict the seconds that the rest of this cycle and a checkpoint take; None before a cycle was measured.
+    def remaining_s(self, *, save_s: float) -> float | None:
+        """Predict the seconds for the rest of this cycle and a checkpoint; None before a cycle was measured.
 
         Args:
-            save_s: Expected time of a checkpoint before one was measured.
+            save_s: Expected time of a checkpoint, used until one was measured.
         """
         if self._last is None:
             return None

@@ -1,11 +1,11 @@
-"""End a run on a signal, with a checkpoint from which it can be resumed exactly.
+"""Stop a run on a signal, with a checkpoint from which it can be resumed exactly.
 
-A run resumes at the boundaries of its generation cycle alone. Until the first optimizer step of a cycle is done, only
-random generators, counts, the estimator's averages and the results of a curriculum have left the boundary before it:
-these are put back, and the rollouts are lost. After that step the cycle must be finished::
+A run can be resumed only at the boundaries between generation cycles. Until the first optimizer step of a cycle
+completes, only random generators, counters, the estimator's averages and a curriculum's results have changed since the
+last boundary: these are restored, and the cycle's rollouts are discarded. After that step, the cycle must be finished::
 
     boundary ── rollouts ── first optimizer step ── more steps ── boundary
-             └──── can be broken off ────┘     └─ must be finished ─┘
+             └─── can be interrupted ────┘     └─ must be finished ─┘
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from agentsgym.ranks import RolloutsAbortedError
 from agentsgym.rollouts.interfaces import GRACE_S
 from agentsgym.training.lifecycle.pace import CyclePace
 from agentsgym.training.lifecycle.resuming import take_generator_states
-from agentsgym.training.lifecycle.signals import DEFAULTS, Notice, SignalWatch
+from agentsgym.training.lifecycle.signals import DEFAULTS, ReceivedSignal, SignalWatch
 
 if TYPE_CHECKING:
-    from agentsgym.training._trl import TRLSeam
+    from agentsgym.training._trl import TRLInterface
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.generation.batch import Phase
 
 logger = logging.getLogger(__name__)
 
-_MARGIN: Final = 1.2  # an expectation times this must fit, where breaking off loses no optimizer step
+_MARGIN: Final = 1.2  # safety factor on the expected time, used where interrupting would lose no optimizer step
 
 
-class Memory(Protocol):
-    """State that a part of the trainer keeps between generation batches."""
+class Stateful(Protocol):
+    """A part of the trainer with state that persists between generation batches."""
 
     def state_dict(self) -> Any:
-        """Return a copy of it, as JSON values."""
+        """Return a copy of the state, as JSON values."""
         ...
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Restore a copy from ``state_dict``."""
+        """Restore the state from what ``state_dict`` returned."""
         ...
 
 
-class Preempted(SystemExit):  # not an error: it ends a program as sys.exit does
-    """Training was ended by a signal; uncaught, it ends the process with status 128 + its number.
+class Preempted(SystemExit):  # not an error: like sys.exit, it ends the program
+    """Training was ended by a signal; if not caught, the process exits with 128 + the signal's number.
 
-    That is 143 after SIGTERM, 129 after SIGHUP and 130 after Ctrl-C. After Ctrl-C it is a ``KeyboardInterrupt`` too.
+    That is 143 after SIGTERM, 129 after SIGHUP and 130 after Ctrl-C. After Ctrl-C, it is also a ``KeyboardInterrupt``.
 
     Attributes:
         signum: The signal: ``signal.SIGTERM``, ``signal.SIGHUP`` or ``signal.SIGINT``.
@@ -73,39 +73,40 @@ class PreemptedByUser(Preempted, KeyboardInterrupt):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Boundary:
-    """The state before a generation cycle that the cycle changes before its first optimizer step.
+    """A snapshot, taken before a generation cycle, of the state that changes before its first optimizer step.
 
     Attributes:
-        step: Optimizer steps that were done.
-        restore_generators: Sets the global random generators back.
-        memories: The states of estimator, curriculum and task order, as far as they exist.
-        num_tokens: Tokens seen.
+        step: Number of completed optimizer steps.
+        restore_generators: Restores the global random generators.
+        states: The states of the estimator, the curriculum and the task order, where present.
+        num_tokens: Number of tokens seen.
     """
 
     step: int
     restore_generators: Callable[[], None]
-    memories: Sequence[Any]
+    states: Sequence[Any]
     num_tokens: int
 
 
 class Preemption(TrainerCallback):
-    """Ends a run on a signal: checks for one, decides with the other ranks what still fits, saves and leaves.
+    """Ends a run on a signal: checks for one, agrees with the other ranks on what to finish, saves and stops.
 
     Attributes:
-        pace: How long the parts of a generation cycle take.
-        is_leaving: Whether the run ends with the next checkpoint, which then has all its state whatever the settings.
+        pace: The times that the parts of a generation cycle take.
+        is_stopping: Whether the run stops after the next checkpoint, which then has the full state, even with
+            ``save_only_model=True``.
     """
 
-    def __init__(self, seam: TRLSeam, args: GRPOEnvConfig, memories: Callable[[], Sequence[Memory]]) -> None:
-        """Set up; signals are not noted yet.
+    def __init__(self, trl: TRLInterface, args: GRPOEnvConfig, parts: Callable[[], Sequence[Stateful]]) -> None:
+        """Set up without watching for signals yet.
 
         Args:
-            seam: The trainer.
-            args: Its settings.
-            memories: Returns the states that it keeps between generation batches, always in the same order.
+            trl: The interface to the trainer.
+            args: The trainer's settings.
+            parts: Returns the trainer's stateful parts, always in the same order.
         """
         self.pace = CyclePace()
-        self._seam, self._args, self._memories = seam, args, memories
+        self._trl, self._args, self._stateful_parts = trl, args, parts
         self._saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
         self._watch = SignalWatch()
         self._begin(None)
@@ -113,19 +114,19 @@ class Preemption(TrainerCallback):
     def _begin(self, resumed_from: Path | None) -> None:
         self._boundary: _Boundary | None = None
         self._checkpoint = resumed_from
-        self._saved_step: int | None = None  # the step of that checkpoint
-        self._is_first_step = False  # of an epoch
-        self.is_leaving = self._has_announced = False
+        self._saved_step: int | None = None  # step of self._checkpoint
+        self._is_first_step = False  # whether the next step is the first of an epoch
+        self.is_stopping = self._has_announced = False
 
     def run(self, train: Callable[[], Any], resumed_from: Path | None) -> Any:
-        """Collective: train, and end on a signal.
+        """Train, and stop on a signal. Collective.
 
         Args:
-            train: Trains.
-            resumed_from: The checkpoint that the run was resumed from; None for none.
+            train: Runs the training loop.
+            resumed_from: The checkpoint from which the run was resumed; None for a new run.
 
         Raises:
-            Preempted: A signal came at some rank, also where it came too late to keep anything from being done.
+            Preempted: Some rank received a signal, even if it came too late to cut the run short.
         """
         self._begin(resumed_from)
         output: Any = None
@@ -134,44 +135,44 @@ class Preemption(TrainerCallback):
                 output = train()
             except RolloutsAbortedError:
                 boundary = self._boundary
-                if boundary is not None and boundary.step == self._seam.global_step:
+                if boundary is not None and boundary.step == self._trl.global_step:
                     boundary.restore_generators()
-                    for memory, before in zip(self._memories(), boundary.memories, strict=True):
-                        memory.load_state_dict(before)
-                    self._seam.return_to_step_begin(boundary.num_tokens)
-                self.is_leaving = True
+                    for part, state in zip(self._stateful_parts(), boundary.states, strict=True):
+                        part.load_state_dict(state)
+                    self._trl.rewind_to_step_start(boundary.num_tokens)
+                self.is_stopping = True
                 if self._should_save():
-                    self._seam.save_checkpoint()
-            is_ended = self._agree()  # no rank ends before the others have saved: a launcher would end them
+                    self._trl.save_checkpoint()
+            is_ended = self._should_stop()  # no rank exits before all have saved: the launcher would kill the others
             agreed = self._watch.notice if is_ended else None
         if agreed is None:
-            self._watch.repeat_own()  # it came after the ranks had agreed
+            self._watch.reraise_own_signal()  # one that came after the ranks had agreed
             return output
         kind = PreemptedByUser if agreed.signum == signal.SIGINT else Preempted
-        left = kind(agreed.signum, self._seam.global_step, self._checkpoint)
-        logger.warning("%s", left)
-        raise left
+        preempted = kind(agreed.signum, self._trl.global_step, self._checkpoint)
+        logger.warning("%s", preempted)
+        raise preempted
 
     def interrupt(self, phase: Phase, error: Exception | None = None) -> None:
-        """Break off the rollouts of a generation batch if a signal has come and the cycle no longer fits.
+        """Interrupt a generation batch's rollouts after a signal, if there is no time to finish the cycle.
 
-        Other ranks are not notified: they receive the same signal, or learn of it when rollouts are exchanged.
+        Other ranks are not notified: they receive the same signal, or find out when rollouts are exchanged.
 
         Args:
             phase: Phase of the generation batch.
-            error: The error that ended the rollouts, if any: the signal may have ended workers of a pool too.
+            error: The error that ended the rollouts, if any; the signal may also have killed a pool's workers.
 
         Raises:
-            RolloutsAbortedError: This rank breaks them off.
+            RolloutsAbortedError: This rank interrupts its rollouts.
         """
         notice = self._watch.notice
         if notice is None:
             return
         if error is not None:
-            logger.warning("the rollouts ended with the signal: %s: %.500s", type(error).__name__, error)
+            logger.warning("rollouts failed after the signal: %s: %.500s", type(error).__name__, error)
             self._announce(notice)
             raise RolloutsAbortedError from error
-        has_to_finish = phase.is_training or not self._is_boundary(phase.step)  # an evaluation can always be left out
+        has_to_finish = phase.is_training or not self._is_boundary(phase.step)  # an evaluation can always be skipped
         self._announce(notice)
         if not (has_to_finish and self._fits(notice)):
             raise RolloutsAbortedError
@@ -179,19 +180,19 @@ class Preemption(TrainerCallback):
     # Events of the training loop
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that the checkpoint from which the run continues is that of its first step."""
-        self._saved_step = self._seam.global_step
+        """Treat the run's first step as already saved: a resumed run starts from its checkpoint."""
+        self._saved_step = self._trl.global_step
         self.pace.forget_cycle()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep the boundary: the data loader, which starts after this, draws from the global generators."""
+        """Take the boundary's snapshot here: the data loader starts next and draws from the global generators."""
         self._is_first_step = True
         if self._is_boundary(state.global_step):
             self._keep_boundary()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave if that was decided when the last step ended; otherwise keep the boundary, if this is one."""
-        if self.is_leaving:
+        """Stop if the end of the previous step decided so; otherwise take a snapshot if this is a boundary."""
+        if self.is_stopping:
             raise RolloutsAbortedError
         is_boundary = self._is_boundary(state.global_step)
         if is_boundary and not self._is_first_step:
@@ -200,76 +201,76 @@ class Preemption(TrainerCallback):
         self.pace.step_begins(is_first=is_boundary)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Collective: between micro-batches, break off a cycle's first optimizer step if the cycle no longer fits."""
-        if self._is_boundary(self._seam.global_step) and self._agree(only_if_urgent=True):
+        """Interrupt a cycle's first optimizer step, between micro-batches, if time has run out. Collective."""
+        if self._is_boundary(self._trl.global_step) and self._should_stop(only_if_urgent=True):
             raise RolloutsAbortedError
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Collective: decide whether the run ends here, and if so save, and skip an evaluation that is due."""
+        """Decide whether the run stops here; if so, save, and skip an evaluation that is due. Collective."""
         is_boundary = self._is_boundary(state.global_step)
         self.pace.step_ends(is_last=is_boundary)
-        self.is_leaving = self._agree(only_if_urgent=not is_boundary)
-        if self.is_leaving:
+        self.is_stopping = self._should_stop(only_if_urgent=not is_boundary)
+        if self.is_stopping:
             control.should_evaluate = False
             control.should_save = control.should_save or self._should_save()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Separate the time of an evaluation from that of a checkpoint."""
+        """Exclude the time of an evaluation from the measured time of the next checkpoint."""
         self.pace.evaluated()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note the checkpoint, unless it cannot be resumed."""
+        """Record the checkpoint as the one to resume from, unless it contains only the model."""
         self.pace.saved()
-        if not self._args.save_only_model or self.is_leaving:
-            self._saved_step = self._seam.global_step
-            self._checkpoint = Path(self._seam.run_folder()) / f"checkpoint-{self._saved_step}"
+        if not self._args.save_only_model or self.is_stopping:
+            self._saved_step = self._trl.global_step
+            self._checkpoint = Path(self._trl.run_folder()) / f"checkpoint-{self._saved_step}"
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave if that was decided when the last step ended."""
-        if self.is_leaving:
+        """Stop if the end of the previous step decided so."""
+        if self.is_stopping:
             raise RolloutsAbortedError
 
     def _keep_boundary(self) -> None:
-        """Keep the state to be restored if the cycle is broken off."""
+        """Take a snapshot of the state, to be restored if the cycle is interrupted."""
         self._boundary = _Boundary(
-            step=self._seam.global_step,
-            restore_generators=take_generator_states(self._seam.device),
-            memories=[memory.state_dict() for memory in self._memories()],
-            num_tokens=self._seam.num_input_tokens_seen,
+            step=self._trl.global_step,
+            restore_generators=take_generator_states(self._trl.device),
+            states=[part.state_dict() for part in self._stateful_parts()],
+            num_tokens=self._trl.num_input_tokens_seen,
         )
 
     # Decisions
 
     def _should_save(self) -> bool:
-        """Whether a checkpoint of this step can be saved and does not exist yet."""
-        step = self._seam.global_step
+        """Whether this step has no checkpoint yet and one can be saved."""
+        step = self._trl.global_step
         return self._saves and self._is_boundary(step) and self._saved_step != step
 
     def _is_boundary(self, step: int) -> bool:
         return step % self._args.steps_per_cycle == 0
 
-    def _fits(self, notice: Notice) -> bool:
-        """Whether the rest of the cycle, and the checkpoint at its end, fit what is left of the grace period."""
+    def _fits(self, notice: ReceivedSignal) -> bool:
+        """Whether the rest of the cycle and its checkpoint fit in the rest of the grace period."""
         grace_s = self._args.preemption_grace_s
         if not self._saves:
-            return False  # there is nothing to finish the cycle for
+            return False  # no checkpoint would be saved at the end of the cycle
         if grace_s is None:
             return True
         left_s = notice.at + grace_s - time.monotonic() - (GRACE_S if self._args.env_pool else 0.0)
-        expected_s = self.pace.rest_s(save_s=grace_s / 4)
-        if self._is_boundary(self._seam.global_step):
+        expected_s = self.pace.remaining_s(save_s=grace_s / 4)
+        if self._is_boundary(self._trl.global_step):
             return expected_s is not None and _MARGIN * expected_s <= left_s
-        return left_s >= (grace_s / 4 if expected_s is None else expected_s)  # breaking off loses steps
+        return left_s >= (grace_s / 4 if expected_s is None else expected_s)  # interrupting would lose steps
 
-    def _agree(self, *, only_if_urgent: bool = False) -> bool:
-        """Collective: whether any rank has a signal, and for ``only_if_urgent`` whether the cycle does not fit."""
-        notice = self._watch.notice  # read once: later signals count at the next call
+    def _should_stop(self, *, only_if_urgent: bool = False) -> bool:
+        """Whether any rank received a signal; with ``only_if_urgent``, and cannot finish the cycle. Collective."""
+        notice = self._watch.notice  # read once: a later signal is handled by the next call
         has_notice = notice is not None
         is_urgent = notice is not None and not self._fits(notice)
-        if self._seam.num_ranks > 1:
+        if self._trl.num_ranks > 1:
             came = [notice is not None and notice.signum == signum for signum in DEFAULTS]
             flags = torch.tensor([has_notice, is_urgent, *came], dtype=torch.int32)
-            total: Any = reduce(flags.to(self._seam.device), reduction="sum")
+            total: Any = reduce(flags.to(self._trl.device), reduction="sum")
             has_notice, is_urgent, *came = (number > 0 for number in total.tolist())
             if has_notice:
                 self._watch.note(next(signum for signum, has_come in zip(DEFAULTS, came, strict=True) if has_come))
@@ -277,14 +278,14 @@ class Preemption(TrainerCallback):
             self._announce(self._watch.notice)
         return is_urgent or (has_notice and not only_if_urgent)
 
-    def _announce(self, notice: Notice) -> None:
-        """Log once what happens now."""
+    def _announce(self, notice: ReceivedSignal) -> None:
+        """Log once how the run ends."""
         if self._has_announced:
             return
         self._has_announced = True
         logger.warning(
-            "%s: training ends %s; work in progress is %s. A second signal ends the process immediately.",
+            "%s: stopping training %s; the generation cycle is %s. A second signal ends the process immediately.",
             signal.Signals(notice.signum).name,
-            "with a checkpoint" if self._saves else "without a checkpoint, as save_strategy is 'no'",
-            "finished first" if self._fits(notice) else "broken off",
+            "with a checkpoint" if self._saves else "without a checkpoint, since save_strategy is 'no'",
+            "finished first" if self._fits(notice) else "interrupted",
         )

@@ -1,4 +1,4 @@
-"""Resume a run where its checkpoint was saved: at the same place in the generation cycle and in the dataset."""
+"""Resume a run where its checkpoint was saved: at the same position in the generation cycle and in the dataset."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agentsgym.training.lifecycle.checkpoint_files import (
     checkpoints_in,
     count_ranks,
     finish_renames,
-    is_of_deepspeed,
+    has_deepspeed_state,
     problem_with,
     read_manifest,
     read_state,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def take_generator_states(device: torch.device) -> Callable[[], None]:
-    """Read the global generators of Python, NumPy and torch; returns a function that restores them."""
+    """Save the states of the global generators of Python, NumPy and torch, and return a function that restores them."""
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     module: Any = None if device.type == "cpu" else torch.get_device_module(device)
     device_state = module.get_rng_state() if hasattr(module, "get_rng_state") else None
@@ -52,7 +52,7 @@ def take_generator_states(device: torch.device) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def preserve_rng_state() -> Generator[None]:
-    """Restore the global generators of Python, NumPy and torch, so that an evaluation changes no draw after it."""
+    """Restore the global generators of Python, NumPy and torch, so that an evaluation does not affect later draws."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():
@@ -64,8 +64,8 @@ def preserve_rng_state() -> Generator[None]:
 
 logger = logging.getLogger(__name__)
 
-# Settings that do not affect what is trained, by prefixes of their names.
-_OF_NO_CONCERN: Final = (
+# Prefixes of the names of settings that do not affect the trained policy.
+_IRRELEVANT_SETTINGS: Final = (
     *("output_dir", "run_name", "project", "report_to", "disable_tqdm", "log", "save_", "hub_", "push_to_hub"),
     *("eval_", "do_", "per_device_eval", "num_generations_eval", "dataloader_", "resume_from", "max_steps"),
     *("num_train_epochs", "load_best", "metric_for", "greater_is", "local_rank", "env_", "ddp_"),
@@ -79,8 +79,8 @@ class ResumePoint:
     """The point at which a run is resumed.
 
     Attributes:
-        folder: The checkpoint; None for a run that begins.
-        step: Optimizer steps that are done.
+        folder: The checkpoint; None for a new run.
+        step: Number of completed optimizer steps.
     """
 
     folder: Path | None = None
@@ -88,7 +88,7 @@ class ResumePoint:
 
 
 def facts_of(args: GRPOEnvConfig, dataset: Any) -> dict[str, Any]:
-    """Identification of a run, as JSON in its checkpoints, to distinguish a resumed run from another.
+    """The facts about a run, as JSON for its checkpoints, that a resumed run is compared with.
 
     Args:
         args: The settings.
@@ -113,15 +113,15 @@ def find_resume_point(
     """Collective: find the checkpoint to resume from, the same on all ranks.
 
     Args:
-        requested: As ``train`` takes it: a folder; True for the newest whole checkpoint of the run; ``"auto"`` for that
-            or, where there is none, a new run; None or False for a new run.
-        run_folder: Where the run's checkpoints are.
+        requested: The argument of ``train``: a folder; True for the newest complete checkpoint of the run; ``"auto"``
+            for that checkpoint or, if there is none, a new run; None or False for a new run.
+        run_folder: The folder of the run's checkpoints.
         args: The settings.
-        facts: Those of this run, from :func:`facts_of`.
-        max_steps: Optimizer steps of the whole run.
+        facts: The facts about this run, from :func:`facts_of`.
+        max_steps: Total optimizer steps of the run.
 
     Raises:
-        ConfigError: There is no such checkpoint, it is damaged, or the run would play other tasks from there on.
+        ConfigError: There is no such checkpoint, it is damaged, or the resumed run would play different tasks.
     """
     if not requested:
         return ResumePoint()
@@ -147,7 +147,9 @@ def _find(
         if folder is None and requested == "auto" and not passed_over:
             return ResumePoint()
         if folder is None:
-            remedy = "move them away to start over" if passed_over else "resume_from_checkpoint='auto' begins a run"
+            remedy = (
+                "move them away to start over" if passed_over else "resume_from_checkpoint='auto' would start a new run"
+            )
             raise ConfigError(
                 f"{run_folder} has no checkpoint to resume from{': ' * bool(passed_over)}"
                 f"{'; '.join(passed_over)} ({remedy})"
@@ -163,13 +165,13 @@ def _find(
     step = int(state["global_step"])
     if step < max_steps:
         generations_before(step, args)
-        _check_pass(folder, state, facts)
+        _check_epoch(folder, state, facts)
     _check_facts(folder, facts)
     return ResumePoint(folder=folder, step=step)
 
 
 def _newest_resumable(run_folder: Path, args: GRPOEnvConfig, max_steps: int) -> tuple[Path | None, list[str]]:
-    """Find the newest checkpoint that a run can be resumed from, and the reasons against newer ones."""
+    """Find the newest checkpoint from which the run can be resumed, and why newer ones were skipped."""
     passed_over: list[str] = []
     for folder in checkpoints_in(run_folder):
         reason = problem_with(folder, max_steps)
@@ -184,24 +186,24 @@ def _newest_resumable(run_folder: Path, args: GRPOEnvConfig, max_steps: int) -> 
     return None, passed_over
 
 
-def _check_pass(folder: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Refuse to resume in a later pass over a stream: transformers knows no passes of unknown length."""
+def _check_epoch(folder: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Reject a checkpoint from a later epoch of an iterable dataset, whose epochs transformers cannot count."""
     if facts["order"]["num_rows"] is None and state["epoch"] > 1:
         raise ConfigError(
-            f"{folder} is in pass {int(state['epoch']) + 1} over a stream of rows, but only the first pass can be "
-            "resumed: use a dataset with a length, or start a new run with this checkpoint as its model"
+            f"{folder} was saved in epoch {int(state['epoch']) + 1} of an iterable dataset, but only the first epoch "
+            "can be resumed: use a dataset with a length, or start a new run with this checkpoint as its model"
         )
 
 
 def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
-    """Reject a run that would play other tasks than the saved one, and warn about other changes."""
+    """Reject a run that would play different tasks than the saved run, and warn about other changes."""
     then = read_manifest(folder)
     num_ranks = count_ranks(folder) if then is None else then.get("num_ranks")
     _check_engine(folder, {"num_ranks": num_ranks} if then is None else then, now)
     if num_ranks != now["num_ranks"]:
         logger.warning(
-            "%s was saved by %s ranks, and this run has %d: each rank has its own random generators, so that the order "
-            "of rows within an optimizer step, and dropout, are drawn anew",
+            "%s was saved by %s ranks, but this run has %d: since each rank has its own random generators, the order "
+            "of rows within an optimizer step, and dropout, will differ",
             *(folder, num_ranks, now["num_ranks"]),
         )
     if then is None or "order" not in then:
@@ -210,22 +212,21 @@ def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
         if then["order"].get(name) != value:
             raise ConfigError(
                 f"{folder} was saved with {name}={then['order'].get(name)!r} but this run has {value!r} and would "
-                "play different tasks from there on: restore that value, or start a new run with this checkpoint as "
-                "its model"
+                "play different tasks: restore the saved value, or start a new run with this checkpoint as its model"
             )
     before, after = then["settings"], now["settings"]
     if _optimizer_state(before["optim"]) != _optimizer_state(after["optim"]):
         raise ConfigError(
-            f"{folder} holds the optimizer state of optim={before['optim']!r}, which {after['optim']!r} cannot "
-            "continue: set optim as it was, or start a new run with this checkpoint as its model"
+            f"{folder} contains the optimizer state of optim={before['optim']!r}, which {after['optim']!r} cannot "
+            "load: restore the saved optim, or start a new run with this checkpoint as its model"
         )
     changed = [
         f"{name}={after.get(name)!r} (was {before.get(name)!r})"
         for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and not name.startswith(_OF_NO_CONCERN)
+        if before.get(name) != after.get(name) and not name.startswith(_IRRELEVANT_SETTINGS)
     ]
     if changed:
-        logger.warning("the resumed run has other settings than %s: %s", folder, ", ".join(changed))
+        logger.warning("the settings of the resumed run differ from %s: %s", folder, ", ".join(changed))
 
 
 def _optimizer_state(optim: str) -> str:
@@ -240,24 +241,26 @@ def _optimizer_state(optim: str) -> str:
 
 
 def _check_engine(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse the state of another engine, or of one that shards it otherwise."""
+    """Reject a checkpoint from another engine (DeepSpeed or not), or with a different sharding."""
     wanted = now["zero_stage"]
-    stage = then.get("zero_stage", wanted or "?") if is_of_deepspeed(folder) else 0
+    stage = then.get("zero_stage", wanted or "?") if has_deepspeed_state(folder) else 0
     if stage != wanted:
         was, is_now = (f"under DeepSpeed ZeRO-{one}" if one else "without DeepSpeed" for one in (stage, wanted))
-        problem = f"was saved {was} and this run is {is_now}, which keeps the optimizer's state otherwise"
+        problem = f"was saved {was}, but this run is {is_now}, which stores the optimizer's state differently"
     elif stage and then.get("num_ranks") != now["num_ranks"]:
         problem = (
-            f"was saved by {then.get('num_ranks')} ranks under DeepSpeed, which cuts the optimizer's state into as "
-            f"many pieces, and this run has {now['num_ranks']}"
+            f"was saved by {then.get('num_ranks')} ranks under DeepSpeed, which splits the optimizer's state between "
+            f"them, but this run has {now['num_ranks']}"
         )
     else:
         return
-    raise ConfigError(f"{folder} {problem}: resume as it was, or start a new run with this checkpoint as its model")
+    raise ConfigError(
+        f"{folder} {problem}: resume with the same setup, or start a new run with this checkpoint as its model"
+    )
 
 
 def generations_before(step: int, args: GRPOEnvConfig) -> int:
-    """Count the generation batches that were played before an optimizer step.
+    """The number of generation batches that were played before an optimizer step.
 
     Raises:
         ConfigError: The step lies inside a generation cycle.
@@ -265,47 +268,48 @@ def generations_before(step: int, args: GRPOEnvConfig) -> int:
     cycle = args.steps_per_cycle
     if step % cycle:
         raise ConfigError(
-            f"a run resumes at a multiple of {cycle} steps, the boundaries of its generation cycle, since the rows "
-            f"of a half-used cycle are not saved; got step {step}: resume from an earlier checkpoint, or start a "
-            "new run with this one as its model"
+            f"a run can be resumed only at a multiple of {cycle} steps, because partly used generation batches are "
+            f"not saved, but this checkpoint is from step {step}: resume from an earlier checkpoint, or start a new "
+            "run with this checkpoint as its model"
         )
     return args.generations_at(step)
 
 
-def check_passes(args: GRPOEnvConfig, num_microbatches: int, max_steps: int) -> None:
+def check_alignment(args: GRPOEnvConfig, num_microbatches: int, max_steps: int) -> None:
     """Raise :class:`ConfigError` for a run whose optimizer steps do not stay aligned with its generation batches.
 
     Args:
         args: The settings.
-        num_microbatches: Those of a pass over the dataset, the last of which ends an optimizer step in any case.
-        max_steps: Optimizer steps of the run.
+        num_microbatches: Micro-batches per epoch, the last of which always ends an optimizer step.
+        max_steps: Total optimizer steps of the run.
     """
     accumulation = args.gradient_accumulation_steps
-    has_passes = max_steps > math.ceil(num_microbatches / accumulation)
-    if num_microbatches % accumulation and has_passes:
+    has_several_epochs = max_steps > math.ceil(num_microbatches / accumulation)
+    if num_microbatches % accumulation and has_several_epochs:
         raise ConfigError(
-            f"gradient_accumulation_steps={accumulation} divides neither the {args.micro_steps_per_generation} "
-            f"micro-batches that a generation batch is trained on nor the {num_microbatches} of a pass over the "
-            "dataset, so checkpoints could not be resumed exactly: make it a divisor of steps_per_generation * "
-            "num_iterations"
+            f"gradient_accumulation_steps={accumulation} must divide steps_per_generation * num_iterations "
+            f"({args.micro_steps_per_generation}) or the number of micro-batches per epoch ({num_microbatches}): "
+            "otherwise checkpoints cannot be resumed exactly"
         )
 
 
 class RestoreDataOrder(TrainerCallback):
-    """Restores the order of a resumed run's tasks, and refuses a run that could not be resumed.
+    """Restores the task order of a resumed run, and rejects a run whose checkpoints could not be resumed.
 
-    The sampler draws a new order at each pass over the dataset, and that of a resumed run starts at the first pass: the
-    draws of the passes before the checkpoint are repeated.
+    The sampler draws a new order in each epoch. A resumed run's sampler starts at the first epoch, so the draws of the
+    epochs before the checkpoint are repeated.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
-        """Draw the orders of the passes that are done."""
+        """Draw the orders of the completed epochs."""
         if train_dataloader is not None and not isinstance(train_dataloader.dataset, IterableDataset):
-            check_passes(args, len(train_dataloader), state.max_steps)
+            check_alignment(args, len(train_dataloader), state.max_steps)
         batches: Any = getattr(train_dataloader, "batch_sampler", None)
-        while hasattr(batches, "batch_sampler"):  # on several ranks accelerate wraps it, to take each one's share
+        while hasattr(
+            batches, "batch_sampler"
+        ):  # with several ranks, accelerate wraps it to split batches between them
             batches = batches.batch_sampler
         sampler: Any = getattr(batches, "sampler", None)
-        if isinstance(getattr(sampler, "generator", None), torch.Generator):  # a stream has none
+        if isinstance(getattr(sampler, "generator", None), torch.Generator):  # an iterable dataset has none
             for _ in range(int(state.epoch + 1e-6)):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)

@@ -1,4 +1,4 @@
-"""Note SIGTERM, SIGHUP and Ctrl-C without ending anything, on all ranks wherever one of them got the signal."""
+"""Record SIGTERM, SIGHUP and Ctrl-C without acting on them, on every rank as soon as any rank receives one."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
 
-REPEAT_S: Final = 0.5  # a second signal within it counts as the first: launchers send copies
-_POLL_S: Final = 0.5  # how often a rank looks whether another one got a signal
+REPEAT_S: Final = 0.5  # a second signal within this time is ignored, since launchers send duplicates
+_POLL_S: Final = 0.5  # seconds between checks for a signal on another rank
 _HANGUP: Final[dict[int, Any]] = {signal.SIGHUP: signal.SIG_DFL} if hasattr(signal, "SIGHUP") else {}  # not on Windows
 DEFAULTS: Final[dict[int, Any]] = {  # the most urgent first
     signal.SIGTERM: signal.SIG_DFL,
     **_HANGUP,
     signal.SIGINT: signal.default_int_handler,
 }
-_num_watches = itertools.count()  # equal on all ranks, since they train equally often
+_num_watches = itertools.count()  # the same on all ranks, since they all call `train` the same number of times
 
 
-class Notice(NamedTuple):
-    """A signal that came, and when on the monotonic clock."""
+class ReceivedSignal(NamedTuple):
+    """A received signal, and its time on the monotonic clock."""
 
     signum: int
     at: float
 
 
 class SignalWatch:
-    """Keeps the first signal until it is read; a second one has its usual effect.
+    """Records the first signal for the training loop to read; a second signal has its default effect.
 
     Attributes:
-        notice: The first signal of any rank while :meth:`watching`; None without.
-        has_repeated: Whether a second one came to this rank.
+        notice: The first signal that any rank received inside :meth:`watching`; None if there was none.
+        has_repeated: Whether this rank received a second signal.
     """
 
     def __init__(self) -> None:
-        self.notice: Notice | None = None
+        self.notice: ReceivedSignal | None = None
         self.has_repeated = False
         self._handled_at: float | None = None
         self._own: int | None = None
@@ -51,15 +51,16 @@ class SignalWatch:
         self._taken: list[int] = []
 
     def note(self, signum: int) -> None:
-        """Keep a signal if it is the first."""
+        """Record a signal if it is the first."""
         if self.notice is None:
-            self.notice = Notice(signum, time.monotonic())
+            self.notice = ReceivedSignal(signum, time.monotonic())
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
-        """Note signals inside; handlers of the user's own stay, and outside of the main thread all handlers stay.
+        """Record signals inside the block; handlers set by the user stay, as do all outside of the main thread.
 
-        On several ranks a thread shares signals, also those that come while the main thread waits for another rank.
+        With several ranks, a background thread shares signals, even those that arrive while the main thread waits for
+        another rank.
         """
         self.notice, self.has_repeated, self._handled_at, self._own = None, False, None, None
         self._pid = os.getpid()
@@ -76,40 +77,40 @@ class SignalWatch:
             with sharing:
                 yield
         finally:
-            self._give_back()
+            self._restore_handlers()
             self.notice = None
 
-    def repeat_own(self) -> None:
-        """Give a signal of this rank that nobody has read its usual effect."""
+    def reraise_own_signal(self) -> None:
+        """Raise the signal that this rank received again, if any, so that it has its default effect."""
         if self._own is not None:
             signal.raise_signal(self._own)
 
     def is_watched(self, signum: int) -> bool:
-        """Whether a signal is noted now."""
+        """Whether a signal is recorded instead of having its default effect."""
         return signum in self._taken
 
-    def _give_back(self) -> None:
+    def _restore_handlers(self) -> None:
         for signum in self._taken:
             signal.signal(signum, DEFAULTS[signum])
         self._taken = []
 
     def _handle(self, signum: int, _: Any) -> None:
-        """Note the first signal. It runs between any two instructions, so that it must do no more than this."""
+        """Record the first signal. Runs between any two bytecode instructions, so it must do as little as possible."""
         now = time.monotonic()
         is_copy = os.getpid() != self._pid  # a process that was forked from this one
         if is_copy or (self._handled_at is not None and now - self._handled_at >= REPEAT_S):
             self.has_repeated = True
-            self._give_back()
+            self._restore_handlers()
             signal.raise_signal(signum)
         elif self._handled_at is None:
             self._handled_at, self._own = now, signum
             self.note(signum)
-            _leave_lost_terminal()
+            _discard_output_of_lost_terminal()
 
 
 @contextlib.contextmanager
 def _sharing(watch: SignalWatch, store: Any, key: str, *, has_handlers: bool) -> Generator[None]:
-    """Share signals with the other ranks inside, under a key of a store."""
+    """Inside the block, share signals with the other ranks, under a key of a store."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     listener = _Listener(watch, store, key, reading)
@@ -128,7 +129,7 @@ def _sharing(watch: SignalWatch, store: Any, key: str, *, has_handlers: bool) ->
 
 
 class _Listener(threading.Thread):
-    """Writes this rank's signal to the store, and notes another rank's from there."""
+    """Writes this rank's signal to the store, and records a signal that another rank wrote there."""
 
     def __init__(self, watch: SignalWatch, store: Any, key: str, reading: int) -> None:
         super().__init__(name="agentsgym-signals", daemon=True)
@@ -138,14 +139,14 @@ class _Listener(threading.Thread):
         self._first_at: float | None = None
 
     def end(self, writing: int) -> None:
-        """End the thread, at once unless the store does not answer."""
+        """Stop the thread, which takes time only if the store does not respond."""
         self._ending = True
         os.write(writing, b"\0")
         self.join(timeout=5.0)
 
     def run(self) -> None:
-        """Exchange signals until the end, or until the store is gone with its rank."""
-        with contextlib.suppress(RuntimeError):  # what stores raise
+        """Exchange signals until :meth:`end` is called, or the rank that hosts the store exits."""
+        with contextlib.suppress(RuntimeError):  # raised by a store whose host is gone
             while not self._ending:
                 if select.select([self._reading], [], [], _POLL_S)[0]:
                     for signum in os.read(self._reading, 64):
@@ -159,9 +160,9 @@ class _Listener(threading.Thread):
                     self._is_shared = True
 
     def _receive(self, signum: int) -> None:
-        """Note a signal at once, although the main thread may be inside a long call, and end the process on a second.
+        """Record a signal immediately, even if the main thread is inside a long call; end the process on a second one.
 
-        The main thread receives the second one too; if it does not react, the process is ended here.
+        The main thread receives the second signal too; if it does not react, this thread ends the process.
         """
         if not self._watch.is_watched(signum):
             return
@@ -175,8 +176,8 @@ class _Listener(threading.Thread):
                 os._exit(128 + signum)
 
 
-def _leave_lost_terminal() -> None:
-    """Discard what is printed from here on where the terminal is gone, since each write would raise ``OSError``."""
+def _discard_output_of_lost_terminal() -> None:
+    """Redirect stdout and stderr to the null device if their terminal is gone: writes to it raise ``OSError``."""
     for stream in (1, 2):
         try:
             os.write(stream, b"")
@@ -188,19 +189,19 @@ def _leave_lost_terminal() -> None:
 def _own_store() -> Any:
     """Connect this thread to the store of the process group; None if that is impossible.
 
-    Without it ranks learn of each other's signals when they exchange something else.
+    Without a store, a rank learns of another rank's signal at their next collective operation.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return None
     world: Any = dist.group.WORLD
     try:
         return world.get_group_store().clone()
-    except (AttributeError, NotImplementedError, RuntimeError):  # an older torch, or a store that cannot
+    except (AttributeError, NotImplementedError, RuntimeError):  # an older torch, or a store that cannot be cloned
         return None
 
 
 @functools.cache
 def _keep_wakeups_from_children() -> None:
-    """Keep forked processes from writing their signals to this process's pipe."""
+    """Prevent forked processes from writing their signals to this process's pipe."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))

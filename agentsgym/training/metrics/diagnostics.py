@@ -28,7 +28,7 @@ class Diagnostics:
     """Compares each training batch with the settings, and logs each warning once per run."""
 
     def __init__(self, args: GRPOEnvConfig, estimator: BoundEstimator) -> None:
-        """Start with no warnings given.
+        """Set up the checks; no warning has been logged yet.
 
         Args:
             args: The settings.
@@ -36,7 +36,7 @@ class Diagnostics:
         """
         self._args = args
         self._estimator = estimator
-        own = traits_of(estimator.function, estimator.options)  # without what shaping adds
+        own = traits_of(estimator.function, estimator.options)  # without the traits that shaping adds
         self._sums_returns = own is not None and "discount" in own.uses
         self._warned: set[str] = set()
         self._num_flat = 0  # consecutive batches
@@ -47,11 +47,13 @@ class Diagnostics:
         """Warn about the rollouts of this batch.
 
         Args:
-            rollouts: Those of all ranks, as the estimator saw them; filtered ones are marked as dropped.
-            num_tokens: The agent tokens of each rollout, where the estimator saw its roles separately.
-            is_flat: Whether all their advantages are zero.
+            rollouts: The rollouts of all ranks, in the estimator's form; filtered rollouts are marked as dropped.
+            num_tokens: The agent tokens of each rollout, if the estimator processed its roles separately.
+            is_flat: Whether all advantages are zero.
         """
-        is_flat = is_flat and not reads_token_rewards(self._estimator.traits)  # those tokens' rewards are not seen here
+        is_flat = is_flat and not reads_token_rewards(
+            self._estimator.traits
+        )  # rewards of tokens are not available here
         self._num_flat = self._num_flat + 1 if is_flat else 0
         if self._num_flat == _MANY_FLAT_BATCHES:
             self._warn_of_flat([rollout.final_reward for rollout in rollouts if not rollout.failed])
@@ -65,23 +67,23 @@ class Diagnostics:
             self._check_estimator(included, self._estimator.traits)
         length = fmean(num_tokens or [sum(rollout.token_counts) for rollout in rollouts])
         if length == 0:
-            self._warn_once("no rollout of the generation batch has an agent token, so that there is nothing to train")
+            self._warn_once("no rollout of the generation batch has an agent token, so there is nothing to train on")
         if length > _LONG_ROLLOUT:
             self._check_ratios(math.floor(length))
 
     def warn_of_text(self, num_inexact: int, num_rollouts: int) -> None:
-        """Warn about agent tokens that were encoded from text."""
+        """Warn about agent tokens that were tokenized from text."""
         if num_inexact:
             self._warn_once(
-                "%d of %d rollouts hold text that came without token ids: it was encoded here, and its tokens may not "
-                "be those that were sampled",
+                "%d of %d rollouts contain text without token ids: it was tokenized here, and its tokens may differ "
+                "from the sampled ones",
                 num_inexact,
                 num_rollouts,
             )
 
     def _warn_of_flat(self, rewards: Sequence[float]) -> None:
         if not rewards:
-            seen = "are missing, as every rollout failed"
+            seen = "are missing, since every rollout failed"
         elif len(set(rewards)) == 1:
             seen = f"were all {rewards[0]:g}"
         else:
@@ -95,37 +97,37 @@ class Diagnostics:
         )
 
     def _check_estimator(self, rollouts: Sequence[ScoredRollout], traits: EstimatorTraits) -> None:
-        """Warn about what the estimator needs and these rollouts lack."""
+        """Warn about properties that the estimator needs but these rollouts lack."""
         name = self._estimator.name
         keys = [key for rollout in rollouts for key in rollout.state_keys] if "state_keys" in traits.uses else []
         if keys and all(key is None for key in keys):
             self._warn_once(
-                "the environment gives no state keys, so that %r has no turns to compare: implement its _state_key",
+                "the environment returns no state keys, so %r has no turns to compare: implement its _state_key",
                 name,
             )
         sizes = step_group_sizes(rollouts) if keys else []
         if sizes and sizes.count(1) > 0.9 * sum(sizes):
             self._warn_once(
-                "more than nine in ten turns are alone in their state, so that %r has no other turn to compare them "
-                "with: _state_key is too fine for %d rollouts a task",
+                "more than nine in ten turns are the only ones in their state, so %r has no other turn to compare them "
+                "with: _state_key is too fine for %d rollouts per task",
                 name,
                 cast("int", self._args.num_generations),
             )
         if traits.compares_in_task_groups and 1 in Counter(rollout.group for rollout in rollouts).values():
             self._warn_once(
-                "a task group has one rollout that counts, for which %r has no baseline: min_group_size=2 leaves such "
-                "groups out",
+                "a task group has only one usable rollout, for which %r has no baseline: set min_group_size=2 to drop "
+                "such groups",
                 name,
             )
         sums = [(math.fsum(one.turn_rewards), one.final_reward) for one in rollouts if one.turn_rewards]
         if self._sums_returns and not all(math.isclose(*pair, rel_tol=1e-6, abs_tol=1e-6) for pair in sums):
             self._warn_once(
-                "the final reward is not the sum of the turn rewards, and %r sums turn rewards: return it from "
+                "the final reward is not the sum of the turn rewards, but %r sums turn rewards: return it from "
                 "_step_episode, or set env_config['turn_credit'] to 'final'",
                 name,
             )
         if "discount" not in traits.uses and self._args.discount != 1:
-            self._warn_once("discount=%g does nothing: %r has no sum over turns", self._args.discount, name)
+            self._warn_once("discount=%g has no effect: %r has no sum over turns", self._args.discount, name)
 
     def _check_ratios(self, length: int) -> None:
         """Warn about importance ratios of rows with many agent tokens."""
@@ -134,14 +136,14 @@ class Diagnostics:
         is_of_sequence = correction is not None and correction.mode.startswith("sequence")
         if is_of_sequence or (args.loss.multiplies_row_ratios and lags_behind):
             self._warn_once(
-                "importance ratios that multiply those of all tokens of a row, %d agent tokens on average: small "
-                "differences add up, so that most rows end at a bound or at 0; use ratios of single tokens",
+                "the importance ratio of a row multiplies those of all its agent tokens, %d on average: small "
+                "differences add up, so most rows end at a bound or at 0; use ratios of single tokens",
                 length,
             )
         if args.importance_sampling_level == "sequence" and lags_behind:
             self._warn_once(
-                "importance_sampling_level='sequence' clips a mean over %d agent tokens on average, which hardly ever "
-                "leaves the bounds that suit single tokens: its authors set epsilon=3e-4 and epsilon_high=4e-4",
+                "importance_sampling_level='sequence' clips a mean over %d agent tokens on average, which rarely "
+                "exceeds bounds that suit single tokens: its authors set epsilon=3e-4 and epsilon_high=4e-4",
                 length,
             )
 

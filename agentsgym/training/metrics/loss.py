@@ -1,4 +1,4 @@
-"""Record what the loss does by turn index and by row, from its own forward pass."""
+"""Record statistics of the loss by turn index and by row, from its forward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentsgym.training.tensors.importance import effective_sample_size, row_log
 if TYPE_CHECKING:
     from agentsgym.training.tensors.loss_types import LossType
 
-NUM_TURNS: Final = 100  # as many as two digits name
+NUM_TURNS: Final = 100  # turn indices in metric names have two digits
 STATISTICS: Final = ("entropy", "ratio", "clip_ratio", "advantage")
 
 
@@ -28,8 +28,8 @@ class LossStatistics:
 
         Args:
             loss_type: The loss that is recorded.
-            epsilon_low: The trainer's.
-            epsilon_high: The trainer's.
+            epsilon_low: The trainer's ``epsilon_low``.
+            epsilon_high: The trainer's ``epsilon_high``.
             device: The device of micro-batches.
         """
         self._bounds = loss_type.clip_bounds(epsilon_low=epsilon_low, epsilon_high=epsilon_high)
@@ -38,7 +38,7 @@ class LossStatistics:
         self.clear()
 
     def clear(self) -> None:
-        """Drop what was recorded."""
+        """Discard the recorded statistics."""
         self._turns = TurnStatistics(names=self._names, device=self._device)
         self._log_ratios: list[float] = []
         self._value_loss = torch.zeros(2, device=self._device)  # its sum, and the number of targets
@@ -49,9 +49,9 @@ class LossStatistics:
         """Add a micro-batch.
 
         Args:
-            turn_index: (B, T), -1 off agent tokens.
+            turn_index: (B, T), -1 on all tokens but the agent's.
             inputs: The inputs of the loss.
-            logprobs: (B, T), log-probabilities by the weights that are being trained.
+            logprobs: (B, T), log-probabilities under the model being trained.
             entropies: (B, T).
         """
         logprobs, old = logprobs.detach(), inputs.get("old_per_token_logps")
@@ -64,11 +64,11 @@ class LossStatistics:
         self._log_ratios += row_log_ratios(log_ratio, inputs["tool_mask"])
 
     def update_values(self, summed_loss: torch.Tensor, num_targets: torch.Tensor) -> None:
-        """Add the value head's loss on this rank's part of a micro-batch, summed, 0-dim, and its number of targets."""
+        """Add the value head's summed loss on this rank's part of a micro-batch, 0-dim, and the number of targets."""
         self._value_loss += torch.stack([summed_loss.detach(), num_targets]).to(self._value_loss)
 
     def metrics(self, sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
-        """Collective: return the metrics since the last call, over all ranks, and reset.
+        """Return the metrics since the last call, over all ranks, and reset. Collective.
 
         Args:
             sum_over_ranks: Sums a tensor over all ranks.
@@ -89,8 +89,8 @@ class LossStatistics:
 class TurnStatistics:
     """Sums over agent tokens by turn index, kept on the device: nothing synchronizes before :meth:`metrics`.
 
-    Turns are counted from the start of the rollout. Turns from ``num_turns`` on are left out: pooled they would be a
-    mean over turns that have little in common, and few rollouts get there.
+    Turns are counted from the start of the rollout. Turns from ``num_turns`` on are skipped: their pooled mean would
+    cover turns that have little in common, and few rollouts have that many.
     """
 
     def __init__(
@@ -103,9 +103,8 @@ class TurnStatistics:
         """Start empty.
 
         Args:
-            num_turns: How many turns are recorded; the same on all ranks.
-            names: The quantities that are summed, the same on all ranks; without ``"clip_ratio"`` where the loss does
-                not clip.
+            num_turns: Number of turns that are recorded; the same on all ranks.
+            names: The quantities to sum, the same on all ranks; without ``"clip_ratio"`` if the loss does not clip.
             device: The device of micro-batches.
 
         Raises:
@@ -114,16 +113,15 @@ class TurnStatistics:
         if num_turns < 1 or not names:
             raise ValueError(f"statistics need a turn and a name, got {num_turns!r} turns and the names {names!r}")
         self.num_turns, self.names = num_turns, tuple(names)
-        # The first row counts tokens; the last column takes the tokens of no recorded turn.
+        # The first row counts tokens; the last column is for tokens that belong to no recorded turn.
         self._sums = torch.zeros(1 + len(self.names), num_turns + 1, device=device)
 
     def add(self, turn_index: torch.Tensor, **values: torch.Tensor) -> None:
         """Add a micro-batch.
 
         Args:
-            turn_index: (B, T), long: the turn that the token belongs to, -1 off the agent tokens.
-            values: For each of the names (B, T), or (B, 1) for one number a row; without gradient, and read on agent
-                tokens alone.
+            turn_index: (B, T), long: the turn that a token belongs to, -1 on all tokens but the agent's.
+            values: For each name (B, T), or (B, 1) for one number per row; detached, and used only on agent tokens.
 
         Raises:
             ValueError: The names differ from those at construction.
@@ -136,7 +134,7 @@ class TurnStatistics:
         self._sums.index_add_(1, columns, torch.stack([row.float() for row in rows]).flatten(1))
 
     def metrics(self, sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
-        """Collective: return the means since the last call, over all ranks, and reset.
+        """Return the means since the last call, over all ranks, and reset. Collective.
 
         Args:
             sum_over_ranks: Sums a tensor over all ranks; called once, on every rank with a tensor of the same shape.
@@ -159,13 +157,13 @@ def clipped(ratio: torch.Tensor, advantages: torch.Tensor, *, low: float, high: 
     """Mark clipped tokens: above the upper bound with a positive advantage, below the lower with a negative one.
 
     TRL counts the same in ``clip_ratio/region_mean`` and, with the bounds of ``cispo``, in ``cispo_clip_ratio`` (there
-    the ratio is cut with a negative advantage too, which TRL does not count). As in TRL, ``delta`` is not counted.
+    the ratio is also clipped with a negative advantage, which TRL does not count). As in TRL, ``delta`` is not counted.
 
     Args:
         ratio: (B, T) or (B, 1), current to old probability.
         advantages: (B, T).
-        low: The lower of :meth:`LossType.clip_bounds`.
-        high: The upper one.
+        low: The lower bound from :meth:`LossType.clip_bounds`.
+        high: The upper bound from :meth:`LossType.clip_bounds`.
 
     Returns:
         (B, T), boolean.
@@ -181,10 +179,10 @@ class FlushMetrics(TrainerCallback):
         self._flush = flush
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Call it if this step is logged, which transformers' own callback has decided by now."""
+        """Call the function if this step is logged, which transformers' callback has decided by now."""
         if control.should_log:
             self._flush()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Call it if this epoch is logged."""
+        """Call the function if this epoch is logged."""
         self.on_step_end(args, state, control, **kwargs)

@@ -1,4 +1,4 @@
-"""List every metric that a run logs: its name, its group, and what it means."""
+"""The metrics that a run logs: their names, groups and meanings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Metric:
     """One metric.
 
     Attributes:
-        name: Its key in the log. ``turn_00`` stands for the index of any turn, ``…`` for a role or an environment.
-        section: What it is measured on: the heading of its table in ``docs/metrics.md``.
+        name: The key in the log. ``turn_00`` stands for the index of any turn, ``…`` for a role or an environment.
+        section: The heading of the metric's table in ``docs/metrics.md``, for what is measured.
         group: A key of :data:`GROUPS`.
-        meaning: What it means, as Markdown; links are those of a page in ``docs``.
-        logged: What it needs to be logged, likewise; empty for nothing but what its section names.
+        meaning: The meaning, as Markdown; links are relative to ``docs``.
+        logged: The condition for the metric to be logged, as Markdown; empty for no condition beyond the section's.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Metric:
 
     @property
     def pattern(self) -> str:
-        """A regular expression of its keys in training."""
+        """A regular expression for the metric's keys in training."""
         return re.escape(self.name).replace("turn_00", r"turn_\d+").replace("…", ".+")
 
 
@@ -47,7 +47,7 @@ METRICS: Final = tuple(
 
 @functools.cache
 def metric_of(key: str) -> Metric | None:
-    """Find the metric that a key of the log belongs to; None for a key that is none of ours, TRL's or the loss's.
+    """The metric that a key of the log belongs to; None for other keys, such as those of transformers.
 
     An evaluation's keys are found with their prefix, ``eval_`` or, with several evaluation sets, ``eval_NAME_``.
 
@@ -56,7 +56,7 @@ def metric_of(key: str) -> Metric | None:
     """
     for prefix in ("", "eval_", "eval_.+?_"):
         for metric in METRICS:
-            # That of a metric of evaluations alone begins with the prefix already.
+            # The pattern of a metric that only evaluations have begins with the prefix already.
             pattern = prefix + metric.pattern.removeprefix("eval_") if prefix else metric.pattern
             if re.fullmatch(pattern, key, re.DOTALL):
                 return metric

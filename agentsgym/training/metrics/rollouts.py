@@ -1,4 +1,4 @@
-"""Summarize rollouts in a few numbers, which the ranks exchange, and compute the metrics of a batch."""
+"""Summarize rollouts in a few numbers, which ranks exchange, and compute the metrics of a batch."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from agentsgym.types import Message, StopReason, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
-    """A rollout as every rank knows it: numbers and keys, no tokens and no messages.
+    """The summary of a rollout that all ranks share: numbers and keys, without tokens or messages.
 
     Attributes:
-        scored: The rollout as estimators see it.
+        scored: The rollout in the form that estimators use.
         turn_rewards: The environment's reward of each turn, before ``turn_credit``, (K,).
-        stop_reason: Why its last episode ended.
-        success: Whether it was won; None if the environment does not report it.
-        exact: Whether all agent tokens are as the agent returned them.
-        num_invalid: Turns whose action was invalid.
-        num_tokens: Its tokens, prompts and observations included.
-        num_prompt_tokens: Those before the first action; all of them without one.
-        references: The mean rewards of random and of optimal play from its start; None if not known.
-        logprobs: Whether all, some or none of its agent tokens have a log-probability from the sampler.
-        num_rows: The number of its training rows.
-        num_row_tokens: The tokens of these rows, more than its own where a history was rewritten.
-        num_trained_tokens: The agent tokens in these rows that can be trained on: a row's first token cannot.
-        error: The traceback of a failed rollout (in the trainer, only of a rank's first); else None.
-        num_retries: Failed attempts before it; None where failed rollouts are not retried.
-        environment: What the metrics call its environment: the row's ``environment`` as ``mix`` writes it, else its
-            class.
-        metrics: The numbers in the ``info`` of its environment.
+        stop_reason: Why the last episode ended.
+        success: Whether the task was solved; None if the environment does not report it.
+        exact: Whether all agent tokens are exactly those that the agent returned.
+        num_invalid: Number of turns with an invalid action.
+        num_tokens: Number of tokens, including prompts and observations.
+        num_prompt_tokens: Number of tokens before the first action; all tokens if there is no action.
+        references: The mean rewards of random and of optimal play from this start; None if unknown.
+        logprobs: Whether all, some or none of the agent tokens have a log-probability from the sampler.
+        num_rows: Number of training rows.
+        num_row_tokens: Total number of tokens of these rows; more than ``num_tokens`` if a history was rewritten.
+        num_trained_tokens: Number of agent tokens in these rows that can be trained on: a row's first token cannot.
+        error: The traceback of a failed rollout (in the trainer, only for each rank's first failure); otherwise None.
+        num_retries: Number of failed attempts before this one; None if failed rollouts are not retried.
+        environment: The environment's name in metrics: the row's ``environment`` column, set by ``mix``, or else the
+            class name.
+        metrics: The numbers in the environment's ``info``.
     """
 
     scored: ScoredRollout
@@ -72,7 +72,7 @@ class RolloutSummary:
         """
         num_tokens = len(trajectory.token_ids)
         random, optimal = trajectory.info.get("random_reward"), trajectory.info.get("optimal_reward")
-        logprobs: KnownLogprobs = "all"  # of a failed rollout too, none of whose tokens is trained on
+        logprobs: KnownLogprobs = "all"  # also for a failed rollout, which is not trained on
         if not trajectory.failed and trajectory.logprobs is None:
             logprobs = "none"
         elif not trajectory.failed and math.isnan(sum(trajectory.logprobs or ())):
@@ -99,7 +99,7 @@ class RolloutSummary:
 
     @property
     def final_reward(self) -> float:
-        """The reward of the whole rollout."""
+        """The reward of the rollout."""
         return self.scored.final_reward
 
     @property
@@ -119,12 +119,12 @@ class RolloutSummary:
 
     @property
     def num_turns(self) -> int:
-        """The number of its turns."""
+        """The number of turns."""
         return len(self.turn_rewards)
 
     @property
     def num_agent_tokens(self) -> int:
-        """The number of its agent tokens."""
+        """The number of agent tokens."""
         return sum(self.scored.token_counts)
 
 
@@ -133,12 +133,12 @@ class CompletionRow:
     """A line of TRL's completions table.
 
     Attributes:
-        prompt: The messages before the agent's first.
-        completion: The conversation that followed.
-        final_reward: The rollout's.
-        mean_advantage: The mean over its agent tokens, since the table takes one number a row.
-        turn_rewards: One reward a turn.
-        stop_reason: Why it ended.
+        prompt: The messages before the agent's first message.
+        completion: The rest of the conversation.
+        final_reward: The rollout's final reward.
+        mean_advantage: The mean over the agent tokens, since the table has one number per row.
+        turn_rewards: One reward per turn.
+        stop_reason: Why the rollout ended.
     """
 
     prompt: list[Message]
@@ -150,7 +150,7 @@ class CompletionRow:
 
     @classmethod
     def of(cls, trajectory: Trajectory, advantages: Sequence[float]) -> Self:
-        """Show a rollout with the advantages of its tokens, (T,), and with escape sequences written out."""
+        """Convert a rollout with the advantages of its tokens, (T,); control characters are escaped."""
         first = trajectory.turns[0].message_index if trajectory.turns else len(trajectory.messages)
         return cls(
             prompt=[*map(_printable, trajectory.messages[:first])],
@@ -170,19 +170,18 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
     """Summarize a generation batch; failed rollouts count in ``failed`` and nowhere else.
 
     Returns:
-        ``reward`` (mean final reward), ``reward_std`` (n - 1 in the denominator; where two or more were played),
-        ``completions/{mean,min,max}_length`` (tokens after the first prompt, observations included),
-        ``completions/clipped_ratio`` (fraction that a budget ended), all four as TRL names them;
-        ``win_rate`` (where the environment reports success), ``fraction_of_optimal`` (where it reports the mean
-        rewards of random and optimal play), ``turns/{mean,min,max}``,
-        ``reward/turn_{k}`` (mean over the rollouts that had a turn k) and ``active_fraction/turn_{k}`` (their
-        fraction), ``stop/{reason}`` (fractions), ``invalid_turns`` (fraction), ``tokens/agent_per_turn``,
-        ``tokens/environment_per_turn``, ``failed`` and ``exact`` (fractions),
-        ``info/{key}`` (each number of ``info``, mean over the rollouts that have it),
-        ``rollouts/retried`` (where failed rollouts are played again, how often, mean over all);
-        ``reward/by_role/{role}`` and ``win_rate/by_role/{role}`` where turns have named roles; and, in a batch of
-        several environments, ``{name}/by_environment/{environment}`` of ``reward``, ``win_rate``,
-        ``fraction_of_optimal``, ``turns`` and ``failed``.
+        ``reward`` (mean final reward), ``reward_std`` (n - 1 in the denominator; if at least two rollouts did not
+        fail), ``completions/{mean,min,max}_length`` (tokens after the first prompt, observations included) and
+        ``completions/clipped_ratio`` (fraction that a token or turn limit ended), these four with TRL's names;
+        ``win_rate`` (if the environment reports success), ``fraction_of_optimal`` (if it reports the mean rewards of
+        random and optimal play), ``turns/{mean,min,max}``, ``reward/turn_{k:02d}`` (mean over the rollouts that had a
+        turn k) and ``active_fraction/turn_{k:02d}`` (their fraction), ``stop/{reason}`` (fractions), ``invalid_turns``
+        (fraction), ``tokens/agent_per_turn``, ``tokens/environment_per_turn``, ``failed`` and ``exact`` (fractions),
+        ``info/{key}`` (each number of ``info``, mean over the rollouts that have it), ``rollouts/retried`` (if failed
+        rollouts are retried: the mean number of retries per rollout); ``reward/by_role/{role}`` and
+        ``win_rate/by_role/{role}`` if turns have named roles; and, in a batch of several environments,
+        ``{name}/by_environment/{environment}`` of ``reward``, ``win_rate``, ``fraction_of_optimal``, ``turns`` and
+        ``failed``.
     """
     metrics = {
         f"stop/{reason.value}": _mean([rollout.stop_reason is reason for rollout in rollouts])

@@ -1,4 +1,4 @@
-"""Measure how old the weights were that sampled a batch, in updates: generation batches that were trained on since."""
+"""Measure the age of the weights that sampled a batch, in updates: generation batches trained on since then."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from agentsgym.types import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StalenessSums:
-    """Sums over the turns of one rank, from which :func:`staleness_metrics` makes the metrics of all.
+    """Sums over the turns of one rank, from which :func:`staleness_metrics` computes the metrics over all ranks.
 
     Attributes:
-        num_turns: Turns whose policy version is known.
-        total: Sum of their ages, in updates.
-        oldest: The largest; 0 without turns.
-        num_rollouts: Rollouts with such turns.
-        num_mixed: Those of them whose turns were sampled by more than one version.
+        num_turns: Number of turns whose policy version is known.
+        total: Sum of the ages of these turns, in updates.
+        oldest: The largest age; 0 without turns.
+        num_rollouts: Number of rollouts with such turns.
+        num_mixed: Number of these rollouts whose turns were sampled by more than one version.
         waited_s: Seconds that the rank waited for the batch.
     """
 
@@ -31,11 +31,11 @@ class StalenessSums:
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], age: Callable[[int], int], waited_s: float) -> Self:
-        """Sum up.
+        """Sum over the turns of rollouts.
 
         Args:
-            trajectories: This rank's rollouts.
-            age: Returns the age in updates of a policy version.
+            trajectories: The rollouts of this rank.
+            age: Returns the age of a policy version, in updates.
             waited_s: See the attribute.
         """
         versions = [
@@ -53,11 +53,11 @@ class StalenessSums:
 
 
 def staleness_metrics(ranks: Sequence[StalenessSums]) -> dict[str, float]:
-    """Summarize for the log.
+    """Compute the logged metrics.
 
     Returns:
         ``staleness/mean`` and ``staleness/max`` over turns, in updates; ``staleness/mixed_rollouts``, the fraction of
-        rollouts of several versions; ``staleness/wait_s``, seconds of the rank that waited longest.
+        rollouts with several policy versions; ``staleness/wait_s``, the longest wait of any rank in seconds.
     """
     num_turns = max(1, sum(rank.num_turns for rank in ranks))
     num_rollouts = max(1, sum(rank.num_rollouts for rank in ranks))

@@ -1,4 +1,4 @@
-"""Build the value model, and refuse models that do not fit the settings."""
+"""Build the value model, and reject models that do not fit the settings."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 def build_value_model(model: Any, args: GRPOEnvConfig, accelerator: Accelerator) -> ValueModel | None:
-    """Build the value head of the settings; None without one.
+    """Build the configured value head; None if none is configured.
 
     Args:
-        model: The model in training, unwrapped.
+        model: The model being trained, unwrapped.
         args: The settings.
-        accelerator: Knows the autocast of forward passes.
+        accelerator: The accelerator, for the autocast of forward passes.
     """
     if args.value_head is None:
         return None
@@ -54,23 +54,23 @@ def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None)
     refuse_prompt_learning(adapters)
     if args.beta != 0.0 and not adapters and not isinstance(model, str) and not model.config.name_or_path:
         raise ConfigError(
-            "beta needs a reference model, which TRL loads from the model's path, but this model has none: save it "
-            "with save_pretrained and load it with from_pretrained first"
+            "beta requires a reference model, which TRL loads from the model's path, but this model has no path: save "
+            "it with save_pretrained and load it with from_pretrained first"
         )
 
 
 def check_sharding(args: GRPOEnvConfig) -> None:
-    """Raise :class:`ConfigError` where accelerate would silently train without the requested FSDP.
+    """Raise :class:`ConfigError` if accelerate would silently train without the requested FSDP.
 
-    This precedes the accelerator, which sets the launcher's variable wherever ``args.fsdp`` is set.
+    Call this before the accelerator is created, which sets the launcher's variable whenever ``args.fsdp`` is set.
     """
     is_launched = bool(str_to_bool(os.environ.get("ACCELERATE_USE_FSDP", "false")))
     state: Any = PartialState()
     if (args.fsdp or is_launched) and state.distributed_type in {DistributedType.NO, DistributedType.MULTI_CPU}:
         raise ConfigError(
-            f"{f'fsdp={args.fsdp!r}' if args.fsdp else 'FSDP, which the launcher set,'} shards weights over processes "
-            f"with one accelerator each, but here (processes: {state.num_processes}, device: {state.device.type}) "
-            "every process would hold all of them: start with `accelerate launch` on accelerators, or leave FSDP out"
+            f"{f'fsdp={args.fsdp!r}' if args.fsdp else 'FSDP (enabled by the launcher)'} has no effect here "
+            f"(processes: {state.num_processes}, device: {state.device.type}): weights can be sharded only between "
+            "processes with one accelerator each; run with `accelerate launch` on accelerators, or disable FSDP"
         )
 
 

@@ -1,14 +1,14 @@
-"""Predict the return of the rest of a rollout before each of its tokens: a value head beside the policy.
+"""Predict the return of the rest of a rollout before each of its tokens, with a value head in addition to the policy.
 
 ::
 
     ids ─▶ trunk ─▶ hidden states ─▶ LM head ─▶ the policy
                          └─────────▶ value head ─▶ V before the next token
 
-With ``"shared"`` the trunk is the policy's: the value loss trains it too, through the hidden states of the policy's own
-forward. With ``"separate"`` it is a copy, which the value loss alone trains. The value model is not part of the policy,
-so that code which saves, wraps or sends the policy does not see it; what a trainer does for the policy is therefore
-done here too: averaging gradients over the ranks, clipping, saving and loading.
+With ``"shared"``, the trunk is the policy's: the value loss trains it too, through the hidden states of the policy's
+forward pass. With ``"separate"``, it is a copy that only the value loss trains. The value model is not part of the
+policy, so code that saves, wraps or sends the policy does not affect it. What a trainer does for the policy is
+therefore implemented here, too: averaging gradients over the ranks, clipping, saving and loading.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from agentsgym.agents.eval_mode import evaluation_mode
-from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.errors import ConfigError
 from agentsgym.training.finite import check_value_gradients
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class ValueModel(nn.Module):
     """A linear head, in single precision and initialized to 0, on the last hidden states of a trunk.
 
     Attributes:
-        head: From a hidden state to the value before the next token.
-        trunk: The head's own copy of the policy's trunk, adapters included; None where the policy's is shared.
+        head: Maps a hidden state to the value before the next token.
+        trunk: A separate copy of the policy's trunk, adapters included; None if the policy's trunk is shared.
     """
 
     def __init__(
@@ -54,26 +54,26 @@ class ValueModel(nn.Module):
         loss_weight: float,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """Put a head on a policy, or on a copy of its trunk.
+        """Add a head to a policy, or to a copy of its trunk.
 
-        A copy trains all of its weights, even where the policy trains only adapters, so that it costs as much as
-        training a second model: its weights, their gradients, the optimizer's moments, and a separate forward.
+        All weights of a copy are trained, even if the policy trains only adapters, so it costs as much as training a
+        second model: weights, gradients, optimizer moments, and a separate forward pass.
 
         Args:
-            policy: A causal language model of transformers, with or without adapters of PEFT; neither wrapped nor
+            policy: A causal language model of transformers, with or without PEFT adapters; neither wrapped nor
                 sharded.
             kind: ``"shared"`` or ``"separate"``.
             learning_rate: Learning rate of the head, and of the copy.
-            loss_weight: Multiplies :meth:`loss`.
-            context: Entered where the trunk is run here, such as ``accelerator.autocast``.
+            loss_weight: Factor of :meth:`loss`.
+            context: Returns the context in which the trunk is run, such as ``accelerator.autocast``.
 
         Raises:
-            ConfigError: ``kind`` is unknown, the policy has no trunk apart from its LM head, or ``kind`` is
+            ConfigError: ``kind`` is unknown, the policy has no trunk separate from its LM head, or ``kind`` is
                 ``"separate"`` with quantized weights, which cannot be trained.
         """
         super().__init__()
         if kind not in KINDS:
-            raise ConfigError(f"value_head is unknown: {kind!r}{did_you_mean(str(kind), KINDS)}")
+            raise ConfigError(f"value_head must be 'shared' or 'separate', got {kind!r}")
         base = cast("PreTrainedModel", policy.get_base_model() if hasattr(policy, "get_base_model") else policy)
         lm_head = cast("Any", base.get_output_embeddings())
         self.learning_rate = learning_rate
@@ -84,8 +84,8 @@ class ValueModel(nn.Module):
         policy_trunk = base.base_model if base.base_model is not base else base.get_decoder()
         if policy_trunk is base:
             raise ConfigError(
-                "a value head needs a causal language model with a separate trunk (base_model or get_decoder()), got a "
-                f"{type(base).__name__}"
+                "a value head requires a causal language model with a separate trunk (base_model or get_decoder()), "
+                f"got a {type(base).__name__}"
             )
         if kind == "separate" and getattr(base, "is_quantized", False):
             raise ConfigError(
@@ -104,11 +104,11 @@ class ValueModel(nn.Module):
         Args:
             ids: (B, L), right-padded.
             attention_mask: (B, L).
-            batch_size: Rows that are run at once.
+            batch_size: Rows per forward pass.
 
         Returns:
             (B, L) in single precision: the value at t is predicted from the tokens before t; 0.0 on padding and in the
-            first column, which has none.
+            first column, which no token precedes.
         """
         found = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
         with evaluation_mode(self._trunk):
@@ -120,9 +120,9 @@ class ValueModel(nn.Module):
 
     @contextmanager
     def capture_hidden_states(self) -> Generator[None]:
-        """Keep the hidden states of the policy's own forward, with their graph, for the :meth:`loss` that follows.
+        """Inside the block, store the hidden states of the policy's forward pass, with their graph, for :meth:`loss`.
 
-        Where the trunk is separate nothing is kept.
+        If the trunk is separate, nothing is stored.
         """
         self._captured = []
         if self.trunk is not None:
@@ -132,7 +132,7 @@ class ValueModel(nn.Module):
         try:
             yield
         except BaseException:
-            self._captured = []  # it would keep the graph of the whole forward
+            self._captured = []  # they would keep the graph of the forward pass alive
             raise
         finally:
             handle.remove()
@@ -144,23 +144,23 @@ class ValueModel(nn.Module):
         targets: torch.Tensor,
         num_targets: torch.Tensor | float,
     ) -> torch.Tensor:
-        """``loss_weight · ½ Σ (V - target)² / num_targets``, to be added to the loss of the policy.
+        """Compute ``loss_weight · ½ Σ (V - target)² / num_targets``, to be added to the loss of the policy.
 
         Summed over the micro-batches of an optimizer step and averaged over the ranks, as gradients are, it is the mean
         over all targets of the step. A separate trunk runs in the mode of this module: with dropout after ``train()``.
 
         Args:
-            ids: (B, L), right-padded; where the trunk is shared, those of the forward that was captured, which may
-                have left out columns of padding.
+            ids: (B, L), right-padded; if the trunk is shared, the ids of the captured forward pass, which may have
+                omitted columns of padding.
             attention_mask: (B, L).
-            targets: (B, L), NaN for no target; those of the first column are not read.
-            num_targets: Number of targets of the whole optimizer step, over all ranks; positive.
+            targets: (B, L), NaN for no target; the first column is ignored.
+            num_targets: Number of targets in the optimizer step, over all ranks; positive.
 
         Returns:
-            A 0-dim tensor with a graph, also without any target.
+            A 0-dim tensor with a graph, even without any target.
 
         Raises:
-            RuntimeError: The trunk is shared, and no forward of the policy was captured.
+            RuntimeError: The trunk is shared, and no forward pass of the policy was captured.
         """
         if self.trunk is None and not self._captured:
             raise RuntimeError(
@@ -174,23 +174,23 @@ class ValueModel(nn.Module):
         return self.loss_weight * 0.5 * errors.square().sum() * _num_ranks() / num_targets
 
     def add_to(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the parameters to an optimizer, with their own learning rate, unless it has them already."""
+        """Add the parameters to an optimizer, with a separate learning rate, unless it already has them."""
         known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not any(id(parameter) in known for parameter in self.parameters()):
             optimizer.add_param_group(self.parameter_group())
 
     def broadcast(self) -> None:
-        """Collective: copy the parameters of the first rank to all others."""
+        """Copy the parameters of the first rank to all others. Collective."""
         if _num_ranks() > 1:
             for tensor in chain(self.parameters(), self.buffers()):
                 dist.broadcast(tensor.data, src=0)
 
     def parameter_group(self) -> dict[str, Any]:
-        """The group of the optimizer that trains the head, and the trunk if it is separate; without weight decay."""
+        """The optimizer's parameter group for the head, and for the trunk if it is separate; without weight decay."""
         return {"params": list(self.parameters()), "lr": self.learning_rate, "weight_decay": 0.0}
 
     def reduce_gradients(self) -> None:
-        """Collective: average the gradients over the ranks, once before each optimizer step."""
+        """Average the gradients over the ranks, once before each optimizer step. Collective."""
         num_ranks = _num_ranks()
         if num_ranks == 1:
             return

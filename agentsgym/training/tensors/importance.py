@@ -1,20 +1,21 @@
-"""Weigh tokens by how the sampler differs from the model that is trained, and measure what that costs.
+"""Weight tokens by the ratio of the trained model's probability to the sampler's, and measure the correction's cost.
 
-With ``d_t = log p_t - log q_t`` of an agent token, p the model's probability at the weights that sampled and q the
-sampler's, a mode has a level, at which the ratio is taken, and a treatment of ratios outside the bounds::
+Let ``d_t = log p_t - log q_t`` for an agent token, where p is its probability under the trained model, at the weights
+it was sampled with, and q the probability that the sampler reported. A mode combines the level of the ratio with the
+treatment of ratios outside the bounds::
 
-    token_*      exp(d_t)              each token its own; biased, of small variance
-    sequence_*   exp(Σ_t d_t)          of the whole row; unbiased, its variance grows exponentially with the tokens
-    geometric_*  exp(mean_t d_t)       of the whole row; no importance weight; does not grow with length
-    *_truncate   is set to the bound
-    *_mask       takes its tokens out of the loss
+    token_*      exp(d_t)              one ratio per token; biased, with small variance
+    sequence_*   exp(Σ_t d_t)          one ratio per row; unbiased, with a variance exponential in the number of tokens
+    geometric_*  exp(mean_t d_t)       one ratio per row; not an importance weight; does not grow with length
+    *_truncate   ratios outside the bounds are set to the nearest bound
+    *_mask       tokens with ratios outside the bounds are excluded from the loss
 
 The weights are non-negative, so they may be multiplied into advantages (:mod:`agentsgym.credit.weights` shows why).
-The result is the loss that TRL computes with them (except ``vespo``, whose own weights they change), so they must not
-be passed to TRL as well.
+This gives the same loss as TRL's own correction (except for ``vespo``, whose weights they would alter), so they must
+not also be passed to TRL.
 
-**Rows.** The sequence and geometric levels are of a *row*. In the turn layout a row is one turn, or a few: its ratio
-holds its own agent tokens and not those of the rollout's other rows.
+**Rows.** The unit of the sequence and geometric levels is a *row*. In the turn layout, a row is one turn or a few: its
+ratio covers only its own agent tokens, and not those of the rollout's other rows.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ import torch
 
 from agentsgym.errors import ConfigError
 
-# Each mode with its default bounds: TRL's own for a sequence's ratio, closer to 1 for a token's, and closer still for a
-# mean over a row, in which the noise of single tokens cancels.
+# The default bounds of each mode: TRL's for a sequence ratio, closer to 1 for a token ratio, and even closer for a mean
+# over a row, in which the noise of single tokens cancels.
 CORRECTIONS: Final[Mapping[str, tuple[float | None, float | None]]] = {
     "token_truncate": (None, 2.0),
     "token_mask": (0.5, 2.0),
@@ -41,15 +42,15 @@ CORRECTIONS: Final[Mapping[str, tuple[float | None, float | None]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportanceCorrection:
-    """The weight by which tokens are corrected for the sampler.
+    """The importance weights that correct for the sampler.
 
     Attributes:
         mode: One of :data:`CORRECTIONS`.
-        clip_min: Lower bound of the ratio; None for none.
-        clip_max: Upper bound; None for none.
+        clip_min: Lower bound of the ratio; None for no bound.
+        clip_max: Upper bound of the ratio; None for no bound.
 
     Raises:
-        ConfigError: There is no such mode.
+        ConfigError: The mode is unknown.
     """
 
     mode: str
@@ -64,7 +65,7 @@ class ImportanceCorrection:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The lower and the upper bound, infinite where there is none."""
+        """The lower and the upper bound, infinite for no bound."""
         low = -math.inf if self.clip_min is None else self.clip_min
         return low, math.inf if self.clip_max is None else self.clip_max
 
@@ -72,23 +73,23 @@ class ImportanceCorrection:
 def importance_sampling_ratio(
     old: torch.Tensor, sampling: torch.Tensor, mask: torch.Tensor, correction: ImportanceCorrection
 ) -> torch.Tensor:
-    """Weigh each token by how much likelier the trained model makes it than the engine that sampled it.
+    """Weight each token by the ratio of its probability under the trained model to that under the sampler.
 
-    The token and sequence modes are TRL's, number by number. ``geometric_mask`` does not weigh: a row whose
-    geometric mean ratio lies within the bounds is kept as it is (1), any other is left out (0).
+    The token and sequence modes give exactly TRL's values. ``geometric_mask`` does not weight tokens: a row whose
+    geometric mean ratio lies within the bounds is kept unchanged (1), and any other row is excluded (0).
 
-    Over many turns ``token_truncate`` is recommended. A sequence ratio multiplies the small numerical differences of
-    the whole row, so that long episodes are masked or all end at the bound.
+    For many turns, ``token_truncate`` is recommended. A sequence ratio multiplies the small numerical differences of
+    all tokens of a row, so all long episodes would be masked or clipped to the bound.
 
     Args:
-        old: (B, T), log-probabilities by the trained model, at the weights that sampled.
-        sampling: (B, T), by the engine; NaN where it is not known, which counts as no difference.
+        old: (B, T), log-probabilities under the trained model, at the weights that the tokens were sampled with.
+        sampling: (B, T), log-probabilities from the sampler; NaN where unknown, which is treated as no difference.
         mask: (B, T), 1 on agent tokens.
         correction: The mode and its bounds.
 
     Returns:
-        (B, T), non-negative; in the sequence and geometric modes each row holds one number, in the token modes it is
-        that of the ratio 1 off the mask.
+        (B, T), non-negative. In the sequence and geometric modes, all tokens of a row have the same weight; in the
+        token modes, tokens outside the mask have the weight of a ratio of 1.
     """
     ratio, (low, high) = _ratio(old, sampling, mask, correction.mode), correction.bounds
     if correction.mode.endswith("truncate"):
@@ -100,18 +101,18 @@ def importance_sampling_ratio(
 def cut_tokens(
     old: torch.Tensor, sampling: torch.Tensor, mask: torch.Tensor, correction: ImportanceCorrection
 ) -> torch.Tensor:
-    """Mark the agent tokens that :func:`importance_sampling_ratio` takes out or sets to a bound.
+    """Mark the agent tokens that :func:`importance_sampling_ratio` masks or clips to a bound.
 
     Their fraction of all agent tokens is the part of the batch for which the correction is not exact.
 
     Args:
-        old: (B, T), as for :func:`importance_sampling_ratio`.
-        sampling: (B, T), likewise.
+        old: (B, T), see :func:`importance_sampling_ratio`.
+        sampling: (B, T), see :func:`importance_sampling_ratio`.
         mask: (B, T), 1 on agent tokens.
         correction: The mode and its bounds.
 
     Returns:
-        (B, T), boolean: whether the ratio lies outside the bounds (one on the bound does not), False off the mask.
+        (B, T), boolean: True where the mask is 1 and the ratio lies strictly outside the bounds.
     """
     ratio, (low, high) = _ratio(old, sampling, mask, correction.mode), correction.bounds
     return mask.bool() & ((ratio < low) | (ratio > high))
@@ -120,14 +121,14 @@ def cut_tokens(
 def row_log_ratios(log_ratio: torch.Tensor, mask: torch.Tensor) -> list[float]:
     """The logarithm of each row's sequence ratio, ``Σ_t d_t`` over its agent tokens.
 
-    Small enough to be gathered from all ranks for :func:`effective_sample_size`.
+    The result is small enough to gather from all ranks for :func:`effective_sample_size`.
 
     Args:
-        log_ratio: (B, T), differences of log-probabilities; NaN counts as no difference.
+        log_ratio: (B, T), differences of log-probabilities; NaN is treated as no difference.
         mask: (B, T), 1 on agent tokens.
 
     Returns:
-        One number for each row that has agent tokens, in order.
+        One number for each row with agent tokens, in order.
     """
     sums = _difference(log_ratio, mask).sum(-1)
     return sums[mask.bool().any(-1)].tolist()
@@ -136,14 +137,14 @@ def row_log_ratios(log_ratio: torch.Tensor, mask: torch.Tensor) -> list[float]:
 def effective_sample_size(log_ratios: Sequence[float]) -> float:
     """Compute the effective sample size as a fraction of N rows, ``(Σ w)² / (N·Σ w²)`` with ``w = exp`` of each.
 
-    Kong (1992), divided by N. It is 1 where all weights are equal and 1/N where one row outweighs all others. A shift
-    of all logarithms does not change it, so the largest is subtracted first and no weight overflows.
+    Kong (1992), divided by N. It is 1 if all weights are equal, and 1/N if one row outweighs all others. Shifting all
+    logarithms does not change it, so the largest is subtracted first to avoid overflow.
 
     Args:
-        log_ratios: Logarithms of the weights, (N,), of the rows of all ranks.
+        log_ratios: Logarithms of the weights of the rows of all ranks, (N,).
 
     Returns:
-        In [1/N, 1]; 1.0 where there are none.
+        A number in [1/N, 1]; 1.0 if there are no rows.
 
     >>> effective_sample_size([0.0, 0.0, -1000.0, -1000.0])
     0.5
@@ -156,22 +157,22 @@ def effective_sample_size(log_ratios: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GapSums:
-    """Sums over the compared tokens of one rank, from which :func:`gap_metrics` makes those of all ranks.
+class LogprobGapSums:
+    """Sums over the compared tokens of one rank, from which :func:`gap_metrics` computes the metrics over all ranks.
 
     Attributes:
-        num_tokens: Agent tokens of the batch, also those that the sampler could not score.
-        num_compared: Those that were compared.
+        num_tokens: Number of agent tokens of the batch, including those without a log-probability from the sampler.
+        num_compared: Number of agent tokens that were compared.
         gap: Sum of the absolute differences of log-probabilities.
-        largest_gap: The largest; 0 without tokens.
+        largest_gap: The largest absolute difference; 0 without tokens.
         log_ratio: Sum of ``log(p/q)``.
         k3: Sum of ``p/q − 1 − log(p/q)``.
         ratio: Sum of the ratios p/q.
-        ratio_squared: Sum of their squares.
-        ratio_min: The smallest; infinite without tokens.
-        ratio_max: The largest; 0 without tokens.
+        ratio_squared: Sum of the squared ratios.
+        ratio_min: The smallest ratio; infinite without tokens.
+        ratio_max: The largest ratio; 0 without tokens.
         row_log_ratios: The logarithm of each row's sequence ratio.
-        num_cut: Tokens that a correction takes out or sets to a bound; None without correction.
+        num_cut: Number of tokens that a correction masks or clips to a bound; None without a correction.
     """
 
     num_tokens: int
@@ -197,14 +198,14 @@ class GapSums:
         row_log_ratios: Sequence[float] = (),
         num_cut: int | None = None,
     ) -> Self:
-        """Sum up the tokens that are marked.
+        """Sum over the tokens that are marked.
 
         Args:
-            recorded: (B, L), the sampler's; tokens that it could not score hold NaN and are left out.
-            recomputed: (B, L), the model's at the same temperature.
+            recorded: (B, L), log-probabilities from the sampler; NaN where unknown, and those tokens are skipped.
+            recomputed: (B, L), log-probabilities under the model, at the same temperature.
             mask: (B, L), 1 on agent tokens.
-            row_log_ratios: As the attribute.
-            num_cut: As the attribute.
+            row_log_ratios: See the attribute.
+            num_cut: See the attribute.
         """
         chosen = mask.bool() & ~recorded.isnan()
         log_ratio = recomputed[chosen].double() - recorded[chosen].double()  # (N,), double: ratios may be large
@@ -226,17 +227,16 @@ class GapSums:
         )
 
 
-def gap_metrics(ranks: Sequence[GapSums]) -> dict[str, float]:
-    """Summarize for the log how far the sampler is from the model, and what a correction for it costs.
+def gap_metrics(ranks: Sequence[LogprobGapSums]) -> dict[str, float]:
+    """Compute the logged metrics of the gap between sampler and model, and of what a correction for it costs.
 
     Args:
         ranks: The sums of every rank.
 
     Returns:
-        What :func:`agentsgym.training.drift.drift_metrics` returns, ``sampling/effective_sample_size`` over the rows
+        The metrics of :func:`agentsgym.training.drift.drift_metrics`, ``sampling/effective_sample_size`` over the rows
         of all ranks, ``sampling/effective_sample_size_of_tokens`` over their agent tokens, and with a correction
-        ``sampling/cut_fraction``, the fraction of agent tokens that it takes out or
-        sets to a bound.
+        ``sampling/cut_fraction``, the fraction of agent tokens that it masks or clips to a bound.
     """
     log_ratios = [log_ratio for rank in ranks for log_ratio in rank.row_log_ratios]
     metrics = difference_metrics(ranks) | {"sampling/effective_sample_size": effective_sample_size(log_ratios)}
@@ -250,8 +250,8 @@ def gap_metrics(ranks: Sequence[GapSums]) -> dict[str, float]:
     return metrics
 
 
-def difference_metrics(ranks: Sequence[GapSums]) -> dict[str, float]:
-    """Summarize the differences alone, over the tokens of all ranks."""
+def difference_metrics(ranks: Sequence[LogprobGapSums]) -> dict[str, float]:
+    """Compute only the metrics of the differences, over the tokens of all ranks."""
     num_tokens = sum(rank.num_compared for rank in ranks)
     divisor = max(1, num_tokens)
     return {

@@ -44,7 +44,7 @@ def replaced_states(trunk: nn.Module, replace: Callable[[torch.Tensor], torch.Te
         handle.remove()
 
 
-def score_labeled_alone(model: Any) -> None:
+def score_labeled_only(model: Any) -> None:
     """Make a model with TRL's fused head score those positions alone whose next token has a label, on any device.
 
     The head's results for a position are the same up to rounding; the other positions are 0, as in TRL.

@@ -1,4 +1,4 @@
-"""Compute the log-probabilities that a batch is trained with, and compare the sampler's with the model's."""
+"""Compute the log-probabilities for the loss of a batch, and compare the sampler's with the model's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from agentsgym.errors import ConfigError
 from agentsgym.training.tensors.importance import (
-    GapSums,
     ImportanceCorrection,
+    LogprobGapSums,
     cut_tokens,
     importance_sampling_ratio,
     row_log_ratios,
@@ -26,19 +26,19 @@ elsewhere."""
 
 
 class LogprobSettings(Protocol):
-    """The settings that are read here; :class:`~agentsgym.training.config.GRPOEnvConfig` has them."""
+    """The settings used here; :class:`~agentsgym.training.config.GRPOEnvConfig` has them."""
 
     use_vllm: bool
     off_policy_mask_threshold: float | None
 
     @property
     def importance_correction(self) -> ImportanceCorrection | None:
-        """The correction of the loss for the sampler; None for none."""
+        """The importance correction for the sampler; None if it is off."""
         ...
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """Whether updates run on rollouts of earlier weights."""
+        """Whether updates use rollouts from earlier weights."""
         ...
 
 
@@ -46,18 +46,19 @@ class LogprobSettings(Protocol):
 class LogprobPlan:
     """The log-probabilities that a batch needs, the same on all ranks.
 
-    The policy on transformers samples from the weights that are trained, so its log-probabilities are the old ones
-    where the loss needs any. vLLM has separate weights and kernels: there, and with any correction, the old ones are
-    the model's, and the sampler's give the ratio that corrects for it.
+    Sampling with transformers uses the weights that are being trained, so the sampler's log-probabilities serve as the
+    old ones if the loss needs any. vLLM has separate weights and kernels: with vLLM, or with any importance correction,
+    the old log-probabilities are recomputed with the trained model, and the sampler's only enter the importance ratio.
 
     Attributes:
-        correction: The correction of the loss for the sampler; None for none.
-        needs_old: Whether updates run on rollouts of earlier weights.
-        needs_sampling: Whether the loss itself reads the sampler's.
-        recorded_are_old: Whether the sampler's can serve as the old ones: all are known, and they are those of the
-            very weights that are trained.
-        is_recorded: Whether the sampler gave log-probabilities on every rank.
-        compares: Whether the sampler's are to be compared with the model's, whether or not the loss needs these.
+        correction: The importance correction for the sampler; None if it is off.
+        needs_old: Whether updates use rollouts from earlier weights.
+        needs_sampling: Whether the loss itself uses the sampler's log-probabilities.
+        recorded_are_old: Whether the sampler's log-probabilities can serve as the old ones: all of them are known, and
+            they were computed with the weights being trained.
+        is_recorded: Whether the sampler returned log-probabilities on every rank.
+        compares: Whether to compare the sampler's log-probabilities with the model's, even if the loss does not need
+            the model's.
     """
 
     correction: ImportanceCorrection | None
@@ -76,17 +77,17 @@ class LogprobPlan:
         Args:
             args: The settings.
             known: The values of :data:`KnownLogprobs` for the rollouts of all ranks.
-            is_trained_policy: Whether these are those of the very weights that are trained.
-            compares: As the attribute.
+            is_trained_policy: Whether the sampler used exactly the weights that are being trained.
+            compares: See the attribute.
 
         Raises:
-            ConfigError: A correction is set, and the sampler gives no log-probabilities.
+            ConfigError: A correction is set, but the sampler returns no log-probabilities.
         """
         correction = args.importance_correction
         if correction is not None and "none" in known and not args.use_vllm:
             raise ConfigError(
-                "vllm_importance_sampling_correction=True needs an agent that returns the log-probabilities of its "
-                "tokens, and this one does not"
+                "vllm_importance_sampling_correction=True requires an agent that returns the log-probabilities of its "
+                "tokens, but this agent does not"
             )
         return cls(
             correction=correction,
@@ -106,23 +107,24 @@ class LogprobPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """The log-probabilities that a batch is trained with, and the weights that follow from them.
+    """The log-probabilities for the loss of a batch, and the importance weights that follow from them.
 
     Attributes:
-        old: (B, L), log-probabilities by the weights that the ratio starts from; None where TRL takes the current ones.
-        reference: (B, L), those of the reference model; None without KL term.
-        sampling: (B, L), the sampler's own; None where nothing in the loss reads them.
-        importance_ratio: (B, L), the weight that corrects for the sampler; None for none.
-        comparison: Differences between sampler and model; None where they were not compared.
-        model: (B, L), those of the weights that are trained; None where nothing needed them.
-        entropies: (B, L), of the same model's distributions, in nats; None likewise.
+        old: (B, L), the old log-probabilities, the denominator of the policy ratio; None if TRL uses the detached
+            current ones.
+        reference: (B, L), log-probabilities of the reference model; None without a KL term.
+        sampling: (B, L), log-probabilities from the sampler; None if the loss does not use them.
+        importance_ratio: (B, L), the weights that correct for the sampler; None without a correction.
+        comparison: The differences between sampler and model; None if they were not compared.
+        model: (B, L), log-probabilities of the model being trained; None if they were not computed.
+        entropies: (B, L), entropies of the same model's distributions, in nats; None if they were not computed.
     """
 
     old: torch.Tensor | None
     reference: torch.Tensor | None
     sampling: torch.Tensor | None
     importance_ratio: torch.Tensor | None
-    comparison: GapSums | None
+    comparison: LogprobGapSums | None
     model: torch.Tensor | None = None
     entropies: torch.Tensor | None = None
 
@@ -135,15 +137,15 @@ def token_logprobs(
     plan: LogprobPlan,
     score: Score,
 ) -> TokenLogprobs:
-    """Compute what the loss needs, and no more; the reference is added by the caller.
+    """Compute only what the loss needs; the caller adds the reference log-probabilities.
 
     Args:
         ids: (B, L).
         attention_mask: (B, L).
         mask: (B, L), 1 on the agent tokens that are trained on.
-        recorded: (B, L), the sampler's; None if it gave none.
-        plan: Which are needed.
-        score: Runs the model in training.
+        recorded: (B, L), log-probabilities from the sampler; None if it returned none.
+        plan: The log-probabilities that are needed.
+        score: Runs the model that is being trained.
     """
     recorded = recorded if plan.is_recorded else None
     model, entropies = score(ids, attention_mask, mask) if plan.needs_model else (None, None)
@@ -153,7 +155,7 @@ def token_logprobs(
     if model is not None and correction is not None:
         ratio = importance_sampling_ratio(model, model if recorded is None else recorded, mask, correction)
     if model is not None and recorded is not None:
-        comparison = GapSums.of(
+        comparison = LogprobGapSums.of(
             recorded,
             model,
             mask,

@@ -15,12 +15,13 @@ class LossType:
     """One value of ``loss_type``.
 
     Attributes:
-        mean_over: What the loss is a mean over: ``"tokens_of_row"`` (each row's agent tokens, then rows), ``"rows"``
-            (a sum over tokens), ``"tokens_of_batch"`` (the agent tokens of the whole generation batch, a number that
-            is known when the batch is built), ``"tokens_of_microbatch"``, or a ``"constant"``.
-        clip: Where the importance ratio is clipped: on ``"both"`` sides of 1, at an ``"upper"`` bound alone, or nowhere
+        mean_over: The average that the loss takes: over ``"tokens_of_row"`` (each row's agent tokens, then the rows),
+            ``"rows"`` (of each row's sum over tokens), ``"tokens_of_batch"`` (the agent tokens of the generation batch,
+            whose number is known when the batch is built) or ``"tokens_of_microbatch"``, or a sum divided by a
+            ``"constant"``.
+        clip: Where the importance ratio is clipped: on ``"both"`` sides of 1, only at an ``"upper"`` bound, or nowhere
             (None).
-        multiplies_row_ratios: Whether it multiplies the ratios of all tokens of a row.
+        multiplies_row_ratios: Whether the loss multiplies the ratios of all tokens of a row.
     """
 
     mean_over: MeanOver
@@ -28,11 +29,12 @@ class LossType:
     multiplies_row_ratios: bool = False
 
     def clip_bounds(self, *, epsilon_low: float, epsilon_high: float) -> tuple[float, float] | None:
-        """Compute the bounds of the ratio as TRL does; None where nothing is clipped.
+        """Compute the bounds of the ratio as TRL does; None if the ratio is not clipped.
 
         Args:
-            epsilon_low: The trainer's.
-            epsilon_high: The trainer's; with an ``"upper"`` bound alone it is that bound, not its distance from 1.
+            epsilon_low: The trainer's ``epsilon_low``.
+            epsilon_high: The trainer's ``epsilon_high``; if ``clip`` is ``"upper"``, the bound itself rather than its
+                distance from 1.
         """
         if self.clip == "upper":
             return -math.inf, epsilon_high

@@ -1,4 +1,4 @@
-"""The seam with TRL: what its loss does with our rows, and that it still has what we read from it."""
+"""The interface to TRL: what its loss does with our rows, and that it still has what we read from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 from trl.trainer import base_trainer
 
 from agentsgym.training import _trl
-from agentsgym.training._trl import TRLSeam
+from agentsgym.training._trl import TRLInterface
 from agentsgym.training.loss import loss_inputs
 from agentsgym.training.trainer import GRPOEnvTrainer
 
@@ -116,7 +116,7 @@ def test_off_policy_tokens_are_weighted_and_clipped_one_by_one(loss_type: str, t
     scored = batch["prompt_completion_ids"], batch["attention_mask"], mask
     # Inside and outside the clip on both sides, by column, so that every row has all of them.
     ratio = torch.tensor([0.5, 0.9, 1.0, 1.1, 1.5]).repeat(mask.shape[1])[: mask.shape[1]].expand(mask.shape)
-    batch["old_per_token_logps"] = TRLSeam(trainer).score(trainer.model, *scored)[0] - ratio.log()
+    batch["old_per_token_logps"] = TRLInterface(trainer).score(trainer.model, *scored)[0] - ratio.log()
     is_clipped = torch.where(advantages > 0, ratio > 1 + EPSILON, ratio < 1 - EPSILON)
     factor = ratio * ~is_clipped
     if loss_type == "cispo":
@@ -218,8 +218,8 @@ def test_masked_labels_leave_agent_tokens_as_they_were(tmp_path: Path) -> None:
     trainer = prepared(tmp_path)
     batch = played(trainer)
     ids, attention_mask, mask = batch["prompt_completion_ids"], batch["attention_mask"], batch["agent_token_mask"]
-    masked = TRLSeam(trainer).score(trainer.model, ids, attention_mask, mask)[0]
-    unmasked = TRLSeam(trainer).score(trainer.model, ids, attention_mask, attention_mask)[0]
+    masked = TRLInterface(trainer).score(trainer.model, ids, attention_mask, mask)[0]
+    unmasked = TRLInterface(trainer).score(trainer.model, ids, attention_mask, attention_mask)[0]
     with torch.no_grad():
         logits = trainer.model(input_ids=ids, attention_mask=attention_mask).logits[:, :-1]
     by_hand = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
@@ -347,7 +347,7 @@ def test_the_forward_of_the_loss_is_as_before_once_it_was_looked_at(tmp_path: Pa
     def refuse(*_: Any) -> None:
         raise RuntimeError("seen")
 
-    with pytest.raises(RuntimeError, match="seen"), TRLSeam(trainer).intercept_logprobs(refuse):
+    with pytest.raises(RuntimeError, match="seen"), TRLInterface(trainer).intercept_logprobs(refuse):
         GRPOTrainer.compute_loss(trainer, trainer.model, loss_inputs(batch, 1, batch["advantages"].shape[1]))
     assert name not in vars(trainer)
     own = trainer._get_per_token_logps_and_entropies
@@ -361,14 +361,14 @@ def test_what_trl_keeps_has_the_form_that_we_fill(tmp_path: Path) -> None:
     assert set(trainer._metrics) >= {"train", "eval"}
     assert set(trainer._logs) >= {"prompt", "completion", "rewards", "advantages", "extra"}
     assert (trainer.num_generations, trainer.num_generations_eval) == (4, 2)
-    trainer._logs["rewards"][_trl.environment.__name__].append(1.0)
+    trainer._logs["rewards"][_trl.unused_reward.__name__].append(1.0)
     trainer._logs["extra"]["anything"].append(1.0)
     trainer._metrics["train"]["anything"].append(1.0)
 
 
 def test_trl_calls_no_reward_function(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="must never be called"):
-        _trl.environment(prompts=[], completions=[])
+        _trl.unused_reward(prompts=[], completions=[])
     trainer_of(tmp_path, max_steps=1).train()
 
 
