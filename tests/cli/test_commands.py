@@ -167,7 +167,7 @@ def test_new_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_find_it.py").write_text("mine")
     done = ran("new", "FindIt", "--folder", tmp_path)
     assert done.code == 1
-    assert "existing files are not overwritten" in done.words
+    assert "these files already exist, so nothing was written" in done.words
     assert [path.name for path in tmp_path.iterdir()] == ["test_find_it.py"]
     assert (tmp_path / "test_find_it.py").read_text() == "mine"
 
