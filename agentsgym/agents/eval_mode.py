@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def evaluation_mode(model: Any) -> Generator[None]:
-    """Switch a model to evaluation mode and restore the mode of each module: parts that were in evaluation mode stay so."""
+    """Switch a model to evaluation mode, and restore the mode of each module afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -33,20 +33,20 @@ class BatchStart:
 class TrainedPolicy(Protocol):
     """The policy in training: an :class:`~agentsgym.agents.base.Agent` that also prepares for each batch.
 
-    The policies on transformers, on sharded weights and on vLLM implement it, and a user's agent may do so too. A class
-    that inherits from it has defaults for ``plays_through_updates`` and :meth:`forget`; any other class must define all
-    five members.
+    The policies on transformers, on sharded weights and on vLLM implement it, and a user's agent may do so too. Classes
+    that inherit from it have defaults for ``samples_during_updates`` and :meth:`forget`; any other class must define
+    all five members.
 
     Attributes:
-        logprobs_are_of_trained_weights: Whether the log-probabilities of its actions are computed from the weights in
+        logprobs_match_trained_weights: Whether the log-probabilities of its actions are computed from the weights in
             training and in the same way as in training, so that the loss can use them as the old log-probabilities.
             False for an engine with its own weights and kernels.
-        plays_through_updates: Whether it samples from its own copy of the weights while the policy is updated, so that
+        samples_during_updates: Whether it samples from its own copy of the weights while the policy is updated, so that
             :meth:`prepare` may be called while episodes are running. ``max_staleness`` above 0 requires it.
     """
 
-    logprobs_are_of_trained_weights: bool
-    plays_through_updates: bool = False
+    logprobs_match_trained_weights: bool
+    samples_during_updates: bool = False
 
     @abstractmethod
     def prepare(self, start: BatchStart) -> None:
@@ -65,7 +65,7 @@ class TrainedPolicy(Protocol):
 class _Unprepared(TrainedPolicy):
     """A stand-in for agents that need no preparation."""
 
-    logprobs_are_of_trained_weights = True
+    logprobs_match_trained_weights = True
 
     def prepare(self, start: BatchStart) -> None:
         """Do nothing."""
@@ -75,8 +75,8 @@ class _Unprepared(TrainedPolicy):
 
 
 _MEMBERS: Final = (
-    "logprobs_are_of_trained_weights",
-    "plays_through_updates",
+    "logprobs_match_trained_weights",
+    "samples_during_updates",
     "prepare",
     "weights_changed",
     "forget",
@@ -96,6 +96,6 @@ def as_trained_policy(agent: Any) -> TrainedPolicy:
         raise ConfigError(
             f"a policy in training must define all of {', '.join(_MEMBERS)}, but {type(agent).__name__} lacks "
             f"{', '.join(missing)}: inherit from agentsgym.agents.trained.TrainedPolicy, which has defaults for "
-            "plays_through_updates and forget"
+            "samples_during_updates and forget"
         )
     return agent

@@ -137,7 +137,10 @@ def test_a_server_that_goes_down_loses_nothing(game: str, tmp_path: Path) -> Non
     assert found["results"]["win_rate"] == 1.0
     assert found["results"]["num_failed"] == 1
     assert "1 of 8 rollouts failed, more than --max-failed 0.1 allows" in found["ended_by"]
-    assert "openai:gpt finished 5 of 8 episodes; the shortest episodes finish first, so these means are biased" in done.words
+    assert (
+        "openai:gpt finished 5 of 8 episodes; the shortest episodes finish first, so these means are biased"
+        in done.words
+    )
 
 
 def test_a_server_that_refuses_the_key_ends_it(game: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,11 +84,11 @@ class AsyncRolloutGenerator(RolloutGenerator):
         Raises:
             ConfigError: It cannot sample while the weights change.
         """
-        if not as_trained_policy(agent).plays_through_updates:
+        if not as_trained_policy(agent).samples_during_updates:
             raise ConfigError(
                 "max_staleness above 0 needs a sampler with its own copy of the weights, which samples while the "
                 "policy is trained: use_vllm=True with vllm_mode='server', agent=CopiedPolicyAgent(model, "
-                f"tokenizer), or a TrainedPolicy whose plays_through_updates is True, got {agent.__class__.__name__}"
+                f"tokenizer), or a TrainedPolicy whose samples_during_updates is True, got {agent.__class__.__name__}"
             )
         self._end_ahead()
         super().play_with(agent)
