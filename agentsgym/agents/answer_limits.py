@@ -59,8 +59,8 @@ def _check_redirect(url: Any, target: Any) -> None:
     is_upgrade = (url.scheme, port, target.scheme, target_port) == ("http", 80, "https", 443)
     if url.host != target.host or ((url.scheme, port) != (target.scheme, target_port) and not is_upgrade):
         raise AnswerError(
-            f"it redirects to another server, {target.scheme}://{target.host}:{target_port}, and the conversation is not "
-            "sent there: if that is the intended server, set base_url to its address",
+            f"it redirects to another server, {target.scheme}://{target.host}:{target_port}, and the conversation is "
+            "not sent there: if that is the intended server, set base_url to its address",
             is_final=True,
         )
 

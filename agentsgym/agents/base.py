@@ -165,7 +165,7 @@ def _class_name(agent: Any) -> str:
 
 
 def as_agent(agent: Any) -> Agent:
-    """Return an :class:`Agent` unchanged; adapt other objects with ``aact(request)`` or ``get_action(messages, state)``.
+    """Return an :class:`Agent` unchanged; adapt an object with ``aact(request)`` or ``get_action(messages, state)``.
 
     Raises:
         ConfigError: The object has neither method, is a class, or its ``get_action`` is a coroutine function.

@@ -1,8 +1,8 @@
 """Run the coroutines of all agents on one event loop, in a separate thread.
 
 The loop lives as long as the process, so that an agent's HTTP client or lock stays bound to an open loop between
-rollouts. Any thread can wait for it, even if another loop is running there, as in a notebook. Its tasks are ended before
-the loop stops, since an unfinished task would be reported on stderr as the process exits.
+rollouts. Any thread can wait for it, even if another loop is running there, as in a notebook. Before it stops, its tasks
+are ended, since an unfinished task would be reported on stderr as the process exits.
 """
 
 from __future__ import annotations

@@ -221,4 +221,4 @@ def test_a_game_that_fails_is_a_failure(game: str, tmp_path: Path) -> None:
     (tmp_path / "script.json").write_text(json.dumps(["9"]))
     done = ran("play", game, "--agent", f"scripted:{tmp_path / 'script.json'}")
     assert done.code == 1
-    assert "the script has 1 actions and the environment needs one more" in done.words
+    assert "the script has only 1 actions" in done.words

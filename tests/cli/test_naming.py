@@ -147,7 +147,7 @@ def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
         (["--agent", "scripted"], "the agent must be scripted:FILE"),
         (["--agent", "random:3"], "the agent random does not accept an argument"),
         (["--agent", "scripted:nowhere.txt"], "the script nowhere.txt cannot be read"),
-        (["--agent", "policy:./nowhere"], "the folder './nowhere', from which to load a policy, does not exist"),
+        (["--agent", "policy:./nowhere"], "the policy cannot be loaded: there is no folder './nowhere'"),
         (["--agent", "openai:m"], "key"),
     ],
 )

@@ -405,6 +405,6 @@ def test_anything_with_get_action_is_an_agent() -> None:
 @pytest.mark.parametrize("thing", [None, "agent", object(), Counting, print])
 def test_what_is_no_agent_is_refused(thing: Any) -> None:
     env = GuessEnv()
-    with pytest.raises(ConfigError, match=re.escape("an agent needs get_action(messages, agent_state)")):
+    with pytest.raises(ConfigError, match=re.escape("an agent must define get_action(messages, agent_state)")):
         env.rollout(tasks(1), thing)
     assert env.num_initialized == 0

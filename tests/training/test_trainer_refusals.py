@@ -165,7 +165,7 @@ def test_without_environment_rows_must_name_one(tmp_path: Path) -> None:
 
 
 def test_something_that_is_no_agent_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="an agent needs get_action"):
+    with pytest.raises(ConfigError, match="an agent must define get_action"):
         built(tmp_path, agent="policy")
 
 

@@ -96,8 +96,8 @@ class LockstepForward:
 class ShardedPolicyAgent(PolicyAgent):
     """A :class:`PolicyAgent` for a model whose every forward pass needs all ranks.
 
-    Each rank calls :meth:`prepare` before a rollout, and :meth:`finish`, which waits for the others, once it has no live
-    episode; in between, it acts as often as it needs to, or never. An error between two forward passes affects only its
+    Each rank calls :meth:`prepare` before a rollout, and :meth:`finish`, which waits for the others, once no episode is
+    live; in between, it acts as often as it needs to, or never. An error between two forward passes affects only its
     rank; an error inside one ends the run.
     """
 
