@@ -86,7 +86,7 @@ def test_a_key_that_was_not_sent_is_part_of_the_sentence(monkeypatch: pytest.Mon
         monkeypatch.setenv("OPENAI_API_KEY", "of the shell")
         monkeypatch.setenv("OPENAI_BASE_URL", served.url)
         other = agent_of(served, base_url=None, api_key=None)
-        with pytest.raises(ConfigError, match=r"answered 401: .*; check OPENAI_API_KEY$"):
+        with pytest.raises(ConfigError, match=r"status 401: .*; check OPENAI_API_KEY$"):
             other.act([request()])
         agent.close()
         other.close()

@@ -411,5 +411,5 @@ def test_what_cannot_be_sampled_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match="requires a decoder-only model, got T5ForConditionalGeneration"):
         PolicyAgent(encoder_decoder, TOKENIZER)
-    with pytest.raises(ConfigError, match="needs an environment with a tokenizer"):
+    with pytest.raises(ConfigError, match="requires an environment with a tokenizer"):
         greedy(model_of("llama")).act([TurnRequest(session_id="a", messages=[], token_ids=[])])

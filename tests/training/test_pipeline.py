@@ -133,8 +133,8 @@ class Unfinished(TextAgent):
 
 def test_an_agent_that_is_half_a_policy_is_refused(tmp_path: Path) -> None:
     wanted = (
-        "a policy in training needs all of logprobs_match_trained_weights, samples_during_updates, prepare, "
-        "weights_changed, forget, and Unfinished lacks logprobs_match_trained_weights, samples_during_updates, "
+        "a policy in training must define all of logprobs_match_trained_weights, samples_during_updates, prepare, "
+        "weights_changed, forget, but Unfinished lacks logprobs_match_trained_weights, samples_during_updates, "
         "prepare, forget: inherit from agentsgym.agents.trained.TrainedPolicy, which has defaults for "
         "samples_during_updates and forget"
     )

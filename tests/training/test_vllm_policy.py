@@ -192,7 +192,7 @@ def test_options_that_would_go_silently_wrong_are_refused(option: dict[str, Any]
 
 def test_an_environment_without_tokenizer_is_refused() -> None:
     agent = ScriptedGeneration(Engine()).agent()
-    with pytest.raises(ConfigError, match="needs an environment with a tokenizer"):
+    with pytest.raises(ConfigError, match="requires an environment with a tokenizer"):
         drive([session_without_tokens()], agent)
 
 

@@ -146,7 +146,7 @@ def test_a_request_that_is_refused_fails_its_own_session_in_the_servers_words(se
     server.faults.append(400)
     faults = [one["fault"] for one in play(agent) if one["fault"]]
     assert len(faults) == 1
-    assert f"the vLLM server at {server.url} refused a request: it answered 400: scripted 400" in faults[0]
+    assert f"the vLLM server at {server.url} refused a request: status 400: scripted 400" in faults[0]
     assert len(server.completions) == 5 * 3 + 1
 
 
@@ -261,7 +261,7 @@ def test_a_push_that_hangs_ends_the_run_with_the_cause(server: StubServer, caplo
     agent.generation.sync_weights = lambda: time.sleep(2)
     with pytest.raises(
         AgentsGymError,
-        match=rf"vLLM server at {server.url} did not finish within 0.2 s: it hangs",
+        match=rf"vLLM server at {server.url} did not finish within 0.2 s: the server hangs",
     ):
         agent.prepare(started(0))
     assert "did not finish within 0.2 s" in caplog.text
@@ -306,7 +306,7 @@ def test_a_server_with_another_model_or_a_smaller_context_is_warned_of(
     )
     agent.finish()
     assert isinstance(fine, Action)
-    assert f"the maximum context length of the vLLM server at {server.url}, 60 tokens" in str(none_left)
+    assert f"the maximum context length of the vLLM server at {server.url} (60 tokens)" in str(none_left)
 
 
 def test_a_server_that_knows_no_marks_is_used_too() -> None:

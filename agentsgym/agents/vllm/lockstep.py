@@ -78,7 +78,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         if not requests:
             return []
         if any(not request.token_ids for request in requests):
-            raise ConfigError("a vLLM policy needs an environment with a tokenizer: it reads token ids, not text")
+            raise ConfigError("a vLLM policy requires an environment with a tokenizer: it works on token ids, not text")
         holder = "the maximum context length of the vLLM engine"
         answers: list[Any] = []
         for request in requests:

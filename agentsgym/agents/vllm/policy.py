@@ -121,7 +121,9 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
     async def aact(self, request: TurnRequest) -> Action:
         """Sample one turn of one session."""
         if not request.token_ids:
-            raise ConfigError("a VLLMPolicyAgent needs an environment with a tokenizer: it reads token ids, not text")
+            raise ConfigError(
+                "a VLLMPolicyAgent requires an environment with a tokenizer: it works on token ids, not text"
+            )
         sampled = await self._engine.sample(request.session_id, list(request.token_ids), self.sampling.room(request))
         return self.sampling.action(request, sampled.token_ids, sampled.logprobs, sampled.step)
 
