@@ -1,7 +1,7 @@
 """Run the coroutines of all agents on one event loop, in a separate thread.
 
 The loop lives as long as the process, so that an agent's HTTP client or lock stays bound to an open loop between
-rollouts. Any thread can wait for it, even if another loop is running there, as in a notebook. Before it stops, its tasks
+rollouts. Any thread can wait for it, even if another loop is running there, as in a notebook. Before it stops, tasks
 are ended, since an unfinished task would be reported on stderr as the process exits.
 """
 

@@ -30,7 +30,7 @@ class Conversation:
         notes: The reward and advantage of each turn, in one line, by the index of its answer in ``messages``.
         facts: Further information, as JSON values: ``reward``, ``turn_rewards``, ``turn_advantages`` (None if
             unknown), ``outcome``, ``stop_reason``, ``task_index``, ``rollout_index``, ``seed``, ``task_data``,
-            ``environment``, ``session_id``, ``num_turns``, ``num_tokens``, ``invalid_turns``, and ``error`` if it failed.
+            ``environment``, ``session_id``, ``num_turns``, ``num_tokens``, ``invalid_turns``, and ``error`` if any.
     """
 
     headline: str

@@ -390,7 +390,7 @@ def test_an_observation_that_is_no_text_fails_its_episode_alone() -> None:
 def test_an_agent_that_cannot_play_here_at_all_says_so() -> None:
     model, tokenizer = tiny_policy(["Guess"])
     env = GuessEnv()
-    with pytest.raises(ConfigError, match="needs an environment with a tokenizer"):
+    with pytest.raises(ConfigError, match="requires an environment with a tokenizer"):
         env.rollout(tasks(1, 2), PolicyAgent(model, tokenizer))
     assert env.active_states == {}
 
