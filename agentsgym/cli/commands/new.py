@@ -58,7 +58,7 @@ def class_and_module_names(name: str) -> tuple[str, str]:
     class_name = "".join(word[0].upper() + word[1:] for word in words)
     module = "_".join(word.lower() for word in words)
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module == "agentsgym":
-        raise UsageError(f"{module}.py would shadow an existing module or is a keyword: choose another name")
+        raise UsageError(f"{module!r} is a Python keyword or the name of an existing module: choose another name")
     return class_name, module
 
 
