@@ -101,7 +101,7 @@ class NeverBegins(Guess):
         (Guess(), {}, "there are no tasks to play"),
         (Guess(), {"tasks": [{}], "num_episodes": 0}, "num_episodes must be a positive int"),
         (NeverBegins(), {"tasks": [{}]}, "every episode failed: .*no board"),
-        (Guess(), {"tasks": [{}], "agent": 3}, "an agent needs get_action"),
+        (Guess(), {"tasks": [{}], "agent": 3}, "an agent must define get_action"),
         ([], {}, "at least one word"),
         ("text", {}, "from several texts"),
         ([{"task_data": {}}], {}, "a row must be a dict with an 'env_class_path'"),

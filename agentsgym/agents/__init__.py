@@ -2,11 +2,11 @@
 
 ::
 
-    base        Agent, AsyncAgent: what a subclass writes
+    base        the base classes Agent and AsyncAgent
     scripted    fixed or random actions
-    direct      a function, a model or an engine that answers
+    direct      the output of a function, a model or an engine
     openai      any OpenAI-compatible server
-    policy/     the policy in training, on transformers (needs torch, as the next)
+    policy/     the policy in training, on transformers (requires torch, as does vllm/)
     vllm/       the policy in training, on vLLM: an engine in this process, or servers
 """
 

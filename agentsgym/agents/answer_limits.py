@@ -1,7 +1,7 @@
-"""Limit the size of a server's answers while they are received and decompressed.
+"""Limit the size of a server's responses while they are received and decompressed.
 
-A response of some kilobytes can decompress to gigabytes before any time limit is checked. So each response is
-decompressed here, in small pieces, between which the event loop runs.
+A response of a few kilobytes can decompress to gigabytes before any time limit is checked. Each response is therefore
+decompressed in small pieces, between which the event loop runs.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 _PIECE_BYTES = 1 << 16
-_PIECES_PER_PAUSE = 16  # about a millisecond's work
-_ERROR_BYTES = 1 << 16  # of an error response
+_PIECES_PER_PAUSE = 16  # about a millisecond of work
+_ERROR_BYTES = 1 << 16  # maximum length of an error response
 
 
 class AnswerError(Exception):
-    """An answer cannot be read; the text is the end of a sentence.
+    """A response cannot be read; the text is the end of a sentence.
 
     Attributes:
-        is_final: Whether a retry would end the same way.
+        is_final: Whether a retry would fail in the same way.
     """
 
     def __init__(self, cause: str, *, is_final: bool = False) -> None:
@@ -31,12 +31,12 @@ class AnswerError(Exception):
 
 
 def bounded_client(openai: Any, timeout_s: float, max_bytes: int) -> Any:
-    """Make the HTTP client of an ``openai`` client: it reads no more than ``max_bytes`` and stays with its server.
+    """Create an HTTP client for the ``openai`` client that reads at most ``max_bytes`` and refuses other servers.
 
     Args:
         openai: The ``openai`` package.
         timeout_s: Seconds for each step of a request.
-        max_bytes: Maximum decompressed bytes of an answer.
+        max_bytes: Maximum decompressed bytes of a response.
     """
     stream_class = _stream_class(openai)
 
@@ -47,7 +47,7 @@ def bounded_client(openai: Any, timeout_s: float, max_bytes: int) -> Any:
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
         pieces = _limited(_decoded(response.stream, encoding), max_bytes if is_answer else _ERROR_BYTES, is_answer)
         response.stream = stream_class(pieces, response.stream)
-        response.encoding = "utf-8"  # whatever the header names: some codecs take hours for a megabyte
+        response.encoding = "utf-8"  # regardless of the header: some codecs need hours for a megabyte
 
     return openai.DefaultAsyncHttpxClient(timeout=timeout_s, event_hooks={"response": [limit]})
 
@@ -59,20 +59,20 @@ def _check_redirect(url: Any, target: Any) -> None:
     is_upgrade = (url.scheme, port, target.scheme, target_port) == ("http", 80, "https", 443)
     if url.host != target.host or ((url.scheme, port) != (target.scheme, target_port) and not is_upgrade):
         raise AnswerError(
-            f"it redirects to {target.scheme}://{target.host}:{target_port}, another server, to which the conversation "
-            "is not sent: set base_url to that address if it is the server you mean",
+            f"it redirects to another server, {target.scheme}://{target.host}:{target_port}, and the conversation is "
+            "not sent there: if that is the intended server, set base_url to its address",
             is_final=True,
         )
 
 
 def _stream_class(openai: Any) -> type[Any]:
-    """Define a class of streams of the HTTP library that this version of the package uses (httpx, or httpx2)."""
+    """Define a stream class for the HTTP library that this version of the package uses (httpx or httpx2)."""
     kinds: tuple[type[Any], ...] = openai.DefaultAsyncHttpxClient.__mro__
-    foreign = next(kind.__module__ for kind in kinds if not kind.__module__.startswith("openai"))
-    library: Any = importlib.import_module(foreign.partition(".")[0])
+    library_module = next(kind.__module__ for kind in kinds if not kind.__module__.startswith("openai"))
+    library: Any = importlib.import_module(library_module.partition(".")[0])
 
     class Stream(library.AsyncByteStream):
-        """The bytes of a generator, and the stream that is closed with it."""
+        """A stream of a generator's bytes; closing it closes the source stream."""
 
         def __init__(self, pieces: AsyncGenerator[bytes, None], source: Any) -> None:
             self._pieces, self._source = pieces, source
@@ -88,7 +88,7 @@ def _stream_class(openai: Any) -> type[Any]:
 
 async def _decoded(stream: Any, encoding: str) -> AsyncGenerator[bytes, None]:
     if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
-        raise AnswerError(f"its answer is encoded as {encoding[:50]!r}, but only gzip was requested")
+        raise AnswerError(f"the response is encoded as {encoding[:50]!r}, but only gzip was requested")
     decompressor = None if encoding in ("identity", "") else zlib.decompressobj(32 + zlib.MAX_WBITS)  # gzip or zlib
     num_bytes = num_pieces = 0
     async for data in stream:
@@ -97,9 +97,9 @@ async def _decoded(stream: Any, encoding: str) -> AsyncGenerator[bytes, None]:
             yield piece
             num_pieces += 1
             if num_pieces % _PIECES_PER_PAUSE == 0:
-                await asyncio.sleep(0)  # lets time limits be checked
+                await asyncio.sleep(0)  # so that time limits are checked
     if decompressor is not None and num_bytes and not decompressor.eof:
-        raise AnswerError("its answer is cut off")
+        raise AnswerError("the response is cut off")
 
 
 def _decompressed(decompressor: Any, data: bytes) -> Iterator[bytes]:
@@ -109,19 +109,19 @@ def _decompressed(decompressor: Any, data: bytes) -> Iterator[bytes]:
         try:
             yield decompressor.decompress(rest, _PIECE_BYTES)
         except zlib.error as error:
-            raise AnswerError(f"its answer cannot be decompressed ({error})") from None
+            raise AnswerError(f"the response cannot be decompressed ({error})") from None
         rest = decompressor.unconsumed_tail
 
 
 async def _limited(pieces: AsyncGenerator[bytes, None], max_bytes: int, is_answer: bool) -> AsyncGenerator[bytes, None]:
-    """Yield at most ``max_bytes``: a longer answer raises; an error response is cut, since its status is enough."""
+    """Yield at most ``max_bytes``; longer answers raise, and error responses are cut, since their status is enough."""
     num_left = max_bytes
     ignored = () if is_answer else (AnswerError,)
     with suppress(*ignored):
         async with aclosing(pieces):
             async for piece in pieces:
                 if is_answer and len(piece) > num_left:
-                    raise AnswerError(f"its answer is longer than max_answer_bytes = {max_bytes}", is_final=True)
+                    raise AnswerError(f"the response is longer than max_answer_bytes = {max_bytes}", is_final=True)
                 yield piece[:num_left]
                 num_left -= len(piece)
                 if num_left <= 0 and not is_answer:

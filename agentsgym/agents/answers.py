@@ -1,4 +1,4 @@
-"""Turn sampled tokens into an action, by one rule for every agent that samples a model."""
+"""Convert sampled tokens to an action, in the same way for every agent that samples from a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Collect every id that ends a turn: the template's end of turn, and the end tokens of tokenizer and model.
+    """Return every id that ends a turn: the template's end-of-turn id, and the end tokens of tokenizer and model.
 
     Raises:
         TemplateError: The chat template does not allow exact tokens.
@@ -25,7 +25,7 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 
 def as_ids(ids: Any) -> frozenset[int]:
-    """Return the ids of an option that may be one id, several, or None."""
+    """Return the set of ids in an option that may be one id, several, or None."""
     if ids is None:
         return frozenset()
     return frozenset({ids} if isinstance(ids, int) else ids)
@@ -41,15 +41,16 @@ def action_from_ids(  # noqa: PLR0913  # keywords, most of them left out
     text_before_stop: Callable[[str], str] | None = None,
     policy_version: int | None = None,
 ) -> Action:
-    """Make the action of sampled ids, decoding their text.
+    """Create an action from sampled ids by decoding their text.
 
     Args:
-        request: The request that they answer.
-        token_ids: The answer's ids, (T,), and nothing after its end.
-        tokenizer: Decodes the text, without the id that ends the answer and without special tokens.
-        stop_token_ids: The ids that end an answer; one without them was cut.
-        logprobs: One for each id, (T,), or None.
-        text_before_stop: Returns the text before the first stop string; an answer with one was not cut.
+        request: The request that the ids answer.
+        token_ids: The answer's ids, (T,), with nothing after its end.
+        tokenizer: Tokenizer that decodes the text, without the id that ends the answer and without special tokens.
+        stop_token_ids: The ids that end an answer; an answer without them was cut off.
+        logprobs: The log-probability of each id, (T,), or None.
+        text_before_stop: Function that returns the text before the first stop string; an answer with a stop string was
+            not cut off.
         policy_version: See :class:`~agentsgym.types.Action`.
     """
     untyped: Any = tokenizer  # transformers declares `decode` only in part
@@ -72,9 +73,9 @@ def sampled_action(
     logprobs: Sequence[float] | None = None,
     policy_version: int | None = None,
 ) -> Action:
-    """Make the action of sampled ids whose text is known; the ids are kept only where the prompt was exact.
+    """Create an action from sampled ids and their text; the ids are kept only if the prompt was exact.
 
-    An answer to a prompt that was rendered from messages need not continue the recorded tokens, so it counts as text.
+    An answer to a prompt that was rendered from messages may not continue the recorded tokens, so it counts as text.
     """
     is_exact = bool(request.token_ids)
     return Action(
@@ -90,9 +91,9 @@ def sampled_action(
 def with_calls_of_ids(
     action: Action, request: TurnRequest, token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase
 ) -> Action:
-    """Read the calls of an answer that counts as text from its ids: decoding loses the marks of some templates.
+    """Parse the tool calls of an answer that counts as text from its ids, since decoding loses some templates' markers.
 
-    An answer to an exact prompt keeps its ids, and its calls are read when it is recorded.
+    An answer to an exact prompt keeps its ids, and its calls are parsed when it is recorded.
     """
     untyped: Any = tokenizer
     if not request.tools or request.token_ids or not untyped.chat_template:

@@ -1,4 +1,4 @@
-"""The base classes of agents, which answer turns."""
+"""The base classes of agents."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def _refuse_coroutines(cls: type) -> None:
 
 
 class Agent:
-    """Answers turns, one conversation at a time or many at once.
+    """The base class of agents that answer turns, one conversation at a time or in batches.
 
-    A simple agent defines :meth:`get_action`; one that gains from batches defines :meth:`act`. Neither tokenizes for
-    training: an agent returns the ids that it sampled, or only text.
+    A simple agent defines :meth:`get_action`; an agent that benefits from batches defines :meth:`act`. Agents never
+    tokenize for training: they return the ids that they sampled, or only text.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -41,23 +41,23 @@ class Agent:
 
         Args:
             messages: The conversation so far, ending with the new observation; must not be changed.
-            agent_state: The state of this conversation that this agent returned last; None at first.
+            agent_state: The state that this agent last returned for this conversation; None at first.
 
         Returns:
-            The answer, and the ``agent_state`` of the next turn.
+            The answer, and the ``agent_state`` for the next turn.
         """
         name = type(self).__name__
         if type(self).act is not Agent.act:
             raise NotImplementedError(
-                f"{name} has no get_action: it is called through {name}.act, with token ids: use env.rollout(tasks, "
-                "agent) or evaluate(env, agent, tasks), with an environment that has a tokenizer"
+                f"{name} does not implement get_action, since it works on token ids: call env.rollout(tasks, agent) or "
+                "evaluate(env, agent, tasks) with an environment that has a tokenizer"
             )
         raise NotImplementedError(f"{name} must define get_action or act")
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Answer one turn of many sessions, in the order of ``requests``.
+        """Answer one turn of each session, in the order of ``requests``.
 
-        A session that cannot be answered gets an :class:`AgentError` in place of its action, and the others play on.
+        A session that cannot be answered gets an :class:`AgentError` in place of its action, and the others continue.
         """
         return [self._answer(request) for request in requests]
 
@@ -69,12 +69,12 @@ class Agent:
             answer: Any = self.get_action(request.messages, request.agent_state)  # type: ignore[arg-type]  # a live list
         except ConfigError:
             raise  # no episode can be played
-        except BaseException as error:  # foreign code: one agent's error is one failed episode
+        except BaseException as error:  # user code: an error fails only this episode
             if is_interruption(error):
                 raise
             return failure_of(AgentError, f"{_class_name(self)}.get_action", error, self.get_action)
         if inspect.iscoroutine(answer):
-            answer.close()  # else Python warns that it was never awaited
+            answer.close()  # otherwise Python warns that it was never awaited
             return AgentError(f"{_class_name(self)}.get_action returned a coroutine, and {_TO_WRITE}")
         pair = cast("tuple[Any, ...]", answer if isinstance(answer, tuple) else ())
         if len(pair) != 2 or not isinstance(pair[0], str):
@@ -85,12 +85,12 @@ class Agent:
 
 
 class AsyncAgent(Agent):
-    """Answers each turn with a coroutine, so that many sessions wait for their answers at once.
+    """The base class of agents that answer each turn with a coroutine, so that many sessions can wait concurrently.
 
-    A subclass defines :meth:`aact`. An environment's ``rollout`` then runs every episode at its own pace: its next
-    request is sent when its own step is done. All coroutines of all agents run on one event loop, which the library
-    owns and which lives as long as the process: clients and locks may be kept from one rollout to the next, and a
-    coroutine that blocks holds up all sessions.
+    A subclass defines :meth:`aact`. An environment's ``rollout`` then runs every episode at its own pace: an episode's
+    next request is sent as soon as its step is done. All coroutines of all agents run on one event loop, which the
+    library owns and which lives as long as the process: clients and locks may be reused in later rollouts, and a
+    coroutine that blocks delays all sessions.
     """
 
     async def aact(self, request: TurnRequest) -> Action:
@@ -98,10 +98,10 @@ class AsyncAgent(Agent):
         raise NotImplementedError(f"{type(self).__name__} must define aact")
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Answer all requests concurrently; to be called from outside the agents' event loop.
+        """Answer all requests concurrently; must be called from outside the agents' event loop.
 
         Raises:
-            ConfigError: The agent cannot play here at all.
+            ConfigError: The agent is not configured correctly for this run.
         """
         return run_coroutine(_answer_all(self, requests)) if requests else []
 
@@ -113,10 +113,10 @@ class AsyncAgent(Agent):
 
 
 async def answer(agent: Any, request: TurnRequest) -> Action | AgentError:
-    """Await an agent's ``aact``; an exception fails the session that is answered.
+    """Await an agent's ``aact``; an exception fails only this session.
 
     Raises:
-        ConfigError: The agent cannot play here at all.
+        ConfigError: The agent is not configured correctly for this run.
     """
     try:
         return await agent.aact(request)
@@ -124,7 +124,7 @@ async def answer(agent: Any, request: TurnRequest) -> Action | AgentError:
         raise
     except AgentError as failure:
         return failure
-    except BaseException as error:  # foreign code: one agent's error is one failed episode
+    except BaseException as error:  # user code: an error fails only this episode
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise  # the driver no longer waits; a client may also cancel its own tasks
@@ -139,11 +139,11 @@ async def _answer_all(agent: Any, requests: Sequence[TurnRequest]) -> list[Actio
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
-            task.cancel()  # those that are still running where one raised
+            task.cancel()  # if one raised, the others may still be running
 
 
 class _Adapted(Agent):
-    """Any object that has ``get_action(messages, agent_state)``."""
+    """An adapter for any object that has ``get_action(messages, agent_state)``."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -151,7 +151,7 @@ class _Adapted(Agent):
 
 
 class _AdaptedAsync(AsyncAgent):
-    """Any object that has ``async def aact(request)``."""
+    """An adapter for any object that has ``async def aact(request)``."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -160,15 +160,15 @@ class _AdaptedAsync(AsyncAgent):
 
 
 def _class_name(agent: Any) -> str:
-    """The class that the user wrote."""
+    """Return the name of the class that the user wrote."""
     return type(agent.inner if isinstance(agent, _Adapted | _AdaptedAsync) else agent).__name__
 
 
 def as_agent(agent: Any) -> Agent:
-    """Return an :class:`Agent` as it is; adapt any object with ``aact(request)`` or ``get_action(messages, state)``.
+    """Return an :class:`Agent` unchanged; adapt an object with ``aact(request)`` or ``get_action(messages, state)``.
 
     Raises:
-        ConfigError: It has neither, it is a class, or its ``get_action`` is a coroutine function.
+        ConfigError: The object has neither method, is a class, or its ``get_action`` is a coroutine function.
     """
     is_instance = not isinstance(agent, type)
     if is_instance and callable(getattr(agent, "aact", None)):
@@ -179,10 +179,12 @@ def as_agent(agent: Any) -> Agent:
         _refuse_coroutines(cast("type[Any]", type(agent)))
         return _Adapted(agent)
     is_class_of_agents = not is_instance and any(hasattr(agent, name) for name in ("get_action", "act", "aact"))
-    given = f"the class {agent.__name__}: write {agent.__name__}()" if is_class_of_agents else shown(agent)
+    received = (
+        f"the class {agent.__name__}: pass an instance, {agent.__name__}()" if is_class_of_agents else shown(agent)
+    )
     if inspect.isroutine(agent) or isinstance(agent, functools.partial):
-        given += ": write DirectOutputAgent(function) for a function of the messages that returns the answer's text"
+        received += ": for a function of the messages that returns the answer's text, use DirectOutputAgent(function)"
     raise ConfigError(
-        "an agent needs get_action(messages, agent_state) or async aact(request), or to subclass agentsgym.Agent, "
-        f"got {given}"
+        "an agent must define get_action(messages, agent_state) or async aact(request), or subclass agentsgym.Agent; "
+        f"got {received}"
     )

@@ -1,4 +1,4 @@
-"""Build the sampling policy for a trainer's settings and distribution of weights."""
+"""Build the policy in training according to the trainer's settings and how its weights are distributed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SamplingSettings(Protocol):
-    """The settings of sampling: fields of ``GRPOEnvConfig``, most of them TRL's."""
+    """Sampling settings: fields of ``GRPOEnvConfig``, most of them from TRL."""
 
     use_vllm: bool
     temperature: float
@@ -28,11 +28,11 @@ class SamplingSettings(Protocol):
     min_p: float | None
     repetition_penalty: float
     ds3_gather_for_generation: bool
-    max_staleness: int  # this and the next are not in TRL's GRPOConfig
+    max_staleness: int  # this setting and vllm_server_urls are not in TRL's GRPOConfig
 
     @property
     def vllm_server_urls(self) -> Sequence[str]:
-        """Base URLs of vLLM servers; empty where TRL's host and port are used."""
+        """Base URLs of vLLM servers; empty to use TRL's host and port."""
         ...
 
 
@@ -46,19 +46,19 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
     max_turn_tokens: int,
     stop: Sequence[str] = (),
 ) -> PolicyAgent | VLLMPolicyAgent | LockstepVLLMPolicyAgent:
-    """Build the policy in training as an agent, on the backend of the settings.
+    """Build the policy in training as an agent on the backend that the settings select.
 
     Args:
         model: The model in training, unwrapped.
-        tokenizer: Its tokenizer.
-        args: The settings.
-        accelerator: The trainer's.
-        vllm_generation: TRL's engine if the settings use vLLM, else None.
-        max_turn_tokens: The budget of one turn.
-        stop: Texts that also end a turn.
+        tokenizer: The model's tokenizer.
+        args: The sampling settings.
+        accelerator: The trainer's accelerator.
+        vllm_generation: TRL's engine if the settings use vLLM, otherwise None.
+        max_turn_tokens: Token budget per turn.
+        stop: Strings that also end a turn.
 
     Raises:
-        ConfigError: The distribution of the weights over the ranks is not supported.
+        ConfigError: The way in which the weights are distributed over the ranks is not supported.
     """
     agent_type = policy_agent_type(accelerator, gathers=args.ds3_gather_for_generation)
     if args.use_vllm:
@@ -89,10 +89,10 @@ def build_policy(  # noqa: PLR0913  # two settings are not of TRL's
 
 
 def refuse_prompt_learning(adapters: Iterable[Any]) -> None:
-    """Raise :class:`ConfigError` for the configuration of an adapter that adds its own tokens to rows."""
+    """Raise :class:`ConfigError` for an adapter configuration that adds virtual tokens to rows."""
     for adapter in adapters:
         if adapter.is_prompt_learning:
             raise ConfigError(
-                f"a {type(adapter).__name__} prepends its own tokens to every prompt, so no record would be exact: "
-                "use LoRA or another adapter inside the layers"
+                f"a {type(adapter).__name__} prepends virtual tokens to every prompt, so no recorded tokens would be "
+                "exact: use LoRA or another adapter inside the layers"
             )

@@ -1,4 +1,4 @@
-"""An agent that answers with the output of one call: of a function, a transformers model, or a vLLM engine."""
+"""An agent that answers with the output of a function, a transformers model, or a vLLM engine."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _REFUSED_OPTIONS = frozenset({"num_return_sequences", "return_dict_in_generate",
 
 
 class DirectOutputAgent(Agent):
-    """Answers with the output of a function, a transformers model with its tokenizer, or a vLLM ``LLM``.
+    """An agent that answers with the output of a function, a transformers model with its tokenizer, or a vLLM ``LLM``.
 
     A function is called once per turn with the messages. A model generates for all sessions of an :meth:`act` in one
-    left-padded batch, without gradients and in evaluation mode; a vLLM engine schedules them itself. Where the
-    environment recorded the exact prompt (``request.token_ids``; its tokenizer must be this one) they continue those
-    ids and the action has the sampled ids, from vLLM with their log-probabilities (those of the distribution that was
-    sampled if the engine was made with ``logprobs_mode="processed_logprobs"``, else those before temperature).
-    Otherwise the tokenizer's chat template renders the messages, with the environment's tools, and the calls are read
-    from the sampled ids.
+    left-padded batch, without gradients and in evaluation mode; a vLLM engine schedules them itself. If the environment
+    recorded the exact prompt (``request.token_ids``, from the same tokenizer), the model or engine continues those ids
+    and the action has the sampled ids. A vLLM engine adds their log-probabilities: those of the distribution that was
+    sampled from if it was created with ``logprobs_mode="processed_logprobs"``, otherwise those before temperature is
+    applied. Without an exact prompt, the tokenizer's chat template renders the messages, with the environment's tools,
+    and tool calls are parsed from the sampled ids.
 
     >>> agent = DirectOutputAgent(lambda messages: messages[-1]["content"].upper())
     >>> agent.get_action([{"role": "user", "content": "ready?"}], None)
@@ -45,19 +45,20 @@ class DirectOutputAgent(Agent):
         max_new_tokens: int = 256,
         **generation_options: Any,
     ) -> None:
-        """Choose between function, model and engine.
+        """Check the arguments; nothing is generated.
 
         Args:
-            source: ``messages -> text``; a model with ``generate``, which needs ``tokenizer``; or a ``vllm.LLM``.
-            tokenizer: The model's tokenizer; None for a function, or for a vLLM engine with its own.
+            source: A function from messages to text; a model with ``generate``, which requires ``tokenizer``; or a
+                ``vllm.LLM``.
+            tokenizer: The model's tokenizer; None for a function, or to use the tokenizer of a vLLM engine.
             max_new_tokens: Maximum tokens of an answer; the request's own budget applies if it is smaller.
-            **generation_options: Options of ``model.generate`` (``do_sample``, ``temperature``, …) or of vLLM's
-                ``SamplingParams`` (``temperature``, ``top_p``, ``seed``, …); their defaults are those of the model's
-                generation config. A transformers model draws from torch's global generator.
+            **generation_options: Options for ``model.generate`` (``do_sample``, ``temperature``, …) or for vLLM's
+                ``SamplingParams`` (``temperature``, ``top_p``, ``seed``, …); the model's generation config has their
+                defaults. A transformers model draws from torch's global generator.
 
         Raises:
-            ConfigError: A model without tokenizer, a tokenizer without model, a source that cannot be called, or an
-                option that vLLM does not have or with which an answer's own tokens could not be found.
+            ConfigError: A model has no tokenizer, there is a tokenizer but no model, the source cannot be called, vLLM
+                does not have an option, or an option would make it impossible to find the tokens of an answer.
         """
         self._source: Any = source
         self._generates = callable(getattr(source, "generate", None))
@@ -67,20 +68,24 @@ class DirectOutputAgent(Agent):
         self._options = generation_options
         name = type(source).__name__
         if self._generates and self._tokenizer is None:
-            raise ConfigError(f"a model needs its tokenizer: DirectOutputAgent(model, tokenizer), got {name} alone")
+            raise ConfigError(f"a model requires its tokenizer: DirectOutputAgent(model, tokenizer), got only {name}")
         if not self._generates and self._tokenizer is not None:
-            raise ConfigError(f"a tokenizer is only valid with a model, got one with {name}")
+            raise ConfigError(f"a tokenizer is only valid with a model, but the source is of type {name}")
         if not callable(source) and self._engine is None:
             raise ConfigError(
                 f"a source must be a function of the messages, a model or a vLLM engine, got {shown(source)}"
             )
         if generation_options and not self._generates:
             raise ConfigError(
-                f"generation options are only valid with a model, got {sorted(generation_options)} with {name}"
+                f"generation options are only valid with a model, but the source is of type {name}: remove "
+                f"{sorted(generation_options)}"
             )
         refused = _REFUSED_OPTIONS if self._engine is None else Engine.REFUSED_OPTIONS
         if given := sorted(refused & generation_options.keys()):
-            raise ConfigError(f"DirectOutputAgent needs one answer per prompt, with its end-of-turn token, got {given}")
+            raise ConfigError(
+                f"DirectOutputAgent does not accept the generation options {given}: it needs exactly one answer per "
+                "prompt, including its end-of-turn token"
+            )
         require("max_new_tokens", max_new_tokens, is_int(1), "an int of at least 1")
 
     def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
@@ -97,7 +102,7 @@ class DirectOutputAgent(Agent):
         return text, agent_state
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Answer many sessions: a function one by one, a model or an engine in one batch."""
+        """Answer the sessions: a function one by one, a model or an engine in one batch."""
         return self._generate(requests) if self._generates and requests else super().act(requests)
 
     def _generate(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
@@ -106,7 +111,7 @@ class DirectOutputAgent(Agent):
         budgets = [most if one.max_new_tokens is None else min(one.max_new_tokens, most) for one in requests]
         if self._engine is not None:
             return self._engine.generate(requests, prompts, budgets)
-        import torch  # noqa: PLC0415  # agents that are functions need no torch
+        import torch  # noqa: PLC0415  # not needed for functions
 
         end_ids = self._end_ids()
         pad_id: int | None = self._options.get("pad_token_id", self._tokenizer.pad_token_id)
@@ -127,7 +132,7 @@ class DirectOutputAgent(Agent):
         actions: list[Action] = []
         for request, answer, budget in zip(requests, answers, budgets, strict=True):
             stop = next((place + 1 for place, token in enumerate(answer[:budget]) if token in end_ids), budget)
-            # After the end token there is only padding.
+            # Only padding follows the end token.
             actions.append(action_from_ids(request, answer[:stop], self._tokenizer, end_ids))
         return actions
 
@@ -140,10 +145,10 @@ class DirectOutputAgent(Agent):
         )
 
     def _end_ids(self) -> frozenset[int]:
-        """Collect every id that ends an answer: the options' own, else those of template, tokenizer and model."""
+        """Return every id that ends an answer: the ids in the options, or those of template, tokenizer and model."""
         if "eos_token_id" in self._options:
             return as_ids(self._options["eos_token_id"])
         try:
             return stop_token_ids(self._source, self._tokenizer)
-        except TemplateError:  # such a template gives no exact prompts, but it can be rendered
+        except TemplateError:  # such a template does not allow exact prompts, but can be rendered
             return as_ids(self._source.generation_config.eos_token_id) | as_ids(self._tokenizer.eos_token_id)

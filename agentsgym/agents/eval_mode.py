@@ -1,4 +1,4 @@
-"""Run a model in evaluation mode for a while: sampling and scoring need it without dropout or checkpointing."""
+"""Run a model temporarily in evaluation mode: sampling and scoring require no dropout and no checkpointing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def evaluation_mode(model: Any) -> Generator[None]:
-    """Switch a model to evaluation and back, module by module: a part that was frozen stays so."""
+    """Switch a model to evaluation mode, and restore the mode of each module afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

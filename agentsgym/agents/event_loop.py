@@ -1,8 +1,8 @@
-"""Run every agent that answers with coroutines on one event loop, in its own thread.
+"""Run the coroutines of all agents on one event loop, in a separate thread.
 
-It lives as long as the process, so that an agent's HTTP client or lock stays bound to an open loop between rollouts,
-and it can be waited for from any thread, also one whose own loop is running, as in a notebook. When it is stopped, its
-tasks end first: an unfinished one would be reported on stderr as the process exits.
+The loop lives as long as the process, so that an agent's HTTP client or lock stays bound to an open loop between
+rollouts. Any thread can wait for it, even if another loop is running there, as in a notebook. Before it stops, tasks
+are ended, since an unfinished task would be reported on stderr as the process exits.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from agentsgym.interruptions import process_exit
 
 T = TypeVar("T")
 
-_CLOSING_S = 0.2  # for tasks, such as closing connections, to end by themselves once the loop is to stop
-_CANCELLING_S = 0.5  # for them to end once they are cancelled
+_CLOSING_S = 0.2  # time for tasks, such as closing connections, to end by themselves before the loop stops
+_CANCELLING_S = 0.5  # time for tasks to end after they are canceled
 
 
 class LoopThread(threading.Thread):
     """A thread that runs an event loop until :meth:`stop`.
 
     Attributes:
-        loop: The loop.
-        is_stopping: Whether :meth:`stop` was called, as the process exits.
+        loop: The event loop.
+        is_stopping: Whether :meth:`stop` was called, which happens as the process exits.
     """
 
     def __init__(self) -> None:
@@ -37,14 +37,14 @@ class LoopThread(threading.Thread):
         self.is_stopping = False
 
     def run(self) -> None:
-        """Serve the loop, then end its tasks."""
+        """Run the loop until it is stopped, then end its tasks."""
         asyncio.set_event_loop(self.loop)
         while True:
             try:
                 self.loop.run_forever()
                 break
             except (SystemExit, KeyboardInterrupt):
-                continue  # of a coroutine: it ends the loop too, and is raised where the coroutine is waited for
+                continue  # raised by a coroutine: it stops the loop, but is handled where the coroutine is awaited
         with suppress(SystemExit, KeyboardInterrupt):
             self.loop.run_until_complete(_end_tasks())
 
@@ -59,7 +59,7 @@ class LoopThread(threading.Thread):
 
 
 async def _end_tasks() -> None:
-    """Let the other tasks of the running loop end, and cancel those that do not."""
+    """Wait for the other tasks of the running loop, and cancel those that do not end."""
     for limit_s, is_cancelling in ((_CLOSING_S, False), (_CANCELLING_S, True)):
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks if is_cancelling else ():
@@ -74,8 +74,8 @@ _thread: LoopThread | None = None
 
 
 def agents_loop() -> asyncio.AbstractEventLoop:
-    """Return the loop, which is started at the first call (and again in a forked process)."""
-    global _thread  # noqa: PLW0603  # one loop for the process is the point
+    """Return the agents' event loop, which is started at the first call (and again in a forked process)."""
+    global _thread  # noqa: PLW0603  # one loop per process
     with _lock:
         if _thread is None or not _thread.is_alive():
             if _thread is not None:
@@ -109,7 +109,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
         return future.result()
     except CancelledError:
         if thread is not None and thread.is_stopping:
-            raise process_exit() from None  # a thread that still waits here ends without a traceback
+            raise process_exit() from None  # so that a thread that is still waiting ends without a traceback
         raise
     finally:
-        future.cancel()  # where the wait was interrupted
+        future.cancel()  # if the wait was interrupted

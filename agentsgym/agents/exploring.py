@@ -1,4 +1,4 @@
-"""An agent without knowledge of the environment: it tries the tools and the words of the conversation."""
+"""An agent that explores any environment at random, with its tools and the words of the conversation."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from agentsgym.fields import is_fraction, require
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, ToolCall, TurnRequest
 
-# What a prompt marks as a possible answer: in brackets, in quotes, or after a dash.
+# Text that a prompt marks as a possible answer, with brackets or quotes.
 _MARKED = re.compile(r"\[[^\[\]\n]{1,40}\]|[\"'`“]([^\"'`“”\n]{1,40})[\"'`”]")
 _WORD = re.compile(r"\w+(?:['\-]\w+)*")
 _NUMBER = re.compile(r"-?\d+")
-_MAX_CHARACTERS = 4000  # of the conversation that are read for words, from its end
-_MAX_DEPTH = 4  # of nested arguments
+_MAX_CHARACTERS = 4000  # length of the end of the conversation from which words are drawn
+_MAX_DEPTH = 4  # nesting depth of arguments
 
 
 class ExploringAgent(Agent):
-    """Answers with a random well-formed call where there are tools, else with a text taken from the prompt.
+    """An agent that answers with a random well-formed tool call, or with a text drawn from the prompt.
 
-    A text is a phrase that the environment marks (in brackets or quotes), a number between the smallest and the largest
-    of the prompt, or one of its words. Each session has its own draws, seeded by the agent's seed and the session's
-    number in the order of first requests; its answers depend on these and on the conversation alone.
+    Such a text is a phrase that the environment marks (with brackets or quotes), a number between the smallest and the
+    largest in the prompt, or one of its words. Each session has its own random stream, seeded by the agent's seed and
+    the session's number in the order of first requests; its answers depend only on that stream and the conversation.
     """
 
     def __init__(self, *, seed: int = 0, call_fraction: float = 0.8) -> None:
         """Set up; nothing is drawn.
 
         Args:
-            seed: Seed of the streams of draws.
-            call_fraction: Fraction of turns that call a tool, where there are tools, in [0, 1].
+            seed: Seed of the random streams.
+            call_fraction: Fraction of turns that call a tool if there are tools, in [0, 1].
 
         Raises:
             ConfigError: ``call_fraction`` is not in [0, 1].
@@ -45,7 +45,7 @@ class ExploringAgent(Agent):
         self._num_sessions = 0
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
-        """Answer each session from its own random stream."""
+        """Answer each session with a draw from its random stream."""
         actions: list[Action] = []
         for request in requests:
             stream = self._streams.get(request.session_id)
@@ -63,19 +63,19 @@ class ExploringAgent(Agent):
         return actions
 
     def finish(self) -> None:
-        """Forget the streams of the sessions that have ended."""
+        """Drop the random streams of the sessions, which have ended."""
         self._streams.clear()
 
 
 def random_call(tool: Mapping[str, Any], text: str, stream: random.Random) -> ToolCall:
-    """Make a well-formed call of a tool, given by its JSON schema; text arguments are drawn from ``text``."""
+    """Create a random well-formed call to a tool from its JSON schema; text arguments are drawn from ``text``."""
     function: Any = tool.get("function", tool)
     parameters: dict[str, Any] = {**(function.get("parameters") or {}), "type": "object"}
     return ToolCall(name=str(function.get("name", "")), arguments=_value(parameters, text, stream, 0))
 
 
 def random_phrase(text: str, stream: random.Random) -> str:
-    """Draw a marked phrase of a text, a number between its smallest and its largest, or a word."""
+    """Draw a marked phrase from a text, a number between its smallest and its largest number, or one of its words."""
     marked = [(match[0], match[1]) for match in _MARKED.finditer(text)]
     numbers = [int(number[:18]) for number in _NUMBER.findall(text)]
     words = _WORD.findall(text) or ["yes"]
@@ -108,7 +108,7 @@ def _nested(kind: str, fields: Mapping[str, Any], text: str, stream: random.Rand
     if kind == "array":
         low = int(fields.get("minItems", 0 if depth >= _MAX_DEPTH else 1))
         size = low if depth >= _MAX_DEPTH else stream.randint(low, min(int(fields.get("maxItems", low + 2)), low + 2))
-        first = list(cast("list[Any]", fields.get("prefixItems") or ()))  # of a tuple
+        first = list(cast("list[Any]", fields.get("prefixItems") or ()))  # the item schemas of a tuple
         parts = [*first, *[fields.get("items")] * size][:size]
         return [_value(part, text, stream, depth + 1) for part in parts]
     required = set(fields.get("required") or ())

@@ -1,4 +1,4 @@
-"""Let a person play in a terminal: observations are shown, answers and tool calls are typed."""
+"""An agent for a person at a terminal, who reads the observations and types answers and tool calls."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from agentsgym.interruptions import Interruption
 from agentsgym.texts import sentence_of, shortened, shown, visible
 from agentsgym.types import Action, Message, ToolCall, TurnRequest
 
-_MAX_BYTES = 20_000  # of a message that is shown
+_MAX_BYTES = 20_000  # length of a message that is shown
 
 Show = Callable[[str, str], None]
 
 
 class PlayerLeft(Interruption):  # not an error: the end of the input
-    """The person ended the input (Ctrl-D); ends the rollout as Ctrl-C does."""
+    """The person ended the input (Ctrl-D), which ends the rollout as Ctrl-C does."""
 
 
 class HumanAgent(Agent):
-    r"""Prompts a person for every action, one session after the other.
+    r"""An agent that prompts a person for every action, one session after the other.
 
-    New messages are shown, then a line is read; one that ends with a backslash continues on the next. Where the
-    environment has tools, a line may call one or several of them: ``price(good="apples")``, ``add(3, 4)``, or
-    ``{"name": "price", "arguments": {"good": "apples"}}``; an invalid call prompts again. Control characters and escape
-    sequences are shown escaped.
+    New messages are shown, then a line is read; a line that ends with a backslash continues on the next. If the
+    environment has tools, a line may call one or more of them: ``price(good="apples")``, ``add(3, 4)``, or
+    ``{"name": "price", "arguments": {"good": "apples"}}``; after an invalid call, the person is prompted again. Control
+    characters and escape sequences are shown escaped.
 
     Args:
-        read: Reads a line after a prompt; ``EOFError`` ends the play.
-        show: Shows a text with its role (``"system"``, ``"user"``, ``"tool"``, ``"tools"`` for the tools, ``"note"``
-            for the agent's own messages); by default it is printed.
+        read: Function that shows a prompt and reads a line; ``EOFError`` ends the rollout.
+        show: Function that shows a text with its role (``"system"``, ``"user"``, ``"tool"``, ``"tools"`` for the list
+            of tools, ``"note"`` for the agent's own messages); by default, texts are printed.
 
     >>> lines = iter(["add(3, c)", "add(3, b=4)"])
     >>> tool = {"function": {"name": "add", "parameters": {"properties": {"a": {}, "b": {}}}}}
@@ -49,7 +49,7 @@ class HumanAgent(Agent):
         self._show = _print if show is None else show
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
-        """Prompt for one answer after the other.
+        """Prompt for each answer in turn.
 
         Raises:
             PlayerLeft: The input has ended.
@@ -84,7 +84,7 @@ def new_messages(request: TurnRequest) -> Sequence[Message]:
     """Return the messages after the last action, if ``agent_state`` is the number of messages up to it."""
     seen = request.agent_state or 0
     known = len(request.messages) if seen > len(request.messages) else seen
-    return request.messages[known:] or request.messages[-1:]  # a history that was rewritten shows at least its end
+    return request.messages[known:] or request.messages[-1:]  # of a rewritten history, show at least the last message
 
 
 def signature(tool: Mapping[str, Any]) -> str:
@@ -99,10 +99,10 @@ def signature(tool: Mapping[str, Any]) -> str:
 
 
 def read_calls(line: str, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]:
-    """Read the tool calls of a typed line; none if the line is not a call.
+    """Parse the tool calls in a typed line; none if the line is not a call.
 
     Args:
-        line: The typed line: calls in Python syntax, or JSON.
+        line: The typed line, with calls in Python syntax or in JSON.
         tools: The tools' JSON schemas.
 
     Raises:
@@ -132,7 +132,7 @@ def _json_calls(text: str, known: Mapping[str, Any]) -> tuple[ToolCall, ...]:
         name, arguments = fields.get("name"), fields.get("arguments", {})
         if not isinstance(name, str) or not isinstance(arguments, Mapping):
             raise ConfigError(
-                f'a call in JSON is {{"name": …, "arguments": {{…}}}}, got {shown(cast("object", item), 100)}'
+                f'a call in JSON must be {{"name": …, "arguments": {{…}}}}, got {shown(cast("object", item), 100)}'
             )
         calls.append(_call(name, dict(cast("Mapping[str, Any]", arguments)), known))
     return tuple(calls)
@@ -142,25 +142,27 @@ def _python_calls(text: str, known: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     try:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise ConfigError(f"this is not a valid call ({sentence_of(error, 100)}): name(argument=value)") from error
+        raise ConfigError(
+            f"this is not a valid call ({sentence_of(error, 100)}): write it as name(argument=value)"
+        ) from error
     calls: list[ToolCall] = []
     for statement in statements:
         call = statement.value if isinstance(statement, ast.Expr) else None
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            raise ConfigError("write several calls as name(argument=value); name(argument=value)")
+            raise ConfigError("each call must be written as name(argument=value); separate several calls with ';'")
         name = call.func.id
         names = _parameters(known.get(name, {}))
         if len(call.args) > len(names) and name in known:
-            raise ConfigError(f"{name} takes {len(names)} arguments, got {len(call.args)}")
+            raise ConfigError(f"{name} accepts {len(names)} arguments, got {len(call.args)}")
         given = [*zip(names, call.args, strict=False), *((one.arg, one.value) for one in call.keywords)]
         arguments: dict[str, Any] = {}
         for key, value in given:
             if key is None or key in arguments:
-                raise ConfigError(f"each argument of {name} must be given once, by name or by position")
+                raise ConfigError(f"each argument of {name} must be passed once, by name or by position")
             try:
                 arguments[key] = ast.literal_eval(value)
             except (ValueError, TypeError, MemoryError, RecursionError) as error:
-                raise ConfigError(f"{name}'s {key} must be a plain value, such as 3 or 'text'") from error
+                raise ConfigError(f"the argument {key} of {name} must be a literal, such as 3 or 'text'") from error
         calls.append(_call(name, arguments, known))
     return tuple(calls)
 

@@ -1,4 +1,4 @@
-"""Mask keys and passwords in messages of servers and their libraries."""
+"""Mask keys and passwords in messages from servers and client libraries."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit
 
-_RUN = 8  # characters in common with a secret, from which on they are masked
+_RUN = 8  # minimum number of consecutive characters in common with a secret that are masked
 _MASK = "***"
 _SHORTEST = 4  # anything shorter is a placeholder, such as "x", for a server that needs no key
 _WORDS = re.compile(r"([\s'\"]+)")
 _PART_MASKED = re.compile(r"\*{2,}|\.{3}|…|•{2,}|#{3,}|-{3,}|_{3,}|x{4,}|[\[<(](?:redacted|masked|hidden)[\])>]")
 _BEFORE, _AFTER = re.compile(r"[=:,;(\[{<]"), re.compile(r"[=:,;)\]}>]")  # punctuation around it within a word
-_REVEALING = 6  # minimum characters of an end without a digit that is masked although it is announced by nothing
+_REVEALING = 6  # minimum length of an end without digits that is masked even if nothing announces it
 _ANNOUNCED = (
     r"(?:\b(?:end|start|begin)\w*\s+(?:in|with|by|on)|\b(?:prefix|suffix)(?:\s+is)?"
     r"|\b(?:first|last|final)(?:\s+\w+)?\s+(?:characters|letters|digits)(?:\s+are)?)\W{1,3}"
 )
-_KEY_NAME = re.compile("key|token|secret|sig|pass|pwd|auth|cred|code", re.IGNORECASE)  # of a parameter in a URL
+_KEY_NAME = re.compile("key|token|secret|sig|pass|pwd|auth|cred|code", re.IGNORECASE)  # parameter names in URLs
 _PUNCTUATION = ".,:;()[]{}<>"
 
 
 class KeyMask:
-    """Masks every run of characters that a text has in common with a secret.
+    """A mask for every run of characters that a text has in common with a secret.
 
-    A run has at least eight characters (or is a whole shorter secret), in either case; percent-encoded, JSON- and
-    HTML-escaped, base64 and hexadecimal forms count too. A word that is masked in part already, as in ``sk-ab***yz``,
-    is masked in full where its ends are those of a secret. An end of four to seven characters that stands alone is
-    masked if it has a digit, or six characters and does not look like a word, and always where the text announces it:
-    "ends with", "starting with", "the last four characters are".
+    A run has at least eight characters (or is a complete shorter secret); case is ignored, and percent-encoded,
+    JSON- and HTML-escaped, base64 and hexadecimal forms count too. A word that is already partly masked, as in
+    ``sk-ab***yz``, is masked completely if its ends match those of a secret. A standalone end of four to seven
+    characters is masked if it has a digit, or has six characters and does not look like a word, and always if the text
+    announces it: "ends with", "starting with", "the last four characters are".
 
     Args:
-        secrets: Keys and passwords; empty ones are left out.
+        secrets: Keys and passwords; those shorter than four characters are ignored.
 
     >>> mask = KeyMask(["sk-abcdefghijklmnop"])
     >>> mask.masked("not sk-abcdefghijklmnop, nor efghijkl, nor what ends in mnop, nor sk-ab**op")
@@ -57,7 +57,7 @@ class KeyMask:
             return text
         text = "".join(map(self._masked_word, _WORDS.split(text)))
         lowered = text.lower()
-        if len(lowered) != len(text):  # a few letters have two in lower case
+        if len(lowered) != len(text):  # a few letters become two in lower case
             lowered = text
         hidden = bytearray(len(text))
         for length in self._lengths:
@@ -66,12 +66,12 @@ class KeyMask:
                     hidden[start : start + length] = b"\1" * length
         stretches = groupby(zip(text, hidden, strict=True), key=lambda pair: pair[1])
         text = "".join(_MASK if is_hidden else "".join(one for one, _ in pairs) for is_hidden, pairs in stretches)
-        for pattern in self._ends:  # after the runs, of which it would leave a rest that is too short to be one
+        for pattern in self._ends:  # after the runs: masking an end first could leave a rest too short to be a run
             text = pattern.sub(rf"\1{_MASK}", text)
         return text
 
     def _masked_word(self, word: str) -> str:
-        """Return the mask for a word that is masked in part and shows an end of a secret, else the word."""
+        """Return the mask for a partly masked word that shows an end of a secret, otherwise the word."""
         head, *others = _PART_MASKED.split(word.lower())
         if not others:
             return word
@@ -111,13 +111,13 @@ def _forms(secret: str) -> Iterator[str]:
     yield from (secret, quote(secret, safe=""), quote_plus(secret), html.escape(secret), json.dumps(secret)[1:-1])
     if len(secret) >= _RUN:
         yield from (data.hex(), "".join(f"%{byte:02x}" for byte in data))
-        for shift in range(3):  # its base64 depends on where it begins, modulo 3
+        for shift in range(3):  # the base64 form depends on the secret's position, modulo 3
             for encode in (base64.b64encode, base64.urlsafe_b64encode):
                 yield encode(b"\0" * shift + data).decode()[(shift * 8 + 5) // 6 : (shift + len(data)) * 8 // 6]
 
 
 def _patterns_of_ends(secret: str) -> Iterator[re.Pattern[str]]:
-    """Yield patterns of its short beginnings and ends, where they stand alone."""
+    """Yield patterns that match a secret's short beginnings and ends where they stand alone."""
     lengths = range(min(_RUN, len(secret)) - 1, _SHORTEST - 1, -1)  # the longest first
     ends = [end for length in lengths for end in (secret[:length], secret[-length:])]
     revealing: list[str] = []  # unlikely to occur by chance: with a digit, or neither a word nor words with hyphens

@@ -1,4 +1,4 @@
-"""An agent that calls a model on an OpenAI-compatible server, with exact tokens where the server returns them."""
+"""An agent that calls a model on an OpenAI-compatible server, with exact tokens if the server returns them."""
 
 from __future__ import annotations
 
@@ -29,67 +29,70 @@ logger = logging.getLogger(__name__)
 _OPTIONS = frozenset({
     "temperature", "top_p", "stop", "seed", "frequency_penalty", "presence_penalty", "logit_bias", "extra_body",
 })  # fmt: skip
-# Fields that the agent sets itself; another value would make it misread the answer.
+# Fields that the agent sets itself; with other values, it would misread the response.
 _RESERVED = frozenset({
     "model", "messages", "prompt", "n", "best_of", "stream", "echo", "logprobs", "top_logprobs", "return_token_ids",
     "max_tokens", "max_completion_tokens", "tools",
 })  # fmt: skip
-# These concern the key, the load or the server's health, not what the server supports.
-_NO_VERDICT = frozenset({None, 401, 403, 408, 409, 429, 500, 502, 503, 504})
+# Statuses that depend on the key, the load or the server's health, and do not show what the server supports.
+_INCONCLUSIVE_STATUSES = frozenset({None, 401, 403, 408, 409, 429, 500, 502, 503, 504})
 
 
 class OpenAIAgent(AsyncAgent):
-    """Gets its answers from a server that speaks OpenAI's protocol: vLLM, SGLang, llama.cpp, Ollama, OpenAI itself.
+    """An agent whose answers come from an OpenAI-compatible server: vLLM, SGLang, llama.cpp, Ollama, or OpenAI itself.
 
-    Every session waits for its own answer alone. A request that fails for a transient reason (connection, timeout,
-    status 408, 409, 429 or 5xx, a malformed body) is retried, after the wait that the server requests, or with
-    exponential backoff; a permanent failure is an :class:`AgentError` of its own session. A server that refuses the key
-    or the model (401; 403 or 404 before its first answer; later, 403 many times in a row) would refuse every session:
-    that ends the run with a :class:`ConfigError`, and no more requests are sent for a minute, or until :meth:`finish`.
+    Each session waits only for its own answer. A request that fails for a transient reason (connection, timeout, status
+    408, 409, 429 or 5xx, a malformed body) is retried, after the wait that the server requests, or with exponential
+    backoff; a permanent failure is an :class:`AgentError` and fails only its session. If the server rejects the key or
+    the model (401; 403 or 404 before its first answer; repeated 403 later), every session would fail, so the run ends
+    with a :class:`ConfigError`, and the agent sends no further requests for a minute or until :meth:`finish`.
 
-    **Exact tokens.** Where the environment recorded the exact prompt (``request.token_ids``) and the server's
-    ``/completions`` takes token ids and returns them (vLLM and SGLang do: ``return_token_ids``), the action has the
-    sampled ids, end-of-turn id included, with their log-probabilities; the environment's tokenizer must be that of the
-    model. The server decides what the log-probabilities mean: vLLM's are those of the distribution that was sampled
-    only where it runs with ``--logprobs-mode processed_logprobs``, else those before temperature. Other servers return
-    text, over ``/chat/completions``. A reasoning model's thoughts are part of exact tokens, and not of text where the
-    server separates the two: then they are ``Action.reasoning``.
+    **Exact tokens.** If the environment recorded the exact prompt (``request.token_ids``) and the server's
+    ``/completions`` accepts and returns token ids (vLLM and SGLang do: ``return_token_ids``), the action has the
+    sampled ids, including the end-of-turn id, with their log-probabilities; the environment must use the model's
+    tokenizer. What the log-probabilities refer to depends on the server: vLLM returns those of the distribution that
+    was sampled from only if it runs with ``--logprobs-mode processed_logprobs``, otherwise those before temperature is
+    applied. Other servers return text, over ``/chat/completions``. Exact tokens include a model's reasoning; as text, a
+    server may return it separately, and it is then ``Action.reasoning``.
 
-    **Tools.** Requests over ``/chat/completions`` have the environment's tools, and the calls of an answer are in
+    **Tools.** Requests to ``/chat/completions`` include the environment's tools, and the tool calls of an answer are in
     ``Action.tool_calls`` (vLLM needs ``--enable-auto-tool-choice`` and a ``--tool-call-parser``; calls that a server
-    leaves in the text are read from it). An exact prompt already contains the tools.
+    leaves in the text are parsed from it). An exact prompt already contains the tools.
 
     The agent works from any thread, and in a notebook. Its connections stay open until :meth:`close`, or until it is
     garbage-collected.
 
     Args:
         model: The model's name on the server.
-        base_url: Such as ``"http://localhost:8000/v1"``; None for ``OPENAI_BASE_URL``, else OpenAI.
-        api_key: The key, or a function that returns it; None for ``OPENAI_API_KEY``, which is sent only where
-            ``base_url`` is None too. A copy of the agent (``pickle``, ``copy.deepcopy``) has no key: it takes
-            ``OPENAI_API_KEY`` where ``base_url`` is None, else its first turn raises. A function goes along.
-        token_ids: Whether to get exact tokens: True requires them, False takes text, ``"auto"`` finds out with one
-            one-token request whether the server returns them, and uses text if not.
-        tokenizer: The model's, for exact tokens: sampling also stops at the end-of-turn token of its chat template, and
-            not only at the end tokens that the server knows.
-        max_tokens: Maximum tokens of an answer, reasoning included; the request's own budget applies if smaller.
-        max_concurrency: Maximum number of open requests. The wait for one to end counts toward ``turn_timeout_s``.
-        timeout_s: Maximum seconds of one attempt, from sending to the last byte.
-        max_retries: Maximum retries of a request.
-        backoff_s: Seconds before the first retry, doubled with each, up to 30, and shortened at random by up to a half.
-        max_answer_bytes: Maximum decompressed bytes of an answer; a longer one fails its session.
+        base_url: The server's URL, such as ``"http://localhost:8000/v1"``; if None, the value of ``OPENAI_BASE_URL``,
+            or OpenAI's API if that is not set.
+        api_key: The key, or a function that returns it; None for ``OPENAI_API_KEY``, which is sent only if ``base_url``
+            is None too. A copy of the agent (``pickle``, ``copy.deepcopy``) does not contain the key: it uses
+            ``OPENAI_API_KEY`` if ``base_url`` is None, and otherwise fails in its first turn. A function is copied.
+        token_ids: Whether to request exact tokens: True requires them, False uses text, and ``"auto"`` sends a
+            one-token request to find out whether the server returns them, and falls back to text.
+        tokenizer: The model's tokenizer, used only with exact tokens: sampling then also stops at the end-of-turn token
+            of its chat template, in addition to the server's own end tokens.
+        max_tokens: Maximum tokens of an answer, including reasoning; the request's own budget applies if smaller.
+        max_concurrency: Maximum number of open requests. Time spent waiting for a slot counts toward
+            ``turn_timeout_s``.
+        timeout_s: Maximum seconds per attempt, from sending to the last byte.
+        max_retries: Maximum number of retries per request.
+        backoff_s: Seconds before the first retry; doubled after each retry up to 30, and reduced by a random amount of
+            up to a half.
+        max_answer_bytes: Maximum decompressed bytes of a response; a longer one fails its session.
         price_per_million: Prices of a million input and a million output tokens, for ``usage.cost``.
         **options: ``temperature``, ``top_p``, ``stop``, ``seed``, ``frequency_penalty``, ``presence_penalty``,
-            ``logit_bias``; and ``extra_body``, a dict of this server's own fields (``top_k``,
-            ``chat_template_kwargs``, …). Others have the server's defaults.
+            ``logit_bias``; and ``extra_body``, a dict of server-specific fields (``top_k``, ``chat_template_kwargs``,
+            …). Options that are not set have the server's defaults.
 
     Raises:
         MissingDependencyError: The ``openai`` package is not installed.
-        ConfigError: An option is unknown, impossible, or one that the agent sets itself; OpenAI without a key.
+        ConfigError: An option is unknown, invalid, or set by the agent itself, or there is no key for OpenAI's API.
         TemplateError: The tokenizer's chat template does not allow exact tokens.
     """
 
-    def __init__(  # noqa: PLR0913  # options that users know from other clients, by keyword
+    def __init__(  # noqa: PLR0913  # keyword options that users know from other clients
         self,
         model: str,
         *,
@@ -106,7 +109,7 @@ class OpenAIAgent(AsyncAgent):
         price_per_million: tuple[float, float] | None = None,
         **options: Any,
     ) -> None:
-        """Set up; nothing is sent (for the arguments, see the docstring of the class)."""
+        """Check the arguments, which the class docstring describes; nothing is sent yet."""
         load_openai()
         require("max_tokens", max_tokens, is_int(1), "an int of at least 1")
         if token_ids not in ("auto", True, False):
@@ -133,7 +136,7 @@ class OpenAIAgent(AsyncAgent):
 
     @property
     def usage(self) -> Usage:
-        """Counts of requests and tokens, and their cost, since the agent was made."""
+        """Counts of requests and tokens, and their cost, since the agent was created."""
         return self._meter.usage
 
     async def aact(self, request: TurnRequest) -> Action:
@@ -141,7 +144,7 @@ class OpenAIAgent(AsyncAgent):
 
         Raises:
             AgentError: The server returned no usable answer.
-            ConfigError: The server refuses the key or the model, or exact tokens are required and not available.
+            ConfigError: The server rejects the key or the model, or exact tokens are required but not available.
         """
         loop = agents_loop()
         if asyncio.get_running_loop() is loop:
@@ -149,10 +152,10 @@ class OpenAIAgent(AsyncAgent):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._answer_turn(request), loop))
 
     def finish(self) -> None:
-        """Forget that the server refused every request: the next turn is sent."""
+        """Clear a refusal by the server, so that the next turn is sent again."""
         client = self._client
         if client is not None:
-            client.forget_refusal()
+            client.clear_refusal()
 
     def close(self) -> None:
         """Close the connections; the next turn opens them again."""
@@ -177,7 +180,7 @@ class OpenAIAgent(AsyncAgent):
             if failure.is_refusal:
                 remedy = self._server.remedy(failure.status)
                 raise ConfigError(f"{self._name} refuses every request: {failure.cause}; check {remedy}") from None
-            raise AgentError(f"{self._name} gave no answer: {failure.cause}") from None
+            raise AgentError(f"{self._name} returned no usable response: {failure.cause}") from None
 
     @property
     def _name(self) -> str:
@@ -186,12 +189,14 @@ class OpenAIAgent(AsyncAgent):
     async def _is_exact(self, client: Client, request: TurnRequest) -> bool:
         if not request.token_ids:
             if self._requires_ids:
-                raise ConfigError("token_ids=True needs an environment with a tokenizer: the request has no token ids")
+                raise ConfigError(
+                    "token_ids=True requires an environment with a tokenizer: the request has no token ids"
+                )
             return False
         if self._returns_ids is None:
             if client.probe is None or client.probe.done():
                 client.probe = asyncio.ensure_future(self._probe(client, request.token_ids[0]))
-                # Everyone who waits may be gone when it fails; asyncio would log that its error was never retrieved.
+                # If all waiters are canceled when the probe fails, asyncio would log an exception "never retrieved".
                 client.probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
             await asyncio.shield(client.probe)  # one request for all sessions that wait for it
         return bool(self._returns_ids)
@@ -200,9 +205,9 @@ class OpenAIAgent(AsyncAgent):
         """Find out by requesting one token whether the server returns its id."""
         try:
             choice = await client.post("completions", self._token_body([token_id], 1), _first_choice)
-            reason = "" if isinstance(choice.get("token_ids"), list) else "its answer has none"
+            reason = "" if isinstance(choice.get("token_ids"), list) else "the response has none"
         except RequestError as failure:
-            if failure.status in _NO_VERDICT:
+            if failure.status in _INCONCLUSIVE_STATUSES:
                 raise
             reason = failure.cause
         if reason and self._requires_ids:
@@ -220,17 +225,17 @@ class OpenAIAgent(AsyncAgent):
             choice = _first_choice(answer)
             ids: Any = choice.get("token_ids")
             if not isinstance(ids, list) or not ids or not all(type(token) is int for token in cast("list[Any]", ids)):
-                raise RequestError(f"its answer has no token ids: {shown(cast('object', ids))}")
+                raise RequestError(f"the response has no token ids: {shown(cast('object', ids))}")
             token_ids = cast("list[int]", ids)
             if len(token_ids) > budget:
-                raise RequestError(f"it returned {len(token_ids)} tokens, more than the {budget} requested")
+                raise RequestError(f"the response has {len(token_ids)} tokens, more than the limit of {budget}")
             if choice.get("prompt_token_ids") not in (None, prompt):
-                # Not retried: the prompt would be cut or changed the next time, too.
-                raise RequestError("it answered a different prompt from the one it was sent", status=422)
+                # Not retried: the server would cut or change the prompt again.
+                raise RequestError("the response is for a different prompt from the one that was sent", status=422)
             text, logprobs = _text(choice.get("text")), _logprobs(choice, len(token_ids))
             reason = choice.get("finish_reason")
             if reason not in ("stop", "length"):
-                raise RequestError(f"its answer has an unknown finish reason: {shown(reason)}")
+                raise RequestError(f"the response has an unknown finish reason: {shown(reason)}")
             return Action(
                 text=text,
                 token_ids=token_ids,
@@ -251,7 +256,7 @@ class OpenAIAgent(AsyncAgent):
             choice = _first_choice(answer)
             message: Any = choice.get("message")
             if not isinstance(message, Mapping):
-                raise RequestError(f"its answer has no message: {shown(choice)}")
+                raise RequestError(f"the response has no message: {shown(choice)}")
             content = cast("Mapping[str, Any]", message)
             if choice.get("finish_reason") == "content_filter" or content.get("refusal"):
                 self._meter.add(refusals=1)
@@ -260,7 +265,7 @@ class OpenAIAgent(AsyncAgent):
                 text=_text(content.get("content")) or _text(content.get("refusal")),
                 agent_state=request.agent_state,
                 finish_reason="length" if is_cut else "stop",
-                tool_calls=() if is_cut else calls_in(content),  # the last one may be cut, and look complete
+                tool_calls=() if is_cut else calls_in(content),  # the last call may be cut off but look complete
                 reasoning=reasoning_in(content),
             )
 
@@ -270,38 +275,38 @@ class OpenAIAgent(AsyncAgent):
         return await client.post("chat", {**self._options, **fixed}, read)
 
     def _budget(self, request: TurnRequest) -> int:
-        given = request.max_new_tokens
-        return self._max_tokens if given is None else min(given, self._max_tokens)
+        budget = request.max_new_tokens
+        return self._max_tokens if budget is None else min(budget, self._max_tokens)
 
 
 def _request_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options, and return them as fields of a request."""
+    """Check the options and return them as fields of a request."""
     if unknown := sorted(options.keys() - _OPTIONS):
         hint = did_you_mean(unknown[0], {*_OPTIONS, *(OpenAIAgent.__init__.__kwdefaults__ or {})})
         raise ConfigError(
-            f"{shown(unknown[0])} is not an option of OpenAIAgent (extra_body takes options of the server){hint}"
+            f"{shown(unknown[0])} is not an option of OpenAIAgent (pass server-specific options in extra_body){hint}"
         )
     extra: Any = options.get("extra_body") or {}
     if not isinstance(extra, Mapping):
         raise ConfigError(f"extra_body must be a dict of fields of the request, got {shown(extra)}")
     fields = cast("Mapping[str, Any]", extra)
     if reserved := sorted(_RESERVED & fields.keys()):
-        raise ConfigError(f"OpenAIAgent sets these fields of the request itself: {reserved}")
+        raise ConfigError(f"extra_body must not contain {reserved}, which OpenAIAgent sets itself")
     return {**{name: value for name, value in options.items() if name != "extra_body"}, **fields}
 
 
 def _first_choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     choices: Any = answer.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
-        raise RequestError(f"its answer has no choices: {shown(answer)}")
+        raise RequestError(f"the response has no choices: {shown(answer)}")
     return cast("Mapping[str, Any]", choices[0])
 
 
 def _text(value: Any) -> str:
-    """Check a text, which may be missing: an answer may be empty."""
+    """Check that a value is text; a missing value is an empty answer."""
     if value is None or isinstance(value, str):
         return value or ""
-    raise RequestError(f"its answer is not text: {shown(value)}")
+    raise RequestError(f"the response's content is not text: {shown(value)}")
 
 
 def _logprobs(choice: Mapping[str, Any], num_tokens: int) -> Sequence[float] | None:
@@ -311,10 +316,10 @@ def _logprobs(choice: Mapping[str, Any], num_tokens: int) -> Sequence[float] | N
     values: Any = cast("Mapping[str, Any]", given).get("token_logprobs") if isinstance(given, Mapping) else None
     if not isinstance(values, list) or len(cast("list[Any]", values)) != num_tokens:
         raise RequestError(
-            f"its answer has {num_tokens} token ids but log-probabilities for different ones: "
+            f"the response has {num_tokens} token ids, and its log-probabilities do not match them: "
             f"{shown(cast('object', given))}"
         )
     if not all(isinstance(value, int | float) for value in cast("list[Any]", values)):
-        raise RequestError(f"its answer has log-probabilities that are not numbers: {shown(cast('object', values))}")
+        raise RequestError(f"the response has log-probabilities that are not numbers: {shown(cast('object', values))}")
     # JSON has no infinity: servers write -9999 for an unknown log-probability.
     return [float(value) if value >= MIN_LOGPROB else math.nan for value in cast("list[float]", values)]

@@ -24,23 +24,23 @@ from agentsgym.texts import sentence_of, shown, visible
 logger = logging.getLogger(__name__)
 MAX_RETRY_AFTER_S = 120.0
 MAX_BACKOFF_S = 30.0
-_RETRIED = frozenset({200, 408, 409, 429})  # besides every 5xx, and requests that got no status
-_REFUSED_S = 60.0  # how long no request is sent to a server that refuses every one
-_MAX_FORBIDDEN_PROMPTS = 10  # different prompts that get a 403 in a row, before it counts as about the key or the model
-_MAX_FORBIDDEN = 50  # requests likewise: all rollouts of a task may begin with one prompt that a filter refuses
-_READ_CHARACTERS = 10_000  # of a server's error message, of which the start is shown
+_RETRIED = frozenset({200, 408, 409, 429})  # in addition to 5xx and requests without a status
+_REFUSED_S = 60.0  # how long to stop sending requests to a server that refuses all of them
+_MAX_FORBIDDEN_PROMPTS = 10  # different prompts with status 403 in a row until the key or the model counts as refused
+_MAX_FORBIDDEN = 50  # the same for requests: all rollouts of a task may start with one prompt that a filter rejects
+_READ_CHARACTERS = 10_000  # maximum length of an error message, only the start of which is shown
 
 T = TypeVar("T")
 
 
 class RequestError(Exception):
-    """A request got no usable answer.
+    """A request got no usable response.
 
     Attributes:
         cause: The failure, as the end of a sentence.
-        status: The HTTP status, 200 where the body was malformed; None where no status came.
-        retry_after_s: Wait that the server requested; None if it did not.
-        is_refusal: Whether the server refuses whatever this agent sends.
+        status: The HTTP status, 200 if the body was malformed; None if there was no response.
+        retry_after_s: The wait that the server requested, in seconds; None if it requested none.
+        is_refusal: Whether the server refuses every request of this agent.
     """
 
     def __init__(self, cause: str, *, status: int | None = 200, retry_after_s: float | None = None) -> None:
@@ -55,12 +55,12 @@ class Client:
     """One agent's connections to its server, on the event loop that all agents share."""
 
     def __init__(self, server: Server, meter: Meter) -> None:
-        """Open nothing yet; to be called on the agents' loop."""
+        """Create a client without connecting; must be called on the agents' event loop."""
         self.loop = agents_loop()
-        self.probe: asyncio.Future[None] | None = None  # the agent's check whether the server returns token ids
+        self.probe: asyncio.Future[None] | None = None  # the agent's check of whether the server returns token ids
         self._server, self._meter = server, meter
         self._slots = asyncio.Semaphore(server.max_concurrency)
-        self._jitter = random.Random()  # its own: environments may have seeded the global one
+        self._jitter = random.Random()  # a separate generator: environments may have seeded the global one
         self._has_answered = False
         self._refusal: RequestError | None = None
         self._refused_at = 0.0
@@ -76,15 +76,15 @@ class Client:
             default_headers={"Accept-Encoding": "gzip"},
         )
         self._finalizer = weakref.finalize(self, _close_soon, self.loop, self._sdk)
-        self._finalizer.atexit = False  # the loop ends there, and with it the connections
+        self._finalizer.atexit = False  # at exit, the connections end with the loop
 
     async def post(self, kind: str, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]) -> T:
-        """Send a request until its answer can be read.
+        """Send a request, with retries, until its response can be read.
 
         Args:
             kind: ``"chat"`` or ``"completions"``.
             body: The request's fields.
-            read: Reads the answer's body; raises :class:`RequestError` if it is malformed.
+            read: Function that reads the response body; raises :class:`RequestError` if it is malformed.
 
         Raises:
             RequestError: The last attempt failed, or one failed with a non-retryable error.
@@ -95,9 +95,9 @@ class Client:
                 return read(await self._send(resource.with_raw_response.create, body))
             except RequestError as failure:
                 failure.cause = self._mask.masked(failure.cause)
-                may_pass = failure.status in _RETRIED or (failure.status or 500) >= 500
-                is_soon = (failure.retry_after_s or 0.0) <= MAX_RETRY_AFTER_S
-                if not (may_pass and is_soon) or attempt == self._server.max_retries:
+                is_retryable = failure.status in _RETRIED or (failure.status or 500) >= 500
+                is_short_wait = (failure.retry_after_s or 0.0) <= MAX_RETRY_AFTER_S
+                if not (is_retryable and is_short_wait) or attempt == self._server.max_retries:
                     raise
                 backoff_s = min(self._server.backoff_s * 2.0**attempt, MAX_BACKOFF_S)
                 delay_s = failure.retry_after_s or backoff_s * self._jitter.uniform(0.5, 1.0)
@@ -106,8 +106,8 @@ class Client:
                 await asyncio.sleep(delay_s)
         raise AssertionError("the last attempt returns or raises")
 
-    def forget_refusal(self) -> None:
-        """Send requests again to a server that has refused them."""
+    def clear_refusal(self) -> None:
+        """Clear a remembered refusal, so that requests are sent to the server again."""
         self._refusal = None
 
     async def close(self) -> None:
@@ -120,8 +120,8 @@ class Client:
         rest = {name: value for name, value in body.items() if name not in named}
         async with self._slots:
             if self._refusal is not None and time.monotonic() - self._refused_at < _REFUSED_S:
-                # What waited for a slot need not be refused one by one; a copy, since an error that several tasks
-                # raise would collect all their tracebacks.
+                # Fail the requests that wait for a slot rather than send each to be refused. Raise a copy, since an
+                # error raised by several tasks would accumulate their tracebacks.
                 failure = RequestError(self._refusal.cause, status=self._refusal.status)
                 failure.is_refusal = True
                 raise failure
@@ -136,22 +136,22 @@ class Client:
                 raise failure from None
         answer = self._parsed(raw.content)
         self._meter.add_body(answer)
-        if answer.get("error"):  # some gateways report with status 200
+        if answer.get("error"):  # some gateways report errors with status 200
             raise RequestError(f"it reported {self._brief(answer['error'])}")
         self._has_answered = True
         self._forbidden.clear()
         return answer
 
     def _is_refusal(self, failure: RequestError, named: Mapping[str, Any]) -> bool:
-        """Whether the server refuses the key or the model, and not this one request.
+        """Whether the server refuses the key or the model rather than only this request.
 
-        A gateway's filter also refuses single prompts with status 403, but hardly many in a row; and a server without
-        ``/completions`` answers 404.
+        A gateway's filter also rejects single prompts with status 403, but rarely many in a row; and a server without
+        ``/completions`` responds with 404.
         """
         if failure.status == 403:
             self._forbidden[hash(repr(named))] += 1
-            is_for_good = len(self._forbidden) >= _MAX_FORBIDDEN_PROMPTS or self._forbidden.total() >= _MAX_FORBIDDEN
-            return is_for_good or not self._has_answered
+            is_persistent = len(self._forbidden) >= _MAX_FORBIDDEN_PROMPTS or self._forbidden.total() >= _MAX_FORBIDDEN
+            return is_persistent or not self._has_answered
         if failure.status == 401:
             return True
         return not self._has_answered and failure.status == 404 and "messages" in named
@@ -160,18 +160,18 @@ class Client:
         try:
             body: Any = json.loads(content)
         except RecursionError:
-            raise RequestError("its answer is JSON that is nested too deeply to be read") from None
+            raise RequestError("the response is JSON that is nested too deeply to be parsed") from None
         except (json.JSONDecodeError, UnicodeDecodeError):
-            raise RequestError(f"it answered with something that is not JSON: {self._brief(content)}") from None
-        except ValueError as error:  # a number of too many digits
-            raise RequestError(f"its answer is JSON that cannot be read: {self._brief(error)}") from None
+            raise RequestError(f"the response is not JSON: {self._brief(content)}") from None
+        except ValueError as error:  # a number with too many digits
+            raise RequestError(f"the response is JSON that cannot be parsed: {self._brief(error)}") from None
         if not isinstance(body, Mapping):
-            raise RequestError(f"it answered with something that is not a JSON object: {self._brief(content)}")
-        return body  # pyright: ignore[reportUnknownVariableType]  # foreign data
+            raise RequestError(f"the response is not a JSON object: {self._brief(content)}")
+        return body  # pyright: ignore[reportUnknownVariableType]  # unchecked data
 
     def _failure(self, error: Any) -> RequestError:
         if isinstance(error, TimeoutError | self._openai.APITimeoutError):
-            return RequestError(f"no answer came within {self._server.timeout_s:g} s", status=None)
+            return RequestError(f"no response within {self._server.timeout_s:g} s", status=None)
         reason: Any = error.__cause__ or error
         if isinstance(reason, AnswerError):
             return RequestError(str(reason), status=422 if reason.is_final else 200)
@@ -181,11 +181,11 @@ class Client:
         if not isinstance(message, str):
             body = as_mapping(message)
             message = body.get("message") or body.get("error") or body.get("detail") or error.response.text
-        cause = f"it answered {error.status_code}: {self._brief(message or 'nothing more')}"
+        cause = f"status {error.status_code}: {self._brief(message or '(empty body)')}"
         return RequestError(cause, status=error.status_code, retry_after_s=_retry_after_s(error.response.headers))
 
     def _brief(self, value: object, width: int = 300) -> str:
-        """Return one line of it; the key is masked first, since the cut may leave a part of it."""
+        """Format a value as one line; the key is masked before truncation, which could leave part of it visible."""
         if isinstance(value, bytes | str):
             start = value[:_READ_CHARACTERS]
             text = visible(start.decode(errors="replace") if isinstance(start, bytes) else start)
@@ -210,7 +210,7 @@ def load_openai() -> Any:
     return openai
 
 
-_closing: set[asyncio.Task[None]] = set()  # a loop holds its tasks weakly: unreferenced, these might never end
+_closing: set[asyncio.Task[None]] = set()  # a loop references its tasks weakly: unreferenced ones might never finish
 
 
 def _close_soon(loop: asyncio.AbstractEventLoop, sdk: Any) -> None:
@@ -219,7 +219,7 @@ def _close_soon(loop: asyncio.AbstractEventLoop, sdk: Any) -> None:
         _closing.add(task)
         task.add_done_callback(_closing.discard)
 
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the connections
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and so are the connections
         loop.call_soon_threadsafe(close)
 
 

@@ -1,4 +1,4 @@
-"""Convert a conversation with tool calls to OpenAI's protocol, and read the calls of an answer."""
+"""Convert a conversation with tool calls to OpenAI's protocol, and parse the tool calls in a response."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from agentsgym.types import Message, ToolCall
 
 
 def as_sent(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Convert a conversation to messages that no server refuses.
+    """Convert a conversation to messages that every server accepts.
 
-    Arguments of calls become JSON text, and a call and its result have the same id; a result without an id answers the
-    first open call of its tool. A result without a call in the last answer (the call could not be read, for example)
-    becomes a user's message, as servers require. Messages between the results of an answer are moved after the last of
-    them: results must follow their calls directly.
+    The arguments of calls become JSON text, and a call and its result get the same id; a result without an id belongs
+    to the first open call of its tool. A result without a call in the last assistant message (for example, because the
+    call could not be parsed) becomes a user message, as servers require. Messages between the results of one assistant
+    message are moved after the last result, since results must directly follow their calls.
     """
     sent: list[dict[str, Any]] = []
-    behind = 0  # the index after the last answer and its results
+    behind = 0  # the index after the last assistant message and its results
     waiting: list[tuple[str, str]] = []  # id and tool of the calls that have no result yet
     for index, message in enumerate(messages):
         role, content = message["role"], message["content"]
@@ -53,19 +53,19 @@ def as_sent(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    """Read the calls of a server's answer; one whose arguments cannot be read has an ``error``.
+    """Parse the tool calls in a server's message; a call whose arguments cannot be parsed has an ``error``.
 
     Raises:
         RequestError: The value is not a list of calls.
     """
     given: Any = message.get("tool_calls") or ()
     if not isinstance(given, list | tuple):
-        raise RequestError(f"its answer has tool_calls that are not a list: {shown(given)}")
+        raise RequestError(f"the response has tool_calls that are not a list: {shown(given)}")
     calls: list[ToolCall] = []
     for item in cast("Sequence[Any]", given):
         call = as_mapping(item)
         if not isinstance(call.get("function"), Mapping):
-            raise RequestError(f"its answer has a call that names no function: {shown(item)}")
+            raise RequestError(f"the response has a tool call without a function: {shown(item)}")
         function = as_mapping(call["function"])
         name, arguments, call_id = function.get("name"), function.get("arguments"), call.get("id")
         try:
@@ -78,7 +78,7 @@ def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
 
 
 def reasoning_in(message: Mapping[str, Any]) -> str | None:
-    """Read the model's reasoning, as vLLM, SGLang and others name it; None if the server returns none."""
+    """Return the model's reasoning from the fields that vLLM, SGLang and others use; None if there is none."""
     for key in ("reasoning_content", "reasoning"):
         if isinstance(message.get(key), str) and message[key]:
             return str(message[key])

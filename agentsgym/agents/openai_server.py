@@ -19,7 +19,7 @@ NO_KEY = "none"  # sent to a server that needs no key
 
 
 class _LeftOut(Enum):
-    """Marks the missing key of a copy; an enum, since copies of a member are the member."""
+    """A marker for the missing key of a copy; an enum, since copying a member returns the member itself."""
 
     KEY = "left out"
 
@@ -56,16 +56,16 @@ class Server:
 
     @property
     def key(self) -> str:
-        """The key that is sent.
+        """The key to send.
 
         Raises:
-            ConfigError: A key is needed but not set, or it is not a text that can be sent.
+            ConfigError: A key is required but not set, or it cannot be sent in a header.
         """
         key = self.api_key
         if key is _LEFT_OUT and self.base_url is not None:
             raise ConfigError(
-                f"this agent of {self.url} was copied or sent to another process, which drops its api_key: "
-                "pass a function that returns the key, which is copied along"
+                f"this agent for {self.url} was copied or sent to another process, which drops its api_key: "
+                "pass a function that returns the key; functions are copied"
             )
         if key is None or isinstance(key, _LeftOut):
             key = os.environ.get("OPENAI_API_KEY") if self.base_url is None else NO_KEY
@@ -76,19 +76,19 @@ class Server:
                 )
             key = key()
         if not isinstance(key, str):
-            raise ConfigError("OpenAI needs an api_key or the environment variable OPENAI_API_KEY, got neither")
+            raise ConfigError("OpenAI requires an api_key or the environment variable OPENAI_API_KEY")
         if not (key.isascii() and key.isprintable()) or not key or key != key.strip():
             raise ConfigError("the api_key must be printable ASCII text, without surrounding spaces or line breaks")
         return key
 
     def __reduce__(self) -> tuple[Callable[[], Server], tuple[()]]:
-        """Copy it, in this process or to another, without the key: a copy may end up in a file or a log."""
+        """Omit the key from copies, which may end up in a file or a log."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         values["api_key"] = _LEFT_OUT if isinstance(self.api_key, str) else self.api_key
         return functools.partial(Server, **values), ()
 
     def mask(self) -> KeyMask:
-        """Make a mask for the key, and for the user name, the password and the keys in the URL."""
+        """Create a mask for the key, and for the user name, the password and the keys in the URL."""
         key = self.key
         return KeyMask([*(() if key == NO_KEY else (key,)), *url_secrets(self._whole_url)])
 
@@ -102,7 +102,7 @@ class Server:
         return without_credentials(self._whole_url)
 
     def remedy(self, status: int | None) -> str:
-        """Name the settings to check where the server refuses every request with this status."""
+        """Return the settings to check if the server refuses every request with this status."""
         if status == 404:
             return "the model's name and base_url (on the command line --base-url)"
         if self.api_key is not None and not isinstance(self.api_key, _LeftOut):
@@ -111,14 +111,14 @@ class Server:
             key = "OPENAI_API_KEY"
         else:
             key = (
-                "api_key (on the command line --api-key-env), which was not given: "
-                "OPENAI_API_KEY is sent only where base_url is None"
+                "api_key (on the command line --api-key-env), which is not set: "
+                "OPENAI_API_KEY is sent only if base_url is None"
             )
         return f"{key}, and whether it may use the model" if status == 403 else key
 
     @property
     def is_openai(self) -> bool:
-        """Whether it is OpenAI itself, which names the budget differently."""
+        """Whether the server is OpenAI itself, which uses another name for the token budget."""
         return urlsplit(self.url).hostname == "api.openai.com"
 
 

@@ -1,4 +1,4 @@
-"""Agents that need no model: a fixed script and blind chance."""
+"""Agents that need no model: a fixed script, and random choices."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from agentsgym.types import Action, TurnRequest
 
 
 class ScriptedAgent(Agent):
-    """Plays the same list of actions in every conversation, the k-th at turn k.
+    """An agent that plays the same list of actions in every conversation, the k-th at turn k.
 
     Its ``agent_state`` is the index of the next action, so any number of sessions can be interleaved. Every action is
-    built once, at construction: a turn costs one look-up.
+    built once, at construction, so a turn costs only a lookup.
     """
 
     def __init__(self, actions: Sequence[str | Action], *, repeat_last: bool = False) -> None:
         """Build the table of actions.
 
         Args:
-            actions: Answers, turn by turn; an :class:`Action` may have its own token ids and log-probabilities,
-                its ``agent_state`` is replaced.
-            repeat_last: What happens after the last action: it is played again (True), or the session gets an
-                :class:`AgentError` (False).
+            actions: The answer for each turn; an :class:`Action` may have token ids and log-probabilities, and its
+                ``agent_state`` is replaced.
+            repeat_last: Whether the last action is repeated when the script has ended; if False, the session gets an
+                :class:`AgentError`.
 
         Raises:
-            ConfigError: The script is not a list, is empty, or holds something that is neither text nor an Action.
+            ConfigError: The script is not a list, is empty, or contains an item that is neither a string nor an Action.
         """
-        script: Any = actions  # the user's: checked first
+        script: Any = actions  # unchecked
         if isinstance(script, str) or not script:
             raise ConfigError(f"a script must be a list of at least one action, got {shown(script)}")
         self._actions: list[Action] = []
         for turn, action in enumerate(script):
             if not isinstance(action, str | Action):
                 raise ConfigError(f"action {turn} of a script must be a string or an Action, got {shown(action)}")
-            whole = Action(text=action) if isinstance(action, str) else action
-            self._actions.append(replace(whole, agent_state=turn + 1))
+            full_action = Action(text=action) if isinstance(action, str) else action
+            self._actions.append(replace(full_action, agent_state=turn + 1))
         self._repeat_last = repeat_last
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Answer each session with the action of its own turn."""
+        """Answer each session with the action for its turn."""
         actions = self._actions
         answers: list[Action | AgentError] = []
         for request in requests:
@@ -57,34 +57,34 @@ class ScriptedAgent(Agent):
             else:
                 answers.append(
                     AgentError(
-                        f"the script has {len(actions)} actions and the environment needs one more; "
-                        "give a longer script or repeat_last=True"
+                        f"the script has only {len(actions)} actions, and the episode needs another one: "
+                        "pass a longer script or repeat_last=True"
                     )
                 )
         return answers
 
 
 class RandomAgent(Agent):
-    """Answers with one of a few texts, each equally likely, whatever the conversation.
+    """An agent that answers with a random choice among a few texts, regardless of the conversation.
 
-    Every session has its own stream of draws, seeded by the agent's seed and the session's number in the order of
-    first requests. Environments start sessions in task order, so two agents with equal seeds play equal episodes
-    however the turns of different sessions are interleaved; the rollouts of one task still differ. The numbering
-    continues from one ``rollout`` to the next: make a new agent to get the same draws again. A request with a seed
-    takes no number: its seed and the agent's decide the draws of its conversation.
+    Every session has its own random stream, seeded by the agent's seed and the session's number in the order of first
+    requests. Environments start sessions in task order, so two agents with equal seeds play equal episodes however the
+    turns of different sessions are interleaved; the rollouts of one task still differ. The numbering continues from one
+    ``rollout`` to the next: create a new agent to repeat the same draws. A conversation whose request has a seed is not
+    numbered; its draws depend on that seed and the agent's.
     """
 
     def __init__(self, choices: Sequence[str], *, seed: int = 0) -> None:
-        """Keep the texts.
+        """Check and store the texts.
 
         Args:
             choices: The texts to draw from.
-            seed: Seed of the streams.
+            seed: Seed of the random streams.
 
         Raises:
-            ConfigError: The choices are not a list, are empty, or are not all texts.
+            ConfigError: The choices are not a non-empty list of strings.
         """
-        texts: Any = choices  # the user's: checked first
+        texts: Any = choices  # unchecked
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
             raise ConfigError(f"choices must be a list of at least one string, got {shown(texts)}")
         self._choices = tuple(choices)
@@ -93,13 +93,13 @@ class RandomAgent(Agent):
         self._streams: dict[str, random.Random] = {}
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
-        """Answer each session with a draw from its own stream."""
+        """Answer each session with a draw from its random stream."""
         answers: list[Action] = []
         for request in requests:
-            own: random.Random | None = request.agent_state
+            seeded: random.Random | None = request.agent_state
             if request.seed is not None:
-                own = own or random.Random(derive_seed("random agent", self._seed, "conversation", request.seed))
-                answers.append(Action(text=own.choice(self._choices), agent_state=own))
+                seeded = seeded or random.Random(derive_seed("random agent", self._seed, "conversation", request.seed))
+                answers.append(Action(text=seeded.choice(self._choices), agent_state=seeded))
                 continue
             stream = self._streams.get(request.session_id)
             if stream is None:
@@ -110,5 +110,5 @@ class RandomAgent(Agent):
         return answers
 
     def finish(self) -> None:
-        """Forget the streams of the sessions that have ended."""
+        """Drop the random streams of the sessions, which have ended."""
         self._streams.clear()

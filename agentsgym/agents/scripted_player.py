@@ -1,4 +1,4 @@
-"""The base class of players that are written for one environment, as a baseline or to imitate."""
+"""The base class of rule-based players for one environment, which serve as baselines or as demonstrators."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ NotesT = TypeVar("NotesT", bound=Notes)
 
 
 class ScriptedPlayer(Agent, Generic[NotesT]):
-    """Plays one environment by rules.
+    """The base class of agents that play one environment by fixed rules.
 
     Conversations are numbered in the order in which they start, and each has its own random stream: a new player with
     the same seed plays the same episodes, however they are interleaved.
 
     Args:
-        env: The environment that is played.
-        seed: Seed of every conversation's random stream.
+        env: The environment to play.
+        seed: Seed of the conversations' random streams.
     """
 
     def __init__(self, env: Any, seed: int = 0) -> None:
@@ -65,16 +65,16 @@ class ScriptedPlayer(Agent, Generic[NotesT]):
         return answers
 
     def _is_new_episode(self, request: TurnRequest) -> bool:
-        """Whether a conversation that is already known begins another episode, its history kept."""
+        """Whether this request starts another episode of an ongoing conversation, with its history kept."""
         return False
 
     @abstractmethod
     def _begin(self, request: TurnRequest, generator: random.Random) -> NotesT:
-        """Make the notes of an episode."""
+        """Create the notes for an episode."""
 
     @abstractmethod
     def _play(self, request: TurnRequest, notes: NotesT) -> str | Action:
-        """Return the answer's text, or an action without ``agent_state``; an ``AgentError`` fails this session only."""
+        """Return the answer's text, or an action without ``agent_state``; an ``AgentError`` fails only this session."""
 
     def _new_stream(self) -> random.Random:
         return random.Random(derive_seed(type(self).__name__, self._seed, next(self._conversations)))

@@ -1,4 +1,4 @@
-"""Define the interface between a trainer and the policy in training, besides its calls for actions."""
+"""Define the interface between a trainer and the policy in training, in addition to requests for actions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Final, Protocol
 
 from agentsgym.errors import ConfigError
 
-#: The token budget of a turn where nothing else is set.
+#: The default token budget per turn.
 DEFAULT_TURN_TOKENS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStart:
-    """The start of a generation batch, for the policy.
+    """The information that a policy receives at the start of a generation batch.
 
     Attributes:
         seed_parts: JSON values that seed the batch, equal on all ranks.
         session_ids: This rank's sessions, in the order of their numbers.
-        first_session: The number of the first of them among the sessions of all ranks.
+        first_session: The number of this rank's first session among the sessions of all ranks.
         step: Number of finished optimizer steps: equal steps mean equal weights, unless ``weights_changed`` was called.
     """
 
@@ -33,39 +33,39 @@ class BatchStart:
 class TrainedPolicy(Protocol):
     """The policy in training: an :class:`~agentsgym.agents.base.Agent` that also prepares for each batch.
 
-    The policies on transformers, on sharded weights and on vLLM implement it, and so may a user's agent. A class that
-    inherits from it has defaults for ``plays_through_updates`` and :meth:`forget`; any other class needs all five
-    members.
+    The policies on transformers, on sharded weights and on vLLM implement it, and a user's agent may do so too. Classes
+    that inherit from it have defaults for ``samples_during_updates`` and :meth:`forget`; any other class must define
+    all five members.
 
     Attributes:
-        logprobs_are_of_trained_weights: Whether the log-probabilities of its actions come from the weights and
-            computations that are trained, so that they are the old ones of the loss. False for an engine with its own
-            weights and kernels.
-        plays_through_updates: Whether it samples from its own weights while the policy is trained, so that
+        logprobs_match_trained_weights: Whether the log-probabilities of its actions are computed from the weights in
+            training and in the same way as in training, so that the loss can use them as the old log-probabilities.
+            False for an engine with its own weights and kernels.
+        samples_during_updates: Whether it samples from its own copy of the weights while the policy is updated, so that
             :meth:`prepare` may be called while episodes are running. ``max_staleness`` above 0 requires it.
     """
 
-    logprobs_are_of_trained_weights: bool
-    plays_through_updates: bool = False
+    logprobs_match_trained_weights: bool
+    samples_during_updates: bool = False
 
     @abstractmethod
     def prepare(self, start: BatchStart) -> None:
-        """Collective: prepare for a generation batch (draws, weights); every rank calls it, also without sessions."""
+        """Collective: prepare draws and weights for a generation batch; every rank calls it, even without sessions."""
         ...
 
     @abstractmethod
     def weights_changed(self) -> None:
-        """Record that weights were loaded or trained outside the counted steps."""
+        """Record that the weights were changed outside the counted optimizer steps."""
         ...
 
     def forget(self, session_ids: Sequence[str]) -> None:
-        """Drop the state of sessions that are over, while others are still running; does nothing by default."""
+        """Drop the state of sessions that have ended while others are still running; does nothing by default."""
 
 
 class _Unprepared(TrainedPolicy):
-    """The preparation of an agent that needs none."""
+    """A stand-in for agents that need no preparation."""
 
-    logprobs_are_of_trained_weights = True
+    logprobs_match_trained_weights = True
 
     def prepare(self, start: BatchStart) -> None:
         """Do nothing."""
@@ -75,8 +75,8 @@ class _Unprepared(TrainedPolicy):
 
 
 _MEMBERS: Final = (
-    "logprobs_are_of_trained_weights",
-    "plays_through_updates",
+    "logprobs_match_trained_weights",
+    "samples_during_updates",
     "prepare",
     "weights_changed",
     "forget",
@@ -84,7 +84,7 @@ _MEMBERS: Final = (
 
 
 def as_trained_policy(agent: Any) -> TrainedPolicy:
-    """Return an agent that is a :class:`TrainedPolicy`, and a stand-in for any other, which needs no preparation.
+    """Return an agent that is a :class:`TrainedPolicy` unchanged, and a stand-in for any other agent.
 
     Raises:
         ConfigError: The agent has only some members of the interface.
@@ -94,8 +94,8 @@ def as_trained_policy(agent: Any) -> TrainedPolicy:
         return _Unprepared()
     if missing:
         raise ConfigError(
-            f"a policy in training needs all of {', '.join(_MEMBERS)}, and {type(agent).__name__} lacks "
+            f"a policy in training must define all of {', '.join(_MEMBERS)}, but {type(agent).__name__} lacks "
             f"{', '.join(missing)}: inherit from agentsgym.agents.trained.TrainedPolicy, which has defaults for "
-            "plays_through_updates and forget"
+            "samples_during_updates and forget"
         )
     return agent

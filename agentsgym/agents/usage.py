@@ -10,7 +10,7 @@ from agentsgym.errors import ConfigError
 from agentsgym.fields import is_number
 from agentsgym.texts import shown
 
-_TOO_MANY = 1 << 50  # tokens: a larger count from a server is nonsense
+_TOO_MANY = 1 << 50  # tokens: a larger count from a server is invalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,14 +18,14 @@ class Usage:
     """Counts of an agent's requests to its server so far.
 
     Attributes:
-        requests: Turns that were requested.
-        retries: HTTP requests that were repeated after a failure.
-        failures: Turns without an answer after all retries.
-        refusals: Turns in which the model or its filter refused to answer.
-        prompt_tokens: Input tokens, if the server reports them.
-        completion_tokens: Output tokens, reasoning included.
+        requests: Number of turns that were requested.
+        retries: Number of HTTP requests that were repeated after a failure.
+        failures: Number of turns without an answer after all retries.
+        refusals: Number of turns in which the model or its filter refused to answer.
+        prompt_tokens: Number of input tokens, if the server reports them.
+        completion_tokens: Number of output tokens, including reasoning.
         cached_tokens: Number of ``prompt_tokens`` that the server had in its cache.
-        cost: Price of the tokens, cached ones at full price; None if the agent has no prices.
+        cost: Cost of the tokens, with cached ones at full price; None if the agent has no prices.
     """
 
     requests: int = 0
@@ -39,18 +39,18 @@ class Usage:
 
 
 class Meter:
-    """Adds up usage; used only on the agents' event loop."""
+    """A counter of usage; used only on the agents' event loop."""
 
     def __init__(self, price_per_million: tuple[float, float] | None) -> None:
-        given: Any = price_per_million
-        prices = cast("Sequence[Any]", given) if isinstance(given, Sequence) else ()
-        if given is not None and not (len(prices) == 2 and all(map(is_number(0), prices))):
+        unchecked: Any = price_per_million
+        prices = cast("Sequence[Any]", unchecked) if isinstance(unchecked, Sequence) else ()
+        if unchecked is not None and not (len(prices) == 2 and all(map(is_number(0), prices))):
             raise ConfigError(f"price_per_million must be two numbers of at least 0, got {shown(price_per_million)}")
         self.prices = price_per_million
         self.usage = Usage(cost=None if price_per_million is None else 0.0)
 
     def add(self, **counts: int) -> None:
-        """Add to the fields of that name."""
+        """Add counts to the fields with their names."""
         usage = replace(self.usage, **{name: getattr(self.usage, name) + count for name, count in counts.items()})
         if self.prices is not None:
             price_in, price_out = self.prices
@@ -59,7 +59,7 @@ class Meter:
         self.usage = usage
 
     def add_body(self, body: Mapping[str, Any]) -> None:
-        """Add the ``usage`` of an answer."""
+        """Add the ``usage`` reported in a response body."""
         usage = as_mapping(body.get("usage"))
         cached = as_mapping(usage.get("prompt_tokens_details")).get("cached_tokens")
         self.add(
@@ -70,10 +70,10 @@ class Meter:
 
 
 def _count(value: Any) -> int:
-    """Return a number of tokens as a server reports it; 0 for anything else."""
+    """Return a token count reported by a server; 0 if it is invalid."""
     return value if type(value) is int and 0 <= value < _TOO_MANY else 0
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """Return a foreign value if it is a mapping, else an empty one."""
+    """Return an unchecked value if it is a mapping, otherwise an empty mapping."""
     return value if isinstance(value, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]  # foreign data

@@ -5,14 +5,14 @@
     app         the entry point, with all commands
     commands/   one module per command
     options     options that several commands share
-    console     output with and without color, and how a command fails
-    naming      the environment that a name, a path or a file means
+    console     output with and without color, and failures
+    naming      from a name, a path or a file to an environment
     catalogue   the available environments
     tasks       the tasks to play
-    players     the agent that a name means
+    players     from a name to an agent
     agent_runs  all episodes of one agent, with a progress bar
     results     the results of these episodes, as a table and as JSON
-    display     an episode while it is played
+    display     an episode as it is played
     stores      rollout stores: episodes to write, rollouts to select
     auditing    the audit of a store's rollouts
 

@@ -1,4 +1,4 @@
-"""Play many episodes with one agent, and keep the finished ones if the run is interrupted."""
+"""Play many episodes with one agent; if the run is interrupted, the finished episodes are kept."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The episodes to play, the same for every agent.
+    """A description of the episodes to play, which are the same for every agent.
 
     Attributes:
         tasks: Tasks or dataset rows.
         num_rollouts: Episodes per task.
-        seed: Random seed for tasks without one, and for the intervals.
-        cluster_by: Task key whose equal values form one cluster for the intervals; None for one cluster per task.
+        seed: Random seed for tasks without a seed, and for the confidence intervals.
+        cluster_by: Task key by whose values tasks are clustered for the confidence intervals; None for one cluster per
+            task.
         max_failed_fraction: Maximum fraction of episodes that may fail.
-        max_concurrent: Maximum number of episodes played at once.
+        max_concurrent: Maximum number of concurrent episodes.
         store: Folder of the store that every episode is written to; None to store none.
-        resume: Whether to skip episodes that the store already holds, except failed ones.
+        resume: Whether to skip episodes that the store already contains, except failed ones.
     """
 
     tasks: Sequence[Any]
@@ -45,26 +46,26 @@ class Plan:
     seed: int = 0
     cluster_by: str | None = None
     max_failed_fraction: float | None = None
-    max_concurrent: int = 256  # more take memory and make a small model no faster
+    max_concurrent: int = 256  # more would use memory without making a small model faster
     store: Path | None = None
     resume: bool = False
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes of each agent."""
+        """Number of episodes per agent."""
         return len(self.tasks) * self.num_rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRun:
-    """The episodes of one agent.
+    """The results of one agent.
 
     Attributes:
         label: Name of the agent.
         evaluation: Evaluation of the finished episodes; None if there are none.
         planned: Number of episodes planned.
         num_resumed: Number of episodes read from the store instead of played.
-        ended_by: Sentence on what interrupted the run; None if it was completed.
+        ended_by: Why the run was interrupted, in one sentence; None if it was completed.
         exit_code: Exit code of the command if the run was interrupted.
         anchors: Mean rewards of random and optimal play on these tasks; None if they are unknown.
     """
@@ -82,7 +83,7 @@ _ENDS = {Terminated: ("stopped by SIGTERM", TERMINATED), KeyboardInterrupt: ("st
 
 
 def run_agent(player: Player, plan: Plan) -> AgentRun:
-    """Play all episodes of a plan with one agent; after an error, Ctrl-C or SIGTERM, the finished ones are returned."""
+    """Play all episodes of a plan with one agent; after an error, Ctrl-C or SIGTERM, return the finished ones."""
     references = anchors_of(player.env)
     played: list[Trajectory] = []
     num_resumed, evaluation, ended_by, exit_code = 0, None, None, 1
@@ -98,7 +99,7 @@ def run_agent(player: Player, plan: Plan) -> AgentRun:
             played.extend(known)
             begin_at(num_resumed)
             if known:
-                remark(f"{player.label}: {num_resumed} of {plan.num_episodes} episodes are read from the store")
+                remark(f"{player.label}: {num_resumed} of {plan.num_episodes} episodes were read from the store")
 
         writer = None if plan.store is None else RolloutStore.writer(plan.store)
         try:
@@ -140,7 +141,7 @@ def run_agent(player: Player, plan: Plan) -> AgentRun:
 
 
 def _partial(player: Player, plan: Plan, played: Sequence[Trajectory], references: Any) -> Evaluation:
-    """Summarize the episodes that were finished before an interruption."""
+    """Summarize the episodes that finished before an interruption."""
     tasks = tasks_of_rows(player.env, plan.tasks, "tasks")
     clusters = None if plan.cluster_by is None else [repr(tasks[one.task_index][plan.cluster_by]) for one in played]
     anchors = None if references is None else [references(tasks[one.task_index]) for one in played]
@@ -178,5 +179,5 @@ def _bar(label: str, total: int) -> Generator[tuple[Callable[[], None], Callable
     )
     with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as progress:
         task = progress.add_task(cell(label).plain[:30], total=total)
-        # A reset, since resumed episodes must not count for the speed.
+        # Reset rather than advance: resumed episodes must not count toward the speed.
         yield lambda: progress.advance(task), lambda count: progress.reset(task, completed=count)

@@ -29,9 +29,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command("envs", short_help="List the environments, or show one.")(envs)
-app.command("check", short_help="Check an environment for what would break training.")(check)
-app.command("new", short_help="Create the files of a new environment.")(new)
-app.command("eval", short_help="Evaluate agents: win rate, reward and turns, with intervals.")(evaluate)
+app.command("check", short_help="Check an environment for problems that would break training.")(check)
+app.command("new", short_help="Create the files for a new environment.")(new)
+app.command("eval", short_help="Evaluate agents: win rate, reward and turns, with confidence intervals.")(evaluate)
 app.command("play", short_help="Play in the terminal, or watch an agent play.")(play)
 app.command("audit", short_help="Check stored rollouts for errors that would affect training.")(audit)
 app.command("export", short_help="Export stored rollouts to other tools, or as fine-tuning data.")(export)
@@ -55,7 +55,7 @@ def agentsgym_command(
 ) -> None:
     """Environments, evaluation and training for multi-turn language-model agents.
 
-    Exit codes: 0 for success, 1 for failure, 2 for invalid usage.
+    Exit codes: 0 for success, 1 for failure, 2 for invalid usage, 143 after SIGTERM.
     """
 
 

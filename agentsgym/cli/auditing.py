@@ -1,4 +1,4 @@
-"""Audit the rollouts of a store against their environments and configurations."""
+"""Audit the rollouts in a store against their environments and configurations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNKNOWN: Final[dict[str, Any]] = {"turn_credit": None, "token_credit": None, "f
 
 
 def audit_store(store: RolloutStore, vocabulary_size: int | None = None) -> tuple[AuditReport, list[str]]:
-    """Audit all rollouts of a store; returns the report, and the environments whose rewards cannot be compared.
+    """Audit all rollouts in a store; returns the report, and the unknown environments, whose rewards are not checked.
 
     Args:
         store: The rollouts; problems are reported by their index in the store.
@@ -37,12 +37,12 @@ def audit_store(store: RolloutStore, vocabulary_size: int | None = None) -> tupl
         rows.setdefault(key, []).append(row)
     reports: list[AuditReport] = []
     unknown: list[str] = []
-    for (path, config), own in rows.items():
+    for (path, config), env_rows in rows.items():
         expected = _expected_rewards(path, config)
         if expected is _UNKNOWN:
             unknown.append(path or "an unnamed environment")
-        for start in range(0, len(own), _CHUNK):
-            part = own[start : start + _CHUNK]
+        for start in range(0, len(env_rows), _CHUNK):
+            part = env_rows[start : start + _CHUNK]
             report = audit([store[row] for row in part], vocabulary_size=vocabulary_size, **expected)
             problems = tuple(replace(one, trajectory=part[one.trajectory]) for one in report.problems)
             reports.append(replace(report, problems=problems))
@@ -52,7 +52,7 @@ def audit_store(store: RolloutStore, vocabulary_size: int | None = None) -> tupl
 
 
 def _expected_rewards(path: str | None, config: str | None) -> dict[str, Any]:
-    """Return what an environment and its configuration determine about the placement and the sum of rewards."""
+    """Return where an environment's configuration places rewards, and whether the final reward is their sum."""
     if path is None or config is None:
         return _UNKNOWN
     try:
@@ -65,9 +65,9 @@ def _expected_rewards(path: str | None, config: str | None) -> dict[str, Any]:
     settings = cast("Mapping[str, Any]", known)
     subclasses = env_class.__mro__[: env_class.__mro__.index(MultistepEnv)]
     overridden = {name for one in subclasses for name in vars(one)}
-    places_its_own = "_calculate_rewards" in overridden
+    is_custom = "_calculate_rewards" in overridden
     return {
-        "turn_credit": None if places_its_own else settings.get("turn_credit"),
-        "token_credit": None if places_its_own else settings.get("token_credit"),
+        "turn_credit": None if is_custom else settings.get("turn_credit"),
+        "token_credit": None if is_custom else settings.get("token_credit"),
         "final_reward_is_sum": "_final_reward" not in overridden,
     }

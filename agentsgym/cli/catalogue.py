@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One environment, or one game of a group.
+    """An environment, or a variant of an environment that is a collection.
 
     Attributes:
         name: Name on the command line.
         min_players: Minimum number of players.
         max_players: Maximum number of players.
-        status: ``"ok"``; ``"words"``: it runs with word lists; ``"gamemaster"``: it needs a language model;
-            ``"broken"``: it does not run; ``"missing"``: its package is not installed.
+        status: ``"ok"``; ``"words"`` if it runs with word lists; ``"gamemaster"`` if it needs a language model as
+            gamemaster; ``"broken"`` if it does not run; ``"missing"`` if its package is not installed.
         text: One-sentence description.
         offline: Whether it runs without any server.
-        extra: Extra of this package that installs it; empty if none.
-        is_game: Whether it is one game of a group.
+        extra: The extra of this package that installs it; empty if none.
+        is_game: Whether it is a variant of a collection.
     """
 
     name: str
@@ -54,33 +54,33 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Return every environment, then every game of the groups."""
+    """Return every environment, then every variant of the collections."""
     environments: list[Entry] = []
     all_games: list[Entry] = []
     for name, spec in known_specs().items():
         described = import_module(f"agentsgym.envs.{name}") if name in PACKAGED else registered_classes()[name]
         text, games = (inspect.getdoc(described) or "").partition("\n")[0], spec.known_games()
         if games:
-            text = f"{text} {len(games)} games: agentsgym envs --text {name}:"
+            text = f"{text} List its {len(games)} variants: agentsgym envs --text {name}:"
         most = max((facts.get("max_players", 1) for facts in games.values()), default=1)
         extra = spec.extra if spec.packages else ""
-        own = "missing" if spec.missing_package() else "ok"
+        installed_status = "missing" if spec.missing_package() else "ok"
         environments.append(
-            Entry(name=name, max_players=most, text=text, offline=spec.offline, extra=extra, status=own)
+            Entry(name=name, max_players=most, text=text, offline=spec.offline, extra=extra, status=installed_status)
         )
         for game, facts in games.items():
             status = facts.get("status", "ok")
-            plays = status in {"ok", "words"}
+            runs = status in {"ok", "words"}
             all_games.append(
                 Entry(
                     name=f"{name}:{game}",
                     min_players=facts.get("min_players", 1),
                     max_players=facts.get("max_players", 1),
                     text=facts.get("note", ""),
-                    offline=spec.offline and plays,
+                    offline=spec.offline and runs,
                     is_game=True,
                     extra=extra,
-                    status=own if plays and own != "ok" else status,
+                    status=installed_status if runs and installed_status != "ok" else status,
                 )
             )
     others = [
@@ -91,7 +91,7 @@ def entries() -> list[Entry]:
 
 
 def config_rows(env_class: type[MultistepEnv]) -> list[dict[str, Any]]:
-    """Return every key of ``env_config`` with its default and valid values, the class's keys before the common ones."""
+    """Return each key of ``env_config``, its default and its valid values; the class's keys precede the common ones."""
     from agentsgym.envs.config import COMMON_FIELDS  # noqa: PLC0415
 
     defaults: Mapping[str, Any] = env_class.default_config

@@ -1,6 +1,6 @@
-"""Completion in bash, which splits words at a colon: ``Arcade:Pon`` reaches the command as three words.
+"""Completion in bash, which splits words at colons: ``Arcade:Pon`` reaches the command as three words.
 
-They are joined again here, and only the part of each completion after the last colon is printed.
+This module joins these words again, and prints only the part of each completion after the last colon.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ def joined_at_colons(words: Sequence[str], index: int) -> tuple[list[str], int, 
     """Join words that bash split at colons.
 
     Args:
-        words: The words from bash, each colon a separate word.
-        index: Index of the word that is completed.
+        words: The words from bash, in which each colon is a separate word.
+        index: Index of the word to complete.
 
     Returns:
-        The words as they were typed, the index of the word that is completed, and the part of that word up to its last
-        colon, which bash keeps separate; empty if there is none.
+        The words as they were typed, the index of the word to complete, and the part of that word up to its last colon,
+        which bash keeps separate; empty if there is none.
 
     >>> joined_at_colons(["agentsgym", "eval", "Arcade", ":", "Pon"], 4)
     (['agentsgym', 'eval', 'Arcade:Pon'], 2, 'Arcade:')
@@ -43,10 +43,10 @@ def joined_at_colons(words: Sequence[str], index: int) -> tuple[list[str], int, 
 
 @contextlib.contextmanager
 def whole_words(environment: MutableMapping[str, str] = os.environ) -> Generator[None]:
-    """Join the words for the command during completion in bash, and print completions that fit bash's split words.
+    """During completion in bash, pass joined words to the command, and print completions for bash's split words.
 
     Args:
-        environment: The environment variables in which bash describes what is completed.
+        environment: The environment variables in which bash passes the words and the index of the word to complete.
     """
     index = environment.get(_INDEX, "")
     if environment.get(_KIND) != "complete_bash" or not index.isdecimal():

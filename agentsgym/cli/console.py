@@ -1,6 +1,6 @@
-"""Print for people, with or without color, and for programs; report failures in one sentence.
+"""Print output for people, with or without color, and for programs; report failures in one sentence.
 
-Text from environments and agents is data: it goes through :func:`plain`, so that a terminal interprets none of it.
+Text from environments and agents is untrusted: :func:`plain` escapes it, so that a terminal interprets none of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 TERMINATED = 143  # the exit code after SIGTERM, as in a shell
-_MAX_BYTES = 20_000  # of a text that is shown
+_MAX_BYTES = 20_000  # length of a printed text
 _MAX_CELL = 200
 _COLUMNS = re.compile(r"\S {2,}\S")
 P = ParamSpec("P")
@@ -75,7 +75,7 @@ def err() -> Console:
 
 
 def plain(text: str, max_bytes: int = _MAX_BYTES, style: str = "") -> Text:
-    """Escape the control characters of a foreign text, and cut the middle out of a long one."""
+    """Escape the control characters of an untrusted text, and cut the middle out of a long one."""
     from rich.text import Text  # noqa: PLC0415
 
     from agentsgym.texts import shortened, visible  # noqa: PLC0415
@@ -84,19 +84,19 @@ def plain(text: str, max_bytes: int = _MAX_BYTES, style: str = "") -> Text:
 
 
 def cell(text: str, style: str = "") -> Text:
-    """Shorten a foreign text to one line, for a table."""
+    """Escape an untrusted text and shorten it to one line, for a table."""
     return plain(" ".join(text[: 2 * _MAX_CELL].split()), _MAX_CELL, style)
 
 
 def print_text(text: str, style: str = "") -> None:
-    """Print a foreign text: prose is wrapped between words, lines of boards and tables are left unchanged."""
+    """Print an untrusted text: prose is wrapped between words; lines of boards and tables are left unchanged."""
     for line in plain(text).split("\n", allow_blank=True):
         line.style = style
         out().print(line, soft_wrap=not is_prose(line.plain))
 
 
 def is_prose(line: str) -> bool:
-    """Return whether a line is prose, which may be wrapped, and not part of a board or a table.
+    """Return whether a line is prose, which may be wrapped, rather than part of a board or a table.
 
     >>> is_prose("What is left is yours: take it."), is_prose("| X | . | O |"), is_prose("egg   3")
     (True, False, False)
@@ -113,7 +113,7 @@ def new_table(**options: Any) -> Table:
 
 
 def remark(text: str, style: str = "") -> None:
-    """Print a remark on standard error."""
+    """Print a remark to standard error."""
     err().print(plain(text, style=style), soft_wrap=not err().is_terminal)
 
 
@@ -141,7 +141,7 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
                 _end("stopped", 1)
             except Terminated:
                 _end("stopped by SIGTERM", TERMINATED)
-            except (ReaderLeft, BrokenPipeError):  # discard what is still buffered
+            except (ReaderLeft, BrokenPipeError):  # discard the output that is still buffered
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(1) from None
 
@@ -150,7 +150,7 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
 
 @contextmanager
 def usage_errors() -> Generator[None]:
-    """Report configuration and task errors raised inside as invalid usage."""
+    """Report configuration and task errors raised in the ``with`` block as invalid usage."""
     from agentsgym.errors import ConfigError, TaskError  # noqa: PLC0415
     from agentsgym.texts import sentence_of  # noqa: PLC0415
 
@@ -169,7 +169,7 @@ def _end(sentence: str, code: int) -> None:
 
 @contextmanager
 def _set_up() -> Generator[None]:
-    """Escape what the terminal cannot encode, and print the library's log records as remarks."""
+    """Escape characters that the terminal cannot encode, and print the library's log records as remarks."""
     _console.cache_clear()  # tests replace the streams
     for stream in (sys.stdout, sys.stderr):
         reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
@@ -185,7 +185,7 @@ def _set_up() -> Generator[None]:
 
 
 class _Remarks(logging.Handler):
-    """Prints the library's log records, each sentence once: a command may open the same store several times."""
+    """Prints the library's log records, each text once: a command may open the same store several times."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Show an episode while it is played, and its outcome."""
+"""Show an episode as it is played, and its outcome."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from agentsgym.types import Trajectory
 
 _HEADINGS = {
-    "system": ("rules", "cyan"),
+    "system": ("system message", "cyan"),
     "tool": ("result", "magenta"),
-    "tools": ("tools, called as name(argument=value) or as JSON", "magenta"),
+    "tools": ("tools: call them as name(argument=value) or as JSON", "magenta"),
     "note": ("", "yellow"),
     "assistant": ("answer", "green"),
 }
 
 
 def show_message(role: str, text: str) -> None:
-    """Print a message under a heading for its role."""
+    """Print a message under a heading for its role; ``"tools"`` and ``"note"`` also have headings."""
     heading, color = _HEADINGS.get(role, ("", ""))
     if heading:
         out().print(f"[{heading}]", style=f"bold {color}")
@@ -33,16 +33,16 @@ def show_message(role: str, text: str) -> None:
 
 
 class WatchedAgent(Agent):
-    """Wraps an agent to show every observation and every answer."""
+    """An agent that wraps another and prints its observations and replies."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = as_agent(inner)
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Show the new messages, call the wrapped agent, and show its answers."""
+        """Show the new messages, call the wrapped agent, and show its replies."""
         for request in requests:
-            own: tuple[int, Any] = request.agent_state or (0, None)
-            for message in new_messages(replace(request, agent_state=own[0])):
+            num_shown, _ = request.agent_state or (0, None)
+            for message in new_messages(replace(request, agent_state=num_shown)):
                 show_message(message["role"], message["content"])
         inner = [replace(one, agent_state=one.agent_state[1] if one.agent_state else None) for one in requests]
         answers: list[Action | AgentError] = []
@@ -72,8 +72,8 @@ def call_text(call: ToolCall) -> str:
 
 
 def show_summary(trajectory: Trajectory) -> None:
-    """Print the outcome and the reward of each turn."""
-    outcome, color = {True: ("won", "green"), False: ("lost", "yellow"), None: ("over", "cyan")}[trajectory.success]
+    """Print the outcome of an episode and the reward of each turn."""
+    outcome, color = {True: ("won", "green"), False: ("lost", "yellow"), None: ("ended", "cyan")}[trajectory.success]
     if trajectory.failed:
         outcome, color = "failed", "red"
     turns = trajectory.num_turns

@@ -1,4 +1,4 @@
-"""Find the environment that a name on the command line means."""
+"""Find the environment named on the command line."""
 
 from __future__ import annotations
 

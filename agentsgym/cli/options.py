@@ -21,18 +21,23 @@ def _environments(incomplete: str) -> list[str]:
 def one_of(*values: str) -> Callable[[str], list[str]]:
     """Return a completion function for a few values."""
 
-    def offered(incomplete: str) -> list[str]:
+    def complete(incomplete: str) -> list[str]:
         return [value for value in values if value.startswith(incomplete)]
 
-    return offered
+    return complete
 
 
 _agents = one_of("random", "reference", "scripted:", "policy:", "openai:")
+_AGENT = (
+    "Agent: random or reference (both provided by ENV), scripted:FILE (a JSON list of actions, or one action per "
+    "line), policy:PATH-OR-NAME (a language model), policy:tiny (a small untrained one), or openai:MODEL (a model on "
+    "an OpenAI-compatible server)."
+)
 Environment = Annotated[
     str,
     typer.Argument(
         metavar="ENV",
-        help="Environment: a name from `agentsgym envs`, GROUP:GAME, a class's dotted path, or FILE.py:CLASS.",
+        help="Environment: a name from `agentsgym envs`, the dotted path of a class, or FILE.py:CLASS.",
         autocompletion=_environments,
         show_default=False,
     ),
@@ -43,47 +48,40 @@ Config = Annotated[
         "--config",
         "-c",
         metavar="KEY=VALUE",
-        help="Key of env_config; the value is parsed as JSON if possible, otherwise taken as a string. Repeatable.",
+        help="Set a key of env_config, the environment's configuration. VALUE is parsed as JSON if possible, and is "
+        "otherwise a string. Repeatable.",
     ),
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config-file", metavar="FILE", help="YAML or JSON file with keys of env_config.")
+    Path | None,
+    typer.Option("--config-file", metavar="FILE", help="YAML or JSON file with env_config; --config takes precedence."),
 ]
 TaskFile = Annotated[
     Path | None,
     typer.Option(
         "--tasks",
         metavar="FILE",
-        help="JSON or JSONL file of tasks or dataset rows, used instead of ENV's own tasks.",
+        help="JSON or JSONL file with tasks or dataset rows to use instead of ENV's built-in tasks.",
     ),
 ]
 DatasetOptions = Annotated[
     list[str] | None,
-    typer.Option("--dataset", metavar="KEY=VALUE", help="Option of ENV's own dataset of tasks. Repeatable."),
+    typer.Option("--dataset", metavar="KEY=VALUE", help="Set an option of ENV's built-in task dataset. Repeatable."),
 ]
 Split = Annotated[
     str,
     typer.Option(
-        "--split", metavar="train|eval", help="Split of ENV's own tasks.", autocompletion=one_of("train", "eval")
+        "--split", metavar="train|eval", help="Split of ENV's built-in tasks.", autocompletion=one_of("train", "eval")
     ),
 ]
-AgentName = Annotated[
-    str | None,
-    typer.Option(
-        "--agent",
-        "-a",
-        metavar="AGENT",
-        help="Agent: random, reference, scripted:FILE, policy:PATH-OR-NAME, policy:tiny or openai:MODEL.",
-        autocompletion=_agents,
-    ),
-]
+AgentName = Annotated[str | None, typer.Option("--agent", "-a", metavar="AGENT", help=_AGENT, autocompletion=_agents)]
 AgentNames = Annotated[
     list[str] | None,
     typer.Option(
         "--agent",
         "-a",
         metavar="AGENT",
-        help="Agent: random, reference, scripted:FILE, policy:PATH-OR-NAME, policy:tiny or openai:MODEL. Repeatable.",
+        help=f"{_AGENT} Required; repeatable.",
         autocompletion=_agents,
     ),
 ]
@@ -93,41 +91,49 @@ BaseUrl = Annotated[
 ]
 ApiKeyVariable = Annotated[
     str | None,
-    typer.Option("--api-key-env", metavar="NAME", help="Environment variable that holds the server's API key."),
+    typer.Option("--api-key-env", metavar="NAME", help="Environment variable that contains the server's API key."),
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option("--temperature", metavar="T", min=0.0, help="Sampling temperature of a policy or a server's model."),
+    typer.Option("--temperature", metavar="T", min=0.0, help="Sampling temperature of policy: and openai: agents."),
 ]
 MaxTurnTokens = Annotated[
-    int | None, typer.Option("--max-turn-tokens", metavar="N", min=1, help="Token budget of one turn.")
+    int | None,
+    typer.Option(
+        "--max-turn-tokens",
+        metavar="N",
+        min=1,
+        help="Maximum number of tokens per turn for policy: and openai: agents.",
+    ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Random seed for tasks, agents and intervals.")]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", min=0, help="Random seed for tasks, agents and confidence intervals.")
+]
 Where = Annotated[
     list[str] | None,
     typer.Option(
         "--where",
         metavar="COLUMN=VALUE",
-        help="Use only rollouts whose COLUMN has this VALUE; !=, <, <=, > and >= also work. Repeatable.",
+        help="Use only rollouts whose COLUMN equals VALUE; !=, <, <=, > and >= also work. Repeatable.",
     ),
 ]
 StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a rollout store.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-def key_values(given: list[str] | None, option: str) -> dict[str, Any]:
-    """Parse ``KEY=VALUE`` texts; a value that is not JSON is taken as a string.
+def key_values(texts: list[str] | None, option: str) -> dict[str, Any]:
+    """Parse ``KEY=VALUE`` texts; a value that is not JSON is a string.
 
     >>> key_values(["size=3", "game=Wordle-v0", 'objects=["clock"]'], "--config")
     {'size': 3, 'game': 'Wordle-v0', 'objects': ['clock']}
     """
     values: dict[str, Any] = {}
-    for one in given or []:
-        key, equals, text = one.partition("=")
+    for item in texts or []:
+        key, equals, text = item.partition("=")
         if not equals or not key:
-            raise UsageError(f"{option} must be KEY=VALUE, got {one!r}")
+            raise UsageError(f"{option} must be KEY=VALUE, got {item!r}")
         if key in values:
-            raise UsageError(f"{option} sets {key!r} twice")
+            raise UsageError(f"{option} sets {key!r} more than once")
         try:
             values[key] = json.loads(text)
         except ValueError:
@@ -135,10 +141,10 @@ def key_values(given: list[str] | None, option: str) -> dict[str, Any]:
     return values
 
 
-def env_config(given: list[str] | None, path: Path | None) -> dict[str, Any]:
+def env_config(texts: list[str] | None, path: Path | None) -> dict[str, Any]:
     """Merge ``--config-file``, a YAML or JSON mapping, and ``--config``; the latter takes precedence."""
     if path is None:
-        return key_values(given, "--config")
+        return key_values(texts, "--config")
     import yaml  # noqa: PLC0415
 
     from agentsgym.recipes.yaml_text import values_of_yaml  # noqa: PLC0415
@@ -150,4 +156,4 @@ def env_config(given: list[str] | None, path: Path | None) -> dict[str, Any]:
     fields = cast("dict[Any, Any]", value) if isinstance(value, dict) else None
     if fields is None or not all(isinstance(key, str) for key in fields):
         raise UsageError(f"--config-file: {path} must contain a mapping with string keys")
-    return {**fields, **key_values(given, "--config")}
+    return {**fields, **key_values(texts, "--config")}

@@ -1,4 +1,4 @@
-"""Build the agent that a name on the command line means, and its environment."""
+"""Build the agent named on the command line, and its environment."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from agentsgym.texts import sentence_of, shown
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
 
-# What follows the colon after the name of an agent.
+# The argument after each agent's name and a colon; empty for none.
 _AGENTS = {"random": "", "reference": "", "scripted": "FILE", "policy": "PATH-OR-NAME", "openai": "MODEL"}
-_TAKEN_BY = {
+_OPTION_AGENTS = {
     "--base-url": ("openai",),
     "--api-key-env": ("openai",),
     "--temperature": ("policy", "openai"),
@@ -33,16 +33,16 @@ _TAKEN_BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerOptions:
-    """Options of the agents.
+    """Options for agents.
 
     Attributes:
         seed: Random seed.
         base_url: Base URL of the server.
-        api_key_variable: Environment variable that holds the server's API key.
+        api_key_variable: Environment variable that contains the server's API key.
         temperature: Sampling temperature of a policy or a server's model; None for the default.
-        max_turn_tokens: Token budget of one turn; None for the default.
-        num_before: Episodes that the agent played before the evaluation was resumed, so that it draws new random
-            numbers.
+        max_turn_tokens: Token budget per turn; None for the default.
+        num_before: Number of episodes finished before the evaluation was resumed; it changes the seed, so that the
+            agent draws new random numbers.
     """
 
     seed: int = 0
@@ -53,8 +53,8 @@ class PlayerOptions:
     num_before: int = 0
 
     @property
-    def draw_seed(self) -> int:
-        """Random seed of the agent, a different one after each resumption."""
+    def agent_seed(self) -> int:
+        """The agent's random seed, which changes each time an evaluation is resumed."""
         return derive_seed("command line", self.seed, self.num_before) if self.num_before else self.seed
 
 
@@ -63,10 +63,10 @@ class Player:
     """An agent and its environment.
 
     Attributes:
-        label: Name on the command line.
+        label: The agent's name on the command line.
         env: The environment, with the policy's tokenizer if there is one.
         agent: The agent.
-        stored_as: Name of the agent in a store; the label if empty.
+        stored_as: The agent's name in a store; the label if empty.
     """
 
     label: str
@@ -84,13 +84,14 @@ def make_player(name: str, named: NamedEnv, options: PlayerOptions) -> Player:
     kind, _, rest = name.partition(":")
     if kind not in _AGENTS:
         raise UsageError(f"unknown agent {shown(name)}{did_you_mean(kind, _AGENTS)}")
-    takes = _AGENTS[kind]
-    if bool(rest) != bool(takes):
-        raise UsageError(f"the agent must be {kind}:{takes}" if takes else f"the agent {kind} takes no argument")
+    argument = _AGENTS[kind]
+    if bool(rest) != bool(argument):
+        form = f"must be {kind}:{argument}" if argument else f"{kind} does not accept an argument"
+        raise UsageError(f"the agent {form}, got {shown(name)}")
     for option, value in _settings(options).items():
-        if value is not None and kind not in _TAKEN_BY[option]:
-            takers = " and ".join(f"{one}:{_AGENTS[one]}" for one in _TAKEN_BY[option])
-            raise UsageError(f"{option} is only valid for {takers}, got the agent {shown(name)}")
+        if value is not None and kind not in _OPTION_AGENTS[option]:
+            supported = " and ".join(f"{one}:{_AGENTS[one]}" for one in _OPTION_AGENTS[option])
+            raise UsageError(f"{option} is only valid with {supported}, got the agent {shown(name)}")
     with usage_errors():
         if kind == "policy":
             env, agent = _policy(rest, named, options)
@@ -100,12 +101,12 @@ def make_player(name: str, named: NamedEnv, options: PlayerOptions) -> Player:
             env, agent = named.build(), ScriptedAgent(read_script(Path(rest)))
         else:
             env = named.build()
-            agent = (random_player if kind == "random" else reference_player)(env, options.draw_seed)
+            agent = (random_player if kind == "random" else reference_player)(env, options.agent_seed)
     return Player(label=name, env=env, agent=agent, stored_as=stored_name(name, options))
 
 
 def stored_name(name: str, options: PlayerOptions) -> str:
-    """Return the name of an agent in a store: as typed, with the options that affect its play, without credentials.
+    """Return an agent's name for a store: the typed name and the options that affect its play, without credentials.
 
     >>> stored_name("random", PlayerOptions()), stored_name("policy:tiny", PlayerOptions(seed=3, temperature=0.5))
     ('random', 'policy:tiny --temperature 0.5 --seed 3')
@@ -113,14 +114,14 @@ def stored_name(name: str, options: PlayerOptions) -> str:
     'openai:gpt --base-url https://host/v1'
     """
     kind = name.partition(":")[0]
-    given = _settings(options)
-    del given["--api-key-env"]
-    given["--seed"] = options.seed or None if kind in {"policy", "random", "reference"} else None
-    return " ".join([name, *(f"{option} {value}" for option, value in given.items() if value is not None)])
+    settings = _settings(options)
+    del settings["--api-key-env"]
+    settings["--seed"] = options.seed or None if kind in {"policy", "random", "reference"} else None
+    return " ".join([name, *(f"{option} {value}" for option, value in settings.items() if value is not None)])
 
 
 def _settings(options: PlayerOptions) -> dict[str, Any]:
-    """Return the options that apply only to some agents, the base URL without its user, password and query."""
+    """Return the options that apply only to some agents; the base URL is without its user, password and query."""
     return {
         "--base-url": None if options.base_url is None else without_credentials(options.base_url),
         "--api-key-env": options.api_key_variable,
@@ -130,7 +131,7 @@ def _settings(options: PlayerOptions) -> dict[str, Any]:
 
 
 def read_script(path: Path) -> list[str]:
-    """Read the actions of a script: a JSON list of texts, or one action per line."""
+    """Read the actions of a script: a JSON list of strings, or one action per line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -164,7 +165,7 @@ def _policy(source: str, named: NamedEnv, options: PlayerOptions) -> tuple[Multi
         model,
         tokenizer,
         sampling=SamplingParams(temperature=1.0 if options.temperature is None else options.temperature),
-        seed=options.draw_seed,
+        seed=options.agent_seed,
         max_turn_tokens=options.max_turn_tokens or DEFAULT_TURN_TOKENS,
     )
     return named.build(tokenizer), agent

@@ -1,4 +1,4 @@
-"""Show evaluations in tables with a row per metric and a column per agent, which fit narrow terminals."""
+"""Show evaluations in tables that fit narrow terminals: one row per metric, one column per agent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def choices_of_k(num_rollouts: int) -> list[int]:
 def passes(evaluation: Evaluation, seed: int, cluster_of: Mapping[int, Any] | None = None) -> dict[str, Any]:
     """Estimate pass@k and pass^k for each k, keyed by ``"pass@k"`` and ``"pass^k"``.
 
-    Empty if no outcome is known, and for one rollout per task, where both equal the win rate.
+    The result is empty if no outcome is known, or with one rollout per task, since both then equal the win rate.
     """
     if evaluation.win_rate is None:
         return {}
@@ -55,7 +55,7 @@ def passes(evaluation: Evaluation, seed: int, cluster_of: Mapping[int, Any] | No
 
 
 def show_runs(runs: Sequence[AgentRun], seed: int, cluster_of: Mapping[int, Any] | None = None) -> None:
-    """Print a table, and the stop reasons of each agent."""
+    """Print a table of results, and the stop reasons of each agent's episodes."""
     known = next((one.anchors for one in runs if one.anchors is not None), None)
     table = new_table()
     table.add_column("", no_wrap=True)
@@ -74,7 +74,7 @@ def show_runs(runs: Sequence[AgentRun], seed: int, cluster_of: Mapping[int, Any]
         table.add_row("failed", *failed, style="red")
     out().print(table)
     if known is not None:
-        out().print("* known exactly for these tasks", style="dim")
+        out().print("* rewards of random and optimal play, known exactly for these tasks", style="dim")
     for one in runs:
         if one.evaluation is not None:
             reasons = ", ".join(f"{reason} {count}" for reason, count in one.evaluation.stop_reasons.items())
@@ -82,7 +82,7 @@ def show_runs(runs: Sequence[AgentRun], seed: int, cluster_of: Mapping[int, Any]
 
 
 def run_as_dict(one: AgentRun, seed: int, cluster_of: Mapping[int, Any] | None = None) -> dict[str, Any]:
-    """Return the results of one agent as JSON values; None for an agent without a finished episode."""
+    """Return the results of one agent as JSON values; ``"results"`` is None if it finished no episode."""
     found = one.evaluation
     estimates = {} if found is None else passes(found, seed, cluster_of)
     return {
@@ -108,7 +108,7 @@ def _estimates(
 
 
 def _cell(estimate: Estimate | None, form: str) -> Text:
-    """Format the mean, and below it the interval."""
+    """Format the mean, with the interval below it."""
     from rich.text import Text  # noqa: PLC0415
 
     if estimate is None:

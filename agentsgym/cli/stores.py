@@ -1,4 +1,4 @@
-"""Select rollouts of a store, and write episodes to one."""
+"""Select rollouts from a store, and write episodes to a store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KINDS: Final[dict[str, type]] = {
     "success": bool,
 }
 COLUMNS: Final = tuple(_KINDS)
-"""The columns valid in ``--where``: those of numbers, texts and booleans."""
+"""The columns valid in ``--where``: all columns of numbers, strings and booleans."""
 
 
 def open_store(path: Path, where: Sequence[str] | None = None) -> RolloutStore:
@@ -51,7 +51,7 @@ def open_store(path: Path, where: Sequence[str] | None = None) -> RolloutStore:
     conditions = [_condition(text) for text in where or ()]
     if not len(store):
         unread = f": none of its {len(store.skipped)} parquet files can be read" if store.skipped else ""
-        raise UsageError(f"the store {path} has no rollouts{unread}")
+        raise UsageError(f"the store {path} contains no rollouts{unread}")
     found = store
     for column, passes in conditions:
         found = found.filter(**{column: passes})
@@ -61,10 +61,10 @@ def open_store(path: Path, where: Sequence[str] | None = None) -> RolloutStore:
 
 
 def check_store_path(path: Path | None, *, resume: bool = False) -> None:
-    """Check before playing that episodes can be stored.
+    """Check, before episodes are played, that they can be stored.
 
     Raises:
-        UsageError: No store can be written there, or ``resume`` is set without a path.
+        UsageError: No store can be written at the path, or ``resume`` is set without a path.
     """
     if path is None:
         if resume:
@@ -94,11 +94,11 @@ def _condition(text: str) -> tuple[str, Callable[[Any], bool]]:
     """Parse ``COLUMN=VALUE`` into the column and a predicate of its values."""
     match = _CONDITION.fullmatch(text)
     if match is None:
-        raise UsageError(f"--where must be COLUMN=VALUE (or one of {', '.join(_OPERATORS)}), got {shown(text)}")
-    column, sign, given = match[1], match[2], match[3].strip()
+        raise UsageError(f"--where must be COLUMN=VALUE, with =, !=, <, <=, > or >= in the middle, got {shown(text)}")
+    column, sign, value_text = match[1], match[2], match[3].strip()
     if column not in COLUMNS:
         raise UsageError(f"--where: unknown column {shown(column)}{did_you_mean(column, COLUMNS)}")
-    wanted, compare = _value(column, given), _OPERATORS[sign]
+    wanted, compare = _value(column, value_text), _OPERATORS[sign]
     if sign in {"=", "!="}:
         return column, lambda value: compare(value, wanted)
     if wanted is None:

@@ -51,9 +51,9 @@ def tasks_for(
         env: The environment.
         path: File of tasks; None for the environment's tasks.
         split: Split of the environment's tasks, ``"train"`` or ``"eval"``.
-        options: Options of the environment's dataset.
+        options: Options for the environment's dataset.
         most: Maximum number of tasks.
-        seed: Random seed of the tasks of an environment without a dataset, which are bare seeds.
+        seed: Random seed from which the task seeds are drawn if the environment has no dataset.
 
     Raises:
         UsageError: There are no tasks, or a task or an option is invalid.
@@ -62,13 +62,13 @@ def tasks_for(
         raise UsageError(f"--split must be train or eval, got {split!r}")
     if path is not None:
         if options:
-            raise UsageError("--dataset and --tasks cannot be combined: --dataset sets options of ENV's own tasks")
+            raise UsageError("--dataset cannot be combined with --tasks: it sets options of ENV's built-in tasks")
         tasks = read_tasks(path)[:most]
     else:
         with usage_errors():
             tasks = tasks_of(env, split, options, most, seed=seed)
     if not tasks:
-        raise UsageError(f"--tasks: {path} contains no task" if path else "the environment's dataset is empty")
+        raise UsageError(f"--tasks: {path} contains no tasks" if path else "the environment's dataset is empty")
     with usage_errors():
         for index, task in enumerate(tasks_of_rows(env, tasks, "tasks")):
             env.check_task(task, f"tasks[{index}]")

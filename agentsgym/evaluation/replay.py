@@ -92,9 +92,9 @@ def replay_all(
 
     Args:
         rollouts: The records.
-        env: One environment for all, or a function that returns each record's; by default :class:`EnvsOfRecords`.
+        env: One environment for all, or a function that returns each record's; by default :class:`RecordEnvironments`.
     """
-    env_of = EnvsOfRecords() if env is None else env
+    env_of = RecordEnvironments() if env is None else env
     for record in rollouts:
         try:
             yield _replay(record.trajectory, env_of if isinstance(env_of, MultistepEnv) else env_of(record))
@@ -102,7 +102,7 @@ def replay_all(
             yield Replay(recorded=record.trajectory, impossible=sentence_of(error))
 
 
-class EnvsOfRecords:
+class RecordEnvironments:
     """Builds the environments of records without a tokenizer, each once."""
 
     def __init__(

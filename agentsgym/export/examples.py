@@ -19,16 +19,16 @@ Example = dict[str, Any]
 
 
 def sft_examples(records: Iterable[StoredRollout], min_reward: float | None = None) -> Iterator[Example]:
-    """Yield the winning conversations, up to the last answer: ``{"messages": …}``, for ``SFTTrainer``.
+    """Yield the successful conversations, up to the last answer: ``{"messages": …}``, for ``SFTTrainer``.
 
-    If a history was rewritten, the agent never saw the final conversation: each answer is then a separate example,
-    after the conversation that it answered. In self-play, one conversation has the answers of winner and loser, so it
-    is an example only if every role that acted has won.
+    If a history was rewritten, the agent never received the final conversation: each answer is then a separate example,
+    after the conversation that it answered. In self-play, a conversation has the answers of winner and loser, so it is
+    an example only if every role that acted has won.
 
     Args:
         records: Rollouts.
-        min_reward: The final reward from which a rollout counts as won; None for the environment's ``success``, without
-            which a rollout is left out.
+        min_reward: Minimum final reward at which a rollout counts as won; None to use the environment's ``success``, in
+            which case rollouts without it are skipped.
     """
     for record in records:
         trajectory = record.trajectory
@@ -40,7 +40,7 @@ def sft_examples(records: Iterable[StoredRollout], min_reward: float | None = No
 
 
 def kto_examples(records: Iterable[StoredRollout], min_reward: float | None = None) -> Iterator[Example]:
-    """Yield every answer with whether its role won the rollout: ``{"prompt": …, "completion": …, "label": …}``.
+    """Yield every answer, labeled by whether its role won: ``{"prompt": …, "completion": …, "label": …}``.
 
     Each answer is a separate example, because everything in a completion is trained on, and observations must not be.
 
@@ -65,10 +65,10 @@ def dpo_examples(records: Iterable[StoredRollout]) -> Iterator[Example]:
     """Yield pairs of answers by task: ``{"prompt": …, "chosen": …, "rejected": …}``, for ``DPOTrainer``.
 
     Within a task the best rollout is paired with the worst, the second best with the second worst, and so on as long as
-    the rewards differ. A pair is the first turn in which the answers differ, after the conversation that both share:
-    everything in a completion is trained on, and observations must not be. The chosen answer is the one whose role had
-    the higher return, which in self-play may be that of the other rollout. Two rollouts whose observations diverge
-    first, by chance, give no pair; differing call ids are ignored.
+    the rewards differ. A pair consists of the answers in the first turn where they differ, after the conversation that
+    both share: everything in a completion is trained on, and observations must not be. The chosen answer is the one
+    whose role had the higher return, which in self-play may be in the other rollout. Two rollouts whose observations
+    diverge first, by chance, yield no pair; differences in call ids are ignored.
     """
     tasks: dict[tuple[Any, ...], list[Trajectory]] = {}
     tools: dict[tuple[Any, ...], Example] = {}
@@ -123,7 +123,7 @@ def _without_call_ids(message: Message) -> Mapping[str, Any]:
 
 
 def _task(record: StoredRollout) -> tuple[Any, ...]:
-    """Return a key that rollouts of one task share; for a record without its task, the index in its run."""
+    """Return a key that rollouts of one task share; without stored task data, it has the index in the run."""
     own = record.trajectory
     task = (to_json(own.task_data),) if own.task_data else (record.run, own.task_index)
     return (record.env_class_path, to_json(record.env_config), to_json(record.tools), *task)

@@ -92,7 +92,7 @@ def unknown_success() -> Score:
 
 
 def usage_of(trajectory: Trajectory) -> ModelUsage | None:
-    """Count tokens as a server would, every turn with its whole prompt; None for a rollout without tokens."""
+    """Count tokens as a server would: each turn counts its full prompt. None for a rollout without tokens."""
     if not len(trajectory.token_ids):
         return None
     read = sum(turn.start - turn.prompt_start for turn in trajectory.turns)
@@ -106,7 +106,7 @@ def clean(value: object) -> Any:
 
 
 def text_of(value: object) -> str:
-    """Convert foreign text to valid UTF-8."""
+    """Convert unchecked text to valid UTF-8."""
     return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 

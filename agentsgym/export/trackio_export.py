@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import ConfigError, MissingDependencyError, StoreError
-from agentsgym.observers.conversations import Conversation, inert, trace_of
+from agentsgym.observers.conversations import Conversation, escape_json, trace_of
 from agentsgym.statistics.metrics import summarize_outcomes
 from agentsgym.store.values import to_json
 from agentsgym.texts import sentence_of, shown, visible
@@ -125,7 +125,7 @@ def _write(
             logged: dict[str, Any] = {f"{kind}/rollouts": list(map(_trace, records))}
             first = records[0]
             own = {"environment": first.env_class_path, "env_config": first.env_config, "agent": first.agent}
-            config = {**inert(own), "_Username": None, "_Created": first.created_at.isoformat(), "_Group": None}
+            config = {**escape_json(own), "_Username": None, "_Created": first.created_at.isoformat(), "_Group": None}
             if start + _CHUNK >= len(indices):
                 logged |= _metrics(kind, summaries, tasks)
             database.bulk_log(

@@ -1,4 +1,4 @@
-"""Choose a few rollouts and reduce each to what a person reads: its conversation, rewards and advantages."""
+"""Select a few rollouts and prepare them for reading: the conversation, rewards and advantages of each."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Conversation:
 
     Attributes:
         headline: The rollout and its outcome, in one line.
-        messages: The messages with their roles; the middle of a very long conversation is left out.
-        notes: Reward and advantage of each turn, in one line, by the index of its answer in ``messages``.
-        facts: Everything else, as JSON values: ``reward``, ``turn_rewards``, ``turn_advantages`` (None if unknown),
-            ``outcome``, ``stop_reason``, ``task_index``, ``rollout_index``, ``seed``, ``task_data``, ``environment``,
-            ``session_id``, ``num_turns``, ``num_tokens``, ``invalid_turns``, and ``error`` if it failed.
+        messages: The messages with their roles; the middle of a very long conversation is omitted.
+        notes: The reward and advantage of each turn, in one line, by the index of its answer in ``messages``.
+        facts: Further information, as JSON values: ``reward``, ``turn_rewards``, ``turn_advantages`` (None if
+            unknown), ``outcome``, ``stop_reason``, ``task_index``, ``rollout_index``, ``seed``, ``task_data``,
+            ``environment``, ``session_id``, ``num_turns``, ``num_tokens``, ``invalid_turns``, and ``error`` if any.
     """
 
     headline: str
@@ -71,9 +71,9 @@ class Conversation:
         gap: Message = {"role": "system", "content": f"… {left_out} messages are left out …"}
         return cls(
             headline=visible(trajectory.headline),
-            messages=[gap if index is None else _inert_message(trajectory.messages[index]) for index in indices],
+            messages=[gap if index is None else _escaped_message(trajectory.messages[index]) for index in indices],
             notes=_notes(trajectory, by_turn, {index: place for place, index in enumerate(indices)}),
-            facts=inert(facts),
+            facts=escape_json(facts),
         )
 
     @property
@@ -98,10 +98,10 @@ class Conversation:
 
 
 def trace_of(conversation: Conversation, facts: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the messages of a trace, and its metadata: the facts of the conversation, and the given ones."""
-    own = conversation.facts
-    status = "error" if own["outcome"] == "failed" else "ok"
-    return [{**message} for message in conversation.messages], {"status": status, **own, **facts}
+    """Return the messages of a trace and its metadata: the conversation's facts, updated with ``facts``."""
+    known = conversation.facts
+    status = "error" if known["outcome"] == "failed" else "ok"
+    return [{**message} for message in conversation.messages], {"status": status, **known, **facts}
 
 
 def turn_advantages(trajectory: Trajectory, advantages: Sequence[float]) -> list[float | None]:
@@ -110,10 +110,10 @@ def turn_advantages(trajectory: Trajectory, advantages: Sequence[float]) -> list
     return [sum(span) / len(span) if len(span) else None for span in spans]  # fmean refuses inf and -inf together
 
 
-def chosen(rewards: Sequence[float], number: int) -> list[int]:
+def choose_by_rank(rewards: Sequence[float], number: int) -> list[int]:
     """Choose ``number`` rollouts from the best to the worst, evenly by rank; the best if it is 1.
 
-    >>> chosen([0.0, 3.0, 1.0, 2.0, 4.0], 3)
+    >>> choose_by_rank([0.0, 3.0, 1.0, 2.0, 4.0], 3)
     [4, 3, 0]
     """
     ranked = sorted(range(len(rewards)), key=lambda index: -rewards[index])
@@ -125,7 +125,7 @@ def chosen(rewards: Sequence[float], number: int) -> list[int]:
 
 
 def shown_indices(num_messages: int, limit: int) -> list[int | None]:
-    """Choose the messages of a conversation to show; None stands for those left out in the middle.
+    """Select the messages of a conversation to show; None stands for the omitted middle.
 
     >>> shown_indices(3, 4), shown_indices(9, 4)
     ([0, 1, 2], [0, 1, None, 7, 8])
@@ -136,17 +136,17 @@ def shown_indices(num_messages: int, limit: int) -> list[int | None]:
 
 
 def message_text(message: Message) -> str:
-    """Format a message's text, and below it its tool calls."""
+    """Format a message's text, followed by its tool calls."""
     calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls", ())]
     return "\n".join([*([message["content"]] if message["content"] or not calls else ()), *calls])
 
 
-def _inert_message(message: Message) -> Message:
-    """Return a bounded message with its tool calls, without control characters."""
+def _escaped_message(message: Message) -> Message:
+    """Return a message with bounded texts and tool calls, and with escaped control characters."""
     content = visible(shortened(str(message["content"]), _MAX_MESSAGE))
     plain: Message = {"role": visible(message["role"][:_MAX_NAME]), "content": content}
     if "tool_calls" in message:
-        plain["tool_calls"] = inert(message["tool_calls"])
+        plain["tool_calls"] = escape_json(message["tool_calls"])
     if "tool_call_id" in message:
         plain["tool_call_id"] = visible(message["tool_call_id"][:_MAX_NAME])
     return plain
@@ -167,7 +167,7 @@ def _notes(
     return notes
 
 
-def inert(value: Any) -> Any:
+def escape_json(value: Any) -> Any:
     """Convert a value to JSON with bounded texts and keys, and escape their control characters."""
     return _each_text(as_json(value))
 
@@ -183,5 +183,5 @@ def _each_text(value: Any) -> Any:
 
 
 def _listed(numbers: Sequence[float | str | None]) -> str:
-    """Format numbers as one text; infinite ones are names in JSON."""
+    """Format numbers as one string; JSON values hold infinities as strings."""
     return shortened(" ".join("-" if one is None else f"{float(one):z.3g}" for one in numbers), 1000)

@@ -1,4 +1,4 @@
-"""Show a few whole conversations at every log, in the terminal and in trackers."""
+"""Show a few complete conversations whenever metrics are logged, in the terminal and in trackers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from accelerate import PartialState
 
-from agentsgym.observers.conversations import COLUMNS, Conversation, chosen, message_text, shown_indices, trace_of
+from agentsgym.observers.conversations import (
+    COLUMNS,
+    Conversation,
+    choose_by_rank,
+    message_text,
+    shown_indices,
+    trace_of,
+)
 from agentsgym.texts import sentence_of, shortened
 from agentsgym.training.observing import BatchObserver, ObservedBatch
 
@@ -29,7 +36,7 @@ _OUTCOMES: Final = {"won": "green", "lost": "yellow", "failed": "red"}
 
 
 class ShownConversations(BatchObserver):
-    """Shows some of the main rank's own rollouts when metrics are logged."""
+    """An observer that shows some of the main rank's rollouts when metrics are logged."""
 
     def __init__(self, args: GRPOEnvConfig) -> None:
         """Start without rollouts, with the settings of a run."""
@@ -48,7 +55,7 @@ class ShownConversations(BatchObserver):
                 observed.advantages.advantages[index] if phase.is_training else None,
                 batch.rollouts[batch.first + index].environment,
             )
-            for index in chosen([one.final_reward for one in batch.trajectories], self._args.log_conversations)
+            for index in choose_by_rank([one.final_reward for one in batch.trajectories], self._args.log_conversations)
         ]
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -63,14 +70,14 @@ class ShownConversations(BatchObserver):
     def _attempt(self, place: str, function: Any, /, *args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  # trackers are foreign code, and training outlives a closed terminal
+        except Exception as error:  # noqa: BLE001  # a tracker or a closed terminal must not end training
             if place not in self._failed:
                 self._failed.add(place)
                 logger.warning("conversations cannot be shown in %s; training continues: %s", place, sentence_of(error))
 
 
 def print_conversations(conversations: Sequence[Conversation], title: str, console: Console | None = None) -> None:
-    """Print each conversation in a frame, without the middle of long ones; control characters are escaped.
+    """Print each conversation in a frame; the middle of long ones is omitted, and control characters are escaped.
 
     Args:
         conversations: Conversations to print.
@@ -109,7 +116,7 @@ def send_conversations(name: str, conversations: Sequence[Conversation], *, kind
         step: Number of completed optimizer steps.
 
     Raises:
-        Exception: Whatever the tracker raises, such as when it has no run.
+        Exception: Any error of the tracker, for example because it has no run.
     """
     columns, rows = list(COLUMNS), [one.row(step) for one in conversations]
     if name == "wandb":

@@ -36,7 +36,7 @@ def new_run_name() -> str:
 
 
 class TrainingStore(BatchObserver):
-    """Writes the rollouts of a run to a store.
+    """An observer that writes the rollouts of a run to a store.
 
     Attributes:
         run: Name of the run in the store, set by the first rank; empty for a new name.
@@ -63,9 +63,9 @@ class TrainingStore(BatchObserver):
         self._tokenizer: str | None = None
 
     def on_batch(self, observed: ObservedBatch) -> None:
-        """Hand this rank's rollouts to the store, which writes them in the background; a collective operation.
+        """Collective: add this rank's rollouts to the store, which writes them in the background.
 
-        If the disk cannot be written, that is logged once, and the rollouts are kept in memory until it can.
+        If the disk cannot be written, this is logged once, and the rollouts stay in memory until it can be written.
 
         Raises:
             StoreError: The store cannot be created on some rank; raised on all ranks.
@@ -113,13 +113,13 @@ class TrainingStore(BatchObserver):
                 self._writer.flush()
 
     def close(self) -> None:
-        """Write the remaining rollouts, and end the writer's thread."""
+        """Write the remaining rollouts and end the writer's thread."""
         if self._writer is not None:
             self._writer.close(strict=False)
 
 
 def _by_token(observed: ObservedBatch, logprobs: torch.Tensor | None) -> list[list[float] | None]:
-    """Convert numbers of the batch's tokens (B, L) to the tokens of each rollout (T,); NaN for agent tokens without."""
+    """Distribute numbers of the batch's tokens (B, L) to each rollout's tokens (T,); NaN for tokens without one."""
     trajectories = observed.batch.trajectories
     if logprobs is None:
         return [None] * len(trajectories)

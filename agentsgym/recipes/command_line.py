@@ -27,7 +27,9 @@ from agentsgym.training.settings import MOVED
 class PolicyOptions:
     """The policy to train; base class of a script's options."""
 
-    model: str | None = field(default=None, metadata={"help": "Name or path; by default the embedded tiny policy."})
+    model: str | None = field(
+        default=None, metadata={"help": "Model name or path; the built-in tiny policy by default."}
+    )
 
 
 OptionsT = TypeVar("OptionsT", bound=PolicyOptions)
@@ -44,23 +46,23 @@ def parse_options(
     """Parse the options of a training script from the command line and from the YAML file of ``--config``.
 
     The command line takes precedence, then the file, then ``tiny_defaults`` (without a model), then ``defaults``, then
-    :func:`common_defaults`. For the embedded policy torch uses one thread, since more gain nothing on so small a model.
+    :func:`common_defaults`. With the tiny policy, torch uses one thread, since more do not help a model this small.
 
     Args:
         options_type: Dataclass of the script's options.
-        output_dir: Default of that setting.
-        tiny_defaults: Defaults of any fields for the embedded policy, or a function of the script's options that
+        output_dir: Default value of the trainer's ``output_dir``.
+        tiny_defaults: Default values of any fields for the tiny policy, or a function of the script's options that
             returns them.
-        defaults: Defaults of any fields for every policy.
-        argv: The arguments; None for those of the process.
+        defaults: Default values of any fields for every policy.
+        argv: The arguments; None for the arguments of the process.
 
     Returns:
-        The options, with a ``model`` given as ``--model_name_or_path`` in their ``model`` too; the settings of the
-        trainer; TRL's settings of the model.
+        The script's options (whose ``model`` is also set by ``--model_name_or_path``), the trainer's settings, and
+        TRL's model settings.
 
     Raises:
-        ConfigError: An argument or a key of the file is unknown, a setting of the model is not supported, or the model
-            is named twice.
+        ConfigError: An argument or a key of the file is unknown, a model setting is not supported, or the model is
+            named twice.
     """
     dataclasses: Any = (options_type, GRPOEnvConfig, ModelConfig)
     parser: Any = TrlParser(dataclasses)
@@ -78,7 +80,7 @@ def parse_options(
 
 
 def _parsed(parser: Any, argv: Sequence[str] | None) -> Any:
-    """Parse the command line and its file; unlike TRL, explain arguments of earlier versions."""
+    """Parse the command line and its config file; unlike TRL, explain arguments that were removed or renamed."""
     *parsed, unknown = parser.parse_args_and_config(argv, return_remaining_strings=True)
     for word in unknown:
         name = word.removeprefix("--").partition("=")[0].replace("-", "_")
@@ -90,17 +92,17 @@ def _parsed(parser: Any, argv: Sequence[str] | None) -> Any:
 
 
 def common_defaults() -> dict[str, Any]:
-    """Return the defaults that training scripts and configurations share on this machine.
+    """Return the default values that training scripts and configurations share on this machine.
 
-    Without an accelerator ``use_cpu`` is True: otherwise several ranks would not form a process group there, and each
-    would train alone and overwrite the files of the others.
+    Without an accelerator, ``use_cpu`` is True: otherwise multiple ranks on a CPU would not form a process group, and
+    each would train alone and overwrite the others' files.
     """
     has_accelerator = torch.accelerator.is_available()
     return {
         "logging_steps": 20,
         "save_strategy": "no",
         "report_to": "none",
-        "disable_tqdm": False,  # else transformers decides by its own log level
+        "disable_tqdm": False,  # otherwise it depends on the log level of transformers
         "dataloader_pin_memory": has_accelerator,
         "use_cpu": not has_accelerator,
     }
@@ -110,7 +112,7 @@ def check_model_config(model_config: ModelConfig, *, prefix: str = "") -> None:
     """Check that the trainer supports TRL's model settings.
 
     Args:
-        model_config: TRL's settings of the model.
+        model_config: TRL's model settings.
         prefix: Prefix of field names in error messages.
 
     Raises:

@@ -41,10 +41,10 @@ class EnvironmentPart:
     """An environment to train on.
 
     Attributes:
-        class_: Environment as on the command line: ``NAME``, ``NAME:GAME``, ``file.py:Class`` (relative to the
-            configuration) or a class's dotted path; in Python also the class itself.
+        class_: Environment as on the command line: ``NAME``, ``NAME:VARIANT``, ``file.py:Class`` (relative to the
+            configuration) or the dotted path of a class; in Python also the class itself.
         env_config: Configuration of the environment.
-        dataset: Options of the environment's dataset.
+        dataset: Options for the environment's dataset.
         weight: Share of the tasks, relative to the other weights.
         label: Name in metrics; None to derive it from ``class``.
     """
@@ -64,11 +64,11 @@ class EnvironmentPart:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """The demonstrations that the policy imitates first.
+    """The demonstrations that the policy imitates before training.
 
     Attributes:
-        player: Player of the environment, ``"random"``, ``"reference"`` or ``"imitation"``, or the folder of a rollout
-            store.
+        player: Source of the demonstrations: one of the environment's players, ``"random"``, ``"reference"`` or
+            ``"imitation"``, or the folder of a rollout store.
         noise: Fraction of the episodes that the random player plays instead.
         num_episodes: Number of episodes to play, or maximum number to read from the store.
         filters: Conditions on the store's rollouts: a value per column, or ``{min: …, max: …}``.
@@ -92,7 +92,7 @@ class WarmStart:
     def __post_init__(self) -> None:
         check_section(self)
         if self.from_store and self.noise:
-            raise PlacedError(("noise",), "is only valid for played episodes, but the player is a rollout store")
+            raise PlacedError(("noise",), "cannot be set if the demonstrations come from a rollout store")
         if self.filters and not self.from_store:
             raise PlacedError(
                 ("filters",), f"are only valid with the folder of a rollout store, but the player is {self.player!r}"
@@ -109,14 +109,14 @@ PLAYERS = ("random", "reference", "imitation")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPart:
-    """Evaluation of the policy before and after training.
+    """Settings for evaluating the policy before and after training.
 
     Attributes:
         num_tasks: Maximum number of tasks per environment.
-        num_rollouts: Episodes per task of the policy; the random and the reference player play each task once.
-        store: Whether to keep these episodes in the run's rollout store; None to do so if training keeps its own.
+        num_rollouts: Episodes per task for the policy; the random and reference players play each task once.
+        store: Whether to store these episodes in the run's rollout store; None to do so if training stores its own.
         env_config: Keys that replace those of every environment during evaluation, such as ``{"opponent": "random"}``
-            for one that is trained in self-play.
+            for an environment that is trained in self-play.
     """
 
     num_tasks: int = field(default=200, metadata=must_be(_WHOLE, is_int(1)))
@@ -133,13 +133,13 @@ class Recipe:
     """Configuration of a training run for :func:`agentsgym.train`, for configurations built in Python.
 
     Attributes:
-        environments: One or several environments to train on.
-        model: ``"tiny"`` for the embedded policy, a folder, or a name on the Hub.
-        tiny: Sizes of the embedded policy, arguments of :func:`agentsgym.tiny_policy`.
+        environments: One or more environments to train on.
+        model: ``"tiny"`` for the built-in tiny policy, a folder, or a name on the Hub.
+        tiny: Sizes of the tiny policy: arguments of :func:`agentsgym.tiny_policy`.
         model_settings: Fields of TRL's ``ModelConfig``: adapters, dtype and attention.
         warm_start: Demonstrations to imitate first; None for no warm start.
         training: Fields of :class:`agentsgym.GRPOEnvConfig`.
-        num_train_tasks: Maximum number of different training tasks per environment.
+        num_train_tasks: Maximum number of distinct training tasks per environment.
         evaluation: Evaluation before and after training.
         folder: Folder that relative paths in ``class`` and ``player`` start from.
         name: Name of the run, used for ``output_dir`` if ``training`` does not set it.
@@ -167,7 +167,7 @@ class Recipe:
         if not self.environments:
             raise PlacedError(("environments",), "must have at least one environment")
         if self.tiny and self.model != "tiny":
-            raise PlacedError(("tiny",), f"is only valid for the embedded policy, but the model is {self.model!r}")
+            raise PlacedError(("tiny",), f"is only valid with model: tiny, but the model is {self.model!r}")
 
 
 def read_recipe(config: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -229,7 +229,7 @@ def _recipe(values: dict[str, Any], own: Mapping[str, Any]) -> Recipe:
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
-    """Reject a key that belongs into a section, and name the section."""
+    """Reject a top-level key that belongs in a section, and name the section."""
     from agentsgym.training.config import GRPOEnvConfig  # noqa: PLC0415  # slow to import
 
     sections = {"training": GRPOEnvConfig, "warm_start": WarmStart, "evaluation": EvaluationPart}
@@ -285,7 +285,7 @@ def _replaced(values: Any, keys: Keys, value: Any, above: Keys) -> Any:
 
 
 def _line_of(text: str, keys: Keys) -> int | None:
-    """Return the line of a value in a file, counted from 1; that of its section if it is missing."""
+    """Return the line of a value in a file, counted from 1; the line of its section if the value is missing."""
     untyped: Any = yaml
     node: Any = untyped.compose(text, Loader=yaml.SafeLoader)
     line: int | None = None

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
     from agentsgym.training.config import GRPOEnvConfig
 
-_NUM_READ = 64  # tasks played to find words that the embedded policy does not know
+_NUM_READ = 64  # tasks played to find words for which the tiny policy has no token
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def train(
 ) -> TrainingRun:
     """Train a policy from a configuration, and write the results to ``output_dir``.
 
-    For whole runs without a script: ``agentsgym train`` is the same on the command line.
+    This runs a complete training without a script, as ``agentsgym train`` does on the command line.
 
     The environments' random and reference players are evaluated, if there are any; after an optional warm start, the
     policy is evaluated, trained, and evaluated again. ``summary.json``, ``learning_curve.png``,
@@ -66,7 +66,7 @@ def train(
         players of several environments as ``"random, LABEL"``), and the duration of each step.
 
     Raises:
-        ConfigError: A key is unknown or a value is invalid; the key is named. Nothing is played then.
+        ConfigError: A key is unknown or a value is invalid; the message names the key, and nothing has been played.
     """
     return prepare(config, overrides=overrides).execute()
 
@@ -169,15 +169,15 @@ class PreparedRun:
         self.run.write_summary(configuration=as_values(self.recipe))
 
     def warn_of_unknown_words(self) -> None:
-        """Play some tasks at random, and warn about words that are the unknown token to the embedded policy."""
+        """Play some tasks at random, and warn about words for which the tiny policy has no token."""
         for world in self.worlds:
             for env, tasks in _played_envs(world, self.worlds):
                 num_words, unknown = _unknown_words(self.run.tokenizer, env, tasks, self.run.args.seed)
                 if unknown:
                     logger.warning(
-                        "the embedded policy reads %d of the %d words of %s in %d tasks as its unknown token, such as "
-                        "%s: add them to the environment's vocabulary_texts(), or train a model whose tokenizer "
-                        "knows them",
+                        "the tokenizer of the 'tiny' model has no token for %d of %d words seen in %s over %d tasks, "
+                        "such as %s: add them to the environment's vocabulary_texts(), or set 'model' to one whose "
+                        "tokenizer has them",
                         sum(unknown.values()),
                         num_words,
                         world.label,
@@ -186,7 +186,7 @@ class PreparedRun:
                     )
 
     def evaluate_references(self) -> None:
-        """Evaluate the environments' random and reference players, where there are any."""
+        """Evaluate the environments' random and reference players, if there are any."""
         for world in self.worlds:
             env = world.eval_named.build(self.run.tokenizer)
             for name in ("random", "reference"):
@@ -254,7 +254,7 @@ def _check_folders(args: GRPOEnvConfig) -> None:
     if requested is True and not any(output.glob("checkpoint-*")):
         raise PlacedError(
             ("training", "resume_from_checkpoint"),
-            f"is true, but {output} has no checkpoint; use auto to start a new run in that case",
+            f"is true, but {output} has no checkpoint; with auto, a new run starts in that case",
         )
     if requested is not True and not Path(requested).is_dir():
         raise PlacedError(
@@ -275,7 +275,7 @@ def _num_train_tasks(args: GRPOEnvConfig, most: int) -> int:
 
 
 def _check_tiny(sizes: Mapping[str, Any]) -> None:
-    """Check names and types of the sizes of the embedded policy, which checks their values itself."""
+    """Check the names and types of the tiny policy's sizes; the policy itself checks their values."""
     parameters = {**signature(tiny_policy).parameters, **signature(tiny_model).parameters}
     known = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY and isinstance(one.default, int)]
     for name, value in sizes.items():
@@ -286,7 +286,7 @@ def _check_tiny(sizes: Mapping[str, Any]) -> None:
 
 
 def _tiny_policy(recipe: Recipe, worlds: Worlds, seed: int) -> Any:
-    """Build the embedded policy from the environments' vocabularies, or from played episodes where there is none."""
+    """Build the tiny policy from the environments' vocabularies, or from played episodes if there are none."""
     name = recipe.warm_start.player if recipe.warm_start is not None and not recipe.warm_start.from_store else "random"
     texts: list[str] = []
     for world in worlds:
@@ -308,7 +308,7 @@ def _played_envs(world: World, worlds: Worlds) -> Iterator[tuple[MultistepEnv, S
 def _unknown_words(
     tokenizer: Any, env: MultistepEnv, tasks: Sequence[Mapping[str, Any]], seed: int
 ) -> tuple[int, Counter[str]]:
-    """Count the words that an environment writes, and those that a tokenizer does not know."""
+    """Count the words in an environment's messages, and those for which a tokenizer has no token."""
     player = random_player(env, seed) if has_random_player(type(env)) else ExploringAgent(seed=seed)
     sample = tasks[:: max(1, len(tasks) // _NUM_READ)][:_NUM_READ]
     num_words, unknown = 0, Counter[str]()

@@ -76,7 +76,8 @@ def open_store(recipe: Recipe) -> RolloutStore:
     except StoreError as error:
         known = ", ".join(_PLAYERS)
         raise PlacedError(
-            ("warm_start", "player"), f"must be one of {known} or the folder of a rollout store: {sentence_of(error)}"
+            ("warm_start", "player"),
+            f"must be {known}, or the path to an existing rollout store: {sentence_of(error)}",
         ) from error
     try:
         kept = store.filter(**{name: _wanted(name, value) for name, value in warm_start.filters.items()})
@@ -93,7 +94,7 @@ def open_store(recipe: Recipe) -> RolloutStore:
 
 
 def play_demonstrations(run: TrainingRun, worlds: Worlds, warm_start: WarmStart) -> list[Trajectory]:
-    """Play the demonstrations, split by the weights of the environments; the random player plays a fraction of them."""
+    """Play the demonstrations, divided by the environments' weights; the random player plays the ``noise`` fraction."""
     total = sum(world.weight for world in worlds)
     demonstrations: list[Trajectory] = []
     for world in worlds:
@@ -110,10 +111,10 @@ def play_demonstrations(run: TrainingRun, worlds: Worlds, warm_start: WarmStart)
 
 
 def stored_demonstrations(tokenizer: Any, store: RolloutStore) -> list[Trajectory]:
-    """Read stored demonstrations; rollouts of another tokenizer are re-encoded from their texts.
+    """Read stored demonstrations; rollouts recorded with another tokenizer are re-encoded from their texts.
 
     Raises:
-        PlacedError: The texts of a rollout cannot be encoded.
+        PlacedError: A rollout cannot be re-encoded.
     """
     demonstrations: list[Trajectory] = []
     formats: dict[str, ChatFormat] = {}
@@ -158,9 +159,9 @@ def _misfit(tokenizer: Any, trajectory: Trajectory) -> str | None:
 
 
 def _reencoded(record: StoredRollout, tokenizer: Any, formats: dict[str, ChatFormat]) -> Trajectory:
-    """Return a rollout with another tokenizer's tokens of its messages, as if an agent had answered in text.
+    """Re-encode a rollout's messages with another tokenizer, as if an agent had answered in text.
 
-    Its turns are not exact and have no log-probabilities. Observations after the last answer are left out.
+    The turns of the result are not exact and have no log-probabilities. Observations after the last answer are omitted.
 
     Args:
         record: The rollout.

@@ -382,7 +382,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         plan = LogprobPlan.of(
             self.args,
             {rollout.logprobs for rollout in batch.rollouts},
-            is_trained_policy=self.generator.policy.logprobs_are_of_trained_weights,
+            is_trained_policy=self.generator.policy.logprobs_match_trained_weights,
             compares=bool(interval) and phase.is_training and (phase.index - 1) % interval == 0,
         )
         columns = tokens.ids, tokens.attention_mask, mask

@@ -20,8 +20,8 @@ REQUEST = TurnRequest(session_id="s", messages=[], token_ids=())
 def test_an_agent_that_answers_requests_says_how_it_is_played() -> None:
     agent = PolicyAgent(*tiny_policy(["Guess"]))
     sentence = (
-        "PolicyAgent has no get_action: it is called through PolicyAgent.act, with token ids: "
-        "use env.rollout(tasks, agent) or evaluate(env, agent, tasks), with an environment that has a tokenizer"
+        "PolicyAgent does not implement get_action, since it works on token ids: "
+        "call env.rollout(tasks, agent) or evaluate(env, agent, tasks) with an environment that has a tokenizer"
     )
     with pytest.raises(NotImplementedError, match=re.escape(sentence)):
         agent.get_action([{"role": "user", "content": "hello"}], None)
@@ -55,14 +55,17 @@ def test_any_object_whose_get_action_is_a_coroutine_is_refused() -> None:
 
 @pytest.mark.parametrize("function", [lambda messages: "yes", partial(str.join, " "), len])
 def test_a_bare_function_in_place_of_an_agent_names_the_agent_that_takes_one(function: Any) -> None:
-    with pytest.raises(ConfigError, match=r"an agent needs .*: write DirectOutputAgent\(function\) for a function of"):
+    with pytest.raises(
+        ConfigError,
+        match=r"an agent must define .*: for a function of the messages .*, use DirectOutputAgent\(function\)",
+    ):
         as_agent(function)
 
 
 @pytest.mark.parametrize("base", [object, Agent, AsyncAgent])
 def test_a_class_in_place_of_an_agent_is_refused_with_what_to_write(base: type[Any]) -> None:
     mine = type("Mine", (base,), {"get_action": lambda self, messages, agent_state: ("hello", agent_state)})
-    with pytest.raises(ConfigError, match=r"an agent needs .*, got the class Mine: write Mine\(\)$"):
+    with pytest.raises(ConfigError, match=r"an agent must define .*; got the class Mine: pass an instance, Mine\(\)$"):
         as_agent(mine)
 
 

@@ -158,7 +158,7 @@ def test_an_agent_that_only_adds_aact_answers_with_it() -> None:
 def test_an_async_agent_is_taken_as_it_is() -> None:
     agent = Meeting(1)
     assert as_agent(agent) is agent
-    with pytest.raises(ConfigError, match="an agent needs"):
+    with pytest.raises(ConfigError, match="an agent must define"):
         as_agent(Meeting)
 
 

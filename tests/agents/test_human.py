@@ -61,14 +61,14 @@ def test_a_line_calls_tools_or_answers(line: str, expected: list[tuple[str, dict
     ("line", "said"),
     [
         ("prize(good='egg')", "there is no tool 'prize'; did you mean 'price'?"),
-        ("price(egg)", "price's good must be a plain value, such as 3 or 'text'"),
-        ("price('a', 'b')", "price takes 1 arguments, got 2"),
-        ("add(1, a=2)", "each argument of add must be given once, by name or by position"),
-        ("add(**{})", "each argument of add must be given once"),
+        ("price(egg)", "the argument good of price must be a literal, such as 3 or 'text'"),
+        ("price('a', 'b')", "price accepts 1 arguments, got 2"),
+        ("add(1, a=2)", "each argument of add must be passed once, by name or by position"),
+        ("add(**{})", "each argument of add must be passed once"),
         ("price(good='egg'", "this is not a valid call"),
-        ("price('a') and add(1, 2)", "write several calls as"),
+        ("price('a') and add(1, 2)", "each call must be written as"),
         ('{"name": "price"', "this is not valid JSON"),
-        ('{"tool": "price"}', 'a call in JSON is {"name": …, "arguments": {…}}'),
+        ('{"tool": "price"}', 'a call in JSON must be {"name": …, "arguments": {…}}'),
         ("[1]", "got 1"),
     ],
 )
@@ -93,7 +93,7 @@ def test_a_game_with_tools_is_played_to_its_end() -> None:
     roles = [role for role, _ in shown]
     assert roles == ["system", "tools", "user", "tool", "tool", "note", "tool"]
     assert shown[1][1].startswith("price(good): Look up what a good costs.\nadd(a, b)")
-    assert shown[5][1] == "add takes 2 arguments, got 3\nPlease try again."
+    assert shown[5][1] == "add accepts 2 arguments, got 3\nPlease try again."
     assert shown[6][1] == "7"
 
 

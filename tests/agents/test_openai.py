@@ -87,7 +87,7 @@ def test_the_key_goes_to_the_server_it_was_given_for(monkeypatch: pytest.MonkeyP
 def test_openai_itself_needs_a_key_and_has_a_name_of_its_own_for_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    with pytest.raises(ConfigError, match="OpenAI needs an api_key or the environment variable OPENAI_API_KEY"):
+    with pytest.raises(ConfigError, match="OpenAI requires an api_key or the environment variable OPENAI_API_KEY"):
         OpenAIAgent("gpt")
     patience: Any = {"max_concurrency": 1, "timeout_s": 1.0, "max_retries": 0, "backoff_s": 0.0, "max_answer_bytes": 9}
     server = Server(base_url=None, api_key="secret", **patience)
@@ -164,7 +164,7 @@ def test_a_session_that_fails_for_good_fails_alone() -> None:
         mixed = agent.act([request("a"), TurnRequest(session_id="b", messages=broken.messages, token_ids=[])])
         agent.close()
     assert broken.stop_reason is StopReason.FAILED
-    assert f"'tiny' at {served.url} gave no answer: it answered 500: no" in str(broken.error)
+    assert f"'tiny' at {served.url} returned no usable response: status 500: no" in str(broken.error)
     assert fine.stop_reason is StopReason.DONE
     assert [type(one) for one in mixed] == [Action, AgentError]
     assert (agent.usage.failures, agent.usage.retries) == (2, 4)
@@ -200,7 +200,7 @@ def test_it_is_an_opponent_too() -> None:
         agent = agent_of(served)
         assert agent.get_action([{"role": "user", "content": "ready?"}], "kept") == ("READY?", "kept")
         agent.close()
-    with pytest.raises(AgentError, match="gave no answer"):
+    with pytest.raises(AgentError, match="returned no usable response"):
         agent.get_action([{"role": "user", "content": "ready?"}], None)
     agent.close()
 
@@ -294,7 +294,10 @@ def test_without_the_package_it_says_how_to_get_it() -> None:
     [
         ({"temprature": 1}, "'temprature' is not an option of OpenAIAgent .* did you mean 'temperature'"),
         ({"max_turn_tokens": 5}, "'max_turn_tokens' is not an option of OpenAIAgent .* did you mean 'max_tokens'"),
-        ({"extra_body": {"n": 2, "stream": True}}, r"sets these fields of the request itself: \['n', 'stream'\]"),
+        (
+            {"extra_body": {"n": 2, "stream": True}},
+            r"extra_body must not contain \['n', 'stream'\], which OpenAIAgent sets itself",
+        ),
         ({"extra_body": "top_k"}, "extra_body must be a dict of fields of the request, got 'top_k'"),
         ({"max_tokens": 0}, "max_tokens must be an int of at least 1, got 0"),
         ({"max_tokens": None}, "max_tokens must be an int of at least 1, got None"),

@@ -85,7 +85,9 @@ def test_what_will_not_pass_is_not(status: int) -> None:
         fault = fault_of(agent)
         agent.close()
     assert len(served.asked) == 1
-    assert fault.rstrip().endswith(f"'tiny' at {served.url} gave no answer: it answered {status}: no luck with ***")
+    assert fault.rstrip().endswith(
+        f"'tiny' at {served.url} returned no usable response: status {status}: no luck with ***"
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_the_key_is_in_no_fault_and_no_log(reply: Reply, caplog: pytest.LogCaptu
         fault = fault_of(agent)
         agent.close()
     assert f"Bearer {KEY}" in served.asked[0].headers.values()
-    assert "gave no answer: it" in fault or "refuses every request: it" in fault
+    assert "returned no usable response: " in fault or "refuses every request: " in fault
     assert KEY[:10] not in fault + caplog.text
 
 
@@ -117,7 +119,7 @@ def test_patience_ends_with_a_sentence_that_names_server_model_and_cause() -> No
         agent.close()
     assert len(served.asked) == 4
     assert agent.usage.retries == 3
-    assert f"'tiny' at {served.url} gave no answer: it answered 503: warming up" in fault
+    assert f"'tiny' at {served.url} returned no usable response: status 503: warming up" in fault
     assert KEY not in fault
 
 
@@ -125,7 +127,7 @@ def test_nobody_listens() -> None:
     with serving(first(GOOD)) as served:
         pass
     fault = fault_of(agent_of(served))
-    assert f"'tiny' at {served.url} gave no answer: the connection failed (Connect" in fault
+    assert f"'tiny' at {served.url} returned no usable response: the connection failed (Connect" in fault
 
 
 def test_a_timeout_ends_one_try(caplog: pytest.LogCaptureFixture) -> None:
@@ -142,13 +144,13 @@ def test_a_timeout_ends_one_try(caplog: pytest.LogCaptureFixture) -> None:
         agent.close()
         gone.set()
     assert agent.usage.retries == 1
-    assert "no answer came within 0.1 s; retrying" in caplog.text
+    assert "no response within 0.1 s; retrying" in caplog.text
 
 
 def test_a_timeout_counts_the_whole_answer_not_the_gaps_between_its_bytes() -> None:
     with serving(lambda asked: Reply(GOOD.body, seconds_a_byte=0.02)) as served:
         agent = agent_of(served, timeout_s=0.2, max_retries=0)
-        assert "no answer came within 0.2 s" in fault_of(agent)
+        assert "no response within 0.2 s" in fault_of(agent)
         agent.close()
 
 
@@ -171,7 +173,7 @@ def test_a_server_that_asks_for_no_wait_is_not_asked_again_at_once() -> None:
 def test_a_wait_that_is_too_long_is_not_begun() -> None:
     with serving(lambda asked: error(429, "come back tomorrow", **{"Retry-After": "86400"})) as served:
         agent = agent_of(served)
-        assert "it answered 429: come back tomorrow" in fault_of(agent)
+        assert "status 429: come back tomorrow" in fault_of(agent)
         agent.close()
     assert len(served.asked) == 1
 

@@ -72,7 +72,7 @@ def test_the_sentence_names_server_status_and_what_to_check(status: int, remedy:
             agent.act([request()])
         agent.close()
     assert str(raised.value) == (
-        f"'tiny' at {served.url} refuses every request: it answered {status}: not with ***; check {remedy}"
+        f"'tiny' at {served.url} refuses every request: status {status}: not with ***; check {remedy}"
     )
     assert len(served.asked) == 1
     assert (agent.usage.requests, agent.usage.retries, agent.usage.failures) == (1, 0, 1)
@@ -81,14 +81,12 @@ def test_the_sentence_names_server_status_and_what_to_check(status: int, remedy:
 def test_a_key_that_was_not_sent_is_part_of_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda asked: refusal()) as served:
         agent = agent_of(served, api_key=None)
-        with pytest.raises(
-            ConfigError, match=r"--api-key-env\), which was not given: OPENAI_API_KEY is sent only where"
-        ):
+        with pytest.raises(ConfigError, match=r"--api-key-env\), which is not set: OPENAI_API_KEY is sent only if"):
             agent.get_action([{"role": "user", "content": "hi"}], None)
         monkeypatch.setenv("OPENAI_API_KEY", "of the shell")
         monkeypatch.setenv("OPENAI_BASE_URL", served.url)
         other = agent_of(served, base_url=None, api_key=None)
-        with pytest.raises(ConfigError, match=r"answered 401: .*; check OPENAI_API_KEY$"):
+        with pytest.raises(ConfigError, match=r"status 401: .*; check OPENAI_API_KEY$"):
             other.act([request()])
         agent.close()
         other.close()
@@ -97,7 +95,7 @@ def test_a_key_that_was_not_sent_is_part_of_the_sentence(monkeypatch: pytest.Mon
 def test_a_call_for_many_sends_no_more_than_was_in_flight() -> None:
     with serving(refusing_together()) as served:
         agent = agent_of(served)
-        with pytest.raises(ConfigError, match="refuses every request: it answered 401"):
+        with pytest.raises(ConfigError, match="refuses every request: status 401"):
             agent.act([request(str(n)) for n in range(12)])
         agent.close()
     assert len(served.asked) == NUM_SLOTS
@@ -110,7 +108,7 @@ def test_a_rollout_sends_no_more_than_was_in_flight(is_batched: bool, tokenizer:
     with serving(refusing_together() if tokenizer is None else lambda asked: refusal()) as served:
         inner = agent_of(served)
         agent = Batching(inner) if is_batched else inner
-        with pytest.raises(ConfigError, match="refuses every request: it answered 401"):
+        with pytest.raises(ConfigError, match="refuses every request: status 401"):
             GuessEnv(tokenizer).rollout(tasks(*range(12)), agent)
         inner.close()
     assert len(served.asked) == num_in_flight
@@ -132,7 +130,7 @@ def test_what_was_finished_before_has_been_given_to_on_finish(is_batched: bool) 
         inner = agent_of(served)
         finished: list[Trajectory] = []
         env = GuessEnv(env_config={"max_steps_per_episode": 1})
-        with pytest.raises(ConfigError, match="refuses every request: it answered 401"):
+        with pytest.raises(ConfigError, match="refuses every request: status 401"):
             env.rollout(
                 tasks(5, 5, 5, 5),
                 Batching(inner) if is_batched else inner,
@@ -200,7 +198,7 @@ def test_a_refusal_that_somebody_hides_is_not_asked_for_again(is_hook: bool) -> 
         trajectories = env.rollout(tasks(*range(30)), ScriptedAgent(["5"]) if is_hook else Swallowing(inner))
         inner.close()
     assert [one.failed for one in trajectories] == [True] * 30
-    assert all("refuses every request: it answered 401: not with ***" in str(one.error) for one in trajectories)
+    assert all("refuses every request: status 401: not with ***" in str(one.error) for one in trajectories)
     assert len(served.asked) == 1
 
 
@@ -224,7 +222,7 @@ def test_a_server_that_has_answered_before_refuses_one_session(status: int) -> N
         assert agent.act([request()]) == [Action(text="fine")]
         agent.close()
     assert isinstance(error, AgentError)
-    assert f"gave no answer: it answered {status}: not with ***" in str(error)
+    assert f"returned no usable response: status {status}: not with ***" in str(error)
 
 
 def test_a_key_that_is_taken_back_ends_the_run() -> None:
@@ -232,9 +230,7 @@ def test_a_key_that_is_taken_back_ends_the_run() -> None:
     with serving(lambda asked: refusal(403) if asked.number >= 2 else chat("5")) as served:
         agent = agent_of(served, max_concurrency=1)
         finished: list[Trajectory] = []
-        with pytest.raises(
-            ConfigError, match=r"refuses every request: it answered 403: .* whether it may use the model"
-        ):
+        with pytest.raises(ConfigError, match=r"refuses every request: status 403: .* whether it may use the model"):
             Numbered().rollout(tasks(*[5] * 200), agent, on_finish=finished.append)
         with pytest.raises(ConfigError, match="refuses every request"):
             agent.act([request("once more")])
@@ -251,7 +247,7 @@ def test_a_prompt_that_a_filter_refuses_may_be_the_first_of_many_rollouts() -> N
         agent = agent_of(served, max_concurrency=1)
         answers = agent.act([request("good"), *[request("bad")] * 20, request("good")])
         assert [isinstance(one, AgentError) for one in answers] == [False, *[True] * 20, False]
-        with pytest.raises(ConfigError, match="refuses every request: it answered 403"):
+        with pytest.raises(ConfigError, match="refuses every request: status 403"):
             agent.act([request("bad")] * 50)
         agent.close()
 
@@ -285,7 +281,7 @@ def test_a_redirect_to_another_server_is_refused_and_one_to_another_path_followe
             assert given.text == "here"
             return
         assert isinstance(given, AgentError)
-        wanted = f"it redirects to http://{host}:{port}, another server, to which the conversation is not sent"
+        wanted = f"it redirects to another server, http://{host}:{port}, and the conversation is not sent there"
         assert wanted in str(given)
         assert "secret" not in str(given)
         assert "password" not in str(given)

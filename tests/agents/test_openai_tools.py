@@ -82,8 +82,8 @@ def test_each_call_is_read_and_a_malformed_one_says_why(given: Any, expected: To
     ("calls", "message"),
     [
         ("add", "tool_calls that are not a list"),
-        ([7], "a call that names no function: 7"),
-        ([{"id": "c1", "function": "add"}], "a call that names no function"),
+        ([7], "a tool call without a function: 7"),
+        ([{"id": "c1", "function": "add"}], "a tool call without a function"),
     ],
 )
 def test_an_answer_whose_calls_are_none_is_asked_for_again_and_then_fails(calls: Any, message: str) -> None:
@@ -213,5 +213,5 @@ def test_a_malformed_call_between_searches_leaves_the_conversation_legal() -> No
 
 
 def test_tools_are_the_environments_to_give() -> None:
-    with pytest.raises(ConfigError, match="sets these fields of the request itself: "):
+    with pytest.raises(ConfigError, match="extra_body must not contain"):
         OpenAIAgent("tiny", base_url="http://localhost:1/v1", extra_body={"tools": []})

@@ -66,8 +66,8 @@ def test_a_prompt_that_fills_the_models_positions_fails_its_own_session_and_an_a
     assert cut.finish_reason == "length"
     assert isinstance(full, AgentError)
     assert str(long) == (
-        "a prompt of 2000 tokens leaves no room for an answer in the positions of LlamaForCausalLM, 32 tokens: set "
-        "env_config['max_trajectory_tokens'] to at most 32, so that episodes end earlier"
+        "a prompt of 2000 tokens leaves no room for an answer within the maximum sequence length of LlamaForCausalLM "
+        "(32 tokens): set env_config['max_trajectory_tokens'] to at most 32, so that episodes end earlier"
     )
     assert [type(one) for one in agent.act(asked[1:2])] == [AgentError]
 
@@ -77,8 +77,8 @@ def test_a_tokenizer_or_a_name_in_the_place_of_the_model_is_refused_with_the_cal
     with pytest.raises(ConfigError) as raised:
         kind(TOKENIZER, model_of("llama"))
     assert str(raised.value) == (
-        "the first argument must be a model, as AutoModelForCausalLM.from_pretrained returns it: write "
-        f"{kind.__name__}(model, tokenizer), got a {type(TOKENIZER).__name__}"
+        "the first argument must be a model, such as AutoModelForCausalLM.from_pretrained returns: call "
+        f"{kind.__name__}(model, tokenizer); got a {type(TOKENIZER).__name__}"
     )
     with pytest.raises(ConfigError, match=r"got 'org/model'$"):
         kind("org/model", TOKENIZER)
@@ -409,7 +409,7 @@ def test_what_cannot_be_sampled_is_refused() -> None:
     encoder_decoder = T5ForConditionalGeneration(
         T5Config(vocab_size=16, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     )
-    with pytest.raises(ConfigError, match="needs a decoder-only model, got T5ForConditionalGeneration"):
+    with pytest.raises(ConfigError, match="requires a decoder-only model, got T5ForConditionalGeneration"):
         PolicyAgent(encoder_decoder, TOKENIZER)
-    with pytest.raises(ConfigError, match="needs an environment with a tokenizer"):
+    with pytest.raises(ConfigError, match="requires an environment with a tokenizer"):
         greedy(model_of("llama")).act([TurnRequest(session_id="a", messages=[], token_ids=[])])

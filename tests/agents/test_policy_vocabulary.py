@@ -92,7 +92,7 @@ def test_a_model_with_fewer_rows_than_the_tokenizer_has_ids_is_refused_and_says_
     tokenizer = chat_tokenizer("chatml")
     tokenizer.add_tokens(["<one>", "<two>"])
     model = new_model("llama")
-    sentence = rf"got {SIZE} rows for {SIZE + 2} ids: call model.resize_token_embeddings\({SIZE + 2}\), or take the mod"
+    sentence = rf"got {SIZE} rows for {SIZE + 2} ids: call model.resize_token_embeddings\({SIZE + 2}\), or use the mod"
     with pytest.raises(ConfigError, match=sentence):
         PolicyAgent(model, tokenizer)
     model.resize_token_embeddings(SIZE + 2, mean_resizing=False)

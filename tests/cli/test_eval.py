@@ -137,7 +137,10 @@ def test_a_server_that_goes_down_loses_nothing(game: str, tmp_path: Path) -> Non
     assert found["results"]["win_rate"] == 1.0
     assert found["results"]["num_failed"] == 1
     assert "1 of 8 rollouts failed, more than --max-failed 0.1 allows" in found["ended_by"]
-    assert "openai:gpt finished 5 of 8 episodes; short episodes finish first, so these means are biased" in done.words
+    assert (
+        "openai:gpt finished 5 of 8 episodes; the shortest episodes finish first, so these means are biased"
+        in done.words
+    )
 
 
 def test_a_server_that_refuses_the_key_ends_it(game: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,18 +199,18 @@ def test_a_signal_shows_what_was_played(tmp_path: Path, sent: signal.Signals, sa
     [
         ([], "eval requires an agent"),
         (["-a", "random", "--cluster-by", "sekret"], "--cluster-by: task 0 has no key 'sekret'"),
-        (["-a", "random", "--base-url", "http://x"], "--base-url is only valid for openai:MODEL"),
+        (["-a", "random", "--base-url", "http://x"], "--base-url is only valid with openai:MODEL"),
         (
             ["-a", "random", "--temperature", "0.5"],
-            "--temperature is only valid for policy:PATH-OR-NAME and openai:MODEL, got the",
+            "--temperature is only valid with policy:PATH-OR-NAME and openai:MODEL, got the",
         ),
         (
             ["-a", "random", "--max-turn-tokens", "5"],
-            "--max-turn-tokens is only valid for policy:PATH-OR-NAME and openai:MODEL",
+            "--max-turn-tokens is only valid with policy:PATH-OR-NAME and openai:MODEL",
         ),
         (
             ["-a", "policy:tiny", "--api-key-env", "KEY"],
-            "--api-key-env is only valid for openai:MODEL, got the agent 'policy:tiny'",
+            "--api-key-env is only valid with openai:MODEL, got the agent 'policy:tiny'",
         ),
         (["-a", "reference"], "has no reference player"),
         (["-a", "random", "--split", "test"], "--split must be train or eval, got 'test'"),

@@ -137,7 +137,7 @@ def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (["-c", "objects"], "--config must be KEY=VALUE, got 'objects'"),
-        (["-c", "a=1", "-c", "a=2"], "--config sets 'a' twice"),
+        (["-c", "a=1", "-c", "a=2"], "--config sets 'a' more than once"),
         (["-c", "objekts=all"], "env_config['objekts'] is unknown; did you mean 'objects'?"),
         (["-c", "max_steps_per_episode=many"], "must be a positive int, got 'many'"),
         (["--config-file", "nowhere.yaml"], "nowhere.yaml cannot be read"),
@@ -145,9 +145,9 @@ def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
         (["--dataset", "sise=3"], "sise"),
         (["--agent", "rando"], "unknown agent 'rando'; did you mean 'random'?"),
         (["--agent", "scripted"], "the agent must be scripted:FILE"),
-        (["--agent", "random:3"], "the agent random takes no argument"),
+        (["--agent", "random:3"], "the agent random does not accept an argument"),
         (["--agent", "scripted:nowhere.txt"], "the script nowhere.txt cannot be read"),
-        (["--agent", "policy:./nowhere"], "the folder './nowhere', from which to load a policy, does not exist"),
+        (["--agent", "policy:./nowhere"], "the policy cannot be loaded: there is no folder './nowhere'"),
         (["--agent", "openai:m"], "key"),
     ],
 )

@@ -58,7 +58,7 @@ def test_replay_runs_no_code_that_a_store_names(store: Path) -> None:
     done = ran("replay", store)
     assert done.code == 1
     assert "14 cannot be replayed: env_class_path 'guess_stored.Guess' is not registered" in done.words
-    assert "use --env ENV to name the environment" in done.words
+    assert "pass it with --env ENV" in done.words
 
 
 def test_compare_two_agents_of_a_store(store: Path) -> None:
@@ -66,7 +66,7 @@ def test_compare_two_agents_of_a_store(store: Path) -> None:
     done = ran("compare", store, *options, columns=100)
     assert done.code == 0
     assert done.out.startswith("6 shared tasks\n")
-    assert 'tasks that changed: 4 lost, 1 won\nlost 1/1 -> 0/1, reward 1.00 -> 0.00: Guess {"s' in done.out
+    assert 'tasks whose results differ: 4 worse, 1 better\nworse 1/1 -> 0/1, reward 1.00 -> 0.00: Guess {"s' in done.out
     assert "tasks only in A: 2, only in B: 0" in done.out
     found = ran("compare", store, store, *options, "--json").json
     assert found["win_rate"]["difference"] == pytest.approx(-0.5)
@@ -76,7 +76,7 @@ def test_compare_two_agents_of_a_store(store: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("compare", "STORE"), "both runs are the same rollouts"),
+        (("compare", "STORE"), "a run cannot be compared with itself"),
         (("compare", "STORE", "nowhere"), "nowhere"),
         (("compare", "STORE", "--where-a", "agent=nobody"), "none of the"),
         (("compare", "STORE", "--where-a", "agnet=script"), "did you mean 'agent'"),

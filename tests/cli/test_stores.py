@@ -107,7 +107,7 @@ def test_a_server_that_was_down_is_asked_again_for_what_is_missing(game: str, tm
     assert (found["num_resumed"], found["results"]["num_episodes"], found["results"]["num_failed"]) == (4, 4, 1)
     assert "1 of 8 rollouts failed" in found["ended_by"]
     assert done.code == 0
-    assert "openai:gpt: 4 of 8 episodes are read from the store" in done.words
+    assert "openai:gpt: 4 of 8 episodes were read from the store" in done.words
     found = results(done)
     assert (found["num_resumed"], found["results"]["num_episodes"], found["results"]["num_failed"]) == (4, 8, 0)
     assert len(served.asked) == 10
@@ -225,7 +225,7 @@ def test_a_game_that_a_person_ends_is_kept_and_one_that_is_left_is_not(game: str
     assert ran("play", game, *options, typed="1\n3\n").code == 0
     left = ran("play", game, *options, typed="1\n")
     assert left.code == 0
-    assert "Not stored: an unfinished episode" in left.words
+    assert "The episode was not stored" in left.words
     [record] = RolloutStore(tmp_path / "store").records()
     assert (record.source, record.agent, record.env_class_path) == ("play", "person", "guess_of_stores.Guess")
     assert record.trajectory.turn_rewards == [0.0, 1.0]

@@ -66,7 +66,7 @@ def test_a_complete_episode_raises_what_went_wrong() -> None:
     env.active_states["broken"] = {"done": False}
     with pytest.raises(EnvError, match=r"GuessEnv._step_episode raised KeyError: 'solution'"):
         env._run_complete_episode("broken", Counting())
-    with pytest.raises(ConfigError, match="an agent needs get_action"):
+    with pytest.raises(ConfigError, match="an agent must define get_action"):
         env._run_complete_episode("mine", object())  # type: ignore[arg-type]
 
 

@@ -394,7 +394,7 @@ def test_an_observation_that_is_no_text_fails_its_episode_alone() -> None:
 def test_an_agent_that_cannot_play_here_at_all_says_so() -> None:
     model, tokenizer = tiny_policy(["Guess"])
     env = GuessEnv()
-    with pytest.raises(ConfigError, match="needs an environment with a tokenizer"):
+    with pytest.raises(ConfigError, match="requires an environment with a tokenizer"):
         env.rollout(tasks(1, 2), PolicyAgent(model, tokenizer))
     assert env.active_states == {}
 
@@ -409,6 +409,6 @@ def test_anything_with_get_action_is_an_agent() -> None:
 @pytest.mark.parametrize("thing", [None, "agent", object(), Counting, print])
 def test_what_is_no_agent_is_refused(thing: Any) -> None:
     env = GuessEnv()
-    with pytest.raises(ConfigError, match=re.escape("an agent needs get_action(messages, agent_state)")):
+    with pytest.raises(ConfigError, match=re.escape("an agent must define get_action(messages, agent_state)")):
         env.rollout(tasks(1), thing)
     assert env.num_initialized == 0

@@ -243,7 +243,7 @@ def test_an_agent_of_ones_own_plays() -> None:
         (("Sound", TASKS), "requires an environment or its class"),
         ((envs.Sound, None), "check_env needs tasks"),
         ((envs.Sound, "tasks"), "tasks must be a list"),
-        ((envs.Sound, TASKS, "agent"), "an agent needs get_action"),
+        ((envs.Sound, TASKS, "agent"), "an agent must define get_action"),
     ],
 )
 def test_bad_arguments_are_named(arguments: Any, says: str) -> None:

@@ -162,7 +162,7 @@ ENV, AGENT = Guess(env_config={}), ScriptedAgent(["a"])
         ((tasks("a"), ENV, AGENT), ConfigError, r"in this order, got \(list, Guess, ScriptedAgent\)"),
         ((ENV, ENV, tasks("a")), ConfigError, r"in this order, got \(Guess, Guess, list\)"),
         ((Guess, AGENT, tasks("a")), ConfigError, r"got the class: write Guess\(tokenizer, env_config\)"),
-        ((ENV, None, tasks("a")), ConfigError, "an agent needs get_action"),
+        ((ENV, None, tasks("a")), ConfigError, "an agent must define get_action"),
         (
             (ENV, AGENT, {"solution": "a"}),
             TaskError,

@@ -295,7 +295,7 @@ def test_parts_of_task_groups_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [lambda *_: None, PolicyAgent])
 def test_a_sampler_of_the_trained_weights_themselves_is_refused(tmp_path: Path, make: Any) -> None:
     model, tokenizer = policy()
-    with pytest.raises(ConfigError, match=r"or a TrainedPolicy with plays_through_updates=True; got PolicyAgent"):
+    with pytest.raises(ConfigError, match=r"or a TrainedPolicy with samples_during_updates=True; got PolicyAgent"):
         GRPOEnvTrainer(
             model,
             GuessNumber(tokenizer),
@@ -308,8 +308,8 @@ def test_a_sampler_of_the_trained_weights_themselves_is_refused(tmp_path: Path, 
 class Remote(Agent, TrainedPolicy):
     """A user's sampler: it has a copy of the weights, and keeps a note for each session."""
 
-    logprobs_are_of_trained_weights = False
-    plays_through_updates = True
+    logprobs_match_trained_weights = False
+    samples_during_updates = True
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self._inner = CopiedPolicyAgent(model, tokenizer, max_turn_tokens=4)
@@ -329,7 +329,7 @@ class Remote(Agent, TrainedPolicy):
         return self._inner.act(requests)
 
 
-def test_a_policy_of_ones_own_plays_through_updates_and_forgets_each_session_once(tmp_path: Path) -> None:
+def test_a_policy_of_ones_own_samples_during_updates_and_forgets_each_session_once(tmp_path: Path) -> None:
     model, tokenizer = policy()
     agent = Remote(model, tokenizer)
     args = settings(tmp_path, **BATCH, max_staleness=1, max_steps=3)

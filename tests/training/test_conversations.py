@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agentsgym.observers.conversations import COLUMNS, Conversation, chosen, trace_of, turn_advantages
+from agentsgym.observers.conversations import COLUMNS, Conversation, choose_by_rank, trace_of, turn_advantages
 from agentsgym.observers.shown import print_conversations
 from agentsgym.texts import visible
 from agentsgym.types import Message, StopReason, Trajectory, Turn
@@ -143,8 +143,8 @@ def test_advantages_that_have_no_mean_end_nothing() -> None:
     ("number", "expected"), [(0, []), (1, [2]), (2, [2, 0]), (3, [2, 3, 0]), (4, [2, 1, 3, 0]), (9, [2, 1, 3, 0])]
 )
 def test_the_best_and_the_worst_are_always_among_them(number: int, expected: list[int]) -> None:
-    assert chosen([-1.0, 1.0, 2.0, 0.5], number) == expected
+    assert choose_by_rank([-1.0, 1.0, 2.0, 0.5], number) == expected
 
 
 def test_there_may_be_nothing_to_choose_from() -> None:
-    assert chosen([], 3) == []
+    assert choose_by_rank([], 3) == []

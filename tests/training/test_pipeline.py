@@ -38,7 +38,7 @@ TRAINING = Path(__file__).parents[2] / "agentsgym" / "training"
 class Prepared(Agent, TrainedPolicy):
     """Samples the policy in a way of its own, and notes what it is told and which sessions it plays."""
 
-    logprobs_are_of_trained_weights = True
+    logprobs_match_trained_weights = True
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -110,7 +110,7 @@ def test_log_probabilities_serve_as_the_old_ones_where_they_are_of_the_trained_w
 ) -> None:
     trainer = trainer_of(tmp_path, num_iterations=2)
     agent = trainer.agent = Prepared().sampling(trainer)
-    agent.logprobs_are_of_trained_weights = is_of_trained_weights
+    agent.logprobs_match_trained_weights = is_of_trained_weights
     scored: list[Any] = []
     score = trainer._get_per_token_logps_and_entropies
 
@@ -133,10 +133,10 @@ class Unfinished(TextAgent):
 
 def test_an_agent_that_is_half_a_policy_is_refused(tmp_path: Path) -> None:
     wanted = (
-        "a policy in training needs all of logprobs_are_of_trained_weights, plays_through_updates, prepare, "
-        "weights_changed, forget, and Unfinished lacks logprobs_are_of_trained_weights, plays_through_updates, "
+        "a policy in training must define all of logprobs_match_trained_weights, samples_during_updates, prepare, "
+        "weights_changed, forget, but Unfinished lacks logprobs_match_trained_weights, samples_during_updates, "
         "prepare, forget: inherit from agentsgym.agents.trained.TrainedPolicy, which has defaults for "
-        "plays_through_updates and forget"
+        "samples_during_updates and forget"
     )
     with pytest.raises(ConfigError) as at_construction:
         trainer_of(tmp_path, agent=Unfinished())
@@ -149,21 +149,21 @@ def test_an_agent_that_is_half_a_policy_is_refused(tmp_path: Path) -> None:
 def test_an_agent_with_a_forget_method_alone_is_not_taken_for_a_policy() -> None:
     agent: Any = SimpleNamespace(forget=lambda: None)
     policy = as_trained_policy(agent)
-    assert (policy.logprobs_are_of_trained_weights, policy.plays_through_updates) == (True, False)
+    assert (policy.logprobs_match_trained_weights, policy.samples_during_updates) == (True, False)
     policy.forget(["a session"])  # not the agent's, which takes no argument
 
 
 def test_a_policy_that_inherits_has_defaults_for_what_only_asynchronous_training_needs() -> None:
     policy = as_trained_policy(Prepared())
-    assert policy.plays_through_updates is False
+    assert policy.samples_during_updates is False
     policy.forget(["a session"])
 
 
 class Adapted:
     """No subclass of an agent: one that waits for answers, and is a policy in training all the same."""
 
-    logprobs_are_of_trained_weights = False
-    plays_through_updates = False
+    logprobs_match_trained_weights = False
+    samples_during_updates = False
 
     def __init__(self) -> None:
         self.num_prepared = 0

@@ -165,7 +165,7 @@ def test_without_environment_rows_must_name_one(tmp_path: Path) -> None:
 
 
 def test_something_that_is_no_agent_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="an agent needs get_action"):
+    with pytest.raises(ConfigError, match="an agent must define get_action"):
         built(tmp_path, agent="policy")
 
 
@@ -191,5 +191,5 @@ def test_the_settings_of_a_user_stay_as_they_are_where_saving_is_aligned(
 def test_a_tokenizer_with_more_ids_than_the_model_has_is_refused_whoever_plays(tmp_path: Path) -> None:
     small, _ = policy()
     _, large = tiny_policy([*WORDS, "words that the model has never seen"], hidden_size=32, num_heads=2)
-    with pytest.raises(ConfigError, match="the model must have a row for each id of the tokenizer"):
+    with pytest.raises(ConfigError, match="the model's embedding must have a row for each id of the tokenizer"):
         GRPOEnvTrainer(small, GuessNumber(large), settings(tmp_path), train_dataset=tasks(), agent=TextAgent())

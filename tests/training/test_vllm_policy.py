@@ -100,8 +100,8 @@ def test_the_context_bounds_an_answer_and_a_prompt_that_fills_it_fails_alone() -
     assert (len(cut.token_ids), len(whole.token_ids)) == (5, 12)
     assert isinstance(none_left, AgentError)
     assert str(none_left) == (
-        "a prompt of 20 tokens leaves no room for an answer in the maximum context length of the vLLM engine, "
-        "20 tokens: raise vllm_max_model_length, or set env_config['max_trajectory_tokens'] to at most 20, so that "
+        "a prompt of 20 tokens leaves no room for an answer within the maximum context length of the vLLM engine "
+        "(20 tokens): raise vllm_max_model_length, or set env_config['max_trajectory_tokens'] to at most 20, so that "
         "episodes end earlier"
     )
 
@@ -192,7 +192,7 @@ def test_options_that_would_go_silently_wrong_are_refused(option: dict[str, Any]
 
 def test_an_environment_without_tokenizer_is_refused() -> None:
     agent = ScriptedGeneration(Engine()).agent()
-    with pytest.raises(ConfigError, match="needs an environment with a tokenizer"):
+    with pytest.raises(ConfigError, match="requires an environment with a tokenizer"):
         drive([session_without_tokens()], agent)
 
 
@@ -328,7 +328,7 @@ def test_an_engine_in_lockstep_that_answers_other_prompts_is_found_out(seen: lis
     agent = LockstepVLLMPolicyAgent(generation, generation.tokenizer)
     generation.generate = lambda **_: (seen, [[END]] * len(seen), None, None)
     faults = agent.act([request([5]), request([6])])
-    assert all("must answer the 2 prompts it is given, in order" in str(fault) for fault in faults)
+    assert all("one completion for each of the 2 prompts, in order" in str(fault) for fault in faults)
 
 
 def test_an_engine_that_answers_another_prompt_is_found_out() -> None:

@@ -146,14 +146,14 @@ def test_a_request_that_is_refused_fails_its_own_session_in_the_servers_words(se
     server.faults.append(400)
     faults = [one["fault"] for one in play(agent) if one["fault"]]
     assert len(faults) == 1
-    assert f"the vLLM server at {server.url} refused a request: it answered 400: scripted 400" in faults[0]
+    assert f"the vLLM server at {server.url} refused a request: status 400: scripted 400" in faults[0]
     assert len(server.completions) == 5 * 3 + 1
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"prompt_token_ids": [4]}, "must answer the prompt it is given, but answered a different one"),
+        ({"prompt_token_ids": [4]}, "responded to a different prompt from the one that was sent"),
         ({"token_ids": None}, "is malformed"),
         ({"finish_reason": "error"}, "is malformed"),
     ],
@@ -200,7 +200,7 @@ def test_a_server_that_hangs_is_given_up(server: StubServer, monkeypatch: pytest
     server.faults.append("hang")
     server.hangs.add("/weight_info")
     (one,) = play(agent, num_sessions=1)
-    assert "it did not answer 2 times in a row (it did not answer in time)" in one["fault"]
+    assert "it did not answer 2 times in a row (it did not respond in time)" in one["fault"]
 
 
 def test_a_server_that_comes_back_with_other_weights_is_not_asked_until_it_has_them(server: StubServer) -> None:
@@ -261,10 +261,10 @@ def test_a_push_that_hangs_ends_the_run_with_the_cause(server: StubServer, caplo
     agent.generation.sync_weights = lambda: time.sleep(2)
     with pytest.raises(
         AgentsGymError,
-        match=rf"vLLM server at {server.url} did not end within 0.2 s: it hangs",
+        match=rf"vLLM server at {server.url} did not finish within 0.2 s: the server hangs",
     ):
         agent.prepare(started(0))
-    assert "did not end within 0.2 s" in caplog.text
+    assert "did not finish within 0.2 s" in caplog.text
 
 
 def test_a_push_that_fails_names_server_and_cause_and_is_tried_again(server: StubServer) -> None:
@@ -306,7 +306,7 @@ def test_a_server_with_another_model_or_a_smaller_context_is_warned_of(
     )
     agent.finish()
     assert isinstance(fine, Action)
-    assert f"the maximum context length of the vLLM server at {server.url}, 60 tokens" in str(none_left)
+    assert f"the maximum context length of the vLLM server at {server.url} (60 tokens)" in str(none_left)
 
 
 def test_a_server_that_knows_no_marks_is_used_too() -> None:

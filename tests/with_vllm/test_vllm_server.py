@@ -116,4 +116,6 @@ def test_what_the_server_refuses_is_said_in_its_own_words(vllm_server: str) -> N
     stranger.close()
     assert isinstance(fine, Action)
     assert isinstance(too_long, AgentError)
-    assert f"'tiny' at {vllm_server} gave no answer: it answered 400: This model's maximum context" in str(too_long)
+    assert f"'tiny' at {vllm_server} returned no usable response: status 400: This model's maximum context" in str(
+        too_long
+    )

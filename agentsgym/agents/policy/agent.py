@@ -1,4 +1,4 @@
-"""Play the policy in training as an agent: batched sampling on transformers, the cache kept across turns."""
+"""The policy in training as an agent: batched sampling on transformers, with a cache that is kept across turns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["PolicyAgent", "SamplingParams"]
 
 @dataclass(eq=False, slots=True)
 class _SamplingState:
-    """State of one conversation: its own generator, its cached prefix, and the sample of this turn."""
+    """The state of one conversation: its random generator, its cached prefix, and the sample of this turn."""
 
     rng: random.Random
     prefix: CachedPrefix = field(default_factory=CachedPrefix)
@@ -45,28 +45,28 @@ class _SamplingState:
 
 
 class PolicyAgent(Agent, TrainedPolicy):
-    """Samples a causal language model for all live episodes at once, token ids in and token ids out.
+    """An agent that samples a causal language model for all live episodes in one batch, from and to token ids.
 
     Each turn costs one prefill of the new observation and one forward pass per token: history stays in the cache as
-    long as the prompt continues it; a rewritten prompt is run from where it differs. After a change of the weights,
-    everything is run again. A model whose cache cannot be kept is prefilled at each turn, with a warning; a model that
-    cannot be sampled exactly raises ``ConfigError`` at the first turn.
+    long as the prompt continues it, and a rewritten prompt is recomputed from where it differs. After the weights
+    change, everything is recomputed. A model whose cache cannot be kept is prefilled at each turn, with a warning; a
+    model that cannot be sampled exactly raises ``ConfigError`` at the first turn.
 
-    A prompt that fills the model's positions (``max_position_embeddings``) fails its own session; an answer ends at the
-    last position.
+    A prompt that fills the model's positions (``max_position_embeddings``) fails only its session; an answer ends at
+    the last position.
 
-    Each conversation draws from its own generator, so that its answers depend neither on which others are live nor on
-    their order in a batch, rounding aside; the seed of a request, if it has one, decides them with the agent's. The
+    Each conversation has its own random generator, so its answers depend, up to rounding, neither on which others are
+    live nor on their order in a batch; they are determined by the agent's seed and the request's, if it has one. The
     log-probabilities are those of the distribution at ``temperature``, before ``top_k``, ``top_p``, ``min_p`` or the
     repetition penalty.
 
     Rows of the embedding beyond the tokenizer's ids (Qwen3 has 267 of them) are never sampled, and the
-    log-probabilities are those of the distribution without them. A softmax over all rows, as the loss computes it,
-    returns ones that are lower by ``-log(1 - p)``, with ``p`` the total probability of those rows: negligible for a
-    trained model, and part of what :func:`agentsgym.training.drift.logprob_gap` measures.
+    log-probabilities are those of the distribution without them. A softmax over all rows, as in the loss, yields
+    log-probabilities that are lower by ``-log(1 - p)``, where ``p`` is the total probability of those rows: negligible
+    for a trained model, and part of what :func:`agentsgym.training.drift.logprob_gap` measures.
     """
 
-    logprobs_are_of_trained_weights = True
+    logprobs_match_trained_weights = True
 
     def __init__(
         self,
@@ -82,11 +82,11 @@ class PolicyAgent(Agent, TrainedPolicy):
 
         Args:
             model: A causal language model.
-            tokenizer: Its tokenizer.
-            sampling: How tokens are drawn; temperature 1 and no cuts by default.
-            seed: Seed of this agent's own draws; torch's global generator is neither read nor changed.
-            max_turn_tokens: Budget of a turn whose request sets none.
-            context: Entered around the forward passes of each turn (autocast, for example).
+            tokenizer: The model's tokenizer.
+            sampling: Sampling settings; by default temperature 1 without top-k, top-p or min-p.
+            seed: Seed of this agent's random draws; torch's global generator is neither used nor changed.
+            max_turn_tokens: Token budget of turns whose request has none.
+            context: Context manager for the forward passes of each turn (autocast, for example).
 
         Raises:
             ConfigError: The first argument is not a model, the model is not a decoder-only model, or it has fewer rows
@@ -95,7 +95,7 @@ class PolicyAgent(Agent, TrainedPolicy):
         """
         check_is_model(model, f"{type(self).__name__}(model, tokenizer)")
         if model.config.is_encoder_decoder:
-            raise ConfigError(f"PolicyAgent needs a decoder-only model, got {type(model).__name__}")
+            raise ConfigError(f"PolicyAgent requires a decoder-only model, got {type(model).__name__}")
         self.model, self.tokenizer = model, tokenizer
         self.sampling = sampling or SamplingParams()
         self.max_turn_tokens = max_turn_tokens
@@ -115,7 +115,7 @@ class PolicyAgent(Agent, TrainedPolicy):
         self.reseed(*start.seed_parts, first=start.first_session, sessions=start.session_ids)
 
     def weights_changed(self) -> None:
-        """Do nothing: the weights that are sampled are the model's own, and caches are checked at every call."""
+        """Do nothing: the agent samples from the model itself, and every call checks whether the caches are valid."""
 
     def reseed(self, *parts: object, first: int = 0, sessions: Sequence[str] = ()) -> None:
         """Seed conversations that begin from now on by ``parts`` and the number of their session.
@@ -140,8 +140,8 @@ class PolicyAgent(Agent, TrainedPolicy):
         if not requests:
             return []
         if not all(request.token_ids for request in requests):
-            raise ConfigError("a PolicyAgent needs an environment with a tokenizer: it reads token ids, not text")
-        holder = f"the positions of {type(self.model).__name__}"
+            raise ConfigError("PolicyAgent requires an environment with a tokenizer: it works on token ids, not text")
+        holder = f"the maximum sequence length of {type(self.model).__name__}"
         answers: list[Any] = []  # a limit in tokens until the answer is sampled, or an error
         for request in requests:
             room = self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens
@@ -171,7 +171,7 @@ class PolicyAgent(Agent, TrainedPolicy):
                     self._sample_from(decoder, states, prompts)
                 self._weights = self._versions()  # taken last, since a sharded model may leave some weights gathered
         except BaseException:
-            self._forget()  # a failed forward pass may have written a part of the cache
+            self._forget()  # a failed forward pass may have written part of the cache
             self._next_number, self._started = number, started
             for state, drawn in zip(states, draws, strict=True):
                 state.rng.setstate(drawn)
@@ -194,7 +194,7 @@ class PolicyAgent(Agent, TrainedPolicy):
         return actions
 
     def finish(self) -> None:
-        """Drop the caches; the sessions are over."""
+        """Drop the caches of the sessions, which have ended."""
         self._forget()
         self._started.clear()
 

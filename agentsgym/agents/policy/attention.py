@@ -1,7 +1,7 @@
-"""Attention of grouped heads over a long cache, without a copy of the cached keys and values for each group.
+"""Grouped-query attention over a long cache, without copies of the cached keys and values.
 
-Where query heads share keys and values and there is a mask, transformers' ``sdpa`` copies both to all query heads when
-several new tokens follow a cache. The copies grow with the context, the new tokens do not.
+If query heads share keys and values and there is a mask, transformers' ``sdpa`` copies both for every query head when
+several new tokens follow a cache. These copies grow with the context length, even if there are few new tokens.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ def grouped_sdpa(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend with the queries of a group, one head after the other, as if they were one head with more queries.
+    """Concatenate the queries of all heads that share keys and values, and attend with them as one head.
 
     Args:
         module: The attention layer, with its ``num_key_value_groups``, R.
         query: Queries of all heads, (N, G·R, Q, D).
-        key: One for each group, (N, G, S, D).
-        value: One for each group, (N, G, S, E).
+        key: Keys of each group, (N, G, S, D).
+        value: Values of each group, (N, G, S, E).
         attention_mask: Positions that each query may attend to, (N, 1, Q, S); None for a causal mask.
         options: Further arguments of ``sdpa``.
 
     Returns:
-        The attention output, (N, Q, G·R, E), and no weights, as from ``sdpa``, which also computes it where no copies
-        would be avoided or attention is not plain grouped attention.
+        The attention output, (N, Q, G·R, E), and no weights, as from ``sdpa``. ``sdpa`` itself is used if no copies
+        would be saved, or if the attention is not plain grouped-query attention.
     """
     num_rows, num_heads, num_queries, width = query.shape
     num_groups = key.shape[1]
     num_repeats = getattr(module, "num_key_value_groups", 1)
     is_plain = num_heads == num_groups * num_repeats > num_groups and options.get("position_bias") is None
-    # Here the mask is repeated, which with many queries is larger than the keys and values.
-    is_worth_it = num_queries <= num_groups * width
-    if attention_mask is None or attention_mask.shape[1] > 1 or not is_plain or not is_worth_it:
+    # The mask is repeated instead of the keys and values; with many queries, it is the larger of the two.
+    saves_memory = num_queries <= num_groups * width
+    if attention_mask is None or attention_mask.shape[1] > 1 or not is_plain or not saves_memory:
         return ALL_ATTENTION_FUNCTIONS[_PLAIN](module, query, key, value, attention_mask, **options)
     output = torch.nn.functional.scaled_dot_product_attention(
         query.reshape(num_rows, num_groups, num_repeats * num_queries, width),
@@ -66,14 +66,14 @@ AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS[_PLAIN])
 
 
 def has_grouped_sdpa(model: PreTrainedModel) -> bool:
-    """Whether the heads of a model, adapters aside, are grouped and attend by transformers' own ``sdpa``."""
+    """Whether a model, without its adapters, uses grouped-query attention and transformers' own ``sdpa``."""
     unwrapped: Any = model
     if hasattr(unwrapped, "get_base_model"):
         unwrapped = unwrapped.get_base_model()
     config: Any = unwrapped.config
     functions = getattr(sys.modules[type(unwrapped).__module__], "ALL_ATTENTION_FUNCTIONS", None)
     return (
-        functions is ALL_ATTENTION_FUNCTIONS  # some models bring their own functions
+        functions is ALL_ATTENTION_FUNCTIONS  # some models define their own functions
         and not config.sub_configs  # which may each have their own implementation
         and config._attn_implementation == _PLAIN
         and (getattr(config, "num_key_value_heads", None) or sys.maxsize) < getattr(config, "num_attention_heads", 0)
@@ -82,7 +82,7 @@ def has_grouped_sdpa(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def grouped_attention(model: PreTrainedModel) -> Generator[None]:
-    """Let a model whose implementation is ``sdpa`` use :func:`grouped_sdpa` for as long as the context lasts."""
+    """Make a model whose attention implementation is ``sdpa`` use :func:`grouped_sdpa` inside the ``with`` block."""
     if model.config._attn_implementation != _PLAIN:  # it may have been changed since it was checked
         yield
         return

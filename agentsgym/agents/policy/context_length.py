@@ -9,10 +9,9 @@ from agentsgym.errors import AgentError
 
 
 def num_positions(model: Any) -> int | None:
-    """Read the longest sequence of a model in tokens from its configuration; None where it has no such limit.
+    """Return the maximum sequence length of a model, in tokens, from its configuration; None if it has no limit.
 
-    Scaled rotary embeddings count with their scaled length: many configurations leave ``max_position_embeddings`` as
-    it was before the scaling.
+    RoPE scaling is taken into account: in many configurations, ``max_position_embeddings`` is the length before it.
     """
     config: Any = model.config.get_text_config(decoder=True)
     positions: int | None = getattr(config, "max_position_embeddings", None)
@@ -25,21 +24,21 @@ def num_positions(model: Any) -> int | None:
     by_layer_type = [one for one in parameters.values() if isinstance(one, Mapping)]  # Gemma 3
     longest = positions
     for one in by_layer_type or [parameters]:
-        if one.get("rope_type") not in ("llama3", "longrope"):  # with these, positions are counted after the scaling
+        if one.get("rope_type") not in ("llama3", "longrope"):  # for these, max_position_embeddings is already scaled
             scaled = (one.get("factor") or 1) * (one.get("original_max_position_embeddings") or positions)
             longest = max(longest, int(scaled))
     return longest
 
 
 def budget_within(limit: int | None, prompt: Sequence[int], room: int, holder: str, remedy: str = "") -> int:
-    """Cut the budget of a turn to what a limit of tokens leaves after its prompt.
+    """Reduce a turn's token budget to what a limit leaves after the prompt.
 
     Args:
-        limit: Maximum tokens of prompt and answer; None without a limit, or if it is unknown.
+        limit: Maximum tokens of prompt and answer; None if there is no limit or it is unknown.
         prompt: The ids before the answer.
         room: The turn's own budget.
-        holder: Name of the limit's owner, for the error.
-        remedy: Advice on raising the limit, for the error.
+        holder: What has the limit, for the error message, such as ``"the maximum context length of vLLM"``.
+        remedy: How to raise the limit, for the error message.
 
     Raises:
         AgentError: Not even one token is left.
@@ -49,6 +48,6 @@ def budget_within(limit: int | None, prompt: Sequence[int], room: int, holder: s
     if len(prompt) < limit:
         return min(room, limit - len(prompt))
     raise AgentError(
-        f"a prompt of {len(prompt)} tokens leaves no room for an answer in {holder}, {limit} tokens: {remedy}set "
+        f"a prompt of {len(prompt)} tokens leaves no room for an answer within {holder} ({limit} tokens): {remedy}set "
         f"env_config['max_trajectory_tokens'] to at most {limit}, so that episodes end earlier"
     )

@@ -1,4 +1,4 @@
-"""Sample the policy in training from a copy of its weights, which does not change while the policy is trained."""
+"""Sample the policy in training from a copy of its weights, which is updated only between turns."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class CopiedPolicyAgent(PolicyAgent):
-    """Samples as a :class:`PolicyAgent` does, from a copy of the model whose weights are updated between turns.
+    """A :class:`PolicyAgent` that samples from a copy of the model, whose weights are updated between turns.
 
-    For asynchronous training (``max_staleness``) without vLLM: on a second device, or for small models. Every turn is
-    sampled by one version of the weights, history included.
+    It is meant for asynchronous training (``max_staleness``) without vLLM, on a second device or with small models.
+    Every turn, including its history, is computed by one version of the weights.
     """
 
-    logprobs_are_of_trained_weights = False
-    plays_through_updates = True
+    logprobs_match_trained_weights = False
+    samples_during_updates = True
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class CopiedPolicyAgent(PolicyAgent):
         """Copy the model; nothing is run.
 
         Args:
-            model: The model that is trained, as the trainer gets it.
-            tokenizer: Its tokenizer.
-            device: The copy's device; None for the model's own.
+            model: The model to be trained: the same object that is passed to the trainer.
+            tokenizer: The model's tokenizer.
+            device: The copy's device; None for the device of the model.
             **settings: See :class:`PolicyAgent`.
         """
         check_is_model(model, "CopiedPolicyAgent(model, tokenizer)")
@@ -53,10 +53,11 @@ class CopiedPolicyAgent(PolicyAgent):
         self._lock = threading.Lock()
 
     def prepare(self, start: BatchStart) -> None:
-        """Copy the weights if they have changed; waits for the answers that are being sampled.
+        """Copy the weights if they have changed, after the answers that are being sampled.
 
         Raises:
-            ConfigError: The trained model has different parameters than when it was copied: adapters, or shards.
+            ConfigError: The trained model's parameters differ in number or shape from the copy's, for example after
+                adapters were added or the weights were sharded.
         """
         with self._lock:
             super().prepare(start)
@@ -66,9 +67,9 @@ class CopiedPolicyAgent(PolicyAgent):
             is_sharded = any(hasattr(tensor, "full_tensor") for tensor in originals)
             if is_sharded or [tensor.shape for tensor in copies] != [tensor.shape for tensor in originals]:
                 raise ConfigError(
-                    "CopiedPolicyAgent cannot copy the weights: the model's parameters have changed since it was "
-                    "passed. With adapters, pass the PeftModel itself to agent and trainer, without peft_config; with "
-                    "sharded weights, sample with a vLLM server"
+                    "CopiedPolicyAgent cannot copy the weights: parameters were added, reshaped or sharded after the "
+                    "model was passed. With adapters, pass the PeftModel itself to agent and trainer, without "
+                    "peft_config; with sharded weights, sample with a vLLM server"
                 )
             with torch.no_grad():
                 for copied, original in zip(copies, originals, strict=True):
@@ -76,10 +77,10 @@ class CopiedPolicyAgent(PolicyAgent):
             self._copied_step = start.step
 
     def weights_changed(self) -> None:
-        """Copy the weights at the next :meth:`prepare`, whatever its step."""
+        """Copy the weights at the next :meth:`prepare`, even if its step has not changed."""
         self._copied_step = -1
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Sample one turn of every session; from any thread."""
+        """Sample one turn of every session; can be called from any thread."""
         with self._lock:
             return super().act(requests)

@@ -49,12 +49,12 @@ def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
         ConfigError: The folder or name does not exist, or has no causal language model with a tokenizer.
     """
     if not Path(name_or_path).is_dir() and not _HUB_NAME.fullmatch(name_or_path):
-        raise ConfigError(f"the folder {shown(name_or_path)}, from which to load a policy, does not exist")
+        raise ConfigError(f"the policy cannot be loaded: there is no folder {shown(name_or_path)}")
     try:
         model, tokenizer = load_model(name_or_path, dtype="auto")
     except (OSError, ValueError, KeyError) as error:
         reason = sentence_of(error, 300).partition("\n")[0]
-        raise ConfigError(f"no policy can be loaded from {shown(name_or_path)}: {reason}") from error
+        raise ConfigError(f"the policy cannot be loaded from {shown(name_or_path)}: {reason}") from error
     accelerator = torch.accelerator.current_accelerator()
     return (model if accelerator is None else model.to(accelerator)), tokenizer
 

@@ -13,24 +13,24 @@ from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper
 from agentsgym.errors import ConfigError, NonFiniteError
 
 LOGITS_ARE_NONE: Final = (
-    "the policy's logits are NaN or infinite, so that no token can be drawn: its weights are broken, or numbers "
-    "overflow in its precision"
+    "the policy's logits are NaN or infinite, so no token can be drawn: its weights are corrupt, or values overflow in "
+    "its precision"
 )
-_NEVER_DRAWN: Final = -103.0  # below it, float32 holds no probability
+_NEVER_DRAWN: Final = -103.0  # the log-probability below which the probability is 0 in float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Settings of sampling, as in transformers and TRL.
+    """Sampling settings, as in transformers and TRL.
 
     Attributes:
-        temperature: Divides the logits; 0 takes the likeliest token.
-        top_k: Draw among the k likeliest tokens; 0 for all.
-        top_p: Draw among the likeliest tokens that hold this much probability.
-        min_p: Draw among tokens at least this fraction as likely as the likeliest; None for all.
-        repetition_penalty: Above 1, tokens that the context holds become less likely.
-        stop: A turn ends with the token that completes one of these strings in the text of the turn; the answer's
-            text ends before it, its token ids do not.
+        temperature: Divisor of the logits; 0 to choose the likeliest token.
+        top_k: Number of likeliest tokens to draw from; 0 for all.
+        top_p: Total probability of the likeliest tokens to draw from.
+        min_p: Minimum probability of the tokens to draw from, as a fraction of the highest; None for all.
+        repetition_penalty: Factor above 1 that makes tokens in the context less likely; 1 for none.
+        stop: Strings that end a turn with the token that completes one of them. The answer's text ends before the
+            string; its token ids include it.
     """
 
     temperature: float = 1.0
@@ -55,14 +55,14 @@ class SamplingParams:
 
 
 class Sampler:
-    """Draws tokens, one uniform number per token."""
+    """A sampler that uses one uniform random number per token."""
 
     def __init__(self, sampling: SamplingParams, vocabulary_size: int | None = None) -> None:
         """Set up; nothing is drawn.
 
         Args:
-            sampling: How tokens are drawn.
-            vocabulary_size: Only smaller ids are drawn; None for no limit.
+            sampling: The sampling settings.
+            vocabulary_size: Exclusive upper bound of the ids to draw; None for no limit.
         """
         self.vocabulary_size = vocabulary_size
         self.temperature, self.penalty = sampling.temperature, sampling.repetition_penalty
@@ -86,14 +86,14 @@ class Sampler:
         Args:
             logits: (N, V).
             uniforms: One number in [0, 1) per row.
-            seen: Which tokens the row's context holds, bool, (N, V); with a repetition penalty.
+            seen: Whether each token occurs in the row's context, bool, (N, V), for a repetition penalty.
 
         Returns:
-            The tokens, and their log-probabilities at the temperature before any cut, both of length N; NaN where the
-            token could be drawn only because of the repetition penalty.
+            The tokens, and their log-probabilities at the temperature before top-k, top-p and min-p, both of length N;
+            NaN for a token that could be drawn only because of the repetition penalty.
 
         Raises:
-            NonFiniteError: A row's logits are NaN, or one of them is infinite and not a token that is ruled out.
+            NonFiniteError: A row has a NaN or infinite logit, other than -inf for excluded tokens.
         """
         scores = logits[:, : self.vocabulary_size].float()
         if self.temperature > 0 and self.temperature != 1:
@@ -105,7 +105,8 @@ class Sampler:
             drawn = scores.argmax(-1, keepdim=True)
         else:
             drawn = inverse_transform_sample(self._cuts(None, scores).softmax(-1), uniforms)
-        # Past the last token only without a valid distribution, which raises below; on a device it would be fatal.
+        # The index exceeds the last token only if the distribution is invalid, which raises below; on a GPU, gathering
+        # with it would be fatal.
         drawn = drawn.clamp(max=scores.shape[1] - 1)
         chosen: list[float] = logprobs.gather(1, drawn)[:, 0].tolist()
         if math.isnan(sum(chosen)):
@@ -116,10 +117,10 @@ class Sampler:
 
 
 def inverse_transform_sample(probabilities: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
-    """Take the first token whose cumulative probability exceeds u times the total.
+    """Draw the first token whose cumulative probability exceeds u times the total.
 
-    Summed in double precision: in single precision, the sums over a large vocabulary lose the unlikely tokens. A
-    token of probability 0 is never drawn.
+    Probabilities are summed in double precision: in single precision, sums over a large vocabulary lose the unlikely
+    tokens. A token of probability 0 is never drawn.
 
     Args:
         probabilities: (N, V), not necessarily summing to 1.
@@ -138,14 +139,14 @@ def penalized(scores: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch
 
     Args:
         scores: (N, V).
-        seen: Which tokens the row's context holds, bool, (N, V).
-        penalty: Above 1 to make them less likely.
+        seen: Whether each token occurs in the row's context, bool, (N, V).
+        penalty: The penalty; above 1, seen tokens become less likely.
     """
     return torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
 
 
 def seen_tokens(contexts: Sequence[Sequence[int]], logits: torch.Tensor) -> torch.Tensor:
-    """Mark the tokens that each of N contexts holds, bool, (N, V), with V and the device of ``logits``."""
+    """Mark the tokens that occur in each of N contexts, bool, (N, V), with V and the device of ``logits``."""
     seen = torch.zeros(len(contexts), logits.shape[-1], dtype=torch.bool, device=logits.device)
     for row, context in zip(seen, contexts, strict=True):
         row[torch.tensor(context, device=logits.device)] = True
@@ -153,11 +154,11 @@ def seen_tokens(contexts: Sequence[Sequence[int]], logits: torch.Tensor) -> torc
 
 
 class StopText:
-    """Finds stop strings in the text of a turn as it grows."""
+    """A search for stop strings in the text of a turn as it grows."""
 
     def __init__(self, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
         self.stop, self._decode = tuple(stop), decode
-        # A decoded tail may begin differently from the whole text: with a broken character, or without a space.
+        # A decoded tail may begin differently from the full text: with a broken character, or without a space.
         self._length = max(map(len, stop), default=0) + 8
 
     def completed_by_last(self, ids: Sequence[int]) -> bool:

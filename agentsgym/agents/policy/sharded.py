@@ -30,7 +30,7 @@ from agentsgym.interruptions import Interruption, is_interruption
 class ShardedForwardError(Interruption):
     """A forward pass failed on this rank, while the others wait for its part of the weights.
 
-    Handling it here would leave them waiting. So it is not an ``Exception`` (as ``KeyboardInterrupt`` is not): it ends
+    Handling it here would leave them waiting. Like ``KeyboardInterrupt``, it is therefore not an ``Exception``: it ends
     the process, and the launcher then ends the others.
     """
 
@@ -62,7 +62,7 @@ class LockstepForward:
             ShardedForwardError: The model raised.
         """
         if self._is_broken:
-            return  # the others are inside a forward pass, and would read a flag as a shard of the weights
+            return  # the others are in a forward pass, where a flag would be taken for a shard of the weights
         with self.abort_all_ranks_on_error():
             while self._num_running(0) > 0:
                 idle()
@@ -94,11 +94,11 @@ class LockstepForward:
 
 
 class ShardedPolicyAgent(PolicyAgent):
-    """Samples as a :class:`PolicyAgent` does, from a model whose every forward pass needs all ranks.
+    """A :class:`PolicyAgent` for a model whose every forward pass needs all ranks.
 
-    Each rank calls :meth:`prepare` before it plays and :meth:`finish` when it has no live episode left, which waits for
-    the others; in between it acts as often as it needs to, or never. An error between two forward passes concerns its
-    rank alone; an error inside one ends the run.
+    Each rank calls :meth:`prepare` before a rollout, and :meth:`finish`, which waits for the others, once no episode is
+    live; in between, it acts as often as it needs to, or never. An error between two forward passes affects only its
+    rank; an error inside one ends the run.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ShardedPolicyAgent(PolicyAgent):
         Args:
             model: A causal language model.
             tokenizer: Its tokenizer.
-            forward: Called instead of the model, where sharding wraps it; by default the model.
+            forward: The wrapper to call instead of the model if sharding wraps it; by default the model.
             **settings: See :class:`PolicyAgent`.
         """
         super().__init__(model, tokenizer, **settings)
@@ -122,10 +122,10 @@ class ShardedPolicyAgent(PolicyAgent):
         self._forward = self._lockstep = LockstepForward(self._collective)
 
     def prepare(self, start: BatchStart) -> None:
-        """Collective: choose how the model is sampled; a model that cannot be sampled raises on all ranks at once.
+        """Collective: choose how to sample from the model.
 
         Raises:
-            ConfigError: It cannot be sampled.
+            ConfigError: The model cannot be sampled; raised on all ranks.
         """
         super().prepare(start)
         with self._inference(), self._lockstep.abort_all_ranks_on_error():
@@ -148,23 +148,23 @@ def zero_stage(accelerator: Accelerator) -> int:
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
-    """Whether each rank holds pieces of the weights, between one use and the next."""
+    """Whether each rank stores only a part of the weights between forward passes."""
     return accelerator.distributed_type == DistributedType.FSDP or zero_stage(accelerator) == 3
 
 
 def policy_agent_type(accelerator: Accelerator, *, gathers: bool = False) -> type[PolicyAgent]:
     """Choose the class of agent by how the weights of the model in training are distributed over the ranks.
 
-    ``gathers`` means that ZeRO-3's weights are whole on every rank while episodes are played.
+    ``gathers`` means that ZeRO-3's weights are gathered on every rank while episodes are played.
 
     Raises:
-        ConfigError: They are sharded by FSDP1.
+        ConfigError: The weights are sharded by FSDP1.
     """
     if not is_sharded(accelerator):
         return PolicyAgent
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ConfigError(
-            "training with FSDP1 is not supported, since it is unverified: use FSDP2, with fsdp_config={'version': 2} "
-            "or `fsdp_version: 2` in the file of accelerate, or DeepSpeed ZeRO-3"
+            "training with FSDP1 is not supported because it has not been tested: use FSDP2 (fsdp_config={'version': "
+            "2}, or `fsdp_version: 2` in the accelerate config file) or DeepSpeed ZeRO-3"
         )
     return PolicyAgent if zero_stage(accelerator) == 3 and gathers else ShardedPolicyAgent

@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 def check_is_model(model: Any, call: str) -> None:
-    """Check that an argument is a model; ``call`` is the right call, as in ``"PolicyAgent(model, tokenizer)"``.
+    """Check that an argument is a model; ``call`` is the correct call, as in ``"PolicyAgent(model, tokenizer)"``.
 
     Raises:
-        ConfigError: It has no configuration: it is the name of a model, or another argument in its place.
+        ConfigError: The argument has no configuration; it may be a model's name, or another argument.
     """
     if not hasattr(model, "config"):
         given = shown(model) if isinstance(model, str) else f"a {type(model).__name__}"
         raise ConfigError(
-            f"the first argument must be a model, as AutoModelForCausalLM.from_pretrained returns it: write {call}, "
+            f"the first argument must be a model, such as AutoModelForCausalLM.from_pretrained returns: call {call}; "
             f"got {given}"
         )
 
 
 def shared_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Count the ids of the tokenizer, holes included, all of which the model must embed.
+    """Return the size of the tokenizer's id range, including unused ids; the model must embed all of them.
 
     Models often have more rows, padded to a round number (Qwen3: 151,936 for 151,669 ids), which were never trained.
 
@@ -44,7 +44,7 @@ def shared_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenize
     num_ids = ChatFormat.of(tokenizer, append=False).vocabulary_size
     if num_ids > num_rows:
         raise ConfigError(
-            f"the model must have a row for each id of the tokenizer, got {num_rows} rows for {num_ids} ids: "
-            f"call model.resize_token_embeddings({num_ids}), or take the model's own tokenizer"
+            f"the model's embedding must have a row for each id of the tokenizer, got {num_rows} rows for {num_ids} "
+            f"ids: call model.resize_token_embeddings({num_ids}), or use the model's own tokenizer"
         )
     return num_ids

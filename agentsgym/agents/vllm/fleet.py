@@ -79,7 +79,7 @@ class VLLMServers:
             try:
                 return await self._request(server, prompt, budget)
             except PassingError as error:
-                last = f"the vLLM server at {server.url} gave no answer: {error}"
+                last = f"the vLLM server at {server.url} returned no usable response: {error}"
                 if error.is_connection and not server.lost:
                     await self._verify(server)
         raise AgentError(f"{last} ({len(WAITS_S)} attempts)")

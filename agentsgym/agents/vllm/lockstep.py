@@ -34,7 +34,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
     of the call gets the error.
     """
 
-    logprobs_are_of_trained_weights = False
+    logprobs_match_trained_weights = False
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         if not requests:
             return []
         if any(not request.token_ids for request in requests):
-            raise ConfigError("a vLLM policy needs an environment with a tokenizer: it reads token ids, not text")
+            raise ConfigError("a vLLM policy requires an environment with a tokenizer: it works on token ids, not text")
         holder = "the maximum context length of the vLLM engine"
         answers: list[Any] = []
         for request in requests:
@@ -129,7 +129,8 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         seen, completions, logprobs, _ = self.generation.generate(prompts=prompts, images=None, num_generations=1)
         if list(map(list, seen)) != prompts or len(completions) != len(prompts):
             raise RuntimeError(
-                f"vLLM must answer the {len(prompts)} prompts it is given, in order, but answered different ones"
+                f"vLLM must return one completion for each of the {len(prompts)} prompts, in order, but returned "
+                f"{len(completions)} completions or different prompts"
             )
         if logprobs is None:
             return [(list(ids), None) for ids in completions]

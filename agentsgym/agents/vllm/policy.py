@@ -38,7 +38,7 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
     vLLM returns none they are NaN. The engine's own generator draws, which is not seeded here.
     """
 
-    logprobs_are_of_trained_weights = False
+    logprobs_match_trained_weights = False
 
     def __init__(  # noqa: PLR0913  # keywords, most of them left out
         self,
@@ -72,7 +72,7 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         self.sampling = VLLMSampling(generation, tokenizer, max_turn_tokens, stop)
         self.generation, self.tokenizer = generation, tokenizer
         self.max_turn_tokens, self.stop_token_ids = max_turn_tokens, self.sampling.stop_token_ids
-        self.plays_through_updates = generation.mode == "server"
+        self.samples_during_updates = generation.mode == "server"
         self._weights: EngineWeights | ServerWeights
         self._engine: SteppedEngine | VLLMServers
         if generation.mode == "server":
@@ -121,7 +121,9 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
     async def aact(self, request: TurnRequest) -> Action:
         """Sample one turn of one session."""
         if not request.token_ids:
-            raise ConfigError("a VLLMPolicyAgent needs an environment with a tokenizer: it reads token ids, not text")
+            raise ConfigError(
+                "a VLLMPolicyAgent requires an environment with a tokenizer: it works on token ids, not text"
+            )
         sampled = await self._engine.sample(request.session_id, list(request.token_ids), self.sampling.room(request))
         return self.sampling.action(request, sampled.token_ids, sampled.logprobs, sampled.step)
 

@@ -129,7 +129,7 @@ class VLLMServer:
         """Pause or resume it; False where it does not support the command."""
         status, content = await self._post(session, f"/{command}", {}, ANSWER_S)
         if status not in (200, 404, 405):
-            raise PassingError(f"its /{command} answered {status}: {_message(content)}", is_connection=False)
+            raise PassingError(f"/{command} returned status {status}: {_message(content)}", is_connection=False)
         return status == 200
 
     async def complete(
@@ -152,7 +152,7 @@ class VLLMServer:
         finally:
             self.num_open -= 1
         if status != 200:
-            cause = f"it answered {status}: {_message(content)}"
+            cause = f"status {status}: {_message(content)}"
             if status in _BUSY:
                 raise PassingError(cause, is_connection=False)
             raise AgentError(f"the vLLM server at {self.url} refused a request: {cause}")
@@ -163,10 +163,10 @@ class VLLMServer:
         if reason == "abort":
             raise PassingError("it aborted the request", is_connection=False)
         if reason not in ("stop", "length") or not isinstance(ids, list):
-            raise AgentError(f"the answer of the vLLM server at {self.url} is malformed: {shown(choice or answer)}")
+            raise AgentError(f"the response of the vLLM server at {self.url} is malformed: {shown(choice or answer)}")
         if choice.get("prompt_token_ids") != prompt:
             raise AgentError(
-                f"the vLLM server at {self.url} must answer the prompt it is given, but answered a different one"
+                f"the vLLM server at {self.url} responded to a different prompt from the one that was sent"
             )
         logprobs: Any = choice.get("logprobs")
         if logprobs is not None:
@@ -184,7 +184,7 @@ class VLLMServer:
         if response.status in (404, 405):
             return None
         if response.status != 200:
-            raise PassingError(f"its {path} answered {response.status}: {_message(content)}", is_connection=False)
+            raise PassingError(f"{path} returned status {response.status}: {_message(content)}", is_connection=False)
         return _json(content) if content else {}
 
     async def _post(
@@ -200,7 +200,7 @@ class VLLMServer:
     def _unreachable(self, error: Exception) -> PassingError:
         aiohttp = load_aiohttp()
         if isinstance(error, TimeoutError):
-            return PassingError("it did not answer in time", is_connection=True)
+            return PassingError("it did not respond in time", is_connection=True)
         if isinstance(error, aiohttp.ClientError | OSError):
             return PassingError(f"{type(error).__name__}: {sentence_of(error)}", is_connection=True)
         raise error
@@ -212,7 +212,9 @@ def _json(content: bytes) -> Mapping[str, Any]:
     except ValueError:
         answer = None
     if not isinstance(answer, Mapping):
-        raise PassingError(f"its answer is not a JSON object: {shown(content[:_READ_CHARACTERS])}", is_connection=False)
+        raise PassingError(
+            f"the response is not a JSON object: {shown(content[:_READ_CHARACTERS])}", is_connection=False
+        )
     return cast("Mapping[str, Any]", answer)
 
 
@@ -222,4 +224,4 @@ def _message(content: bytes) -> str:
         error: Any = json.loads(content)["error"]
         return str(error["message"] if isinstance(error, Mapping) else error)[:_READ_CHARACTERS]
     except (ValueError, KeyError, TypeError):
-        return content[:_READ_CHARACTERS].decode(errors="replace") or "nothing more"
+        return content[:_READ_CHARACTERS].decode(errors="replace") or "(empty body)"

@@ -148,7 +148,7 @@ class ServerWeights:
             found = await self._found(session)
             for server in self._servers.servers:
                 if isinstance(version := found[server.url], PassingError):
-                    missing[server.url] = f"it does not answer ({version})"
+                    missing[server.url] = f"it does not respond ({version})"
                     continue
                 known = self._marks.get(server.url)
                 if server.url in self._marks and (version != known if known is not None else server.url in lost):
@@ -162,7 +162,7 @@ class ServerWeights:
                 if is_new or server.url not in self._marks:
                     push.append(server.url)
         for url, reason in missing.items():
-            logger.warning("the vLLM server at %s is left out of this generation batch: %s", url, reason)
+            logger.warning("the vLLM server at %s is not used in this generation batch: %s", url, reason)
         return missing, push
 
     async def _found(self, session: Any) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class ServerWeights:
                 return found
             if time.monotonic() >= deadline:
                 raise AgentsGymError(
-                    f"the vLLM server at {missing[0]} did not answer within vllm_server_timeout = {limit_s:g} s: "
+                    f"the vLLM server at {missing[0]} did not respond within vllm_server_timeout = {limit_s:g} s: "
                     f"{found[missing[0]]}; restart it and resume the run from its last checkpoint"
                 )
             await asyncio.sleep(_POLL_S)
@@ -235,8 +235,8 @@ class ServerWeights:
             within(
                 self._limit_s,
                 functools.partial(self._push_through_client, url),
-                f"pushing the weights to the vLLM server at {url} did not end within "
-                f"{self._limit_s:g} s: it hangs, its process is gone, or the network between them is blocked "
+                f"pushing the weights to the vLLM server at {url} did not finish within "
+                f"{self._limit_s:g} s: the server hangs, its process has ended, or the network to it is blocked "
                 f"(vllm_group_port); the last checkpoint is intact",
                 self._generation.accelerator.device,
             )
@@ -255,8 +255,8 @@ class ServerWeights:
             return
         if not run_coroutine(self._switch(url, "pause?mode=keep&clear_cache=true")):
             raise ConfigError(
-                f"the vLLM server at {url} cannot pause, and max_staleness above 0 pushes weights while it generates: "
-                "start it with VLLM_SERVER_DEV_MODE=1"
+                f"the vLLM server at {url} cannot pause, as max_staleness > 0 requires for pushing weights while it "
+                "generates: start it with VLLM_SERVER_DEV_MODE=1"
             )
         try:
             yield
@@ -273,7 +273,9 @@ class ServerWeights:
             try:
                 return await self._servers.by_url(url).switch(session, command)
             except PassingError as error:
-                raise AgentsGymError(f"the vLLM server at {url} became unreachable: {error}") from error
+                raise AgentsGymError(
+                    f"the vLLM server at {url} failed to {command.partition('?')[0]}: {error}"
+                ) from error
 
     def _push_through_client(self, url: str) -> None:
         """Push the weights through TRL's client of the server, which is made here unless TRL has made it."""
@@ -301,7 +303,7 @@ class ServerWeights:
         except Exception as error:
             raise AgentsGymError(
                 f"the weights could not be pushed to the vLLM server at {url}: {type(error).__name__}: "
-                f"{sentence_of(error)}; it must run the model in training; see its log"
+                f"{sentence_of(error)}; check the server's log, and that it serves the model being trained"
             ) from error
 
     async def _mark(self, url: str, mark: str) -> bool:
@@ -310,7 +312,7 @@ class ServerWeights:
                 return await self._servers.by_url(url).mark(session, mark)
             except PassingError as error:
                 raise AgentsGymError(
-                    f"the vLLM server at {url} became unreachable after the weights were pushed: {error}"
+                    f"the vLLM server at {url} failed after the weights were pushed: {error}"
                 ) from error
 
 

@@ -17,13 +17,16 @@ def audit(
     where: options.Where = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option("--tokenizer", metavar="PATH-OR-NAME", help="Tokenizer to check every token id against."),
+        typer.Option(
+            "--tokenizer", metavar="PATH-OR-NAME", help="Tokenizer whose vocabulary must contain every token id."
+        ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check what training relies on in stored rollouts: spans, masks, log-probabilities, rewards, messages.
+    """Check stored rollouts for errors that would affect training.
 
-    The exit code is 1 if a problem is found, or if a file of the store cannot be read.
+    Token spans, masks, log-probabilities, rewards and messages are checked. The exit code is 1 if a problem is found
+    or a file of the store cannot be read.
     """
     from agentsgym.cli.auditing import audit_store  # noqa: PLC0415
     from agentsgym.cli.players import tokenizer_of  # noqa: PLC0415
@@ -33,7 +36,7 @@ def audit(
     loaded = tokenizer_of(tokenizer)
     report, unknown = audit_store(store, None if loaded is None else len(loaded))
     for name in unknown:
-        remark(f"{name} is not a known environment: the placement of its rewards is not checked", "yellow")
+        remark(f"{name} is not a known environment, so the placement of its rewards is not checked", "yellow")
     if as_json:
         problems = [asdict(one) for one in report.problems]
         skipped: dict[str, Any] = {file.name: why for file, why in store.skipped.items()}

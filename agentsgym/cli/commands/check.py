@@ -1,17 +1,14 @@
-"""``agentsgym check``: check the contract of an environment by playing it."""
+"""``agentsgym check``: check that an environment fulfills its contract, by playing it."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from agentsgym.cli import options
 from agentsgym.cli.console import cell, out, print_json, print_text, reported, usage_errors
-
-if TYPE_CHECKING:
-    pass
 
 
 @reported
@@ -27,7 +24,7 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--tokenizer",
             metavar="PATH-OR-NAME",
-            help="Model or tokenizer with which tokens and chat template are also checked.",
+            help="Model or tokenizer; if given, its tokenization and chat template are checked too.",
         ),
     ] = None,
     max_tasks: Annotated[
@@ -41,9 +38,10 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Play some tasks of an environment in several ways, and report what would break training.
+    """Play a few tasks repeatedly (alone, concurrently, and in a pickled copy) and report problems for training.
 
-    The exit code is 1 if an error is found, or with --strict if a warning is found.
+    Without --agent, an agent explores at random. The exit code is 1 if an error is found, or with --strict if a
+    warning is found.
     """
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions, make_player, tokenizer_of  # noqa: PLC0415
@@ -87,7 +85,7 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
             print_text(f"  {finding.text}")
         num_errors = len(report.errors)
         num_warnings = len(report.findings) - num_errors
-        counts = "nothing found" if not report.findings else f"{num_errors} errors and {num_warnings} warnings"
+        counts = "no problems" if not report.findings else f"{num_errors} errors and {num_warnings} warnings"
         played = f"{report.num_episodes} episodes, {report.num_turns} turns"
         out().print(cell(f"{environment}: {counts} in {played}", "red" if num_errors else "green"))
     if failed:

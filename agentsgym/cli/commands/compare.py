@@ -1,4 +1,4 @@
-"""``agentsgym compare``: two runs, task by task."""
+"""``agentsgym compare``: compare two runs, task by task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def compare(  # noqa: PLR0913, PLR0917  # options of a command
     run_b: Annotated[
         Path | None,
         typer.Argument(
-            metavar="RUN_B", help="Folder of the second rollout store; by default RUN_A.", show_default=False
+            metavar="RUN_B",
+            help="Folder of the second rollout store (default: RUN_A, split by --where-a and --where-b).",
+            show_default=False,
         ),
     ] = None,
     where: options.Where = None,
@@ -34,20 +36,22 @@ def compare(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option("--where-b", metavar="COLUMN=VALUE", help="Like --where, but only for RUN_B. Repeatable."),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=0, help="Maximum number of changed tasks to list.")
+        int, typer.Option("--limit", "-n", metavar="N", min=0, help="Maximum number of tasks to list.")
     ] = 20,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Random seed for the intervals.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, help="Random seed for the confidence intervals.")
+    ] = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare two runs, or two agents of one run, on the tasks that both played, and list the tasks that changed.
+    """Compare two runs, or two agents of one run, on their shared tasks, and list the tasks whose results differ.
 
-    The differences are RUN_B minus RUN_A, with 95 % intervals over the shared tasks.
+    The differences are RUN_B minus RUN_A, with 95% confidence intervals (resampling the shared tasks).
     """
     from agentsgym.cli.stores import open_store  # noqa: PLC0415
     from agentsgym.evaluation.compare import compare as compared  # noqa: PLC0415
 
     if (run_b is None or run_b.resolve() == run_a.resolve()) and (where_a or []) == (where_b or []):
-        raise UsageError("both runs are the same rollouts: pass a second store, or use --where-a and --where-b")
+        raise UsageError("a run cannot be compared with itself: pass a second store, or use --where-a and --where-b")
     first = open_store(run_a, [*(where or ()), *(where_a or ())])
     second = open_store(run_b or run_a, [*(where or ()), *(where_b or ())])
     comparison = compared(first, second, seed=seed)
@@ -57,12 +61,12 @@ def compare(  # noqa: PLR0913, PLR0917  # options of a command
         _show_differences(comparison)
         _show_changed_tasks(comparison, limit)
     if not comparison.tasks:
-        raise FailureError("the runs share no task (shared tasks have equal environment, task_data and seed)")
+        raise FailureError("the runs share no tasks, that is, none with the same environment, task_data and seed")
 
 
 def _show_differences(comparison: Comparison) -> None:
     table = new_table()
-    for name in ("", "A", "B", "B - A", "95 % interval"):
+    for name in ("", "A", "B", "B - A", "95% interval"):
         table.add_column(name, justify="right" if name else "left", no_wrap=not name)
     for name, estimate, form in (("win rate", comparison.win_rate, "z.1%"), ("reward", comparison.reward, "z.2f")):
         if estimate is not None:
@@ -76,7 +80,7 @@ def _show_differences(comparison: Comparison) -> None:
     if number:
         out().print(table)
     if number > 1 and comparison.reward is not None and comparison.reward.low is None:
-        out().print(cell("no interval for the reward: it changed by the same amount in every task"), style="dim")
+        out().print(cell("no interval for the reward: it differs by the same amount in every task"), style="dim")
 
 
 def _show_changed_tasks(comparison: Comparison, limit: int) -> None:
@@ -84,7 +88,7 @@ def _show_changed_tasks(comparison: Comparison, limit: int) -> None:
 
     changed = comparison.changed
     lost = sum(task.change < 0 for task in changed)
-    out().print(cell(f"tasks that changed: {lost} lost, {len(changed) - lost} won"))
+    out().print(cell(f"tasks whose results differ: {lost} worse, {len(changed) - lost} better"))
     for task in changed[:limit]:
         wins = " -> ".join(
             f"{round(share * number)}/{number}"
@@ -92,11 +96,11 @@ def _show_changed_tasks(comparison: Comparison, limit: int) -> None:
         )
         env = f"{task.env.rpartition('.')[2]} " if task.env else ""
         text = json.dumps(json.loads(to_json(task.task_data)), ensure_ascii=False)
-        how = "lost" if task.change < 0 else "won"
+        how = "worse" if task.change < 0 else "better"
         rewards = f"{task.reward_a:z.2f} -> {task.reward_b:z.2f}"
         out().print(cell(f"{how} {wins}, reward {rewards}: {env}{text}"), soft_wrap=True)
     if len(changed) > limit:
-        out().print(cell(f"and {len(changed) - limit} more (--limit)"), style="dim")
+        out().print(cell(f"and {len(changed) - limit} more (use --limit to list more)"), style="dim")
     only = f"tasks only in A: {comparison.num_only_a}, only in B: {comparison.num_only_b}"
     failed = f"failed rollouts (excluded): {comparison.num_failed_a} in A, {comparison.num_failed_b} in B"
     for line in (only, failed):

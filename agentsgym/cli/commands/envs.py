@@ -1,4 +1,4 @@
-"""``agentsgym envs``: the catalogue, and one environment in detail."""
+"""``agentsgym envs``: list the environments, or show one in detail."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(
-            "--text", metavar="WORD", help="Show only environments whose name or description contains this word."
-        ),
+        typer.Option("--text", metavar="TEXT", help="Show only environments whose name or description contains TEXT."),
     ] = None,
     players: Annotated[
         int | None,
@@ -39,19 +37,21 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--status",
             metavar="STATUS",
-            help=f"Show only environments with this status: {', '.join(_STATUSES)}.",
+            help="Show only environments with this status: ok, words (ok; uses word lists), gamemaster (needs a "
+            "language model as gamemaster), broken, or missing (its package is not installed).",
             autocompletion=options.one_of(*_STATUSES),
         ),
     ] = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Show only environments that are installed and need no server.")
     ] = False,
-    every: Annotated[bool, typer.Option("--all", help="Also list every game of each group.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also list the variants of collections.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """List the environments, or show one with its settings and task fields.
 
-    The games of a group are listed only with a filter or --all.
+    Some environments, such as TextArena and Gymnasium, are collections. Their variants, named NAME:VARIANT, are listed
+    only with a filter or --all.
     """
     from agentsgym.cli.catalogue import entries  # noqa: PLC0415
     from agentsgym.cli.naming import find_env, nearest  # noqa: PLC0415
@@ -61,7 +61,7 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
         return
     if status is not None and status not in _STATUSES:
         near = nearest(status, _STATUSES, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f" (did you mean {near[0]}?)" if near else ""
         raise UsageError(f"--status must be one of {', '.join(_STATUSES)}, got {status!r}{hint}")
     is_filtered = every or offline or (text, players, status) != (None, None, None)
     chosen = [
@@ -106,7 +106,7 @@ def _show_one(named: NamedEnv, *, as_json: bool) -> None:
             out().print(cell(f"{name.replace('_', ' ')}: {text}"))
     table = new_table(title="env_config", title_justify="left")
     table.add_column("key", overflow="fold", no_wrap=True)
-    for heading in ("default", "must be"):
+    for heading in ("default", "valid values"):
         table.add_column(heading, overflow="fold")
     for row in detail["env_config"]:
         table.add_row(cell(row["key"]), cell(shown(row["default"], 60)), cell(row["valid"]))
@@ -116,7 +116,7 @@ def _show_one(named: NamedEnv, *, as_json: bool) -> None:
 
 
 def _details(named: NamedEnv) -> dict[str, Any]:
-    """Return what is known about an environment, as JSON values."""
+    """Describe an environment in JSON values."""
     import inspect  # noqa: PLC0415
 
     from agentsgym.cli.catalogue import config_rows  # noqa: PLC0415
@@ -126,8 +126,8 @@ def _details(named: NamedEnv) -> dict[str, Any]:
     spec = named.env_class.spec
     games, game = spec.known_games(), named.env_config.get(spec.game_key)
     if game is not None and spec.has_only_listed_games and game not in games:
-        raise UsageError(f"unknown game {game!r}{did_you_mean(game, games)}")
-    # the docstring with one line per paragraph or item, without the sections on arguments and errors
+        raise UsageError(f"unknown variant {game!r} of {named.env_class.__name__}{did_you_mean(game, games)}")
+    # join the lines of each paragraph or item of the docstring, and drop its sections on arguments and errors
     docstring = inspect.getdoc(named.env_class) or ""
     sections = r"^(?:Args|Attributes|Raises|Returns|Example|Examples):$"
     prose = re.split(sections, docstring, maxsplit=1, flags=re.MULTILINE)[0]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentsgym.cli.naming import NamedEnv
     from agentsgym.cli.players import PlayerOptions
 
-_BIAS = "; short episodes finish first, so these means are biased"
+_BIAS = "; the shortest episodes finish first, so these means are biased"
 
 
 @reported
@@ -42,7 +42,9 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     cluster_by: Annotated[
         str | None,
         typer.Option(
-            "--cluster-by", metavar="KEY", help="Cluster tasks with equal values of this key when computing intervals."
+            "--cluster-by",
+            metavar="KEY",
+            help="For the confidence intervals, cluster tasks that have the same value of this task_data key.",
         ),
     ] = None,
     max_failed: Annotated[
@@ -57,25 +59,32 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     ] = 0.1,
     max_concurrent: Annotated[
         int,
-        typer.Option("--max-concurrent", metavar="N", min=1, help="Maximum number of episodes played at once."),
+        typer.Option("--max-concurrent", metavar="N", min=1, help="Maximum number of concurrent episodes."),
     ] = 256,
     references: Annotated[
-        bool, typer.Option("--references/--no-references", help="Also evaluate ENV's random and reference players.")
+        bool,
+        typer.Option(
+            "--references/--no-references",
+            help="Also evaluate ENV's random and reference agents, once per task, unless the rewards of random and "
+            "optimal play are known exactly.",
+        ),
     ] = True,
     store: Annotated[
         Path | None,
-        typer.Option("--store", metavar="PATH", help="Folder of a rollout store that every episode is written to."),
+        typer.Option("--store", metavar="PATH", help="Folder of the rollout store to write every episode to."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Play only the episodes that are missing from the store, or failed in it.")
+        bool,
+        typer.Option("--resume", help="Play only episodes that are missing from the --store, or that failed there."),
     ] = False,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Play many episodes and report win rate, reward, turns, pass@k and pass^k with 95 % intervals over tasks.
+    """Play many episodes and report win rate, reward, turns, pass@k and pass^k, with 95% confidence intervals.
 
-    If the run ends early, the results so far are shown, and the exit code is 1 (143 after SIGTERM). With --store, the
-    finished episodes are also stored, and the same command with --resume continues from there.
+    The intervals come from resampling tasks. If the run ends early, the results so far are shown, and the exit code is
+    1 (143 after SIGTERM). With --store, the finished episodes are also stored, and the same command with --resume
+    continues from there.
     """
     from agentsgym.cli.agent_runs import Plan  # noqa: PLC0415
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
@@ -117,9 +126,9 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
 def _played(
     names: Sequence[str], named: NamedEnv, settings: PlayerOptions, plan: Plan, *, references: bool
 ) -> list[AgentRun]:
-    """Evaluate the agents one after another until one is interrupted, then the environment's own players.
+    """Evaluate the agents one after another until one is interrupted, then the environment's reference agents.
 
-    The random and the reference player play each task once, and only if the anchors are unknown.
+    The environment's random and reference agents play each task once, and only if the anchors are unknown.
     """
     from dataclasses import replace  # noqa: PLC0415
 
@@ -133,14 +142,14 @@ def _played(
         runs.append(run_agent(player, plan))
         if runs[-1].ended_by is not None:
             return runs
-    own_players = ["random"] if has_random_player(named.env_class) else []
-    for name in [*own_players, "reference"] if references and runs[0].anchors is None else []:
+    random_agent = ["random"] if has_random_player(named.env_class) else []
+    for name in [*random_agent, "reference"] if references and runs[0].anchors is None else []:
         if name in names:
             continue
         try:
             player = make_player(name, named, _resumed_options(name, PlayerOptions(seed=settings.seed), plan))
         except UsageError:
-            continue  # the environment has no such player
+            continue  # the environment has no such agent
         runs.append(run_agent(player, replace(plan, num_rollouts=1)))
         if runs[-1].ended_by is not None:
             break
@@ -148,7 +157,7 @@ def _played(
 
 
 def _resumed_options(name: str, settings: PlayerOptions, plan: Plan) -> PlayerOptions:
-    """Set the number of stored episodes when a run is resumed, so that the agent draws new random numbers."""
+    """Add the number of stored episodes when a run is resumed, so that the agent draws new random numbers."""
     from dataclasses import replace  # noqa: PLC0415
 
     from agentsgym.cli.players import stored_name  # noqa: PLC0415
@@ -192,7 +201,7 @@ def _show(
 
 
 def _clusters(tasks: Sequence[Any], key: str | None) -> dict[int, Any] | None:
-    """Return each task's cluster by its index; None if every task is its own cluster."""
+    """Return the cluster of each task by its index; None if every task is a cluster by itself."""
     from agentsgym.errors import did_you_mean  # noqa: PLC0415
 
     if key is None:

@@ -1,4 +1,4 @@
-"""``agentsgym export``: stored rollouts as files for other tools."""
+"""``agentsgym export``: export stored rollouts to other tools."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--to",
             metavar="|".join(_FORMATS),
-            help="Whole rollouts (jsonl), examples for TRL's trainers (sft, dpo, kto), Inspect logs, or trackio.",
+            help="Complete rollouts (jsonl), examples for TRL's trainers (sft, dpo, kto), Inspect logs, or trackio.",
             autocompletion=options.one_of(*_FORMATS),
             show_default=False,
         ),
@@ -38,7 +38,8 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
             "--output",
             "-o",
             metavar="FILE",
-            help="New output file (not used with trackio). For inspect: FILE.eval, FILE.json or a folder.",
+            help="Output file, which must not exist (not used with trackio). For inspect: FILE.eval, FILE.json or a "
+            "folder.",
         ),
     ] = None,
     where: options.Where = None,
@@ -47,7 +48,8 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--min-reward",
             metavar="R",
-            help="Count rollouts with at least this reward as won, regardless of info['success']; for sft and kto.",
+            help="Treat rollouts with at least this reward as successful, regardless of info['success']; for sft and "
+            "kto.",
         ),
     ] = None,
     project: Annotated[
@@ -56,16 +58,16 @@ def export(  # noqa: PLR0913, PLR0917  # options of a command
     run: Annotated[
         str | None,
         typer.Option(
-            "--run", metavar="NAME", help="Trackio run name; by default the stored run's or the agent's name."
+            "--run", metavar="NAME", help="Trackio run name (default: the name of the stored run or of the agent)."
         ),
     ] = None,
 ) -> None:
-    """Export stored rollouts: whole, as fine-tuning data, or for Inspect or trackio.
+    """Export stored rollouts in full, as fine-tuning data, or for Inspect or trackio.
 
-    jsonl: whole rollouts. sft: the conversations that were won. dpo: for each task, the first answers in which a better
-    and a worse rollout differ. kto: every answer, labeled by whether its rollout was won. inspect: conversations and
-    scores, for `inspect view`. trackio: metrics by step, and every rollout as a trace, in trackio's database on this
-    machine. Nothing is overwritten or uploaded.
+    jsonl: complete rollouts. sft: the conversations of successful rollouts. dpo: for a better and a worse rollout of
+    each task, the first responses at which the two diverge. kto: every response, labeled by whether its rollout
+    succeeded. inspect: conversations and scores, for `inspect view`. trackio: metrics by step, and every rollout as a
+    trace, in trackio's database on this machine. Nothing is overwritten or uploaded.
     """
     from agentsgym.cli.stores import open_store  # noqa: PLC0415
 
@@ -103,7 +105,7 @@ def _write_inspect(store: RolloutStore, path: Path) -> None:
         with usage_errors():
             written = write_inspect_logs(store, path)
     except OSError as error:
-        if isinstance(error, AgentsGymError):  # a StoreError, which names its file
+        if isinstance(error, AgentsGymError):  # a StoreError, whose message names the file
             raise
         raise FailureError(f"{path} cannot be written: {error}") from error
     logs = "1 log" if len(written) == 1 else f"{len(written)} logs"
@@ -151,7 +153,7 @@ def _write_lines(path: Path, lines: Iterable[str]) -> int:
     if not count:
         path.unlink()
         raise FailureError(
-            "these rollouts contain no example: sft needs rollouts that were won, kto rollouts with a known outcome "
+            "these rollouts contain no examples: sft requires successful rollouts, kto rollouts with a known outcome "
             "(or --min-reward), and dpo two rollouts of a task with different rewards"
         )
     return count

@@ -39,13 +39,13 @@ SERVER = Path(__file__).with_name("__MODULE___server.py")
 """
 
 
-def names_from(name: str) -> tuple[str, str]:
+def class_and_module_names(name: str) -> tuple[str, str]:
     """Return the names of the class and of the module.
 
     Raises:
         UsageError: The name is not valid.
 
-    >>> names_from("GuessAWord"), names_from("guess-a-word")
+    >>> class_and_module_names("GuessAWord"), class_and_module_names("guess-a-word")
     (('GuessAWord', 'guess_a_word'), ('GuessAWord', 'guess_a_word'))
     """
     words = [
@@ -53,22 +53,22 @@ def names_from(name: str) -> tuple[str, str]:
     ]
     if "".join(words) != re.sub(r"[\s_-]+", "", name) or not words or not words[0][0].isalpha():
         raise UsageError(
-            f"a name must consist of letters and digits and begin with a letter, such as GuessAWord; got {name!r}"
+            f"NAME must consist of letters and digits and begin with a letter, such as GuessAWord; got {name!r}"
         )
     class_name = "".join(word[0].upper() + word[1:] for word in words)
     module = "_".join(word.lower() for word in words)
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module == "agentsgym":
-        raise UsageError(f"{module}.py would shadow Python's module {module!r}: choose another name")
+        raise UsageError(f"{module!r} is a Python keyword or the name of an existing module: choose another name")
     return class_name, module
 
 
-def files_of(class_name: str, module: str, *, has_tools: bool, has_server: bool) -> dict[str, str]:
-    """Return the contents of the files, by name.
+def file_contents(class_name: str, module: str, *, has_tools: bool, has_server: bool) -> dict[str, str]:
+    """Return the contents of the files, by file name.
 
     Args:
         class_name: Name of the environment's class.
         module: Name of its module.
-        has_tools: Whether the agent calls tools instead of answering in text.
+        has_tools: Whether the agent calls tools instead of only replying in text.
         has_server: Whether an MCP server, in a separate file, provides the tools.
     """
     prefix = "tool_" if has_tools else ""
@@ -105,26 +105,25 @@ def new(
         typer.Option("--mcp", help="With --tools: serve the tools from an MCP server, in a separate file."),
     ] = False,
 ) -> None:
-    """Create a working environment, a test of it, and a training configuration.
+    """Create a working environment, a test for it, and a training configuration.
 
-    Existing files are never overwritten.
+    Existing files are not overwritten.
     """
     if mcp and not tools:
         raise UsageError("--mcp requires --tools")
-    class_name, module = names_from(name)
-    files = {
-        folder / name: text for name, text in files_of(class_name, module, has_tools=tools, has_server=mcp).items()
-    }
+    class_name, module = class_and_module_names(name)
+    contents = file_contents(class_name, module, has_tools=tools, has_server=mcp)
+    files = {folder / file_name: text for file_name, text in contents.items()}
     existing = [str(path) for path in files if path.exists()]
     if existing:
-        raise FailureError(f"existing files are not overwritten: {', '.join(existing)}")
+        raise FailureError(f"these files already exist, so nothing was written: {', '.join(existing)}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
     except OSError as error:
-        raise FailureError(f"{folder} cannot be written: {error}") from error
+        raise FailureError(f"cannot write to {folder}: {error}") from error
     for path in files:
         out().print(cell(f"wrote {path}"))
     source, _, training = list(files)[:3]

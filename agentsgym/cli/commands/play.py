@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentsgym.cli.players import PlayerOptions
     from agentsgym.envs.base import MultistepEnv
 
-_MOST_TASKS = 64  # one of them is drawn
+_MAX_TASKS = 64  # one of them is drawn
 
 
 @reported
@@ -36,20 +36,18 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     seed: Annotated[
         int | None,
         typer.Option(
-            "--seed", metavar="N", min=0, help="Random seed that selects the task; by default a new one each time."
+            "--seed", metavar="N", min=0, help="Random seed that selects the task (default: a new one each time)."
         ),
     ] = None,
     store: Annotated[
         Path | None,
-        typer.Option(
-            "--store", metavar="PATH", help="Folder of a rollout store that the finished episode is written to."
-        ),
+        typer.Option("--store", metavar="PATH", help="Folder of the rollout store to write the finished episode to."),
     ] = None,
 ) -> None:
-    """Play an environment in the terminal, or watch --agent play it.
+    """Play an environment in the terminal, or watch an agent (--agent) play it.
 
-    Type an answer and press Enter; a line that ends with a backslash continues on the next. Tools are called as
-    name(argument=value), or as JSON. Ctrl-D or Ctrl-C quits.
+    Type your reply and press Enter; end a line with a backslash to continue on the next line. Call tools as
+    name(argument=value) or as JSON. Ctrl-D or Ctrl-C quits.
     """
     from agentsgym.agents.human import PlayerLeft  # noqa: PLC0415
     from agentsgym.cli.display import show_summary  # noqa: PLC0415
@@ -70,15 +68,15 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     )
     env, player = _player(agent, named, settings)
     dataset_options = {**named.dataset_options, **options.key_values(dataset, "--dataset")}
-    found = tasks_for(env, path=tasks, split=split, options=dataset_options, most=_MOST_TASKS, seed=settings.seed)
+    found = tasks_for(env, path=tasks, split=split, options=dataset_options, most=_MAX_TASKS, seed=settings.seed)
     if agent is None:
-        remark("Type your answer after the >; Ctrl-D quits.", "dim")
+        remark("Type your reply after the >; Ctrl-D quits.", "dim")
     try:
         [trajectory] = env.rollout([draw.choice(found)], player)
     except (KeyboardInterrupt, PlayerLeft):
         out().print("\nYou left before the episode ended." if agent is None else "\nStopped before the episode ended.")
         if store is not None:
-            out().print("Not stored: an unfinished episode has no reward.")
+            out().print("The episode was not stored: unfinished episodes have no reward.")
         return
     show_summary(trajectory)
     if store is not None:
@@ -98,6 +96,6 @@ def _player(agent: str | None, named: NamedEnv, settings: PlayerOptions) -> tupl
         return player.env, WatchedAgent(player.agent)
     reconfigure = getattr(sys.stdin, "reconfigure", None)
     if reconfigure is not None:
-        reconfigure(errors="replace")  # typed text in another encoding would fail the episode
+        reconfigure(errors="replace")  # otherwise, typed text in another encoding would fail the episode
     with usage_errors():
         return named.build(), HumanAgent(show=show_message)

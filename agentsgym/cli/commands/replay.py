@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from agentsgym.evaluation.replay_difference import Difference
     from agentsgym.store.records import StoredRollout
 
-_MOST_SHOWN, _BEFORE = 50, 15  # characters shown of a differing text, and of them before the first difference
+_MAX_SHOWN, _MAX_CONTEXT = 50, 15  # characters shown of a text that differs; how many may precede the difference
 
 
 @reported
-def replay(  # options of a command
+def replay(
     path: options.StorePath,
     where: options.Where = None,
     limit: Annotated[
@@ -32,26 +32,26 @@ def replay(  # options of a command
         typer.Option(
             "--env",
             metavar="ENV",
-            help="Environment to replay in, with each record's configuration; by default the one that the record "
-            "names, if it is packaged or registered.",
+            help="Environment to replay in, with the configuration stored with each rollout (default: the environment "
+            "stored with the rollout, if it is built in or registered).",
         ),
     ] = None,
     config: options.Config = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Replay the actions of stored rollouts, and report where the environment differs from the record.
+    """Replay the actions of stored rollouts and report where the environment now responds differently.
 
-    The exit code is 1 if any rollout differs, or none can be replayed.
+    The exit code is 1 if any rollout differs or none can be replayed.
     """
     from agentsgym.cli.stores import open_store  # noqa: PLC0415
-    from agentsgym.evaluation.replay import EnvsOfRecords, replay_all  # noqa: PLC0415
+    from agentsgym.evaluation.replay import RecordEnvironments, replay_all  # noqa: PLC0415
 
-    env_of = EnvsOfRecords(env_config=options.key_values(config, "--config"))
+    env_of = RecordEnvironments(env_config=options.key_values(config, "--config"))
     if environment is not None:
         from agentsgym.cli.naming import find_env  # noqa: PLC0415
 
         named = find_env(environment, options.key_values(config, "--config"))
-        env_of = EnvsOfRecords(named.env_class, named.env_config)
+        env_of = RecordEnvironments(named.env_class, named.env_config)
     store = open_store(path, where)[:limit]
     records, played = tee(store.records())  # one at a time: a store may be larger than memory
     counts, results = _report(zip(records, replay_all(played, env_of), strict=True), as_json=as_json)
@@ -61,7 +61,7 @@ def replay(  # options of a command
         summary = f"{counts['same']} same, {counts['differs']} different, {counts['impossible']} not replayed"
         out().print(cell(f"{len(store)} rollout{'' if len(store) == 1 else 's'}: {summary}", "bold"))
     if counts["impossible"] and environment is None:
-        remark("use --env ENV to name the environment if the records do not", "dim")
+        remark("if the stored rollouts do not name their environment, pass it with --env ENV", "dim")
     if counts["differs"]:
         raise FailureError(f"{counts['differs']} of {len(store)} rollouts differ")
     if not counts["same"]:
@@ -71,7 +71,7 @@ def replay(  # options of a command
 def _report(
     results: Iterable[tuple[StoredRollout, Replay]], *, as_json: bool
 ) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Count the outcomes; print differences and what cannot be replayed, or collect all results as JSON values."""
+    """Count the outcomes; print the differences and why rollouts cannot be replayed, or return all results for JSON."""
     counts, found, reasons = Counter[str](same=0, differs=0, impossible=0), list[dict[str, Any]](), Counter[str]()
     for record, result in results:
         counts[result.outcome] += 1
@@ -81,7 +81,7 @@ def _report(
         elif result.difference is not None:
             who = f"{record.agent}, " if record.agent else ""
             place = f"{who}task {result.recorded.task_index}, rollout {result.recorded.rollout_index}"
-            out().print(cell(f"{place}, {_in_short(result.difference)}"), soft_wrap=True)
+            out().print(cell(f"{place}, {_abbreviate(result.difference)}"), soft_wrap=True)
         elif result.impossible is not None:
             reasons[result.impossible] += 1
     for reason, number in reasons.most_common():
@@ -89,11 +89,11 @@ def _report(
     return counts, found
 
 
-def _in_short(difference: Difference) -> str:
-    """Format a difference; long texts are cut to begin shortly before it."""
+def _abbreviate(difference: Difference) -> str:
+    """Format a difference; long texts are cut to start shortly before it."""
     pairs = zip(difference.recorded, difference.played, strict=False)
-    num_equal = next((index for index, (one, other) in enumerate(pairs) if one != other), _MOST_SHOWN)
-    skipped = num_equal - _BEFORE if num_equal >= _MOST_SHOWN else 0
-    texts = [text[skipped : skipped + _MOST_SHOWN] for text in (difference.recorded, difference.played)]
+    num_equal = next((index for index, (one, other) in enumerate(pairs) if one != other), _MAX_SHOWN)
+    skipped = num_equal - _MAX_CONTEXT if num_equal >= _MAX_SHOWN else 0
+    texts = [text[skipped : skipped + _MAX_SHOWN] for text in (difference.recorded, difference.played)]
     before, after = (f"{'…' if skipped else ''}{text}" for text in texts)
     return str(difference._replace(recorded=before, played=after))

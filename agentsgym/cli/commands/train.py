@@ -31,7 +31,7 @@ def train(
             "-s",
             metavar="KEY=VALUE",
             help="Override a value of CONFIG, as in training.max_steps=20 or environments.0.env_config.highest=8; "
-            "the value is parsed as JSON if possible, otherwise taken as a string. Repeatable.",
+            "VALUE is parsed as JSON if possible, and is otherwise a string. Repeatable.",
         ),
     ] = None,
     as_json: options.AsJson = False,
@@ -40,8 +40,8 @@ def train(
 
     A progress bar shows step, reward, win rate and remaining time; without a terminal, a line is printed every
     logging_steps steps. All results are written to output_dir, each evaluation as soon as it ends. Ctrl-C during the
-    warm start or training keeps the policy trained so far; the final evaluation and the files are still written, and
-    the exit code is 1.
+    warm start or training keeps the policy trained so far: the final evaluation still runs, all files are still
+    written, and the exit code is 1.
 
     With several processes or GPUs: accelerate launch -m agentsgym.cli.app train CONFIG.
     """
@@ -50,7 +50,7 @@ def train(
     from agentsgym.reports.tables import comparison_table  # noqa: PLC0415
 
     quiet_transformers()
-    # steps are logged where no progress bar can be shown
+    # steps are logged if no progress bar can be shown
     logging.getLogger("agentsgym.observers.learning_curve").setLevel(logging.INFO)
     with usage_errors():
         prepared = prepare(config, overrides=options.key_values(set_values, "--set"))

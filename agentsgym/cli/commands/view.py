@@ -29,24 +29,24 @@ def view(  # noqa: PLR0913, PLR0917  # options of a command
             "--limit",
             metavar="N",
             min=1,
-            help="Show only the N newest rollouts [default: 50000, or 1000 with --out].",
+            help="Show only the N newest rollouts (default: 50000, or 1000 with --out).",
         ),
     ] = None,
     port: Annotated[
-        int, typer.Option("--port", metavar="P", min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")
+        int, typer.Option("--port", metavar="P", min=0, max=65535, help="Port on 127.0.0.1; 0 selects a free port.")
     ] = 0,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
             "--tokenizer",
             metavar="PATH",
-            help="tokenizer.json file, or its folder, for rollouts stored without a tokenizer.",
+            help="A tokenizer.json file or its folder, for rollouts stored without a tokenizer.",
         ),
     ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """View stored rollouts: conversations, the credit of every token, task groups, and what-if advantages.
+    """View stored rollouts: conversations, per-token credit, task groups, and advantages under other settings.
 
     The page is served on this machine until Ctrl-C, or written to a self-contained file. It loads nothing from the
     network.
@@ -55,7 +55,7 @@ def view(  # noqa: PLR0913, PLR0917  # options of a command
     from agentsgym.viewer.written import WRITTEN_LIMIT, write_page  # noqa: PLC0415
 
     if output is not None and port:
-        raise UsageError("--port cannot be combined with --out, which writes a file instead of serving a page")
+        raise UsageError("--port cannot be combined with --out, which writes a file instead of starting a server")
     store = open_store(path, where)
     if output is None:
         _serve(store, port, limit, tokenizer, no_open=no_open, as_json=as_json)
@@ -101,7 +101,7 @@ def _serve(
 
 def _print(text: str) -> None:
     out().print(cell(text), soft_wrap=True)
-    out().file.flush()  # a pipe must not hold back the address
+    out().file.flush()  # otherwise a pipe would delay the address
 
 
 def _remark_left_out(store: RolloutStore, shown: int) -> None:

@@ -84,11 +84,11 @@ class AsyncRolloutGenerator(RolloutGenerator):
         Raises:
             ConfigError: The agent cannot sample while the weights change.
         """
-        if not as_trained_policy(agent).plays_through_updates:
+        if not as_trained_policy(agent).samples_during_updates:
             raise ConfigError(
                 "max_staleness > 0 requires an agent that can sample while the policy is being updated, from a "
                 "separate copy of the weights: set use_vllm=True and vllm_mode='server', or pass "
-                "agent=CopiedPolicyAgent(model, tokenizer) or a TrainedPolicy with plays_through_updates=True; "
+                "agent=CopiedPolicyAgent(model, tokenizer) or a TrainedPolicy with samples_during_updates=True; "
                 f"got {agent.__class__.__name__}"
             )
         self._end_ahead()
