@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
-from agentsgym.envs.shared.numbers import without_thoughts
+from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TextArena import SPEC
 from agentsgym.envs.TextArena.catalogue import GameEntry, catalogue
 from agentsgym.envs.TextArena.games import GameMaker, PlayedGame, base_id, game_seed
@@ -242,7 +242,7 @@ class TextArenaEnv(MultistepEnv):
         game: PlayedGame = state["game"]
         seat = game.player
         config = self.env_config
-        text = without_thoughts(action).strip()[:MAX_ACTION_CHARACTERS]
+        text = strip_reasoning(action).strip()[:MAX_ACTION_CHARACTERS]
         if config["add_brackets"] and "[" not in text and "]" not in text:
             text = f"[{text}]"
         left = config["error_allowance"] - state["num_invalid"]  # per episode; the game counts consecutive ones

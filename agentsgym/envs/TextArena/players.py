@@ -11,7 +11,7 @@ from typing import Any
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.conversation import Conversation
-from agentsgym.envs.shared.numbers import without_thoughts
+from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TextArena.games import PlayedGame
 from agentsgym.envs.TextArena.moves import example_moves, filled_moves, listed_moves, usual_moves
 from agentsgym.errors import AgentError, ConfigError, EnvError, did_you_mean
@@ -119,7 +119,7 @@ class AgentPlayer:
             )
         transcript.act(action)
         self._conversation.agent_state = action.agent_state
-        return without_thoughts(text)
+        return strip_reasoning(text)
 
     def finish(self) -> None:
         """Notify an agent that was made for this player alone that the episode is over."""
