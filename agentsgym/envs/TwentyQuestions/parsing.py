@@ -188,7 +188,7 @@ class Reader:
         return Question(text=sentence) if name is None else Guess(name=name)
 
     def _object(self, words: str, solution: str) -> str | None:
-        """Return the object meant by "a clock"; None if the words may describe it ("a clock radio", "a mammal", "big")."""
+        """Return the object meant by "a clock"; None for a possible description ("a clock radio", "a mammal")."""
         known = self._known(words, solution)
         if known is not None:
             return known
