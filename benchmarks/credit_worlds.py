@@ -78,7 +78,7 @@ class _Sparing:
 
     def step(self, session_id: str, command: str) -> dict[str, Any]:
         """Play a command; result and errors as of the processes themselves."""
-        seen = self._states[session_id.partition(" ")[2]]["answer"]  # behind the environment's own name
+        seen = self._states[session_id.partition(" ")[2]]["response"]  # behind the environment's own name
         return self._step(session_id, command) if command in seen["admissible"] else seen | _NOT_TAKEN
 
 
@@ -122,8 +122,8 @@ class WatchedQuest(WatchedWorld, TextWorldEnv):
 
     refusal: ClassVar[str]
 
-    def _refusal(self, state: dict[str, Any], command: str) -> str | None:
-        return None if command in state["answer"]["admissible"] else self.refusal
+    def _rejection_reason(self, state: dict[str, Any], command: str) -> str | None:
+        return None if command in state["response"]["admissible"] else self.refusal
 
     def _processes(self) -> Any:
         keys = ("num_processes", "step_timeout_s", "start_timeout_s")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from agentsgym.envs.TextArena import TextArenaEnv
-from agentsgym.envs.TextArena.games import GameMaker
+from agentsgym.envs.TextArena.games import GameFactory
 from agentsgym.envs.TextArena.isolation import GameContext, textarena
 
 # pyright: reportPrivateUsage=false
@@ -33,7 +33,7 @@ GAMES = {
 def bare_turns(game: str, actions: list[str], seed: int) -> Iterator[int]:
     """Play a bare game; gives the number of turns."""
     context = GameContext(random.Random(seed))
-    played = GameMaker(game)(context)
+    played = GameFactory(game)(context)
     with context:
         played.reset(num_players=1, seed=seed)
     turns = 0

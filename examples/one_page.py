@@ -1,8 +1,8 @@
-"""Train a policy on a multi-turn environment, with the whole algorithm on this page.
+"""Train a policy on a multi-turn environment, with the entire algorithm on this page.
 
-The loop below does by hand what ``GRPOEnvTrainer`` does: play each task several times, credit every turn with the
-rewards that follow it, compare it with the same turn of the other rollouts, and raise the log-probability of the tokens
-of better turns. Start here to write an algorithm of your own.
+The loop below does by hand what ``GRPOEnvTrainer`` does: play each task several times, credit every turn with its
+reward and those that follow it, compare it with the same turn of the other rollouts, and raise the log-probability of
+the tokens of better turns. Start here to write your own algorithm.
 
     python examples/one_page.py            # about half a minute on a CPU
 """

@@ -1,9 +1,9 @@
-"""Train a tiny policy to play Twenty Questions with TRL's own GRPOTrainer on a CPU, after a warm start by imitation.
+"""Train a tiny policy to play Twenty Questions with TRL's GRPOTrainer on a CPU, after a warm start by imitation.
 
 ::
 
     python examples/stock_trl.py                     # one row per rollout: GRPO on the final reward
-    python examples/stock_trl.py --credit turn       # rows by turn: each turn is trained with its own advantage
+    python examples/stock_trl.py --credit turn       # one row per turn, each trained with its own advantage
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     """Imitate, evaluate, train, and evaluate again."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--credit", choices=["final", "turn"], default="final", help="credit for whole rollouts, or for each turn"
+        "--credit", choices=["final", "turn"], default="final", help="credit for complete rollouts, or for each turn"
     )
     parser.add_argument("--steps", type=int, default=120, help="optimizer steps; default: 120")
     parser.add_argument("--warm-up", type=int, default=800, help="optimizer steps of imitation; default: 800")
@@ -54,7 +54,8 @@ def main() -> None:
     imitate(model, demonstrations, tokenizer, tiny_imitation_config(options.warm_up, disable_tqdm=True))
 
     by_turn = options.credit == "turn"
-    # With credit by turn, the rows of a group are parts of its 8 rollouts, which have up to 5 distinct advantages each.
+    # With credit by turn, each of the 8 rollouts of a group becomes up to 5 rows, one per distinct advantage, plus one
+    # row per group that balances their sum.
     num_generations = 5 * ROLLOUTS + 1 if by_turn else ROLLOUTS
     credit: dict[str, Any] = {"credit": "turn", "rollouts_per_group": ROLLOUTS} if by_turn else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +79,7 @@ def main() -> None:
                 lr_scheduler_type="constant",
                 num_generations=num_generations,
                 per_device_train_batch_size=4 * num_generations,
-                max_completion_length=512,  # of the whole rollout, observations included
+                max_completion_length=512,  # of the entire rollout, including observations
                 scale_rewards="none" if by_turn else "group",
             ),
         )

@@ -1,11 +1,12 @@
 """Train a small language model to play a TextArena game, with the same code as a large one.
 
-    python examples/textarena.py                                # FrozenLake with an embedded policy, three minutes
+    python examples/textarena.py                                # FrozenLake with a built-in tiny policy, three minutes
     python examples/textarena.py --game GuessTheNumber-v0
     python examples/textarena.py --game Wordle-v0 --model NAME_OR_PATH --max_turn_tokens 512
 
-The embedded policy first imitates a player that plays three out of four moves at random, and then learns by playing.
-FrozenLake and GuessTheNumber are rendered for it in a few words, without which it would learn much less in that time.
+The tiny policy first imitates a player whose moves are random three times out of four, and then improves by
+reinforcement learning. For this policy, FrozenLake and GuessTheNumber are rendered in a few words, since it would learn
+much less from the full text in the same time.
 The script writes ``summary.json``, ``learning_curve.png``, transcripts and ``model/`` to ``outputs/textarena``. Ctrl-C
 ends training early and keeps the policy.
 """
@@ -47,12 +48,14 @@ TINY_DEFAULTS: dict[str, Any] = {
 
 @dataclass
 class GameOptions(PolicyOptions):
-    """Options of the game, the policy and the amount of play."""
+    """Options for the game, the policy and the number of games."""
 
     game: str = field(default="FrozenLake-v0", metadata={"help": "Id of a TextArena game."})
-    opponent: str = field(default="random", metadata={"help": "Player of the other seats."})
+    opponent: str = field(
+        default="random", metadata={"help": "Player of the other seats: random, first, self, or a registered name."}
+    )
     max_steps_per_episode: int = field(default=10, metadata={"help": "Maximum number of the agent's moves in a game."})
-    num_games: int = field(default=400, metadata={"help": "Number of games of each evaluation."})
+    num_games: int = field(default=400, metadata={"help": "Number of games in each evaluation."})
     blunders: float = field(default=0.75, metadata={"help": "Fraction of random moves in the imitated games."})
     num_demonstrations: int = field(default=3000, metadata={"help": "Number of games that the tiny policy imitates."})
     warm_start_steps: int = field(default=1500, metadata={"help": "Number of optimizer steps of imitation."})
@@ -63,9 +66,9 @@ class View:
     """A short rendering of a game's state, for a policy too small to read the original text.
 
     Attributes:
-        render: A function for ``env_config["history"]``, which replaces the conversation so far by one message.
+        render: A function for ``env_config["history"]`` that replaces the conversation so far with one message.
         words: The words of these messages and of the moves.
-        moves: A function of such a message that returns the best moves and all moves.
+        moves: A function that takes such a message and returns the best moves and all legal moves.
     """
 
     render: Callable[[list[Message]], list[Message]]
@@ -137,7 +140,7 @@ class Blunderer(Agent):
     """Plays some of its moves at random, and the others well.
 
     Args:
-        view: The rendering of the game that it reads.
+        view: The rendering of the game.
         blunders: The fraction of moves that are drawn from all moves.
         seed: Random seed; each conversation has its own random stream.
     """
@@ -164,7 +167,7 @@ def main() -> None:
         "opponent": game.opponent,
         "max_steps_per_episode": game.max_steps_per_episode,
     }
-    original = TextArenaEnv(env_config=config)  # the players to compare with read the original text
+    original = TextArenaEnv(env_config=config)  # the reference players need the original text
     view = VIEWS.get(game.game) if game.model is None else None
     if game.model is None:
         policy = tiny_policy(view.words if view else texts_of(original, args.seed), seed=args.seed)
@@ -178,7 +181,7 @@ def main() -> None:
     reference = known_reference(game, original)
     for name, player in reference_players(reference, original, args.seed).items():
         run.evaluate(name, original, tasks, player, references=reference)
-    if game.model is None:  # it imitates a player that mostly blunders, or random play if no view knows the moves
+    if game.model is None:  # it imitates a player that mostly blunders, or random play if the game has no view
         seed = derive_seed("demonstrations", args.seed)
         games = make_tasks("demonstrations", game.num_demonstrations, args.seed)
         player = Blunderer(view, game.blunders, seed) if view else LegalAgent(env, seed=seed)
@@ -196,12 +199,12 @@ def main() -> None:
 
 
 def tiny_defaults(game: GameOptions) -> dict[str, Any]:
-    """Return the default settings of the embedded policy; with a view, each turn has a prompt of its own."""
+    """Return the default settings of the tiny policy; with a view, each turn has a separate prompt."""
     return {**TINY_DEFAULTS, "layout": "turn" if game.game in VIEWS else "trajectory"}
 
 
 def make_tasks(purpose: str, count: int, seed: int) -> list[dict[str, Any]]:
-    """Make tasks with seeds of their own for each purpose."""
+    """Create tasks whose seeds differ between purposes."""
     return [{"seed": derive_seed(purpose, seed, number)} for number in range(count)]
 
 
@@ -228,14 +231,14 @@ def reference_players(reference: Reference | None, env: TextArenaEnv, seed: int)
 
 
 def closing_words(run: TrainingRun, game: GameOptions) -> str:
-    """Describe the game, the processor time and where the files are."""
+    """Describe the game, the CPU time and where the files are."""
     return (
         f"{game.game}, at most {game.max_steps_per_episode} moves; "
-        f"{sum(run.phases.cpu_seconds.values()):.0f} s of processor time. "
+        f"{sum(run.phases.cpu_seconds.values()):.0f} s of CPU time. "
         f"Everything is in {run.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
     )
 
 
 if __name__ == "__main__":
-    sys.path.remove(str(Path(__file__).resolve().parent))  # or else this file hides the package of the same name
+    sys.path.remove(str(Path(__file__).resolve().parent))  # otherwise this file would shadow the package of that name
     main()

@@ -1,10 +1,10 @@
 """Let a small language model learn tic-tac-toe by playing against itself, with the same code as a large one.
 
-    python examples/tictactoe_selfplay.py                     # an embedded policy, minutes on a laptop CPU
+    python examples/tictactoe_selfplay.py                     # a built-in tiny policy, minutes on a laptop CPU
     python examples/tictactoe_selfplay.py --model NAME_OR_PATH --max_turn_tokens 512
 
-One policy plays both seats of TextArena's TicTacToe, each with its own reward. The embedded policy first imitates
-random legal play, so that it knows the rules but no strategy; everything else it learns from its own games. Before and
+One policy plays both seats of TextArena's TicTacToe, each with its own reward. The tiny policy first imitates random
+legal play, so that it knows the rules but no strategy; it learns everything else from its own games. Before and
 after training it is rated against random play and against play that never loses, both as O (who moves first) and as X.
 The script writes ``summary.json``, transcripts of rated games and ``model/`` to ``outputs/tictactoe_selfplay``.
 """
@@ -36,7 +36,7 @@ SEATS = {"O": 0, "X": 1}  # O moves first
 RIVALS = ("random", "optimal")
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 TINY_DEFAULTS: dict[str, Any] = {
-    "layout": "turn",  # each turn has a prompt of its own, which shows the board
+    "layout": "turn",  # each turn has a separate prompt, which shows the board
     "learning_rate": 1e-3,
     "lr_scheduler_type": "linear",
     "max_steps": 400,
@@ -46,16 +46,16 @@ TINY_DEFAULTS: dict[str, Any] = {
     "max_turn_tokens": 3,
 }
 DEFAULTS: dict[str, Any] = {
-    "advantage_estimator": "return_to_go",  # games are compared with others from the same opening
+    "advantage_estimator": "return_to_go",  # compares a turn with the same turn of other games from the same opening
 }
 
 
 @dataclass
 class GameOptions(PolicyOptions):
-    """Options of the policy and the amount of play."""
+    """Options for the policy and the number of games."""
 
     opening_moves: int = field(default=4, metadata={"help": "Maximum number of random moves before a training game."})
-    num_games: int = field(default=500, metadata={"help": "Number of games of each rating, in each seat."})
+    num_games: int = field(default=500, metadata={"help": "Number of games in each rating, in each seat."})
     num_demonstrations: int = field(
         default=1000, metadata={"help": "Number of random games that the tiny policy imitates."}
     )
@@ -82,7 +82,7 @@ def vocabulary() -> list[str]:
 
 
 class RandomMover(Agent):
-    """Takes any empty cell of :func:`board_as_lines`; each conversation has its own random stream."""
+    """Picks a random empty cell of :func:`board_as_lines`; each conversation has its own random stream."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.num_conversations = seed, 0
@@ -126,15 +126,15 @@ def main() -> None:
 
 
 def make_tasks(purpose: str, count: int, seed: int, **more: Any) -> list[dict[str, Any]]:
-    """Make tasks with seeds of their own for each purpose."""
+    """Create tasks whose seeds differ between purposes."""
     return [{"seed": derive_seed(purpose, seed, number), **more} for number in range(count)]
 
 
 def rate(run: TrainingRun, when: str, num_games: int, view: dict[str, Any]) -> dict[str, Evaluation]:
     """Play against each rival in each seat, sampling the policy at temperature 1."""
     reference, label, ratings = reference_for(GAME), f"rating {when}", dict[str, Evaluation]()
-    num_all = num_games * len(RIVALS) * len(SEATS)
-    with run.phases.measure(label), episodes_bar(label, num_all, unit="game") as on_finish:
+    num_total = num_games * len(RIVALS) * len(SEATS)
+    with run.phases.measure(label), episodes_bar(label, num_total, unit="game") as on_finish:
         for rival, (mark, seat) in itertools.product(RIVALS, SEATS.items()):
             player = reference if rival == "random" else exact.SafeTicTacToe(reference.rules)
             other = player.random_player if rival == "random" else player.optimal_player
@@ -151,7 +151,7 @@ def rate(run: TrainingRun, when: str, num_games: int, view: dict[str, Any]) -> d
 
 
 def fraction_of_optimal(ratings: dict[str, Evaluation]) -> float:
-    """Return the reward against random play, between random (0) and optimal play (1), averaged over both seats."""
+    """Return the mean reward against random play over both seats, scaled from random (0) to optimal play (1)."""
     found = [ratings[f"{mark} against random"].fraction_of_optimal for mark in SEATS]
     return sum(one.mean for one in found if one) / len(SEATS)
 
@@ -172,9 +172,9 @@ def write_ratings(run: TrainingRun, ratings: dict[str, dict[str, Evaluation]], *
 
 
 def table(ratings: dict[str, dict[str, Evaluation]]) -> str:
-    """Tabulate random play, optimal play, and the policy before and after training; exact for the first two."""
-    header = ["player", "of optimal", *(f"{mark} against {rival}" for rival in RIVALS for mark in SEATS)]
-    rows = [["random", "0 %", *_exact_results("random")], ["optimal", "100 %", *_exact_results("optimal")]]
+    """Tabulate random and optimal play, which are computed exactly, and the policy before and after training."""
+    header = ["player", "% of optimal", *(f"{mark} against {rival}" for rival in RIVALS for mark in SEATS)]
+    rows = [["random", "0%", *_exact_results("random")], ["optimal", "100%", *_exact_results("optimal")]]
     for when, parts in ratings.items():
         rows.append([when, f"{fraction_of_optimal(parts):.1%}", *map(_results, parts.values())])
     return text_table(header, rows)
@@ -183,7 +183,8 @@ def table(ratings: dict[str, dict[str, Evaluation]]) -> str:
 def closing_words(run: TrainingRun) -> str:
     """Explain the table and where the files are."""
     return (
-        "Won / drawn / lost. 'Of optimal' is the reward against random play, averaged over both seats. "
+        "Won / drawn / lost. '% of optimal' is the reward against random play, averaged over both seats and scaled so "
+        "that random play is 0% and optimal play 100%. "
         f"{run.phases.total_seconds:.0f} s in total. Everything is in {run.output}"
     )
 
@@ -221,5 +222,7 @@ def _shares(won: float, drawn: float, lost: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.path.remove(str(Path(__file__).resolve().parent))  # or else textarena.py hides the package of the same name
+    sys.path.remove(
+        str(Path(__file__).resolve().parent)
+    )  # otherwise textarena.py would shadow the package of that name
     main()

@@ -1,12 +1,12 @@
 """Train a small language model to call tools, with the same code as a large one.
 
-    python examples/tools.py                          # an embedded policy, a few minutes on a laptop CPU
+    python examples/tools.py                          # a built-in tiny policy, a few minutes on a laptop CPU
     python examples/tools.py --model NAME_OR_PATH --max_turn_tokens 512
     python examples/tools.py --config run.yaml        # every field of GRPOEnvConfig and of TRL's ModelConfig
 
-The questions are about a price list: an answer takes one or two lookups and often a calculation, each of them a tool
-call. The embedded policy first imitates a player that acts at random in about half of its turns, which shows what calls
-look like; reinforcement learning then finds the useful ones. The script writes ``summary.json``,
+The questions are about a price list: an answer requires one or two lookups and often a calculation, each of them a tool
+call. The tiny policy first imitates a player that acts at random in about half of its turns, which shows it the format
+of calls; reinforcement learning then finds the useful ones. The script writes ``summary.json``,
 ``learning_curve.png``, transcripts of the same tasks before and after training, and ``model/`` to ``outputs/tools``.
 Ctrl-C and SIGTERM end training early and keep the policy.
 """
@@ -25,7 +25,7 @@ from agentsgym.recipes.scripts import load_policy, quiet_logging
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed
 
-# Defaults for the embedded policy.
+# Defaults for the tiny policy.
 TINY_DEFAULTS: dict[str, Any] = {
     "advantage_estimator": "return_to_go",
     "learning_rate": 3e-4,
@@ -40,20 +40,20 @@ TINY_DEFAULTS: dict[str, Any] = {
 
 @dataclass
 class TaskOptions(PolicyOptions):
-    """Options of the questions, the policy and the amount of play."""
+    """Options for the questions, the policy and the number of episodes."""
 
     kinds: list[str] = field(
         default_factory=lambda: ["price", "sum", "product"],
         metadata={"help": "Kinds of questions: price, sum, product."},
     )
     max_price: int = field(default=9, metadata={"help": "The highest price."})
-    max_steps_per_episode: int = field(default=6, metadata={"help": "Maximum number of turns of an episode."})
-    num_tasks: int = field(default=600, metadata={"help": "Number of questions of each evaluation."})
+    max_steps_per_episode: int = field(default=6, metadata={"help": "Maximum number of turns per episode."})
+    num_tasks: int = field(default=600, metadata={"help": "Number of questions in each evaluation."})
     num_train_tasks: int = field(default=20_000, metadata={"help": "Number of training questions."})
     num_demonstrations: int = field(
         default=8000, metadata={"help": "Number of episodes that the tiny policy imitates."}
     )
-    noise: float = field(default=0.5, metadata={"help": "Fraction of random turns in these episodes."})
+    noise: float = field(default=0.5, metadata={"help": "Fraction of random turns in the demonstrations."})
     warm_start_steps: int = field(default=3000, metadata={"help": "Number of optimizer steps of imitation."})
 
 
@@ -77,7 +77,7 @@ def main() -> None:
 
     run.evaluate("random", env, tasks, RandomPlayer(env, seed=args.seed))
     run.evaluate("optimal", env, tasks, ReferencePlayer(env, seed=args.seed))
-    if task.model is None:  # it imitates a player that knows the solution and often acts at random instead
+    if task.model is None:  # it imitates a player that often replaces the optimal action with a random one
         run.evaluate("untrained", env, tasks)
         questions = env.tasks(task.num_demonstrations, seed=derive_seed("demonstrations", args.seed))
         player = ImitationPlayer(env, seed=args.seed, noise=task.noise)
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def fraction_of_optimal(run: TrainingRun) -> float:
-    """Return the mean reward after training, as a fraction of that of optimal play."""
+    """Return the mean reward after training, as a fraction of the mean reward of optimal play."""
     after, optimal = (run.evaluations[name].reward for name in ("after", "optimal"))
     return after.mean / optimal.mean if after and optimal else 0.0
 

@@ -1,6 +1,6 @@
 """Train a small language model to play Twenty Questions, with the same code as a large one.
 
-    python examples/twenty_questions.py                        # an embedded policy, a few minutes on a laptop CPU
+    python examples/twenty_questions.py                        # a built-in tiny policy, a few minutes on a laptop CPU
     python examples/twenty_questions.py --model NAME_OR_PATH --objects all --max_steps_per_episode 20
     python examples/twenty_questions.py --config run.yaml      # every field of GRPOEnvConfig and of TRL's ModelConfig
 
@@ -29,7 +29,7 @@ from agentsgym.recipes.scripts import load_policy, quiet_logging
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed
 
-# Defaults for the embedded policy, whose results are in docs/results.md.
+# Defaults for the tiny policy; docs/results.md reports its results with them.
 TINY_DEFAULTS: dict[str, Any] = {
     "advantage_estimator": "gigpo",
     "learning_rate": 3e-4,
@@ -44,18 +44,18 @@ TINY_DEFAULTS: dict[str, Any] = {
 
 @dataclass
 class GameOptions(PolicyOptions):
-    """Options of the game, the policy and the amount of play."""
+    """Options for the game, the policy and the number of games."""
 
     objects: list[str] = field(default_factory=lambda: ["demo"], metadata={"help": "Objects: 'demo', 'all', or names."})
     properties: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Properties: 'demo', 'all', or keys; by default 'demo' with the demo objects, or else 'all'."
+            "help": "Properties: 'demo', 'all', or keys; by default 'demo' with the demo objects, otherwise 'all'."
         },
     )
-    max_steps_per_episode: int = field(default=7, metadata={"help": "Maximum number of turns of a game."})
+    max_steps_per_episode: int = field(default=7, metadata={"help": "Maximum number of turns per game."})
     num_games: int = field(
-        default=1056, metadata={"help": "Number of games of each evaluation, evenly over all objects."}
+        default=1056, metadata={"help": "Number of games in each evaluation, spread evenly over all objects."}
     )
     num_demonstrations: int = field(default=16_000, metadata={"help": "Number of games that the tiny policy imitates."})
     warm_start_steps: int = field(default=3500, metadata={"help": "Number of optimizer steps of imitation."})
@@ -114,7 +114,7 @@ def game_config(game: GameOptions) -> dict[str, Any]:
 
 
 def make_tasks(secrets: Sequence[str], purpose: str, count: int, seed: int) -> list[dict[str, Any]]:
-    """Make tasks that are evenly spread over the secrets, with seeds of their own for each purpose."""
+    """Create tasks that are spread evenly over the secrets, and whose seeds differ between purposes."""
     return [{"solution": secrets[i % len(secrets)], "seed": derive_seed(purpose, seed, i)} for i in range(count)]
 
 

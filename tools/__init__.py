@@ -1,1 +1,1 @@
-"""What makes the files that the package ships or needs; not part of the package. Run from the repository root."""
+"""Scripts that generate or check the package's data files; not part of the package. Run from the repository root."""

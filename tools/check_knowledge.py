@@ -31,7 +31,7 @@ PROPERTY_COLUMNS = ("property", "question", *PHRASE_KINDS)
 
 
 def check_files(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPERTIES_FILE) -> list[str]:
-    """Return every fault of the two files with its place; faults of form hide those of meaning until they are fixed."""
+    """Return every error in the two files, with its line; the meaning is checked only once the format is valid."""
     found = [*_check_form(objects_path, properties_path)]
     if found:
         return found
@@ -49,7 +49,7 @@ def balance(knowledge: KnowledgeBase) -> dict[str, Counter[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the files named on the command line, by default those that come with the game."""
+    """Check the files named on the command line, by default the packaged ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("objects", nargs="?", type=Path, default=OBJECTS_FILE)
     parser.add_argument("properties", nargs="?", type=Path, default=PROPERTIES_FILE)
@@ -106,11 +106,11 @@ def _check_names(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
         for name in dict.fromkeys(known.names):
             owner = owners.setdefault(normalize(name), known.name)
             if owner != known.name or not name:
-                yield f"{path.name}:{line}: the name {name!r} is empty or that of {owner!r} too"
+                yield f"{path.name}:{line}: the name {name!r} is empty or also a name of {owner!r}"
             elif reader.canonical(name) != known.name:
-                yield f"{path.name}:{line}: {name!r} is read as {reader.canonical(name)!r}"
+                yield f"{path.name}:{line}: {name!r} is parsed as {reader.canonical(name)!r}"
         if language.understand(known.guess):
-            yield f"{path.name}:{line}: the guess {known.guess!r} is read as a question"
+            yield f"{path.name}:{line}: the guess {known.guess!r} is parsed as a question"
 
 
 def _check_questions(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
@@ -120,7 +120,7 @@ def _check_questions(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
     for line, entry in enumerate(knowledge.properties.values(), FIRST_ROW_LINE):
         owner = asked.setdefault(core(normalize(entry.question)), entry.key)
         if owner != entry.key:
-            yield f"{path.name}:{line}: {entry.question!r} is the question of {owner} too"
+            yield f"{path.name}:{line}: {entry.question!r} is also the question of {owner}"
         found = {(meaning.key, meaning.opposite) for meaning in language.meanings(entry.question)}
         if found != {(entry.key, False)}:
             yield f"{path.name}:{line}: {entry.question!r} is understood as {sorted(found) or 'nothing'}"
@@ -128,7 +128,7 @@ def _check_questions(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
             meaning = Meaning(key=entry.key, opposite=opposite)
             first = meant.setdefault((form, phrase), meaning)
             if first != meaning:
-                yield f"{path.name}:{line}: the phrase {phrase!r} belongs to {first.key} too"
+                yield f"{path.name}:{line}: the phrase {phrase!r} also belongs to {first.key}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Make ``catalogue.json`` by playing every game: ``python -m tools.textarena_catalogue``.
+"""Generate ``catalogue.json`` by playing every game: ``python -m tools.textarena_catalogue``.
 
 Each game is played with legal random moves where they can be found, alone and interleaved with other games, in a
 separate process with a limit of processor time, so that a busy machine makes no game slow. The tables of this file hold
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from agentsgym.envs.TextArena.catalogue import CATALOGUE_FILE, GameEntry, Status
-from agentsgym.envs.TextArena.games import GameMaker, PlayedGame
+from agentsgym.envs.TextArena.games import GameFactory, PlayedGame
 from agentsgym.envs.TextArena.isolation import GameContext, textarena
 from agentsgym.envs.TextArena.patches import GAMEMASTER_GAMES, JURY_GAMES, PATCHED_GAMES, PATCHED_STATES
 from agentsgym.envs.TextArena.players import LegalPlayer
@@ -42,7 +42,7 @@ from agentsgym.texts import sentence_of
 
 MOST_PLAYERS = 15
 NUM_MOVES = 24
-TIME_LIMIT_S = 60.0  # of processor time
+TIME_LIMIT_S = 60.0  # of CPU time
 WAIT_S = 900.0  # wall-clock time, for a game that blocks
 LEAST_PYTHON = "3.12"  # allows quotes of the same kind inside f-strings
 WORD_GAMES = (
@@ -58,7 +58,7 @@ PLAYERS = {
     "SecretMafia": (6, 15),
     "SpiteAndMalice": (2, 2),
 }
-#: Games whose prompts differ between players only in the side they play, checked by reading: nothing is hidden.
+#: Games whose prompts differ only in the side that a player is on, as checked by hand, so nothing is hidden.
 OPEN_PROMPTS = ("Alquerque", "Breakthrough", "Othello", "QuantumTicTacToe", "Santorini", "ThreePlayerTicTacToe")
 #: Games whose source needs LEAST_PYTHON.
 LATER_PYTHON = ("Checkers", "Chess", "IteratedStagHunt", "ReverseTicTacToe", "UltimateTexasHoldem")
@@ -83,7 +83,7 @@ class Session:
         seconds: The processor time of all steps.
     """
 
-    def __init__(self, maker: GameMaker, num_players: int, seed: int, player_seed: int = 7) -> None:
+    def __init__(self, maker: GameFactory, num_players: int, seed: int, player_seed: int = 7) -> None:
         context = GameContext(random.Random(seed), gamemaster=lambda _: "Yes")
         self.game = PlayedGame(maker(context), context, num_players=num_players, seed=seed)
         self.player = LegalPlayer(random.Random(f"player {player_seed}"))
@@ -136,8 +136,8 @@ class Session:
         return self
 
 
-def players_of(game: str, maker: GameMaker) -> tuple[int, int]:
-    """Find the numbers of players that a game starts and plays with."""
+def players_of(game: str, maker: GameFactory) -> tuple[int, int]:
+    """Find the numbers of players with which a game can be started and played."""
     if world_of(game) in PLAYERS:
         return PLAYERS[world_of(game)]
     works: list[int] = []
@@ -147,7 +147,7 @@ def players_of(game: str, maker: GameMaker) -> tuple[int, int]:
             for _ in range(3):
                 session.move()
             works.append(count)
-        except Exception:  # noqa: BLE001  # foreign code raises anything
+        except Exception:  # noqa: BLE001  # third-party code may raise anything
             if works:
                 break
     if not works:
@@ -162,14 +162,14 @@ def entry_of(game: str) -> GameEntry:
     needs_model = world in (*GAMEMASTER_GAMES, *JURY_GAMES)
     status: Status = "gamemaster" if needs_model else "words" if world in WORD_GAMES else "ok"
     try:
-        maker = GameMaker(game, has_gamemaster=needs_model)
+        maker = GameFactory(game, has_gamemaster=needs_model)
         fewest, most = players_of(game, maker)
         return _played(game, maker, GameEntry(min_players=fewest, max_players=most, status=status))
     except Exception as error:  # noqa: BLE001  # foreign code
         return _broken(error)
 
 
-def _played(game: str, maker: GameMaker, entry: GameEntry) -> GameEntry:
+def _played(game: str, maker: GameFactory, entry: GameEntry) -> GameEntry:
     play = Session(maker, entry.min_players, 7).play()
     beside, other = Session(maker, entry.min_players, 7), Session(maker, entry.min_players, 8, player_seed=8)
     varies = any(Session(maker, entry.min_players, seed).play().texts != play.texts for seed in (8, 9, 10, 11))
@@ -204,7 +204,7 @@ def transcripts(games: Sequence[str], hash_seed: int) -> dict[str, str]:
 
 def _digest(game: str) -> str:
     needs_model = world_of(game) in (*GAMEMASTER_GAMES, *JURY_GAMES)
-    maker = GameMaker(game, has_gamemaster=needs_model)
+    maker = GameFactory(game, has_gamemaster=needs_model)
     fewest, _ = players_of(game, maker)
     texts = [Session(maker, fewest, seed).play().texts for seed in (7, 8)]
     return hashlib.sha256(repr(texts).encode()).hexdigest()

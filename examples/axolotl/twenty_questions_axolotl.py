@@ -1,4 +1,4 @@
-"""Train Twenty Questions with Axolotl: the functions that ``twenty_questions.yaml`` names.
+"""Train on Twenty Questions with Axolotl; ``twenty_questions.yaml`` refers to the functions in this module.
 
 ::
 
@@ -31,7 +31,7 @@ play = rollout_func(max_turn_tokens=12)
 
 def main(folder: Path = Path("data"), num_tasks: int = 256, warm_up: int = 200) -> None:
     """Write the files that the YAML reads: tasks as prompts, and a tiny policy after imitation."""
-    from agentsgym.tiny import tiny_policy  # noqa: PLC0415  # Axolotl, which imports this module, needs neither
+    from agentsgym.tiny import tiny_policy  # noqa: PLC0415  # not needed when Axolotl imports this module
     from agentsgym.training.imitate import imitate, tiny_imitation_config  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""Train as specified by a run file, on several processes, with weights that may be sharded over them.
+"""Train as specified by a run file, on several processes, across which the weights may be sharded.
 
     accelerate launch --config_file examples/launch/accelerate/fsdp2.yaml examples/launch/train.py \
         examples/launch/runs/all_weights.yaml --set training.max_steps=100
 
-The file has the format of ``agentsgym train``, which also evaluates before and after training and supports a warm
-start: there each process plays with the whole model, which is impossible with sharded weights. Here only the trainer
-evaluates (``training.eval_strategy`` and ``training.eval_steps``), on the tasks of the file's ``evaluation``.
+The file has the format of ``agentsgym train``. That command also evaluates before and after training and supports a
+warm start, for which each process needs all weights, so it does not support sharding. Here only the trainer evaluates
+(``training.eval_strategy`` and ``training.eval_steps``), on the tasks of the file's ``evaluation``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def train(file: str, overrides: dict[str, Any]) -> None:
     run, args = course.run, course.run.args
     if course.recipe.warm_start is not None:
         raise ConfigError(
-            f"{file}: warm_start is only supported by agentsgym train; set 'model' to the model that it saved"
+            f"{file}: warm_start is only supported by agentsgym train: run it first, and set 'model' to the saved model"
         )
     trainer = GRPOEnvTrainer(
         run.model,

@@ -61,7 +61,7 @@ def test_faults_are_not_remembered_and_end_their_session(engines: CachedProcesse
     for name in "ab":
         with pytest.raises(EnvError, match="SIGSEGV"):
             engines.step(name, "crash")
-        with pytest.raises(EnvError, match="has no game for the session"):
+        with pytest.raises(EnvError, match="has no game in the engine"):
             engines.step(name, "1")
     assert engines.step("c", "1")["total"] == 6
 

@@ -45,9 +45,9 @@ def test_an_idle_engine_plays_the_next_game(engines: EngineProcesses) -> None:
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        ("crash", "the engine's process was killed by SIGSEGV at the command 'crash'"),
-        ("exit", "the engine's process ended with code 3 at the command 'exit'"),
-        ("raise", "the engine failed at the command 'raise': KeyError: 'gone'"),
+        ("crash", "the engine's process was killed by SIGSEGV while running the command 'crash'"),
+        ("exit", "the engine's process exited with code 3 while running the command 'exit'"),
+        ("raise", "the engine failed while running the command 'raise': KeyError: 'gone'"),
     ],
 )
 def test_a_fault_costs_its_own_session(engines: EngineProcesses, command: str, problem: str) -> None:
@@ -57,7 +57,7 @@ def test_a_fault_costs_its_own_session(engines: EngineProcesses, command: str, p
     with pytest.raises(EnvError, match=f"^{problem}$"):
         engines.step("b", command)
     assert [engines.step(name, "2")["total"] for name in "ac"] == [13, 13]
-    with pytest.raises(EnvError, match="the engine has no game for the session 'b'"):
+    with pytest.raises(EnvError, match="the session 'b' has no game in the engine"):
         engines.step("b", "1")
     assert engines.begin("b", {})["total"] == 0
 
@@ -68,7 +68,7 @@ def test_a_hang_is_ended(engines: EngineProcesses) -> None:
         for name in "ab":
             impatient.begin(name, {"from": 1})
         [pid] = impatient.pids
-        with pytest.raises(EnvError, match=r"took longer than 0\.2 s and was ended at the command 'hang'"):
+        with pytest.raises(EnvError, match=r"was terminated after 0\.2 s while running the command 'hang'"):
             impatient.step("a", "hang")
         assert not psutil.pid_exists(pid)
         assert impatient.step("b", "1")["total"] == 2
@@ -78,7 +78,7 @@ def test_a_hang_is_ended(engines: EngineProcesses) -> None:
 
 def test_a_game_that_cannot_be_begun(engines: EngineProcesses) -> None:
     engines.begin("a", {})
-    with pytest.raises(EnvError, match="the engine failed when the game was begun: ValueError: no such game"):
+    with pytest.raises(EnvError, match="the engine failed while starting the game: ValueError: no such game"):
         engines.begin("b", {"fails": True})
     assert engines.step("a", "1")["total"] == 1
 
@@ -214,7 +214,7 @@ os._exit(0)
 def test_an_exit_in_the_engine_costs_its_own_session(engines: EngineProcesses) -> None:
     engines.begin("a", {})
     pid = engines.begin("b", {})["pid"]
-    with pytest.raises(EnvError, match="at the command 'leave': SystemExit: it cannot be read"):
+    with pytest.raises(EnvError, match="while running the command 'leave': SystemExit: it cannot be read"):
         engines.step("a", "leave")
     assert engines.step("b", "1")["pid"] == pid
 

@@ -123,7 +123,7 @@ def test_games_of_words_need_no_download_and_share_their_dictionary() -> None:
 @pytest.mark.parametrize("game", ["Wordle-v0", "Hangman-v0", "WordLadder-v0", "DontSayIt-v0-unlimited", "Codenames-v0"])
 def test_playing_leaves_the_words_that_games_share_as_they_are(game: str) -> None:
     env = TextArenaEnv(env_config={"game": game, "max_steps_per_episode": 4})
-    prototype = env._maker._prototype
+    prototype = env._factory._prototype
     before = {name: list(value) for name, value in vars(prototype).items() if isinstance(value, list | set)}
     env.rollout([{"seed": seed} for seed in range(3)], ScriptedAgent(["[word]", "[other]"], repeat_last=True))
     assert before == {name: list(value) for name, value in vars(prototype).items() if isinstance(value, list | set)}
@@ -141,15 +141,15 @@ def test_nltks_words_are_asked_for_with_the_command_that_fetches_them(monkeypatc
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({}, "needs a 'game'"),
+        ({}, "must be set to the id of a game"),
         ({"game": "Wordel-v0"}, "did you mean 'Wordle-v0'"),
         ({"game": "TicTacToe-v0", "num_players": 3}, "must be 2 for TicTacToe-v0, got 3"),
         ({"game": "Poker-v0", "num_players": 1}, "must be 2 to 15 for Poker-v0, got 1"),
         ({"game": "PublicGoodsGame-v0", "num_players": 1}, "must be 2 to 15"),
         ({"game": "TicTacToe-v0", "seat": 2}, r"must be an int in \[0, 2\)"),
         ({"game": "GuessTheNumber-v0", "game_options": {"max_numer": 9}}, "max_numer"),
-        ({"game": "Klondike-v0"}, "cannot be made by this version of TextArena: SyntaxError"),
-        ({"game": "ScorableGames-v0"}, "cannot be made by this version of TextArena: FileNotFoundError"),
+        ({"game": "Klondike-v0"}, "cannot be created by the installed version of TextArena: SyntaxError"),
+        ({"game": "ScorableGames-v0"}, "cannot be created by the installed version of TextArena: FileNotFoundError"),
         (
             {"game": "GuessTheNumber-v0", "game_options": {"max_number": "x"}},
             "does not fit GuessTheNumber-v0: TypeError",
@@ -164,7 +164,7 @@ def test_nltks_words_are_asked_for_with_the_command_that_fetches_them(monkeypatc
         ),
         ({"game": "ThreePlayerTicTacToe-v0", "seat": 0, "opponent": {"1": "first"}}, "got none for seat 2"),
         ({"game": "TicTacToe-v0", "seat": 1, "opponent": {"0": "first", "1": "first"}}, "which is the agent's own"),
-        ({"game": "TicTacToe-v0", "opponent": {"1": "self"}}, "plays all seats"),
+        ({"game": "TicTacToe-v0", "opponent": {"1": "self"}}, "for the agent to play all seats"),
         ({"game": "KuhnPoker-v0", "opponent": "self", "shared_conversation": True}, "hide from each other"),
         ({"game": "KuhnPoker-v0", "opponent": "self", "history": "rerender"}, "separate conversations"),
         ({"game": "Wordle-v0", "word_list": "mine"}, "one of 'hunspell', 'nltk'"),
@@ -178,7 +178,7 @@ def test_what_cannot_be_played_is_refused_with_a_sentence(config: dict[str, Any]
 def test_no_broken_game_is_taken_for_one_that_runs() -> None:
     broken = [game for game, entry in catalogue().items() if entry.status == "broken"]
     for game in broken:
-        with pytest.raises(ConfigError, match=rf"{game} (cannot be made by this version|needs Python)"):
+        with pytest.raises(ConfigError, match=rf"{game} (cannot be created by the installed version|needs Python)"):
             TextArenaEnv(env_config={"game": game})
 
 

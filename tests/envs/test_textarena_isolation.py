@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
-from agentsgym.envs.TextArena.games import GameMaker, PlayedGame
+from agentsgym.envs.TextArena.games import GameFactory, PlayedGame
 from agentsgym.envs.TextArena.isolation import GameContext, NumpyStandin, RandomStandin, textarena
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 
@@ -126,7 +126,7 @@ ACTIONS = {
 
 @pytest.mark.parametrize("game", ACTIONS)
 def test_a_game_draws_what_the_global_generator_would_have_given(game: str) -> None:
-    maker = GameMaker(game)
+    maker = GameFactory(game)
     for num_players in (1, 2):
         context = GameContext(random.Random(0))
         try:
@@ -184,7 +184,7 @@ def test_nested_contexts_leave_the_outer_one_in_place() -> None:
 
 def test_a_copied_game_goes_on_by_itself() -> None:
     context = GameContext(random.Random(2))
-    game = PlayedGame(GameMaker("GuessTheNumber-v0")(context), context, num_players=1, seed=1)
+    game = PlayedGame(GameFactory("GuessTheNumber-v0")(context), context, num_players=1, seed=1)
     twin = copy.deepcopy(game)
     game.observe()
     game.move("[5]")

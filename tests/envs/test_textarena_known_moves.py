@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentsgym import Trajectory
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
-from agentsgym.envs.TextArena.games import GameMaker, PlayedGame
+from agentsgym.envs.TextArena.games import GameFactory, PlayedGame
 from agentsgym.envs.TextArena.isolation import GameContext
 from agentsgym.envs.TextArena.moves import known_moves, parts_of
 from agentsgym.envs.TextArena.players import LegalPlayer
@@ -24,7 +24,7 @@ from agentsgym.envs.TextArena.players import LegalPlayer
 
 def begin(game: str, **options: Any) -> PlayedGame:
     context = GameContext(random.Random(0))
-    return PlayedGame(GameMaker(game, options)(context), context, num_players=2, seed=1)
+    return PlayedGame(GameFactory(game, options)(context), context, num_players=2, seed=1)
 
 
 def play(game: str, num_games: int, **config: Any) -> list[Trajectory]:
@@ -179,7 +179,7 @@ def test_who_only_speaks_nonsense_loses_at_santorini() -> None:
 
 def test_two_go_on_where_a_third_is_out_of_santorini() -> None:
     context = GameContext(random.Random(0))
-    game = PlayedGame(GameMaker("SantoriniBaseFixed-v0")(context), context, num_players=3, seed=1)
+    game = PlayedGame(GameFactory("SantoriniBaseFixed-v0")(context), context, num_players=3, seed=1)
     game.move("nonsense", error_allowance=0)
     assert (game.done, game.player) == (False, 1)
     player = LegalPlayer(random.Random(0))

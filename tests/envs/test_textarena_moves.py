@@ -11,7 +11,7 @@ import pytest
 from agentsgym import RandomAgent, ScriptedAgent, Trajectory
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
 from agentsgym.envs.TextArena import env as env_module
-from agentsgym.envs.TextArena.games import GameMaker, PlayedGame
+from agentsgym.envs.TextArena.games import GameFactory, PlayedGame
 from agentsgym.envs.TextArena.isolation import GameContext
 from agentsgym.types import StopReason
 
@@ -25,7 +25,7 @@ def play(config: dict[str, Any], moves: Sequence[str], opponent: Any = None, see
 
 def begin(game: str, num_players: int, seed: int = 1) -> PlayedGame:
     context = GameContext(random.Random(0))
-    return PlayedGame(GameMaker(game)(context), context, num_players=num_players, seed=seed)
+    return PlayedGame(GameFactory(game)(context), context, num_players=num_players, seed=seed)
 
 
 # Thoughts

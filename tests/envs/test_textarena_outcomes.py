@@ -10,7 +10,7 @@ import pytest
 
 from agentsgym import ScriptedAgent
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
-from agentsgym.envs.TextArena.games import GameMaker, PlayedGame
+from agentsgym.envs.TextArena.games import GameFactory, PlayedGame
 from agentsgym.envs.TextArena.isolation import GameContext
 
 SOLVED = [*range(1, 16), None]
@@ -18,7 +18,7 @@ SOLVED = [*range(1, 16), None]
 
 def begin(game: str, *, max_moves: int | None = None, **options: Any) -> PlayedGame:
     context = GameContext(random.Random(0))
-    return PlayedGame(GameMaker(game, options)(context), context, num_players=1, seed=1, max_moves=max_moves)
+    return PlayedGame(GameFactory(game, options)(context), context, num_players=1, seed=1, max_moves=max_moves)
 
 
 def rows(tiles: list[int | None]) -> list[list[int | None]]:
@@ -102,4 +102,4 @@ def test_chains_of_words_begin_with_a_word_of_a_list_in_order() -> None:
 
 def begin_chains() -> PlayedGame:
     context = GameContext(random.Random(0))
-    return PlayedGame(GameMaker("WordChains-v0")(context), context, num_players=2, seed=1)
+    return PlayedGame(GameFactory("WordChains-v0")(context), context, num_players=2, seed=1)

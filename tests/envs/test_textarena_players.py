@@ -124,7 +124,7 @@ def test_agents_by_name_are_in_rows(registered: None) -> None:
     register_player("corner", lambda: ScriptedAgent(["[0]", "[2]", "[6]", "[8]"], repeat_last=True))
     env = TextArenaEnv(env_config={**TIC_TAC_TOE, "opponent": "corner"})
     assert "[Player 1] [0]" in play(env, ["[4]", "[1]", "[7]"]).messages[2]["content"]
-    with pytest.raises(ConfigError, match="must be a new, non-empty string"):
+    with pytest.raises(ConfigError, match="must be a non-empty string other than 'random'"):
         register_player("random", lambda: None)
 
 

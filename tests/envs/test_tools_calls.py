@@ -164,12 +164,12 @@ def test_too_many_calls_that_never_return_fail_the_episode_until_some_do(monkeyp
     env = env_of(gate.wait, tool_timeout_s=0.05)
     trajectory = play(env, [call("wait")] * 2, [call("wait")], "done")
     assert trajectory.failed
-    assert "calls of tools have exceeded env_config['tool_timeout_s']" in str(trajectory.error)
+    assert "calls of tools exceeded env_config['tool_timeout_s']" in str(trajectory.error)
     gate.opened.set()
     jobs = env._process.runner._abandoned
     assert all(job.wait(20) for job in jobs)
     for job in jobs:
-        job._is_over.release()
+        job._done.release()
     assert results(play(env, [call("wait")], "done")) == ['"open"']
     env.close()
 
@@ -184,7 +184,7 @@ def test_a_call_that_is_refused_costs_no_idle_thread(monkeypatch: pytest.MonkeyP
     while not runner._idle:
         time.sleep(0.001)
     for _ in range(2):
-        with pytest.raises(EnvError, match="calls have exceeded limit_s"):
+        with pytest.raises(EnvError, match="calls exceeded limit_s"):
             runner.start(opened.wait)
     assert len(runner._idle) == 1
     opened.set()

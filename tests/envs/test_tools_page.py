@@ -46,4 +46,4 @@ def test_the_defaults_of_the_price_list_are_those_of_the_page() -> None:
     config = PriceListEnv().env_config
     assert (config["kinds"], config["max_price"]) == (["price", "sum", "product"], 9)
     assert (len(config["goods"]), config["max_steps_per_episode"], config["tool_timeout_s"]) == (8, 6, None)
-    assert PriceListEnv().most_answer == 36
+    assert PriceListEnv().max_answer == 36

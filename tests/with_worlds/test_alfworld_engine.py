@@ -116,8 +116,8 @@ def test_what_is_no_game_is_said_in_a_sentence(engine: HouseholdEngine, househol
         (broken, "cannot be read"),
         (lacking, "lacks pddl_domain, pddl_problem"),
         (tmp_path / "missing", "cannot be read"),
-        (nosy, "more than name things"),
-        (unknown, f"cannot play the game {unknown}: SystemExit: Undeclared predicate: inbox"),
+        (nosy, "that is not allowed"),
+        (unknown, f"cannot load the game {unknown}: SystemExit: Undeclared predicate: inbox"),
     ):
         with pytest.raises((ValueError, EnvError), match=sentence):
             play_through(engine, file)

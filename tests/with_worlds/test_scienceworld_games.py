@@ -128,7 +128,7 @@ def test_java_that_dies_fails_its_episodes_and_the_next_plays() -> None:
 
     played = env.rollout([PLANT, {**PLANT, "variation": 2}], Killer())
     assert [one.failed for one in played] == [True, True]
-    assert all("the engine failed at the command 'look around'" in (one.error or "") for one in played)
+    assert all("the engine failed while running the command 'look around'" in (one.error or "") for one in played)
     [after] = env.rollout([PLANT], ScriptedAgent(["go to hallway", "focus on hallway"]))
     assert (after.error, str(after.stop_reason)) == (None, "done")
 
@@ -144,7 +144,7 @@ def test_more_games_than_a_heap_holds_are_played_in_another_jvm() -> None:
 def test_java_that_does_not_start_says_why() -> None:
     [played] = env_of(memory_mb=10**9).rollout([PLANT], ScriptedAgent(["look around"]))
     assert played.failed
-    assert "Java does not start: " in (played.error or "")
+    assert "Java could not be started: " in (played.error or "")
     assert "heap" in (played.error or "")
 
 

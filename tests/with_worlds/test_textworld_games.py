@@ -157,7 +157,7 @@ def test_a_game_that_the_compiler_does_not_take_is_told_by_its_options(
         raise generator.CouldNotCompileGameError("\nProblem 7: too large.")
 
     monkeypatch.setattr(generator, "compile_game", refuse)
-    with pytest.raises(ValueError, match=r"rejected the game of kind 'coin_collector'.*\{'level': 7\}: try a smaller"):
+    with pytest.raises(ValueError, match=r"rejected the game of kind 'coin_collector'.*\{'level': 7\}: use options"):
         TextWorldEngine().start({**made("coin_collector", {"level": 7}), "cache_dir": str(cache)})
 
 
@@ -217,7 +217,7 @@ def test_a_file_that_is_no_game_fails_its_own_episode(cache: Path, tmp_path: Pat
     played = env.rollout([{"file": str(path)} for path in sorted(tmp_path.glob("*.z8"))], ScriptedAgent(["look"]))
     assert all(one.failed for one in played)
     told = [one.error or "" for one in played]
-    assert "text.z8 is not a game for version 8 of the Z-machine" in told[2]
+    assert "text.z8 must be a game for version 8 of the Z-machine" in told[2]
     env = env_of(cache, COIN)
     assert env.rollout([{"game_seed": 3}], reference_player(env))[0].success
 

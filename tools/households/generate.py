@@ -1,4 +1,4 @@
-"""Write households in the layout of ALFWorld's data, for any reader of it."""
+"""Generate households in the layout of ALFWorld's data."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def generate_households(
     goal_folder.mkdir(parents=True, exist_ok=True)
     inside = next(goal_folder.iterdir(), None)
     if inside is not None:
-        raise ConfigError(f"{goal_folder} is not empty (it holds {inside.name}); households need an empty folder")
+        raise ConfigError(
+            f"{goal_folder} is not empty (it contains {inside.name}): choose an empty or new folder for the households"
+        )
     source = shipped()
     unfinished = goal_folder / f".{DATA}.{os.getpid()}"
     try:
@@ -112,13 +114,13 @@ def _check(
     for split, num_games in split_sizes.items():
         if split not in SPLITS:
             raise ConfigError(f"split_sizes has no split {shown(split)}{did_you_mean(str(split), SPLITS)}")
-        require(f"split_sizes[{split!r}]", num_games, is_int(1), "a positive int (or leave that split out)")
+        require(f"split_sizes[{split!r}]", num_games, is_int(1), "a positive int (or omit that split)")
     require("searching", searching, is_bool, "True or False")
     if isinstance(task_types, str) or (task_types is not None and not task_types):
         raise ConfigError(f"task_types must be a list of some of {TASK_TYPES}, got {shown(task_types)}")
     for one in task_types or ():
         if one not in TASK_TYPES:
-            raise ConfigError(f"task_types has the unknown type {shown(one)}{did_you_mean(str(one), TASK_TYPES)}")
+            raise ConfigError(f"task_types contains the unknown type {shown(one)}{did_you_mean(str(one), TASK_TYPES)}")
 
 
 def _drawn(

@@ -1,4 +1,4 @@
-"""Draw a household: a room, a task that can be done in it, and the places of things."""
+"""Draw a household: a room, a task that can be done in it, and the initial places of things."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TREATMENTS = {
 _HELD_OUT = 5  # one in five combinations of task type, object and receptacle is reserved for unseen rooms
 
 Thing = tuple[str, int]
-"""The kind and the number in it, from 1, as in the game: ``("Mug", 2)`` is *mug 2*."""
+"""The kind of a thing and its number, from 1, as in the game: ``("Mug", 2)`` is *mug 2*."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Household:
 
     @property
     def game(self) -> tuple[Room, Task, tuple[tuple[Thing, Receptacle], ...]]:
-        """The parts that make it a different game: not the wording of the task, nor its solution."""
+        """The parts that distinguish games, which exclude the wording of the task and its solution."""
         return self.room, self.task, self.things
 
 

@@ -1,4 +1,4 @@
-"""A household as a problem in PDDL, in the vocabulary of the domain that the ``alfworld`` wheel ships."""
+"""Format a household as a PDDL problem for the domain that the ``alfworld`` wheel ships."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from agentsgym.seeding import derive_seed
 
 Receptacle = tuple[str, int]
-"""The kind and the number in it, from 1, as in the game: ``("Drawer", 2)`` is *drawer 2*."""
+"""The kind of a thing and its number, from 1, as in the game: ``("Drawer", 2)`` is *drawer 2*."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A room: the part that is the same in all of its games.
+    """A room, which is the same in all of its games.
 
     Attributes:
         kind: A key of :data:`KINDS`.

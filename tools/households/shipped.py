@@ -95,7 +95,7 @@ def shipped() -> Shipped:
 
 
 def _module_of(file: Path) -> dict[str, Any]:
-    """Import one file of the wheel alone, since the package would create a folder in the user's home."""
+    """Import only one file of the wheel, since importing the package would create a folder in the user's home."""
     spec = importlib.util.spec_from_file_location(f"alfworld_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise KeyError(file.name)

@@ -1,4 +1,4 @@
-"""Find the commands that solve a household from the places of things: a planner would take minutes per game."""
+"""Find the commands that solve a household from the places of things, since a planner would take minutes per game."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ALFWorld: household tasks in text, from the published data or generated."""
+"""ALFWorld: household tasks in text, published or generated."""
 
 from typing import TYPE_CHECKING
 

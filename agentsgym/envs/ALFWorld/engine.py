@@ -1,4 +1,4 @@
-"""The household engine for a worker process: ALFWorld's own text engine, one game at a time."""
+"""Run ALFWorld's text engine, one game at a time; used in an engine's process."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from agentsgym.envs.ALFWorld.goals import Fact, Goal, read_goal
+from agentsgym.envs.ALFWorld.goals import Fact, Goal, parse_goal
 from agentsgym.envs.ALFWorld.patches import cache_commands, patch_engine
 from agentsgym.fields import is_strings
 from agentsgym.texts import sentence_of
 
-_PARTS = ("pddl_domain", "grammar", "pddl_problem")
+_REQUIRED_FIELDS = ("pddl_domain", "grammar", "pddl_problem")
 _NEGATED = "not_"
-_IN_GRAMMAR = re.compile(r"(\w+)\(")
+_GRAMMAR_PREDICATE = re.compile(r"(\w+)\(")
 
 
 class HouseholdEngine:
-    """Runs ``game.tw-pddl`` files, one after the other, with one copy of the planner's library.
-
-    The planner itself is never run.
-    """
+    """Runs ``game.tw-pddl`` files one after another; it loads the planner's library, but never runs the planner."""
 
     def __init__(self) -> None:
         patch_engine()
@@ -35,8 +32,8 @@ class HouseholdEngine:
         pddl: Any = importlib.import_module("textworld.envs.pddl")
         self._game: Any = alfworld.AlfredDemangler(pddl.PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True)))
         self._goal: Goal | None = None
-        self._in_texts: frozenset[str] = frozenset()
-        self._in_world: frozenset[str] = frozenset()
+        self._text_predicates: frozenset[str] = frozenset()
+        self._world_predicates: frozenset[str] = frozenset()
 
     def start(self, game: dict[str, Any]) -> dict[str, Any]:
         """Load a game and start it.
@@ -45,45 +42,49 @@ class HouseholdEngine:
             game: ``{"file": path}``, or ``{"game": {…}}`` with the content of such a file.
 
         Returns:
-            See :class:`~agentsgym.envs.shared.text_worlds.env.TextWorldBase`. ``walkthrough`` is empty if the file has
-            none; ``progress`` is the share of the goal's conditions that hold, None if they cannot be counted.
-            ``state_key`` and ``key`` are digests of the position: equal state keys imply equal output from there on,
-            equal keys imply that all objects are in the same places and states.
+            The response described in :class:`~agentsgym.envs.shared.text_worlds.env.TextWorldBase`. ``walkthrough`` is
+            empty if the file has none. ``progress`` is the fraction of the goal's conditions that hold, or None if they
+            cannot be counted. ``state_key`` and ``key`` are hashes of the position: equal state keys imply equal output
+            from then on, equal keys imply that all objects are in the same places and states.
 
         Raises:
-            ValueError: The file is not a game, or not one that the engine supports.
+            ValueError: The file is not a game, or the engine does not support it.
         """
-        parts = game["game"] if "game" in game else _read_game(Path(game["file"]))
+        fields = game["game"] if "game" in game else _read_game(Path(game["file"]))
         try:
-            self._game.load(parts)
+            self._game.load(fields)
             cache_commands(self._game.unwrapped)
             state = self._game.reset()
         except (Exception, SystemExit) as error:  # the planner's translator exits on unreadable input
-            why = f"{type(error).__name__}: {sentence_of(error)}"
-            raise ValueError(f"the engine cannot play the game {game.get('file', 'given')}: {why}") from error
+            reason = f"{type(error).__name__}: {sentence_of(error)}"
+            name = f"the game {game['file']}" if "file" in game else "this game"
+            raise ValueError(f"the engine cannot load {name}: {reason}") from error
         inner = self._game.unwrapped
         task = inner._pddl_state.task
         changing = {effect.literal.predicate for action in task.actions for effect in action.effects}
-        self._in_texts, self._in_world = _seen_predicates(task, changing, inner._game_data["grammar"])
+        self._text_predicates, self._world_predicates = _relevant_predicates(
+            task, changing, inner._game_data["grammar"]
+        )
         self._goal = None
-        with suppress(ValueError, IndexError, TypeError, KeyError):  # progress is then unknown
-            objects = {one.name: one.type_name for one in task.objects}
-            self._goal = read_goal(inner._game_data["pddl_problem"], objects, self._facts(), changing)
-        walkthrough = parts.get("walkthrough")
-        return {"walkthrough": walkthrough if is_strings(walkthrough) else [], **self._seen(state)}
+        with suppress(ValueError, IndexError, TypeError, KeyError):  # an unsupported goal leaves the progress unknown
+            objects = {item.name: item.type_name for item in task.objects}
+            self._goal = parse_goal(inner._game_data["pddl_problem"], objects, self._facts(), changing)
+        walkthrough = fields.get("walkthrough")
+        return {"walkthrough": walkthrough if is_strings(walkthrough) else [], **self._common_response(state)}
 
     def step(self, command: str) -> dict[str, Any]:
-        """Run a command; ``understood`` is whether the engine accepted it."""
+        """Run a command; ``understood`` in the response is whether the engine accepted it."""
         state, _, _ = self._game.step(command)
-        return {"understood": state["_last_action"] is not None, **self._seen(state)}
+        return {"understood": state["_last_action"] is not None, **self._common_response(state)}
 
     def close(self) -> None:
-        """Release the copy of the library, a separate file for as long as it is mapped."""
+        """Release this engine's copy of the planner's library, which occupies a file as long as it is mapped."""
         library, self._game.unwrapped.downward_lib = self._game.unwrapped.downward_lib, None
         if library is not None:
             self._planner.close_lib(library)
 
-    def _seen(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def _common_response(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the part of a response that ``start`` and ``step`` share."""
         facts = self._facts()
         num_met, num_conditions = (0, 0) if self._goal is None else self._goal.met(facts)
         return {
@@ -92,13 +93,13 @@ class HouseholdEngine:
             "won": bool(state["won"]),
             "lost": False,
             "progress": None if self._goal is None else num_met / max(num_conditions, 1),
-            "key": _digest(fact for fact in facts if fact[0] in self._in_world),
-            "state_key": _digest(fact for fact in facts if fact[0] in self._in_texts),
+            "key": _digest(fact for fact in facts if fact[0] in self._world_predicates),
+            "state_key": _digest(fact for fact in facts if fact[0] in self._text_predicates),
         }
 
     def _facts(self) -> set[Fact]:
         facts = self._game.unwrapped._pddl_state.facts
-        return {(fact.name, *(one.name for one in fact.arguments)) for fact in facts}
+        return {(fact.name, *(argument.name for argument in fact.arguments)) for fact in facts}
 
 
 def _read_game(path: Path) -> dict[str, Any]:
@@ -106,28 +107,27 @@ def _read_game(path: Path) -> dict[str, Any]:
         game: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"the game file {path} cannot be read: {error}") from error
-    parts: dict[str, Any] = cast("dict[str, Any]", game) if isinstance(game, dict) else {}
-    missing = [part for part in _PARTS if not isinstance(parts.get(part), str)]
+    fields: dict[str, Any] = cast("dict[str, Any]", game) if isinstance(game, dict) else {}
+    missing = [name for name in _REQUIRED_FIELDS if not isinstance(fields.get(name), str)]
     if missing:
         raise ValueError(
-            f"the game file {path} must be a JSON object with the string fields {', '.join(_PARTS)}; it lacks "
-            f"{', '.join(missing)}"
+            f"the game file {path} must be a JSON object with the string fields {', '.join(_REQUIRED_FIELDS)}; it "
+            f"lacks {', '.join(missing)}"
         )
-    return parts
+    return fields
 
 
 def _digest(facts: Iterable[Fact]) -> str:
     return hashlib.blake2b(json.dumps(sorted(facts)).encode(), digest_size=12).hexdigest()
 
 
-def _seen_predicates(task: Any, changing: set[str], grammar: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the predicates that change and matter: those in texts or rules, and those of the world alone.
+def _relevant_predicates(task: Any, changing: set[str], grammar: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the changing predicates that texts or rules depend on, and the subset that describes the world.
 
-    Predicates that only record history (``checked``, ``wasInReceptacle``) are left out. The engine keeps some facts
-    that no longer hold as ``not_…``, which texts depend on; they describe the path so far, and are not part of the
-    world.
+    Predicates that only record history (``checked``, ``wasInReceptacle``) are omitted. The engine records some facts
+    that no longer hold as ``not_…``; texts depend on these, but they describe the path so far rather than the world.
     """
-    needed = set(_IN_GRAMMAR.findall(grammar.lower()))
+    needed = set(_GRAMMAR_PREDICATE.findall(grammar.lower()))
     conditions = [task.goal, *(axiom.condition for axiom in task.axioms)]
     for action in task.actions:
         conditions += [action.precondition, *(effect.condition for effect in action.effects)]

@@ -1,4 +1,4 @@
-"""ALFWorld: text households, in which the agent finds objects, changes them and puts them where they belong."""
+"""ALFWorld: text households in which the agent finds objects, changes them and puts them where they belong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.ALFWorld import SPEC
-from agentsgym.envs.ALFWorld.games import TASK_TYPES, data_folder, game_file, stamp_of
+from agentsgym.envs.ALFWorld.games import TASK_TYPES, data_folder, file_stamp, game_file
 from agentsgym.envs.ALFWorld.tasks import task_dataset
 from agentsgym.envs.contract import State
 from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields, read_command
@@ -43,26 +43,27 @@ else."""
 
 
 class ALFWorldEnv(TextWorldBase):
-    """Household tasks of ALFWorld (2010.03768), run by its own text engine.
+    """Household tasks of ALFWorld (arXiv 2010.03768), run by ALFWorld's text engine.
 
     A task is ``{"game": "json_2.1.1/train/…/game.tw-pddl", "task_type": str, "seed": int}``; the path is relative to
     the data folder. Games are deterministic: the seed only determines which rollouts share a task.
 
-    Keys of ``env_config`` beside the common ones (``max_steps_per_episode`` is 50 by default):
+    Keys of ``env_config`` in addition to the common ones (``max_steps_per_episode`` is 50 by default):
 
     - ``data``: the data folder; None for ``$ALFWORLD_DATA``, or ``~/.cache/alfworld`` if that is not set.
-    - ``show_commands``: the admissible commands that each observation lists: ``"all"`` (default), ``"here"``, those
-      without ``go to``, whose targets the first observation names, or ``"none"``.
-    - ``reward``: ``"success"`` (default), the engine's: 1 for the turn that solves the task; or ``"progress"``: the
-      change of the share of the goal's conditions that hold, negative if the turn undoes one. That share is
-      ``info["progress"]`` and the potential for potential-based shaping, with either reward.
+    - ``show_commands``: the admissible commands that each observation lists: ``"all"`` (default), ``"here"`` (without
+      ``go to`` commands, whose targets are named in the first observation), or ``"none"``.
+    - ``reward``: ``"success"`` (default): 1 for the turn that solves the task; or ``"progress"``: the change in the
+      fraction of the goal's conditions that hold, which is negative if the turn undoes one. With either reward, this
+      fraction is ``info["progress"]`` and the potential for potential-based shaping.
     - ``rejected_penalty``: the cost of a command that the engine rejects ("Nothing happens.").
-    - ``rejected_is_invalid``: whether such a command is an invalid action, of which ``error_allowance`` are forgiven;
-      by default it is a wasted turn.
+    - ``rejected_is_invalid``: whether such a command counts as an invalid action, of which ``error_allowance`` are
+      allowed; by default it only wastes a turn.
     - ``num_processes``: the maximum number of engine processes; each runs many games.
-    - ``step_timeout_s``, ``start_timeout_s``: seconds after which an engine is considered hung, and replaced.
-    - ``max_games_per_process``: the number of games after which a process is replaced; None for never.
-    - ``cache_mb``: megabytes of cached engine responses, so that the rollouts of a task share them; 0 for no cache.
+    - ``step_timeout_s``, ``start_timeout_s``: the time in seconds after which an engine counts as hung and is replaced.
+    - ``max_games_per_process``: the number of games after which a process is replaced; None to never replace it.
+    - ``cache_mb``: the size in megabytes of the cache of engine responses, which the rollouts of a task share; 0 for no
+      cache.
     """
 
     spec = SPEC
@@ -83,10 +84,10 @@ class ALFWorldEnv(TextWorldBase):
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
     ) -> None:
-        """Check the configuration and find the data; no engine starts before the first episode.
+        """Check the configuration and find the data; the engine is started with the first episode.
 
         Raises:
-            ConfigError: As for every environment; or the data are missing.
+            ConfigError: The configuration is invalid, or the data are missing.
             MissingDependencyError: ``alfworld`` is not installed.
         """
         super().__init__(tokenizer, env_config)
@@ -95,10 +96,10 @@ class ALFWorldEnv(TextWorldBase):
     def _process_limits(self) -> dict[str, Any]:
         return {key: self.env_config[key] for key in ("max_games_per_process", "cache_mb")}
 
-    def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
+    def _engine_task(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
         file = game_file(self._data, task_data["game"])
-        # The stamp distinguishes cached responses for a file from those for an earlier version of it.
-        return {"file": str(file), "stamp": stamp_of(file)}
+        # The stamp distinguishes versions of the file, so that responses cached for an earlier version are not used.
+        return {"file": str(file), "stamp": file_stamp(file)}
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         game_file(self._data, task_data.get("game"))
@@ -106,45 +107,48 @@ class ALFWorldEnv(TextWorldBase):
         if kind is not None and kind not in TASK_TYPES:
             raise TaskError(f"task_data['task_type'] must be one of {', '.join(TASK_TYPES)}, got {shown(kind)}")
 
-    def _shown(self, answer: Mapping[str, Any]) -> str:
+    def _observation(self, response: Mapping[str, Any]) -> str:
         show = self.env_config["show_commands"]
         if show == "none":
-            return answer["text"]
-        left_out = ("help", GO) if show == "here" else ("help",)
-        commands = [one for one in answer["admissible"] if not one.startswith(left_out)]
-        return f"{answer['text']}\n\n{LISTED}{', '.join(commands)}."
+            return response["text"]
+        omitted = ("help", GO) if show == "here" else ("help",)
+        commands = [command for command in response["admissible"] if not command.startswith(omitted)]
+        return f"{response['text']}\n\n{LISTED}{', '.join(commands)}."
 
     def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
-        command = command_in(action)
+        command = extract_command(action)
         next_state = self._run(session_id, state, command)
-        answer = next_state["answer"]
-        info: dict[str, Any] = {"success": answer["won"], "command": command, "accepted": answer["understood"]}
+        response = next_state["response"]
+        info: dict[str, Any] = {"success": response["won"], "command": command, "accepted": response["understood"]}
         if state["task"].get("task_type") is not None:
             info["task_type"] = state["task"]["task_type"]
-        before, progress = state["answer"]["progress"], answer["progress"]
+        before, progress = state["response"]["progress"], response["progress"]
         if progress is not None:
             info["progress"] = progress
-        reward = float(answer["won"])
+        reward = float(response["won"])
         if self.env_config["reward"] == "progress":
             if before is None or progress is None:
                 game = state["task"]["game"]
-                raise TaskError(f"reward='progress' needs a goal with conditions that can be counted, unlike {game}")
+                raise TaskError(
+                    "env_config['reward'] = 'progress' needs a goal whose conditions can be counted, which the game "
+                    f"{game} does not have"
+                )
             reward = progress - before
-        if not answer["understood"]:
+        if not response["understood"]:
             reward -= self.env_config["rejected_penalty"]
             info |= {"invalid": True} if self.env_config["rejected_is_invalid"] else {}
-        return next_state, reward, answer["won"], info
+        return next_state, reward, response["won"], info
 
     def _state_key(self, state: State) -> Hashable:
         """The game, and the places and states of all its objects."""
-        return state["task"]["game"], state["answer"]["key"]
+        return state["task"]["game"], state["response"]["key"]
 
     def _system_prompt(self) -> str:
         return _RULES
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to train on, one per game; the options are those of :class:`~.tasks.DatasetOptions`.
+        """Return rows to train on, one per game; the options are those of :class:`~.tasks.DatasetOptions`.
 
         Raises:
             ConfigError: The configuration or an option is invalid, or the data are missing.
@@ -153,14 +157,14 @@ class ALFWorldEnv(TextWorldBase):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, by default ``"eval_out_of_distribution"``; otherwise like :meth:`get_train_dataset`."""
+        """Return rows of ``"eval_out_of_distribution"`` by default; otherwise like :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)
 
 
-def command_in(text: str) -> str:
-    """Extract the command from an agent's text, in lower case as the engine expects it; "" for none.
+def extract_command(text: str) -> str:
+    """Extract the command from an agent's text, in lower case as the engine expects it; ``""`` if there is none.
 
-    >>> command_in("<think>A mug.</think>Action: Take mug 1 from  desk 1."), command_in("<action>look</action>")
-    ('take mug 1 from desk 1', 'look')
+    >>> extract_command("<think>A mug.</think>Action: Take mug 1 from  desk 1.")
+    'take mug 1 from desk 1'
     """
     return _BEFORE.sub("", (read_command(text) or "").lower())

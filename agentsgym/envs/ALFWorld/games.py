@@ -1,10 +1,10 @@
-"""Find the games of an ALFWorld data folder, as ``alfworld-download`` lays it out.
+"""Find the games in an ALFWorld data folder, which has the layout of ``alfworld-download``.
 
 ::
 
     json_2.1.1/train/<task type>-<object>-…/trial_…/game.tw-pddl     the game, with its walkthrough
-                                                   /traj_data.json   what its task type is
-    json_2.1.1/valid_seen, json_2.1.1/valid_unseen                   likewise
+                                                   /traj_data.json   its task type
+    json_2.1.1/valid_seen, json_2.1.1/valid_unseen                   the same for the other splits
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VARIABLE = "ALFWORLD_DATA"
 _TREE = "json_2.1.1"
 _FORMAT = 1
 _NOT_SUPPORTED = ("movable", "Sliced")
-_DOWNLOAD = f"`alfworld-download` gets the data (into ${VARIABLE}, or ~/.cache/alfworld)"
+_DOWNLOAD = f"`alfworld-download` downloads the data (into ${VARIABLE}, or ~/.cache/alfworld)"
 
 
 def data_folder(data: str | None) -> Path:
@@ -50,26 +50,26 @@ def data_folder(data: str | None) -> Path:
     Raises:
         ConfigError: The folder does not exist; the message contains the download command.
     """
-    known = data or os.environ.get(VARIABLE)
-    folder = Path(known).expanduser() if known else Path.home() / ".cache" / "alfworld"
+    path = data or os.environ.get(VARIABLE)
+    folder = Path(path).expanduser() if path else Path.home() / ".cache" / "alfworld"
     if not folder.is_dir():
-        source = "env_config['data']" if data else f"${VARIABLE}" if known else "its usual place"
+        source = "env_config['data']" if data else f"${VARIABLE}" if path else "the default"
         raise ConfigError(
-            f"ALFWorld's data folder {folder} ({source}) does not exist. {_DOWNLOAD}; "
-            "`python -m tools.households FOLDER` in a clone of agentsgym's repository makes small ones offline"
+            f"ALFWorld's data folder {folder} ({source}) does not exist. {_DOWNLOAD}; `python -m tools.households "
+            "FOLDER` in a clone of agentsgym's repository generates small data offline"
         )
     return folder
 
 
 def find_games(data: Path, split: str) -> list[dict[str, str]]:
-    """Find the tasks of a split: ``game``, the path of its file relative to the data folder, and ``task_type``.
+    """Find the tasks of a split; each has its ``game``, a path relative to the data folder, and its ``task_type``.
 
-    Games that ``AlfredTWEnv`` leaves out and invalid files are left out; the log has their number, by reason. The
-    result is cached per file in the user's cache, ``agentsgym/alfworld``, and refreshed when a file has changed.
+    Invalid files, and games that ``AlfredTWEnv`` also skips, are skipped; their number by reason is logged. The result
+    is cached in ``agentsgym/alfworld`` in the user's cache, and refreshed for each file that has changed.
 
     Args:
-        data: The data folder, or the ``json_2.1.1`` in it.
-        split: A name in :data:`SPLITS`, or the folder's.
+        data: The data folder, or the folder ``json_2.1.1`` in it.
+        split: A name in :data:`SPLITS`, or the name of the split's folder.
 
     Raises:
         ConfigError: The split does not exist, or contains no game.
@@ -78,9 +78,9 @@ def find_games(data: Path, split: str) -> list[dict[str, str]]:
     if name not in SPLITS.values():
         known = ", ".join(map(repr, dict.fromkeys((*SPLITS, *SPLITS.values()))))
         raise ConfigError(f"split must be one of {known}, got {shown(split)}")
-    folder = next((one for one in (data / _TREE / name, data / name) if one.is_dir()), None)
+    folder = next((path for path in (data / _TREE / name, data / name) if path.is_dir()), None)
     if folder is None:
-        raise ConfigError(f"ALFWorld's data in {data} have no {_TREE}/{name}. {_DOWNLOAD}")
+        raise ConfigError(f"ALFWorld's data folder {data} does not contain {_TREE}/{name}. {_DOWNLOAD}")
     digest = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=12).hexdigest()
     cache = cache_folder("alfworld") / f"{digest}.json"
     known, found = _read_cache(cache), dict[str, list[str]]()
@@ -89,17 +89,17 @@ def find_games(data: Path, split: str) -> list[dict[str, str]]:
         if TASK in files:
             trial = Path(root)
             path = trial.relative_to(data).as_posix()
-            stamp = f"{stamp_of(trial / TASK)} {stamp_of(trial / GAME)}"
-            noted = known.get(path, [])
-            found[path] = noted if len(noted) == 3 and noted[0] == stamp else [stamp, *_read_trial(trial, path)]
+            stamp = f"{file_stamp(trial / TASK)} {file_stamp(trial / GAME)}"
+            cached = known.get(path, [])
+            found[path] = cached if len(cached) == 3 and cached[0] == stamp else [stamp, *_read_trial(trial, path)]
     if found != known:
         _write_cache(cache, found)
     tasks = [{"game": f"{path}/{GAME}", "task_type": kind} for path, (_, kind, why) in found.items() if not why]
     skipped = Counter(why for _, _, why in found.values() if why)
     reasons = ", ".join(f"{count} {why}" for why, count in skipped.items()) or "none"
-    logger.info("%s has %d games; left out: %s", folder, len(tasks), reasons)
+    logger.info("%s has %d games; skipped: %s", folder, len(tasks), reasons)
     if not tasks:
-        raise ConfigError(f"{folder} has no game that can be played (left out: {reasons}). {_DOWNLOAD}")
+        raise ConfigError(f"{folder} has no playable game (skipped: {reasons}). {_DOWNLOAD}")
     return tasks
 
 
@@ -118,21 +118,21 @@ def game_file(data: Path, path: Any) -> Path:
         raise TaskError(f"task_data['game'] must be a path inside the data folder, got {shown(path)}")
     file = data / parts
     if not file.is_file():
-        raise TaskError(f"task_data['game'] names {shown(path)}, which is not in the data folder {data}")
+        raise TaskError(f"task_data['game'] is {shown(path)}, which does not exist in the data folder {data}")
     return file
 
 
-def stamp_of(file: Path) -> str:
-    """Distinguish versions of a file, by its size and modification time; empty if it does not exist."""
+def file_stamp(file: Path) -> str:
+    """Return the modification time and size of a file, which identify its version; empty if it does not exist."""
     try:
-        known = file.stat()
+        status = file.stat()
     except OSError:
         return ""
-    return f"{known.st_mtime_ns}-{known.st_size}"
+    return f"{status.st_mtime_ns}-{status.st_size}"
 
 
 def _read_trial(trial: Path, path: str) -> tuple[str, str]:
-    """Return the task type of a game, and why it is left out, which is empty for a playable one."""
+    """Return a game's task type, and the reason why it is skipped, which is empty if it is playable."""
     if any(word in path for word in _NOT_SUPPORTED):
         return "", "movable or sliced"
     if not (trial / GAME).is_file():
@@ -142,7 +142,7 @@ def _read_trial(trial: Path, path: str) -> tuple[str, str]:
         game: Any = json.loads((trial / GAME).read_text(encoding="utf-8"))
         kind, is_solvable = task["task_type"], bool(game.get("solvable"))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        logger.warning("the game in %s is left out, since it cannot be read: %s", trial, sentence_of(error))
+        logger.warning("the game in %s is skipped, since it cannot be read: %s", trial, sentence_of(error))
         return "", "unreadable"
     if kind not in TASK_TYPES:
         return "", "of another task type"
@@ -151,9 +151,9 @@ def _read_trial(trial: Path, path: str) -> tuple[str, str]:
 
 def _read_cache(cache: Path) -> dict[str, list[str]]:
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # a damaged cache is rebuilt
-        noted: Any = json.loads(cache.read_text(encoding="utf-8"))
-        if noted["format"] == _FORMAT and all(map(is_strings, noted["trials"].values())):
-            return noted["trials"]
+        cached: Any = json.loads(cache.read_text(encoding="utf-8"))
+        if cached["format"] == _FORMAT and all(map(is_strings, cached["trials"].values())):
+            return cached["trials"]
     return {}
 
 

@@ -1,12 +1,12 @@
-"""Measure progress toward a household's goal: the number of conditions of its PDDL goal that hold.
+"""Measure progress toward a household's goal by the number of conditions of its PDDL goal that hold.
 
 The goal of "put a hot apple in the fridge" is that a fridge and an apple exist for which two conditions hold::
 
     (and (exists (?r - receptacle) (exists (?o - object) (and
-        (heatable ?o) (objectType ?o AppleType) (receptacleType ?r FridgeType)   what never changes picks the objects
-        (isHot ?o) (inReceptacle ?o ?r)))))                                      what can change is counted: 2
+        (heatable ?o) (objectType ?o AppleType) (receptacleType ?r FridgeType)   fixed conditions select the objects
+        (isHot ?o) (inReceptacle ?o ?r)))))                                      conditions that can change count: 2
 
-If several objects qualify, the ones with the most conditions met count.
+If several objects qualify, those that meet the most conditions are used.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _COMMENT = re.compile(r";[^\n]*")
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A part of a goal whose conditions can be counted: one condition, or several parts.
+    """A goal, or a part of one, whose conditions can be counted: either a single condition or a combination of parts.
 
     Attributes:
-        parts: The parts; all of them must hold, or only the best one counts.
-        takes_best: Whether only the best one counts.
-        fact: The condition's fact; None for several parts.
-        is_true: Whether the condition is that the fact is true.
+        parts: The parts; all of them are counted, or only the best one.
+        takes_best: Whether only the best part is counted.
+        fact: The fact of a single condition; None for a combination of parts.
+        is_true: The truth value that the condition requires of the fact.
     """
 
     parts: tuple[Goal, ...] = ()
@@ -48,20 +48,20 @@ class Goal:
             return int((self.fact in facts) == self.is_true), 1
         counts = [part.met(facts) for part in self.parts]
         if self.takes_best:
-            return max(counts, key=lambda one: (one[0] / max(one[1], 1), one[1]))
+            return max(counts, key=lambda count: (count[0] / max(count[1], 1), count[1]))
         return sum(count for count, _ in counts), sum(total for _, total in counts)
 
 
 _ALWAYS = Goal()
 
 
-def nested(text: str) -> list[Any]:
-    r"""Parse the first expression in parentheses of a PDDL text as nested lists, in lower case.
+def parse_expression(text: str) -> list[Any]:
+    r"""Parse the first parenthesized expression of a PDDL text into nested lists, in lower case.
 
     Raises:
         ValueError: The text has no such expression, or its parentheses do not match.
 
-    >>> nested("(define (Goal ; a comment\n (at ?x)))")
+    >>> parse_expression("(define (Goal ; a comment\n (at ?x)))")
     ['define', ['goal', ['at', '?x']]]
     """
     stack: list[list[Any]] = [[]]
@@ -80,35 +80,35 @@ def nested(text: str) -> list[Any]:
     raise ValueError("the parentheses of a PDDL text do not match")
 
 
-def read_goal(problem: str, objects: Mapping[str, str], facts: Collection[Fact], changing: Collection[str]) -> Goal:
-    """Read the goal of a PDDL problem, for one household.
+def parse_goal(problem: str, objects: Mapping[str, str], facts: Collection[Fact], changing: Collection[str]) -> Goal:
+    """Parse the goal of a PDDL problem, for one household.
 
     Args:
         problem: The text of the problem.
-        objects: The type of each object, names in lower case.
+        objects: The type of each object, by its name in lower case.
         facts: The facts that are true at the start.
         changing: The predicates that actions can change.
 
     Raises:
-        ValueError: The problem has no goal, or one with constructs other than ``and``, ``or``, ``not``, ``exists``,
-            ``=`` and facts, or one that no objects can satisfy.
+        ValueError: The problem has no goal, its goal uses anything but ``and``, ``or``, ``not``, ``exists``,
+            ``forall``, ``=`` and facts, or no objects can satisfy it.
     """
-    goals: list[Any] = [part for part in nested(problem) if part[0] == ":goal"]
+    goals: list[Any] = [part for part in parse_expression(problem) if part[0] == ":goal"]
     if not goals:
         raise ValueError("the PDDL problem has no (:goal …)")
 
-    def read(node: Sequence[Any], bound: Mapping[str, str], *, is_true: bool) -> Goal | None:
-        """Read one expression; None if it can never have the required truth value."""
+    def parse(node: Sequence[Any], bound: Mapping[str, str], *, is_true: bool) -> Goal | None:
+        """Parse one expression; None if it can never have the required truth value."""
         head = node[0]
         if head == "not":
-            return read(node[1], bound, is_true=not is_true)
+            return parse(node[1], bound, is_true=not is_true)
         if head in ("and", "or", "exists", "forall"):
             inner = (
                 [(part, bound) for part in node[1:]]
                 if head in ("and", "or")
-                else [(node[2], {**bound, **one}) for one in _choices(node[1], objects)]
+                else [(node[2], {**bound, **choice}) for choice in _choices(node[1], objects)]
             )
-            parts = [read(part, names, is_true=is_true) for part, names in inner]
+            parts = [parse(part, names, is_true=is_true) for part, names in inner]
             return _combined(parts, takes_best=(head in ("or", "exists")) == is_true)
         if not all(isinstance(name, str) for name in node):
             raise ValueError(f"the goal of the PDDL problem contains {head!r}, which is not supported")
@@ -118,24 +118,24 @@ def read_goal(problem: str, objects: Mapping[str, str], facts: Collection[Fact],
         holds = fact[1] == fact[2] if head == "=" else fact in facts
         return _ALWAYS if holds == is_true else None
 
-    goal = read(goals[0][1], {}, is_true=True)
+    goal = parse(goals[0][1], {}, is_true=True)
     if goal is None:
-        raise ValueError("the goal of the PDDL problem cannot be reached with the objects in the game")
+        raise ValueError("the goal of the PDDL problem cannot be satisfied with the objects in the game")
     return goal
 
 
 def _choices(typed: Sequence[str], objects: Mapping[str, str]) -> Iterable[dict[str, str]]:
-    """Return each assignment of objects for ``?o1 ?o2 - object ?r - receptacle``."""
+    """Return each assignment of objects to typed variables such as ``?o1 ?o2 - object ?r - receptacle``."""
     names: list[str] = []
     choices: dict[str, list[str]] = {}
     for index, word in enumerate(typed):
         if word == "-":
             kind = typed[index + 1]
-            choices |= {name: [one for one, of in objects.items() if of == kind] for name in names}
+            choices |= {variable: [name for name, type_ in objects.items() if type_ == kind] for variable in names}
             names = []
         elif word.startswith("?"):
             names.append(word)
-    return (dict(zip(choices, one, strict=True)) for one in product(*choices.values()))
+    return (dict(zip(choices, choice, strict=True)) for choice in product(*choices.values()))
 
 
 def _combined(parts: Sequence[Goal | None], *, takes_best: bool) -> Goal | None:

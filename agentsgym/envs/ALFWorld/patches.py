@@ -1,8 +1,8 @@
 """Make ALFWorld's text engine faster and smaller without changing its output; applied in worker processes.
 
-Unpatched, a step reparses the same templates for every admissible command, copies read-only data, and computes the
-planning task four times per game; each game loads a copy of the planner's library with 32 MB of debug symbols. The
-output is byte for byte the same, which ``tests/with_worlds`` verifies.
+The original engine parses the same templates again for every admissible command, copies read-only data, computes the
+planning task four times per game, and loads a copy of the planner's library with 32 MB of debug symbols for each game.
+``tests/with_worlds`` verifies that the patched engine's output is byte-for-byte the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from agentsgym.errors import EnvError
 
-_MOST_GAMES = 8  # with cached grammar and planning task: a group of rollouts shares one game
+_MAX_GAMES = 8  # games whose parsed grammar and planning task are cached; a group of rollouts shares one game
 _FIXED_PREDICATES = "agentsgym_fixed_predicates"
 _COMMANDS = "agentsgym_commands"
 _LOADED = 1  # PT_LOAD, the type of a loaded segment in an ELF program header
@@ -44,8 +44,8 @@ def patch_engine() -> None:
 
     def derive(symbol: Any, context: Any = None) -> Any:
         variables: Mapping[str, Any] = (context or symbol.context)["variables"]
-        # Unpatched, locals().update and eval: from Python 3.13 on, that finds no names.
-        return [textgen.TerminalSymbol(evaluated(symbol.expression, variables))]
+        # The original uses locals().update and eval, which finds no names from Python 3.13 on.
+        return [textgen.TerminalSymbol(evaluate(symbol.expression, variables))]
 
     textgen._parse_and_convert = parse_once
     textgen.EvalSymbol.derive = derive
@@ -54,7 +54,7 @@ def patch_engine() -> None:
     grammar: Any = textgen.ContextSensitiveGrammar
     grammar.derive = _cached_commands(grammar.derive, textgen)
     logic: Any = importlib.import_module("textworld.envs.pddl.logic")
-    logic._parse_and_convert = lru_cache(maxsize=_MOST_GAMES)(logic._parse_and_convert)  # read-only
+    logic._parse_and_convert = lru_cache(maxsize=_MAX_GAMES)(logic._parse_and_convert)  # the result is read-only
     planner: Any = importlib.import_module("fast_downward")
     planner.pddl2sas = _cached_translation(planner.pddl2sas)
     interface: Any = importlib.import_module("fast_downward.interface")
@@ -62,22 +62,22 @@ def patch_engine() -> None:
 
 
 def cache_commands(game: Any) -> None:
-    """Make a loaded game cache the wording of each command, if it depends on no changing facts.
+    """Make a loaded game cache the text of each command, if it depends only on facts that cannot change.
 
     Args:
-        game: A ``PddlEnv``, in a process with a patched engine.
+        game: A ``PddlEnv``, in a process whose engine is patched.
     """
     task: Any = game._pddl_state.task
     changing = {effect.literal.predicate for action in task.actions for effect in action.effects}
     grammar: Any = game._logic.grammar
-    setattr(grammar, _FIXED_PREDICATES, {one.name for one in task.predicates} - changing)
+    setattr(grammar, _FIXED_PREDICATES, {predicate.name for predicate in task.predicates} - changing)
     setattr(grammar, _COMMANDS, {})
 
 
 def _own_copy(value: Any) -> Any:
-    """Copy what the grammar modifies, symbols and the dicts and lists around them; the rest is read-only."""
+    """Copy only the parts that the grammar modifies: symbols, and the dicts and lists that contain them."""
     if isinstance(value, list):
-        return [_own_copy(one) for one in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_own_copy(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, dict):
         return dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if not hasattr(value, "context"):
@@ -91,21 +91,21 @@ def _own_copy(value: Any) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _parsed(expression: str) -> ast.expr:
+def _parse(expression: str) -> ast.expr:
     try:
         return ast.parse(expression.strip(), mode="eval").body
     except SyntaxError as error:
-        raise EnvError(f"the game's grammar has an expression that cannot be read: {expression!r}") from error
+        raise EnvError(f"the game's grammar has an expression that cannot be parsed: {expression!r}") from error
 
 
-def evaluated(expression: str, variables: Mapping[str, Any]) -> Any:
-    """Evaluate an expression of a grammar, limited to reading names and attributes and joining texts.
+def evaluate(expression: str, variables: Mapping[str, Any]) -> Any:
+    """Evaluate an expression of a grammar, which may only read names and attributes, and use ``+`` and ``or``.
 
-    A game file is data, but the unpatched engine executes any Python in its grammar. The exception must not be a
+    A game file is data, but the original engine executes any Python in its grammar. The exception must not be a
     ValueError, which the engine interprets as an unknown command.
 
     Raises:
-        EnvError: The text is not an expression, or does anything else.
+        EnvError: The text is not an expression, or uses any other operation.
     """
 
     def value_of(node: ast.expr) -> Any:
@@ -119,15 +119,18 @@ def evaluated(expression: str, variables: Mapping[str, Any]) -> Any:
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 return value_of(left) + value_of(right)
             case ast.BoolOp(op=ast.Or(), values=values):
-                return reduce(lambda before, one: before or value_of(one), values[1:], value_of(values[0]))
+                return reduce(lambda before, node: before or value_of(node), values[1:], value_of(values[0]))
             case _:
-                raise EnvError(f"the game's grammar has an expression that does more than name things: {expression!r}")
+                raise EnvError(
+                    f"the game's grammar has an expression that is not allowed: {expression!r} (only constants, names, "
+                    "attributes, + and or are)"
+                )
 
-    return value_of(_parsed(expression))
+    return value_of(_parse(expression))
 
 
 def _cached_commands(derive: Callable[..., str], textgen: Any) -> Callable[..., str]:
-    """Cache the wording of a template for one action's objects, in a game that has been prepared for it."""
+    """Cache the text of a template for one action's objects, in games prepared by :func:`cache_commands`."""
 
     def derive_once(grammar: Any, start: str, context: Any = None) -> str:
         fixed = getattr(grammar, _FIXED_PREDICATES, None)
@@ -140,31 +143,32 @@ def _cached_commands(derive: Callable[..., str], textgen: Any) -> Callable[..., 
         if commands[start] is None:
             return derive(grammar, start, context)
         key = (start, *(variable.name for variable in context["mapping"].values()))
-        worded = commands.get(key)
-        if worded is None:
-            worded = commands[key] = derive(grammar, start, context)
-        return worded
+        command = commands.get(key)
+        if command is None:
+            command = commands[key] = derive(grammar, start, context)
+        return command
 
     return derive_once
 
 
 def _depends_on(symbols: Sequence[Any], textgen: Any) -> set[str]:
-    """Return the predicates that the wording depends on."""
+    """Return the predicates that the text of these symbols depends on."""
     found: set[str] = set()
     for symbol in symbols:
         inner = (getattr(symbol, "symbol", None), getattr(symbol, "expression", None))
-        found |= _depends_on([one for one in inner if hasattr(one, "context")], textgen)
-        given = getattr(symbol, "given", None)
-        if given:
-            found |= {one.name for one in textgen.Rule.parse_conjunctive_query(given).preconditions}
+        found |= _depends_on([part for part in inner if hasattr(part, "context")], textgen)
+        condition = getattr(symbol, "given", None)
+        if condition:
+            preconditions = textgen.Rule.parse_conjunctive_query(condition).preconditions
+            found |= {precondition.name for precondition in preconditions}
     return found
 
 
 def _cached_translation(translate: Callable[..., Any]) -> Callable[..., Any]:
-    """Translate a game's planning task once, and not again for the planner, which is never run."""
+    """Translate a game's planning task only once, and not again for the planner, which is never run."""
     tasks: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
-    def translated(domain: str, problem: str, **_: Any) -> Any:
+    def translate_once(domain: str, problem: str, **_: Any) -> Any:
         key = (domain, problem)
         if key in tasks:
             tasks.move_to_end(key)
@@ -174,17 +178,17 @@ def _cached_translation(translate: Callable[..., Any]) -> Callable[..., Any]:
             tasks[key] = translate(domain, problem)
         finally:
             sys.argv = arguments  # the translator replaces them
-        while len(tasks) > _MOST_GAMES:
+        while len(tasks) > _MAX_GAMES:
             tasks.popitem(last=False)
         return tasks[key]
 
-    return translated
+    return translate_once
 
 
 def copy_loaded_part(source: str, target: str) -> None:
     """Copy the part of a shared library that is loaded into memory, without the debug symbols after it.
 
-    Anything but a 64-bit little-endian ELF file is copied whole.
+    A file that is not a 64-bit little-endian ELF file is copied completely.
     """
     Path(target).write_bytes(_loaded_part(source))
 
@@ -201,5 +205,6 @@ def _loaded_part(path: str) -> bytes:
         end = max(offset + length for kind, _, offset, _, _, length in segments if kind == _LOADED)
         file.seek(0)
         content = file.read(end)
-    # The section table is after the loaded part, and unused at load time: the header references none.
+    # The section header table lies after the loaded segments and is not needed at load time, so the fields of the
+    # header that refer to it are cleared.
     return content[:40] + bytes(8) + content[48:60] + bytes(4) + content[64:]

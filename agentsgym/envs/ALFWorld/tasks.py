@@ -1,4 +1,4 @@
-"""Make tasks as dataset rows: the games of a split of the data."""
+"""Create dataset rows, whose tasks are the games of a split of the data."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
         """Options of the generated rows.
 
         Attributes:
-            split: ``"train"``, ``"eval_in_distribution"`` or ``"eval_out_of_distribution"``, or a folder's name:
-                ``"valid_seen"``, ``"valid_unseen"``. The default is ``"train"`` for training, and
+            split: ``"train"``, ``"eval_in_distribution"`` or ``"eval_out_of_distribution"``, or the name of a split's
+                folder, such as ``"valid_seen"``. The default is ``"train"`` for training, and
                 ``"eval_out_of_distribution"`` for evaluation.
             task_types: A subset of the six task types; None for all.
             size: The number of rows; by default one per game.
-            seed: The seed of the order of games and of the tasks' seeds.
+            seed: The seed that determines the order of games and the tasks' seeds.
         """
 
         split: str
@@ -41,7 +41,7 @@ _OPTIONS: Mapping[str, Field] = {
     "split": Field(default=None, expected=f"one of {', '.join(map(repr, SPLITS))}", valid=or_none(is_str)),
     "task_types": Field(
         default=None,
-        expected=f"a list of some of {', '.join(map(repr, TASK_TYPES))}, or None",
+        expected=f"a non-empty list of names from {', '.join(map(repr, TASK_TYPES))}, or None",
         valid=or_none(lambda value: is_strings(value) and len(value) > 0 and {*value} <= {*TASK_TYPES}),
     ),
 }
@@ -51,7 +51,7 @@ _DEFAULT_SPLIT: Mapping[Part, str] = {"train": "train", "eval": "eval_out_of_dis
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make the rows of a split.
+    """Return the rows of a split.
 
     Raises:
         ConfigError: The configuration or an option is invalid, the data are missing, or no game has one of the task
@@ -64,5 +64,5 @@ def task_dataset(
     found = find_games(data_folder(config["data"]), split)
     tasks = [task for task in found if task["task_type"] in wanted]
     if not tasks:
-        raise ConfigError(f"the split {split!r} has no game of the task types {', '.join(wanted)}")
+        raise ConfigError(f"the split {split!r} has no game with one of the task types {', '.join(wanted)}")
     return rows_of(tasks, class_path(env_class), env_config, part, settings)

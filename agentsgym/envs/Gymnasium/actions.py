@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from agentsgym.envs.shared.numbers import without_thoughts
+from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.errors import ConfigError, EnvError
 from agentsgym.texts import shown
 
 ActionParser = Callable[[str], "int | None"]
 
-_MOST_NAMED = 64  # actions that are named by number if no table is given
+_MAX_NUMBERED = 64  # the number of actions up to which their numbers serve as names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class ActionTable:
 
     Attributes:
         by_name: The number of each action, by its name in the agent's text.
-        parser: A function that parses an action in place of the table; None for the table.
+        parser: A function that parses an action instead of the table; None to use the table.
     """
 
     by_name: Mapping[str, int]
@@ -34,7 +34,7 @@ class ActionTable:
         folded = {_fold(name): number for name, number in self.by_name.items()}
         if len(folded) != len(self.by_name):
             raise ConfigError(
-                "env_config['actions'] must have names that differ in more than case and spacing, got "
+                "env_config['actions'] must contain names that differ in more than case and spacing, got "
                 f"{[*self.by_name]}"
             )
         longest_first = sorted(folded, key=len, reverse=True)
@@ -49,12 +49,12 @@ class ActionTable:
 
     def name_of(self, number: int) -> str:
         """Return the first name of an action."""
-        return next(name for name, one in self.by_name.items() if one == number)
+        return next(name for name, value in self.by_name.items() if value == number)
 
-    def read(self, text: str) -> int | None:
-        """Return the number of the one action that the text names; None if it names none, or several.
+    def parse(self, text: str) -> int | None:
+        """Return the number of the action that the text names; None if it names none, or several different ones.
 
-        Thoughts, up to ``</think>`` or without an end, are ignored. The last name in brackets takes precedence over all
+        Reasoning, up to ``</think>`` or unfinished, is ignored. The last name in brackets takes precedence over all
         others; matching is case-insensitive.
         """
         if self.parser is not None:
@@ -63,23 +63,24 @@ class ActionTable:
                 number = number.item()  # a numpy number
             if number is not None and not (_is_number(number) and number in self.by_name.values()):
                 raise EnvError(
-                    f"env_config['actions'] must return one of {[*self.values]} or None, got {shown(number)}"
+                    f"the callable env_config['actions'] must return one of {[*self.values]} or None, got "
+                    f"{shown(number)}"
                 )
             return number
-        folded = _fold(without_thoughts(text))
-        in_brackets = [one for one in re.findall(r"\[([^\[\]]*)\]", folded) if _fold(one) in self._folded]
+        folded = _fold(strip_reasoning(text))
+        in_brackets = [text for text in re.findall(r"\[([^\[\]]*)\]", folded) if _fold(text) in self._folded]
         if in_brackets:
             return self._folded[_fold(in_brackets[-1])]
         named = {self._folded[name] for name in self._pattern.findall(folded)}
         return named.pop() if len(named) == 1 else None
 
     def as_hint(self) -> str:
-        """Describe the valid actions, for an error message."""
+        """Describe the valid actions, for a message to the agent."""
         return "Answer with one of these actions: " + ", ".join(f"[{name}]" for name in self.by_name) + "."
 
 
 def is_actions(value: Any) -> bool:
-    """Whether a value is valid for ``env_config["actions"]``: names and numbers, names alone, or a callable."""
+    """Whether a value is valid for ``env_config["actions"]``: names with numbers, only names, a callable, or None."""
     if value is None or callable(value):
         return True
     if isinstance(value, Mapping):
@@ -91,38 +92,42 @@ def is_actions(value: Any) -> bool:
     return bool(names) and all(map(_is_name, names)) and len(set(map(_fold, names))) == len(names)
 
 
-def action_table(given: Any, space: Any, default_names: Iterable[str] | None) -> ActionTable:
-    """Make the table of an action space.
+def action_table(setting: Any, space: Any, default_names: Iterable[str] | None) -> ActionTable:
+    """Create the table of an action space.
 
     Args:
-        given: ``env_config["actions"]``.
+        setting: The value of ``env_config["actions"]``.
         space: The environment's action space.
-        default_names: The names of the space's actions in order; None if they are unknown.
+        default_names: The names of the space's actions, in order; None if they are unknown.
 
     Raises:
-        ConfigError: The space is not discrete, lacks a given action, or its actions need names.
+        ConfigError: The space is not discrete or lacks one of the actions, or there are too many actions without names.
     """
     from gymnasium.spaces import Discrete  # noqa: PLC0415  # optional dependency
 
     if not isinstance(space, Discrete):
         raise ConfigError(
-            f"GymnasiumEnv plays discrete actions, but this action space is {shown(space)}: wrap the environment so "
-            "that it has a Discrete one, and pass a callable that creates it as env_config['id']"
+            f"GymnasiumEnv supports only Discrete action spaces, but this one is {shown(space)}: wrap the environment "
+            "so that its actions are discrete, and pass a callable that creates it as env_config['id']"
         )
     discrete: Any = cast("Any", space)
     start, num = int(discrete.start), int(discrete.n)
     numbers = range(start, start + num)
-    if given is None or callable(given):
-        if default_names is None and num > _MOST_NAMED:
-            raise ConfigError(f"env_config['actions'] must name the actions to play: there are {num}")
+    if setting is None or callable(setting):
+        if default_names is None and num > _MAX_NUMBERED:
+            raise ConfigError(
+                f"env_config['actions'] must name the actions to use, since the environment has {num}, more than "
+                f"{_MAX_NUMBERED}"
+            )
         names = map(str, numbers) if default_names is None else default_names
-        return ActionTable(by_name=dict(zip(names, numbers, strict=True)), parser=cast("ActionParser | None", given))
-    named = cast("Mapping[str, int] | list[str]", given)
+        return ActionTable(by_name=dict(zip(names, numbers, strict=True)), parser=cast("ActionParser | None", setting))
+    named = cast("Mapping[str, int] | list[str]", setting)
     by_name = dict(named) if isinstance(named, Mapping) else dict(zip(named, numbers, strict=False))
     wrong = {name: number for name, number in by_name.items() if number not in numbers}
     if wrong or len(by_name) < len(named):
         raise ConfigError(
-            f"env_config['actions'] must name actions from {start} to {start + num - 1}, got {shown(wrong or named)}"
+            f"env_config['actions'] must name actions from {start} to {start + num - 1}, each name once, got "
+            f"{shown(wrong or named)}"
         )
     return ActionTable(by_name=by_name)
 

@@ -1,4 +1,4 @@
-"""Make a Gymnasium environment from its id."""
+"""Create a Gymnasium environment from its id."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.errors import ConfigError, MissingDependencyError, did_you_mean
 from agentsgym.texts import sentence_of, shown
 
-#: Environments without further dependencies whose exact values are known.
+#: Environments that need no further packages and whose exact values are known.
 GAMES = {
     name: {"note": "Random and optimal play are known."}
     for name in ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "Taxi-v4")
 }
 
 
-def spec_of(game_id: str) -> Any:
+def spec_of(env_id: str) -> Any:
     """Look up the specification that is registered under an id.
 
     Raises:
-        ConfigError: The id is not registered, or names a module: a dataset must not cause an import.
+        ConfigError: The id is not registered, or names a module, since a dataset must not cause an import.
     """
     gymnasium = SPEC.load("gymnasium")
-    if ":" in game_id:
+    if ":" in env_id:
         raise ConfigError(
-            f"env_config['id'] must be an id without a module, got {shown(game_id)}: import the module, which "
-            "registers its environments, and leave it out of the id"
+            f"env_config['id'] must be an id without a module, got {shown(env_id)}: import the module yourself, so "
+            "that it registers its environments, and omit it from the id"
         )
-    if game_id not in gymnasium.registry:
+    if env_id not in gymnasium.registry:
         raise ConfigError(
-            "env_config['id'] must be an environment registered with Gymnasium, got "
-            f"{shown(game_id)}{did_you_mean(game_id, gymnasium.registry)}"
+            "env_config['id'] must be the id of an environment registered with Gymnasium, got "
+            f"{shown(env_id)}{did_you_mean(env_id, gymnasium.registry)}"
         )
-    return gymnasium.registry[game_id]
+    return gymnasium.registry[env_id]
 
 
 def render_modes(spec: Any) -> tuple[str, ...]:
@@ -51,43 +51,46 @@ def render_modes(spec: Any) -> tuple[str, ...]:
         try:
             creator = load_env_creator(creator)
         except ImportError as error:
-            raise ConfigError(f"env_config['id'] = {spec.id!r} cannot be imported: {sentence_of(error)}") from error
+            raise ConfigError(
+                f"the environment env_config['id'] = {spec.id!r} cannot be imported: {sentence_of(error)}"
+            ) from error
         except SPEC.load("gymnasium").error.DependencyNotInstalled as error:
             raise _missing(error) from error
     metadata: Any = getattr(creator, "metadata", None)
     return tuple(metadata.get("render_modes") or ()) if isinstance(metadata, Mapping) else ()  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
 
-def make_game(game_id: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Make an environment.
+def make_env(env_id: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Create an environment.
 
     Args:
-        game_id: A registered id, or a callable that makes the environment.
-        kwargs: Arguments of its constructor.
+        env_id: A registered id, or a callable that creates the environment.
+        kwargs: The arguments of the environment's constructor, or of the callable.
 
     Raises:
-        ConfigError: The environment cannot be made.
+        ConfigError: The environment cannot be created.
         MissingDependencyError: The environment needs a package that is not installed.
     """
     gymnasium = SPEC.load("gymnasium")
-    name = game_id if isinstance(game_id, str) else getattr(game_id, "__name__", "the callable")
+    name = env_id if isinstance(env_id, str) else getattr(env_id, "__name__", "the callable")
     try:
-        # The issues that Gymnasium's checker would warn about are checked on reading.
-        is_named = isinstance(game_id, str)
-        game = gymnasium.make(game_id, disable_env_checker=True, **kwargs) if is_named else game_id(**kwargs)
+        # Gymnasium's checker is disabled, since this package checks what it receives from the environment.
+        is_named = isinstance(env_id, str)
+        env = gymnasium.make(env_id, disable_env_checker=True, **kwargs) if is_named else env_id(**kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         raise _missing(error) from error
-    except Exception as error:  # foreign code: an unknown argument, a missing package
+    except Exception as error:  # third-party code may raise anything, such as for an unknown argument
         raise ConfigError(
-            f"env_config['id'] = {shown(name)} cannot be created with {shown(dict(kwargs))}: {sentence_of(error)}"
+            f"the environment env_config['id'] = {shown(name)} cannot be created with the arguments "
+            f"{shown(dict(kwargs))}: {sentence_of(error)}"
         ) from error
-    if not all(hasattr(game, one) for one in ("reset", "step", "action_space", "unwrapped")):
-        raise ConfigError(f"env_config['id'] must make a gymnasium.Env, got {shown(game)}")
-    return game
+    if not all(hasattr(env, name) for name in ("reset", "step", "action_space", "unwrapped")):
+        raise ConfigError(f"the callable env_config['id'] must return a gymnasium.Env, got {shown(env)}")
+    return env
 
 
 def _missing(error: Exception) -> MissingDependencyError:
-    """Make the error for an environment's missing dependency, with the install commands that Gymnasium gives."""
+    """Create the error for an environment's missing dependency, with the install commands in Gymnasium's message."""
     sentence = sentence_of(error)
     package = getattr(error.__cause__, "name", None) or sentence.partition(" ")[0]
     commands = re.findall(r"`(pip install [^`]+)`", sentence)
@@ -97,10 +100,10 @@ def _missing(error: Exception) -> MissingDependencyError:
 _KNOWN_WRAPPERS = {"OrderEnforcing", "PassiveEnvChecker", "TimeLimit"}
 
 
-def is_bare(game: Any) -> bool:
+def is_bare(env: Any) -> bool:
     """Whether no wrapper changes observations, actions or rewards."""
-    while game is not game.unwrapped:
-        if type(game).__name__ not in _KNOWN_WRAPPERS:
+    while env is not env.unwrapped:
+        if type(env).__name__ not in _KNOWN_WRAPPERS:
             return False
-        game = game.env
+        env = env.env
     return True

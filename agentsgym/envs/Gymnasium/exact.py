@@ -1,4 +1,4 @@
-"""The transitions of Gymnasium's tabular environments, and of its Blackjack as a table."""
+"""The transition tables of Gymnasium's tabular environments and of its Blackjack."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Transitions = Mapping[int, Mapping[int, Sequence[Outcome]]]
 
 
 def legal_outcomes(transitions: Transitions, actions: Sequence[int]) -> list[list[Sequence[Outcome]]]:
-    """Convert a Gymnasium table, with states numbered from 0, for the legal actions."""
+    """Return the outcomes of the legal actions in each state of a Gymnasium table, whose states are numbered from 0."""
     return [[transitions[state][action] for action in actions] for state in range(len(transitions))]
 
 
-_CARDS = {card: (4 if card == 10 else 1) / 13 for card in range(1, 11)}  # the deck is infinite, an ace is 1
+_CARDS = {card: (4 if card == 10 else 1) / 13 for card in range(1, 11)}  # the deck is infinite; 1 is an ace
 
 #: A hand of Blackjack: its sum, the dealer's card, whether an ace counts as 11, whether it is a natural.
 Hand = tuple[int, int, bool, bool]
@@ -34,7 +34,7 @@ def blackjack_transitions(*, natural: bool = False, sab: bool = False) -> Transi
     """Return Gymnasium's Blackjack as a table: action 0 sticks, action 1 draws a card.
 
     Args:
-        natural: Whether a winning natural gives 1.5.
+        natural: Whether a winning natural is rewarded with 1.5.
         sab: Whether a natural wins against any dealer without one (Sutton & Barto 2018, example 5.1); ``natural`` then
             has no effect.
     """
@@ -81,10 +81,10 @@ def _with_card(total: int, ace: bool, card: int) -> tuple[int, bool]:
     return hard + 10 * usable, usable
 
 
-def outcomes_of(game: Any) -> Transitions | None:
-    """Return the transitions of a tabular environment; None if it is not tabular, or deviates from its table."""
-    inner = game.unwrapped
-    if getattr(inner, "fickle_passenger", False):  # a passenger who changes their mind is not in Taxi's table
+def outcomes_of(env: Any) -> Transitions | None:
+    """Return the transitions of a tabular environment; None if it has no table, or deviates from it."""
+    inner = env.unwrapped
+    if getattr(inner, "fickle_passenger", False):  # Taxi's table does not include a passenger who changes their mind
         return None
     transitions: Any = getattr(inner, "P", None)
     return cast("Transitions", transitions) if isinstance(transitions, Mapping) else None

@@ -1,4 +1,4 @@
-"""Make tasks as dataset rows: seeds, and maps for FrozenLake."""
+"""Create dataset rows, whose tasks are seeds, and maps for FrozenLake."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
 from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.envs.Gymnasium.creation import spec_of
-from agentsgym.envs.Gymnasium.described import described_game
+from agentsgym.envs.Gymnasium.descriptions import find_description
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import Field, is_bool, is_fraction, is_int
 from agentsgym.seeding import derive_seed
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-_MOST_DRAWS = 1000  # attempts at a map for one row
-_EVAL_OF = 5  # one map in five is reserved for evaluation
+_MAX_DRAWS = 1000  # attempts to draw a map for one row
+_EVAL_ONE_IN = 5  # one map in five is reserved for evaluation
 
 
 class DatasetOptions(DrawnOptions, total=False):
@@ -29,11 +29,11 @@ class DatasetOptions(DrawnOptions, total=False):
 
     Attributes:
         size: The number of rows; 256 by default.
-        seed: The seed of the tasks' seeds and maps; 0 by default.
-        random_maps: Whether each task has a random map (FrozenLake only). One map in five, by its hash, is reserved for
-            evaluation.
+        seed: The seed from which the tasks' seeds and maps are drawn; 0 by default.
+        random_maps: Whether each task has a random map (FrozenLake only). One map in five, chosen by its hash, is
+            reserved for evaluation.
         map_size: The number of rows and columns of a random map; 4 by default.
-        frozen_probability: The probability that a field is ice rather than a hole, 0.8 by default.
+        frozen_probability: The probability that a cell is ice rather than a hole; 0.8 by default.
     """
 
     random_maps: bool
@@ -52,20 +52,20 @@ _OPTIONS: Mapping[str, Field] = {
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Rows of ``env_class_path``, ``env_config`` and ``task_data``.
+    """Return rows with the columns ``env_class_path``, ``env_config`` and ``task_data``.
 
     Raises:
         ConfigError: The configuration or an option is invalid, or the environment has no maps.
     """
     config = validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
-    game_id = config["id"]
-    if callable(game_id):
-        raise ConfigError("dataset rows are plain JSON: env_config['id'] must be a registered id, got a callable")
-    spec_of(game_id)
+    env_id = config["id"]
+    if callable(env_id):
+        raise ConfigError("env_config['id'] must be a registered id, since dataset rows are plain JSON, got a callable")
+    spec_of(env_id)
     settings = checked_options(options, _OPTIONS)
-    description = described_game(game_id)
+    description = find_description(env_id)
     if settings["random_maps"] and not (description and description.has_maps):
-        raise ConfigError(f"random_maps=True is only valid for FrozenLake, but the id is {shown(game_id)}")
+        raise ConfigError(f"random_maps=True is only valid for FrozenLake, but env_config['id'] is {shown(env_id)}")
     maps = random_maps(part, settings) if settings["random_maps"] else None
     tasks: list[dict[str, Any]] = []
     for row in range(settings["size"]):
@@ -77,27 +77,27 @@ def task_dataset(
 
 
 def random_maps(part: Part, settings: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Draw FrozenLake maps with a reachable goal; those of training and evaluation are disjoint.
+    """Draw FrozenLake maps with a reachable goal; the maps for training and evaluation are disjoint.
 
     Raises:
-        ConfigError: A thousand maps in a row are not of this split, as when ``frozen_probability`` is 1.
+        ConfigError: None of a thousand maps belongs to this part, for example since ``frozen_probability`` is 1.
     """
     SPEC.check_installed()
     from gymnasium.envs.toy_text.frozen_lake import generate_random_map  # noqa: PLC0415  # optional dependency
 
     size, ice = settings["map_size"], settings["frozen_probability"]
     for row in range(settings["size"]):
-        for draw in range(_MOST_DRAWS):
+        for draw in range(_MAX_DRAWS):
             seed = derive_seed("frozen lake map", part, settings["seed"], row, draw)
-            drawn = generate_random_map(size, ice, seed)
-            is_for_evaluation = derive_seed("frozen lake part", drawn) % _EVAL_OF == 0
+            desc = generate_random_map(size, ice, seed)
+            is_for_evaluation = derive_seed("frozen lake part", desc) % _EVAL_ONE_IN == 0
             if is_for_evaluation == (part == "eval"):
-                yield drawn
+                yield desc
                 break
         else:
             raise ConfigError(
-                f"no map for the part {part} was found with map_size={size} and frozen_probability={ice}: too few "
-                "maps exist"
+                f"no map for the {part} rows was found with map_size={size} and frozen_probability={ice}: too few "
+                "different maps exist, so increase map_size or choose a frozen_probability further from 0 and 1"
             )
 
 
@@ -105,13 +105,13 @@ def check_map(desc: Any) -> None:
     """Check a task's map.
 
     Raises:
-        TaskError: The map is not a list of equally long rows of S, F, H and G with one S and at least one G.
+        TaskError: The map is not a list of rows of equal length of S, F, H and G, with one S and at least one G.
     """
     rows = [*cast("Sequence[Any]", desc)] if isinstance(desc, list | tuple) else list[Any]()
     is_grid = bool(rows) and all(isinstance(row, str) and row and len(row) == len(rows[0]) for row in rows)
     letters = "".join(rows) if is_grid else ""
     if not is_grid or set(letters) - set("SFHG") or letters.count("S") != 1 or "G" not in letters:
         raise TaskError(
-            "task_data['map'] must be a list of equally long rows of the letters S, F, H and G, with one S and at "
+            "task_data['map'] must be a list of rows of equal length of the letters S, F, H and G, with one S and at "
             f"least one G, got {shown(cast('object', desc))}"
         )

@@ -32,7 +32,7 @@ from agentsgym.envs.OpenEnv.interface import ServerInterface, request_interface,
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, as_server, registered_server
 from agentsgym.envs.OpenEnv.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.OpenEnv.wire import RefusedActionError
-from agentsgym.envs.shared.numbers import without_thoughts
+from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.Tools.calls import plan_of
 from agentsgym.envs.Tools.env import CUT_OFF, TOOL_FIELDS
 from agentsgym.envs.Tools.results import ToolResult, cut
@@ -302,7 +302,7 @@ class OpenEnvEnv(MultistepEnv):
         return self._invalid(state, "Call a tool.")
 
     def _play_text(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
-        text = without_thoughts(action.text).strip()
+        text = strip_reasoning(action.text).strip()
         if not text:
             return self._invalid(state, "Invalid action: the answer is empty.")
         try:

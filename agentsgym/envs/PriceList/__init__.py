@@ -1,4 +1,4 @@
-"""The price list: questions that take look-ups in a table and arithmetic, each done by a tool."""
+"""The price list: questions that require look-ups in a table and arithmetic, each done by a tool."""
 
 from typing import TYPE_CHECKING
 

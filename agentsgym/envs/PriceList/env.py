@@ -1,7 +1,6 @@
-"""Questions about a price list that only a tool can read, with tools that add and multiply.
+"""Ask questions about a price list that only a tool can read, with tools that add and multiply.
 
-The prices are redrawn for every task, so that only a look-up finds them: a policy learns to call tools, and cannot
-memorize the table.
+The prices are redrawn for every task, so a policy must learn to look them up with tools, and cannot memorize the table.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from agentsgym.envs.contract import State
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options
 from agentsgym.envs.PriceList import SPEC
-from agentsgym.envs.PriceList.questions import KINDS, MOST_TIMES, Question
+from agentsgym.envs.PriceList.questions import KINDS, MAX_TIMES, Question
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
 from agentsgym.envs.Tools.sources import SessionTools, parallel
 from agentsgym.errors import TaskError, did_you_mean
@@ -73,13 +72,13 @@ class Till:
 
 
 class PriceListEnv(ToolEnv):
-    """Look up prices, add or multiply them, and answer: 1 for the right number, 0 for any other.
+    """Questions whose answer must be looked up and calculated; the reward is 1 for the right number, 0 for any other.
 
-    A task is ``{"goods": ["pear", "egg"], "times": None, "prices": {...}}``; :meth:`tasks` draws some.
+    A task is ``{"goods": ["pear", "egg"], "times": None, "prices": {...}}``; :meth:`tasks` draws such tasks.
 
-    Keys of ``env_config`` beside the common ones and those of :class:`ToolEnv`:
+    Keys of ``env_config`` in addition to the common ones and those of :class:`ToolEnv`:
 
-    - ``goods``: the goods in the price list.
+    - ``goods``: the goods on the price list.
     - ``kinds``: the kinds of questions.
     - ``max_price``: the maximum price of a good; the minimum is 1.
     """
@@ -91,12 +90,12 @@ class PriceListEnv(ToolEnv):
             default=list(GOODS),
             expected="a list of two or more lower-case words",
             valid=lambda value: (
-                is_strings(value) and len(value) >= 2 and all(one.isalpha() and one.islower() for one in value)
+                is_strings(value) and len(value) >= 2 and all(word.isalpha() and word.islower() for word in value)
             ),
         ),
         "kinds": Field(
             default=list(KINDS),
-            expected=f"a list of some of {', '.join(KINDS)}",
+            expected=f"a non-empty list of names from {', '.join(KINDS)}",
             valid=lambda value: is_strings(value) and len(value) > 0 and {*value} <= {*KINDS},
         ),
         "max_price": Field(default=9, expected="a positive int", valid=is_int(1)),
@@ -107,17 +106,17 @@ class PriceListEnv(ToolEnv):
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
     ) -> None:
-        """Read the configuration: the common keys, those of :class:`ToolEnv`, and ``goods``, ``kinds``, ``max_price``.
+        """Check the configuration; the arguments are those of every environment.
 
         Raises:
-            ConfigError: A key is invalid.
+            ConfigError: A key is unknown, or its value is invalid.
         """
         super().__init__(tokenizer, env_config, tools=SessionTools(tools_class=Till))
 
     @property
-    def most_answer(self) -> int:
+    def max_answer(self) -> int:
         """The largest possible answer; the smallest is 1."""
-        factors: dict[str, int] = {"price": 1, "sum": 2, "product": MOST_TIMES}
+        factors: dict[str, int] = {"price": 1, "sum": 2, "product": MAX_TIMES}
         return max(factors[kind] for kind in self.env_config["kinds"]) * self.env_config["max_price"]
 
     def tasks(self, count: int, *, seed: int = 0, part: str = "train") -> list[dict[str, Any]]:
@@ -125,11 +124,11 @@ class PriceListEnv(ToolEnv):
 
         Args:
             count: The number of tasks, at least 1.
-            seed: The seed; equal seeds give equal tasks.
-            part: ``"train"`` or ``"eval"``, which share no task.
+            seed: The random seed; equal seeds give equal tasks.
+            part: ``"train"`` or ``"eval"``, whose tasks are drawn with different seeds.
 
         Raises:
-            ConfigError: ``count`` is not a positive number.
+            ConfigError: ``count`` is not a positive int.
         """
         require("count", count, is_int(1), "a positive int")
         config = self.env_config
@@ -141,7 +140,7 @@ class PriceListEnv(ToolEnv):
             generator = random.Random(task_seed)
             task = {
                 "goods": generator.sample(goods, 2 if kind == "sum" else 1),
-                "times": generator.randint(2, MOST_TIMES) if kind == "product" else None,
+                "times": generator.randint(2, MAX_TIMES) if kind == "product" else None,
                 "prices": {name: generator.randint(1, config["max_price"]) for name in goods},
                 "seed": task_seed,
             }
@@ -152,10 +151,13 @@ class PriceListEnv(ToolEnv):
         goods, prices, times = (task_data.get(key) for key in ("goods", "prices", "times"))
         if not isinstance(prices, Mapping) or not all(is_int(1)(price) for price in prices.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
             raise TaskError(f"task_data['prices'] must map goods to positive ints, got {shown(prices)}")  # pyright: ignore[reportUnknownArgumentType]
-        if not isinstance(goods, list | tuple) or len(goods) not in (1, 2) or not all(one in prices for one in goods):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-            raise TaskError(f"task_data['goods'] must be one or two of the goods in 'prices', got {shown(goods)}")  # pyright: ignore[reportUnknownArgumentType]
+        if not isinstance(goods, list | tuple) or len(goods) not in (1, 2) or not all(good in prices for good in goods):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            raise TaskError(f"task_data['goods'] must list one or two of the goods in 'prices', got {shown(goods)}")  # pyright: ignore[reportUnknownArgumentType]
         if times is not None and not (is_int(1)(times) and len(goods) == 1):  # pyright: ignore[reportUnknownArgumentType]
-            raise TaskError(f"task_data['times'] must be a positive int, with one good, or None, got {shown(times)}")
+            raise TaskError(
+                "task_data['times'] must be None, or a positive int if there is only one good, got "
+                f"{shown(times)} with {len(goods)} goods"  # pyright: ignore[reportUnknownArgumentType]
+            )
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         question = Question(goods=tuple(task_data["goods"]), times=task_data.get("times"))
@@ -164,8 +166,8 @@ class PriceListEnv(ToolEnv):
 
     def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
         next_state, reward, done, info = super()._step_action(session_id, state, action)
-        # The expected returns of random and optimal play: a uniformly drawn answer, and the right one.
-        config, share = self.env_config, 1.0 / self.most_answer
+        # Random play draws an answer uniformly; optimal play gives the right one.
+        config, share = self.env_config, 1.0 / self.max_answer
         random_reward = share * config["answer_reward"] + (1.0 - share) * config["wrong_answer_reward"]
         info = {**info, "random_reward": random_reward, "optimal_reward": config["answer_reward"]}
         return next_state, reward, done, info
@@ -174,14 +176,14 @@ class PriceListEnv(ToolEnv):
         return _SYSTEM_PROMPT
 
     def vocabulary_texts(self) -> list[str]:
-        """Every possible question, call, answer and message of the environment, for a word-level tokenizer."""
+        """Return texts with every word of the messages and the possible actions, for a word-level tokenizer."""
         goods: list[str] = self.env_config["goods"]
         highest: int = self.env_config["max_price"]
-        numbers = range(max(self.most_answer, highest * highest) + 1)  # the product of any two prices
+        numbers = range(max(self.max_answer, highest * highest) + 1)  # an agent may multiply any two prices
         questions = [
-            Question(goods=(one, other)).text() for one, other in zip(goods, [*goods[1:], goods[0]], strict=True)
+            Question(goods=(good, other)).text() for good, other in zip(goods, [*goods[1:], goods[0]], strict=True)
         ]
-        questions += [Question(goods=(goods[0],), times=times).text() for times in range(2, MOST_TIMES + 1)]
+        questions += [Question(goods=(goods[0],), times=times).text() for times in range(2, MAX_TIMES + 1)]
         questions += [Question(goods=(name,)).text() for name in goods]
         calls = [f'<tool_call>{{"name": "price", "arguments": {{"good": "{name}"}}}}</tool_call>' for name in goods]
         calls += [
@@ -189,14 +191,14 @@ class PriceListEnv(ToolEnv):
             for name in ("add", "multiply")
             for number in numbers
         ]
-        own = self.env_config["system_prompt"]
-        system = self._system_prompt() if own is None else own
+        custom = self.env_config["system_prompt"]
+        system = self._system_prompt() if custom is None else custom
         tools = [schema["function"]["name"] for schema in self.tool_schemas]
         return [text for text in (system, *tools, *map(str, numbers), *questions, *calls) if text]
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to train on; the options are ``size`` (1000 by default) and ``seed``.
+        """Return rows to train on; the options are ``size`` (1000 by default) and ``seed``.
 
         Raises:
             ConfigError: The configuration or an option is invalid.
@@ -205,7 +207,7 @@ class PriceListEnv(ToolEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on, which share no task with those of :meth:`get_train_dataset`; arguments as there."""
+        """Return rows to evaluate on, drawn with other seeds; otherwise like :meth:`get_train_dataset`."""
         return cls._rows("eval", env_config, options)
 
     @classmethod

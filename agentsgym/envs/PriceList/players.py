@@ -1,6 +1,6 @@
-"""Players to measure against and to learn from.
+"""Scripted players: baselines for evaluation, and a demonstrator for imitation.
 
-A player reads the question and the results of its own calls, and nothing else of the environment.
+A player reads only the question and the results of its tool calls, not the environment's state.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Notes(scripted_player.Notes):
     Attributes:
         question: The question of the episode.
         prices: The prices that were looked up.
-        value: The result of the calculation; None before it.
-        calls: The calls of the last turn.
+        value: The result of the calculation; None until it is known.
+        calls: The tool calls of the last turn.
     """
 
     question: Question
@@ -45,17 +45,17 @@ class ReferencePlayer(scripted_player.ScriptedPlayer[Notes]):
     def __init__(self, env: PriceListEnv, seed: int = 0) -> None:
         super().__init__(env, seed)
         self._goods: list[str] = list(env.env_config["goods"])
-        self._most_price: int = env.env_config["max_price"]
-        self._most_answer = env.most_answer
+        self._max_price: int = env.env_config["max_price"]
+        self._max_answer = env.max_answer
 
     def _is_new_episode(self, request: TurnRequest) -> bool:
         last = request.messages[-1]
-        return last["role"] == "user" and Question.read(last["content"]) is not None
+        return last["role"] == "user" and Question.parse(last["content"]) is not None
 
     def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
         text = request.messages[-1]["content"]
-        if (question := Question.read(text)) is None:
-            raise AgentError(f"a player of the price list cannot read the question {shown(text)}")
+        if (question := Question.parse(text)) is None:
+            raise AgentError(f"the PriceList players cannot parse the question {shown(text)}")
         return Notes(generator=generator, question=question)
 
     def _play(self, request: TurnRequest, notes: Notes) -> str | Action:
@@ -82,32 +82,32 @@ class ReferencePlayer(scripted_player.ScriptedPlayer[Notes]):
             return notes.prices[notes.question.goods[0]]
         return (calculation,) if notes.value is None else notes.value
 
-    def _random_move(self, notes: Notes, *, answers: bool = False) -> int | tuple[ToolCall, ...]:
-        """Draw an answer or a call, with equal probability; an answer if ``answers``."""
-        draw = notes.generator
-        if answers or draw.random() < 0.5:
-            return draw.randint(1, self._most_answer)
-        name = draw.choice(("price", "add", "multiply"))
+    def _random_move(self, notes: Notes, *, must_answer: bool = False) -> int | tuple[ToolCall, ...]:
+        """Draw an answer or a call with equal probability, or always an answer if ``must_answer`` is true."""
+        rng = notes.generator
+        if must_answer or rng.random() < 0.5:
+            return rng.randint(1, self._max_answer)
+        name = rng.choice(("price", "add", "multiply"))
         if name == "price":
-            return (ToolCall(name=name, arguments={"good": draw.choice(self._goods)}),)
-        a, b = (draw.randint(1, self._most_price) for _ in range(2))
+            return (ToolCall(name=name, arguments={"good": rng.choice(self._goods)}),)
+        a, b = (rng.randint(1, self._max_price) for _ in range(2))
         return (ToolCall(name=name, arguments={"a": a, "b": b}),)
 
 
 class RandomPlayer(ReferencePlayer):
-    """Calls at random or answers at random, with equal probability, and answers in its last turn."""
+    """Makes a random call or gives a random answer, with equal probability; in its last turn it answers."""
 
     def _choose(self, notes: Notes) -> int | tuple[ToolCall, ...]:
-        return self._random_move(notes, answers=notes.turn >= self._num_turns - 1)
+        return self._random_move(notes, must_answer=notes.turn >= self._num_turns - 1)
 
 
 class ImitationPlayer(ReferencePlayer):
-    """The demonstrator of a warm start: it knows the optimal action, and often takes another.
+    """The demonstrator for a warm start, which often replaces the optimal action with a random one.
 
     Args:
-        env: The environment, as for :class:`ReferencePlayer`.
-        seed: The seed, as for :class:`ReferencePlayer`.
-        noise: The probability of a random call or answer instead, in [0, 1], per turn.
+        env: The environment, as in :class:`ReferencePlayer`.
+        seed: The seed, as in :class:`ReferencePlayer`.
+        noise: The probability of a random action per turn, in [0, 1].
     """
 
     def __init__(self, env: PriceListEnv, seed: int = 0, *, noise: float = 0.5) -> None:

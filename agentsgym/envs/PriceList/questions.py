@@ -1,4 +1,4 @@
-"""Write questions about a price, a sum or a product, and parse them."""
+"""Format and parse questions about a price, a sum or a product."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 Kind = Literal["price", "sum", "product"]
 KINDS: tuple[Kind, ...] = ("price", "sum", "product")
-MOST_TIMES = 4
+MAX_TIMES = 4
 
 _QUESTION = re.compile(
     r"What is (?:(?P<times>\d+) times )?the price of an? (?P<one>[\w-]+)(?: plus the price of an? (?P<other>[\w-]+))?\?"
@@ -22,14 +22,14 @@ class Question:
 
     Attributes:
         goods: One good, or two whose prices are added.
-        times: The factor of the price; None for no multiplication.
+        times: The factor that the price is multiplied by; None for no multiplication.
     """
 
     goods: tuple[str, ...]
     times: int | None = None
 
     def text(self) -> str:
-        """Write the question.
+        """Format the question.
 
         >>> Question(goods=("pear",), times=3).text()
         'What is 3 times the price of a pear?'
@@ -42,10 +42,10 @@ class Question:
         return sum(prices[name] for name in self.goods) * (1 if self.times is None else self.times)
 
     @classmethod
-    def read(cls, text: str) -> Question | None:
+    def parse(cls, text: str) -> Question | None:
         """Parse a question; None if the text is not one.
 
-        >>> Question.read("What is the price of a pear plus the price of an egg?")
+        >>> Question.parse("What is the price of a pear plus the price of an egg?")
         Question(goods=('pear', 'egg'), times=None)
         """
         found = _QUESTION.fullmatch(text.strip())

@@ -21,7 +21,7 @@ from agentsgym.envs.ReasoningEvals.extraction import (
 from agentsgym.envs.ReasoningEvals.generated import check_generated, make_item
 from agentsgym.envs.ReasoningEvals.grading import GRADES, Verdict, by_generator, kind_of
 from agentsgym.envs.ReasoningEvals.tasks import DatasetOptions, are_choices, task_dataset
-from agentsgym.envs.shared.numbers import canonical, without_thoughts
+from agentsgym.envs.shared.numbers import canonical, strip_reasoning
 from agentsgym.errors import ConfigError, EnvError, MissingDependencyError, TaskError
 from agentsgym.fields import Field, is_bool, is_fraction, is_int, is_number, is_positive_number
 from agentsgym.texts import sentence_of, shown
@@ -201,7 +201,7 @@ class ReasoningEvalsEnv(MultistepEnv):
 
     def _extract(self, action: Action, kind: Kind, extractors: Mapping[str, Extractor] = EXTRACTORS) -> str | None:
         extractor = self.env_config["extractor"]
-        text = without_thoughts(action.text)
+        text = strip_reasoning(action.text)
         if not callable(extractor):
             if extractor == "auto":
                 return extracted(text, kind, is_cut=action.finish_reason == "length", extractors=extractors)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from agentsgym.envs.shared.child_process import ChildEndedError, ChildProcess
+from agentsgym.envs.shared.child_process import ChildExitedError, ChildProcess
 from agentsgym.errors import EnvError
 from agentsgym.texts import shown
 
@@ -50,15 +50,15 @@ class Grader:
                     if self._process is None:
                         self._process, self._loaded = ChildProcess(_MODULE, "the grader's process"), set()
                     if package not in self._loaded:
-                        reply = self._process.ask({"kind": "load", "package": package}, _START_LIMIT_S)
+                        reply = self._process.call({"kind": "load", "package": package}, _START_LIMIT_S)
                         if reply.get("note"):
                             raise EnvError(f"the grader cannot load {package}: {reply['note']}")
                         self._loaded.add(package)
-                    return self._process.ask({**request, "limit_s": limit_s}, limit_s + _GRACE_S + extra_s)
-                except ChildEndedError as ended:
+                    return self._process.call({**request, "limit_s": limit_s}, limit_s + _GRACE_S + extra_s)
+                except ChildExitedError as ended:
                     self._end()
                     gave_up = ended.returncode == 1 and package in self._loaded  # by its own watchdog
-                    if ended.was_killed or gave_up:
+                    if ended.timed_out or gave_up:
                         return {"score": 0.0, "note": "timeout"}
                     if is_last:
                         raise EnvError(f"the grader's process ended twice on {shown(request)}") from ended

@@ -30,34 +30,34 @@ _COMMANDS = (
     "move … to …, pick up, put down, pour … in …, dunk … in …, mix, go to, eat, flush, focus on, wait, wait1, task, "
     "inventory"
 )
-_MB_PER_GAME = 16  # of JVM heap: 11 to 12 are live, the rest is for garbage of each step
-_NEEDS_GOLD = "this player follows the gold path: make the environment with env_config={'gold_path': True}"
+_MB_PER_EPISODE = 16  # of JVM heap: 11 to 12 MB stay in use; the rest is for the garbage that each step creates
+_NEEDS_GOLD_PATH = "this player follows the gold path: create the environment with env_config={'gold_path': True}"
 
 
 class ScienceWorldEnv(TextWorldBase):
     """The 30 tasks of ScienceWorld (arXiv 2203.07540): text experiments in a simulated house.
 
-    A task is ``{"task": "boil", "variation": 3}``; without a ``variation`` a training one is derived from its ``seed``.
-    The simulator runs in Java, with many episodes in one JVM.
+    A task is ``{"task": "boil", "variation": 3}``; if ``variation`` is missing, a training variation is derived from
+    the task's ``seed``. The simulator runs in Java, with many episodes in one JVM.
 
-    Keys of ``env_config`` beside the common ones:
+    Keys of ``env_config`` in addition to the common ones:
 
-    - ``simplifications``: names of :data:`SIMPLIFICATIONS`; ``"easy"`` selects all that the task allows.
+    - ``simplifications``: names from :data:`SIMPLIFICATIONS`; ``"easy"`` selects all that the task allows.
     - ``admissible_commands``: whether each prompt lists the commands that the simulator considers possible: hundreds or
       thousands, some of which it then rejects.
     - ``gold_path``: whether a solution is computed for each episode, for the players that follow it.
-    - ``failure_score``: the return of an episode with a failed task, such as after focusing on a wrong object;
-      ScienceWorld's own is -1 (-100 of 100).
-    - ``memory_mb``: the maximum heap of each JVM; an episode is allotted 16.
+    - ``failure_score``: the return of an episode whose task is failed, such as by focusing on a wrong object;
+      ScienceWorld itself uses -1 (-100 of 100).
+    - ``memory_mb``: the maximum heap of each JVM, in MB; each episode is allotted 16 MB.
     - ``num_processes``, ``step_timeout_s``, ``start_timeout_s``: the settings of the engine's processes, one JVM each;
-      more are started if the active episodes do not fit.
+      additional processes are started if the active episodes do not fit.
     """
 
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "simplifications": Field(
             default=[],
-            expected=f"a list of some of {', '.join(SIMPLIFICATIONS)}",
+            expected=f"a list of distinct names from {', '.join(SIMPLIFICATIONS)}",
             valid=lambda value: is_strings(value) and {*value} <= {*SIMPLIFICATIONS} and len({*value}) == len(value),
         ),
         "gold_path": Field(default=False, expected="True or False", valid=is_bool),
@@ -74,17 +74,19 @@ class ScienceWorldEnv(TextWorldBase):
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
     ) -> None:
-        """Check the configuration and look for Java; arguments and further errors as for the base class.
+        """Check the configuration and look for Java; the arguments and further errors are those of the base class.
 
         Raises:
             MissingDependencyError: ScienceWorld or Java is not installed.
         """
         super().__init__(tokenizer, env_config)
         if find_java() is None:
-            raise MissingDependencyError("java", command="apt-get install default-jre-headless, or any Java from 8 on")
+            raise MissingDependencyError(
+                "java", command="apt-get install default-jre-headless (any Java 8 or newer works)"
+            )
 
     def _process_limits(self) -> dict[str, int]:
-        return {"max_sessions_per_process": self.env_config["memory_mb"] // _MB_PER_GAME}
+        return {"max_sessions_per_process": self.env_config["memory_mb"] // _MB_PER_EPISODE}
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         name: Any = task_data.get("task")
@@ -92,17 +94,19 @@ class ScienceWorldEnv(TextWorldBase):
         if not isinstance(name, str) or name not in TASKS:
             hint = did_you_mean(name, TASKS) if isinstance(name, str) else ""
             raise TaskError(f"task_data['task'] must be the name of a ScienceWorld task, got {shown(name)}{hint}")
-        most = TASKS[name].num
-        if variation is not None and not (is_int(0)(variation) and variation < most):
+        num_variations = TASKS[name].num
+        if variation is not None and not (is_int(0)(variation) and variation < num_variations):
             raise TaskError(
-                f"task_data['variation'] of {name!r} must be an int from 0 to {most - 1}, got {shown(variation)}"
+                f"task_data['variation'] of {name!r} must be an int from 0 to {num_variations - 1}, got "
+                f"{shown(variation)}"
             )
         if "noElectricalAction" in self.env_config["simplifications"] and any(word in name for word in _ELECTRICAL):
             raise TaskError(
-                f"the task {name!r} needs wires, which 'noElectricalAction' in env_config['simplifications'] removes"
+                f"the task {name!r} needs wires, which 'noElectricalAction' removes: drop it from "
+                "env_config['simplifications'], or choose another task"
             )
 
-    def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
+    def _engine_task(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
         config = self.env_config
         name, variation = task_data["task"], task_data.get("variation")
         return {
@@ -112,11 +116,11 @@ class ScienceWorldEnv(TextWorldBase):
             **{key: config[key] for key in ("gold_path", "admissible_commands", "memory_mb")},
         }
 
-    def _refusal(self, state: State, command: str) -> str | None:
+    def _rejection_reason(self, state: State, command: str) -> str | None:
         return "The task cannot be restarted." if command.lower().startswith("reset") else None
 
-    def _return(self, answer: Mapping[str, Any]) -> float:
-        return self.env_config["failure_score"] if answer["score"] < 0 else answer["score"]
+    def _return(self, response: Mapping[str, Any]) -> float:
+        return self.env_config["failure_score"] if response["score"] < 0 else response["score"]
 
     def _system_prompt(self) -> str:
         return (
@@ -125,28 +129,28 @@ class ScienceWorldEnv(TextWorldBase):
         )
 
     def random_player(self, seed: int = 0) -> Agent:
-        """Make the player that picks a listed command; without a list, one that acts on the text it reads."""
+        """Create the random player: it picks a listed command or, without a list, explores based on the text."""
         return RandomPlayer(self, seed) if self.env_config["admissible_commands"] else ExploringAgent(seed=seed)
 
     def reference_player(self, seed: int = 0) -> ReferencePlayer:
-        """Make the player that follows the gold path.
+        """Create the player that follows the gold path.
 
         Raises:
-            ConfigError: The environment computes no gold path.
+            ConfigError: ``env_config["gold_path"]`` is False.
         """
         if not self.env_config["gold_path"]:
-            raise ConfigError(_NEEDS_GOLD)
+            raise ConfigError(_NEEDS_GOLD_PATH)
         return ReferencePlayer(self, seed)
 
     def imitation_player(self, seed: int = 0) -> ImitationPlayer:
-        """Make the player that demonstrates the gold path; errors are those of :meth:`reference_player`."""
+        """Create the player that demonstrates the gold path; the errors are those of :meth:`reference_player`."""
         if not self.env_config["gold_path"]:
-            raise ConfigError(_NEEDS_GOLD)
+            raise ConfigError(_NEEDS_GOLD_PATH)
         return ImitationPlayer(self, seed)
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to train on; the options are those of :class:`~agentsgym.envs.ScienceWorld.tasks.DatasetOptions`.
+        """Return rows to train on; the options are those of :class:`~agentsgym.envs.ScienceWorld.tasks.DatasetOptions`.
 
         Raises:
             ConfigError: The configuration or an option is invalid.
@@ -155,5 +159,5 @@ class ScienceWorldEnv(TextWorldBase):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on: the development or test variations; arguments as for :meth:`get_train_dataset`."""
+        """Return rows of the development or test variations; otherwise like :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Variations:
-    """The number of variations in each split of a task: the first are for training, then development, then test."""
+    """The number of variations in each split of a task; their indices are in the order train, dev, test."""
 
     train: int
     dev: int
     test: int
 
-    def of(self, split: str) -> range:
+    def indices(self, split: str) -> range:
         """Return the indices of a split: ``"train"``, ``"dev"`` or ``"test"``."""
         ends = {"train": (0, self.train), "dev": (self.train, self.train + self.dev)}
         first, stop = ends.get(split, (self.train + self.dev, self.num))
@@ -75,11 +75,11 @@ class DatasetOptions(TypedDict, total=False):
     """Options of the generated rows.
 
     Attributes:
-        tasks: Names of :data:`TASKS`; None for all.
+        tasks: Names from :data:`TASKS`; None for all tasks.
         num_variations: The maximum number of variations per task, so that no task dominates; None for all.
         split: The split for evaluation, ``"dev"`` (default) or ``"test"``.
         size: The number of rows; by default one per variation.
-        seed: The seed of the order of rows and of the tasks' seeds.
+        seed: The seed that determines the order of rows and the tasks' seeds.
     """
 
     tasks: Sequence[str] | None
@@ -90,7 +90,7 @@ class DatasetOptions(TypedDict, total=False):
 
 
 _OPTIONS: Mapping[str, Field] = {
-    "tasks": Field(default=None, expected="a list of names of tasks or None", valid=or_none(is_strings)),
+    "tasks": Field(default=None, expected="a list of task names or None", valid=or_none(is_strings)),
     "num_variations": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
     "size": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
     **SEED_OPTION,
@@ -101,7 +101,7 @@ _SPLIT = Field(default="dev", expected="'dev' or 'test'", valid=one_of("dev", "t
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Rows of the training variations, or of the development or test variations.
+    """Return rows of the training variations, or of the development or test variations.
 
     Raises:
         ConfigError: The configuration or an option is invalid.
@@ -114,6 +114,6 @@ def task_dataset(
             raise ConfigError(f"tasks must be names of ScienceWorld tasks, got {name!r}{did_you_mean(name, TASKS)}")
     if not names:
         raise ConfigError("tasks must name at least one of ScienceWorld's tasks, got []")
-    most, split = settings["num_variations"], settings.get("split", "train")
-    tasks = [{"task": name, "variation": number} for name in names for number in TASKS[name].of(split)[:most]]
+    limit, split = settings["num_variations"], settings.get("split", "train")
+    tasks = [{"task": name, "variation": index} for name in names for index in TASKS[name].indices(split)[:limit]]
     return rows_of(tasks, class_path(env_class), env_config, part, settings)

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentsgym.envs.Search import SPEC
 from agentsgym.envs.Search.corpus import Passage, ProcessCache
-from agentsgym.envs.shared.cached_folders import cache_folder, is_whole, keep, remove_damaged
+from agentsgym.envs.shared.cached_folders import cache_folder, is_intact, remove_damaged, write_folder
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of
 
@@ -111,14 +111,14 @@ def _ranker(passages: Sequence[Passage], options: IndexOptions, key: str, cache_
     if cache_dir == "" or len(passages) < _FEWEST_KEPT:
         return _new_ranker(passages, options)
     folder = cache_folder("bm25", cache_dir) / key
-    if is_whole(folder, "the index"):
+    if is_intact(folder, "the index"):
         try:
             return SPEC.load("bm25s").BM25.load(folder, mmap=True)
         except Exception as error:  # noqa: BLE001  # a damaged file may raise anything
             remove_damaged(folder, "the index", error)
     ranker = _new_ranker(passages, options)
     try:
-        keep(folder, lambda unfinished: ranker.save(unfinished, show_progress=False))
+        write_folder(folder, lambda unfinished: ranker.save(unfinished, show_progress=False))
     except OSError as error:
         logger.warning("the index cannot be cached in %s: %s", folder, sentence_of(error))
     return ranker

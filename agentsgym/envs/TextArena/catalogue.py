@@ -24,15 +24,15 @@ class GameEntry:
         max_players: The maximum number of players.
         status: ``"ok"`` for a game that runs unchanged, ``"words"`` for one that needs word data, ``"gamemaster"`` for
             one that needs a language model, ``"broken"`` for one that does not run.
-        reason: Why the game is broken, or that it is patched; empty if neither applies.
-        min_python: The minimum Python version that can parse its source, such as ``"3.12"``; empty for all supported
-            ones.
+        reason: The reason why the game is broken, or a note that it is patched; otherwise empty.
+        min_python: The minimum Python version that can parse the game's source, such as ``"3.12"``; empty if all
+            supported versions can.
         reproducible: Whether equal seeds and actions gave equal transcripts, even with other games interleaved and in
             another process.
         seeds_matter: Whether different seeds gave different games.
         hidden: Whether players may have private information; False only if every message went to everyone and prompts
             reveal at most which side a player is on.
-        step_us: Processor time of one step of the bare game, in microseconds, measured when the file was generated.
+        step_us: The CPU time of one step of the game alone, in microseconds, measured when the file was generated.
     """
 
     min_players: int
@@ -48,13 +48,13 @@ class GameEntry:
 
 @functools.cache
 def catalogue() -> dict[str, GameEntry]:
-    """All games, by base id in order."""
+    """Return all games, by base id, in order."""
     found: dict[str, Any] = json.loads(CATALOGUE_FILE.read_text(encoding="utf-8"))
     return {game: GameEntry(**entry) for game, entry in found["games"].items()}
 
 
 def games() -> dict[str, dict[str, Any]]:
-    """The facts about each game that ``agentsgym envs`` prints."""
+    """Return the facts about each game that ``agentsgym envs`` prints."""
     listed = {game: asdict(entry) for game, entry in catalogue().items()}
     for facts in listed.values():
         needs = "a language model as its gamemaster" if facts["status"] == "gamemaster" else ""

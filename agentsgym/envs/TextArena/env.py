@@ -1,4 +1,4 @@
-"""Play any TextArena game: alone, against players of any kind, or in self-play."""
+"""Run any TextArena game: single-player, against players of any kind, or in self-play."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
-from agentsgym.envs.shared.numbers import without_thoughts
+from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TextArena import SPEC
 from agentsgym.envs.TextArena.catalogue import GameEntry, catalogue
-from agentsgym.envs.TextArena.games import GameMaker, PlayedGame, base_id, game_seed
+from agentsgym.envs.TextArena.games import GameFactory, PlayedGame, base_id, game_seed
 from agentsgym.envs.TextArena.isolation import GameContext
 from agentsgym.envs.TextArena.observations import last_view, with_header
 from agentsgym.envs.TextArena.players import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MAX_ACTION_CHARACTERS = 100_000
 MAX_OPPONENT_MOVES = 1000
-_MOST_STARTS = 10
+_MAX_STARTS = 10  # attempts to start a game that does not end before the agent's first turn
 
 _IS_SEAT = or_none(is_int(0))
 
@@ -47,7 +47,9 @@ _IS_SEAT = or_none(is_int(0))
 class TextArenaEnv(MultistepEnv):
     """Any TextArena game; each observation contains only what is new since the last turn.
 
-    A task is ``{"seed": int}``, and may name the agent's ``"seat"``. Keys of ``env_config`` beside the common ones:
+    A task is ``{"seed": int}``, and may specify the agent's ``"seat"``.
+
+    Keys of ``env_config`` in addition to the common ones:
 
     - ``game``: a base id, such as ``"Wordle-v0"``; the suffixes ``-raw`` and ``-train`` select the same game.
     - ``game_options``: arguments of the game's constructor, such as ``{"max_number": 50}``.
@@ -58,22 +60,23 @@ class TextArenaEnv(MultistepEnv):
       "random"}``.
     - ``shared_conversation``: whether all seats of ``"self"`` read one conversation; None shares it if the game has no
       hidden information.
-    - ``opening_moves``: the maximum number of random moves before the agent's first; the actual number is drawn per
-      task.
-    - ``gamemaster``: a registered name, for games that are run by a language model.
+    - ``opening_moves``: the maximum number of random moves before the agent's first move; the actual number is drawn
+      per task.
+    - ``gamemaster``: the registered name of the gamemaster, for games that are run by a language model.
     - ``add_brackets``: whether an action without any bracket is wrapped in ``[…]``, as TextArena does by default.
-    - ``word_list``: ``"hunspell"`` (the dictionary in TextArena's wheel) or ``"nltk"`` (its corpora, installed once).
-    - ``errors_in_a_row``: the number of consecutive invalid moves that the game forgives, by TextArena's own rule.
+    - ``word_list``: ``"hunspell"`` (the dictionary in TextArena's wheel) or ``"nltk"`` (nltk's corpora, which must be
+      installed).
+    - ``errors_in_a_row``: the number of consecutive invalid moves that the game allows, as counted by TextArena.
 
-    The reward is given at the end, by the game; ``info["success"]`` is the game's own outcome, ``info["reason"]`` its
-    explanation. If ``max_steps_per_episode`` truncates a game, a single player's reward is the progress so far, if the
-    game defines it.
+    The game determines the reward at its end; ``info["success"]`` is whether the agent won, ``info["reason"]`` the
+    game's explanation. If ``max_steps_per_episode`` truncates a single-player game, the reward is the progress so far,
+    if the game defines it.
 
     Args:
-        tokenizer: The tokenizer, as for every environment.
+        tokenizer: The policy's tokenizer; None if only text is exchanged.
         env_config: The configuration, with the keys above and the common ones.
-        opponent: An agent for the other seats, or agents by seat, in place of ``env_config["opponent"]``.
-        gamemaster: An agent in place of ``env_config["gamemaster"]``.
+        opponent: An agent for the other seats, or agents by seat; replaces ``env_config["opponent"]``.
+        gamemaster: The agent that is the gamemaster; replaces ``env_config["gamemaster"]``.
 
     Raises:
         ConfigError: The configuration is invalid, the game is unknown, or it cannot be played with these options.
@@ -117,8 +120,8 @@ class TextArenaEnv(MultistepEnv):
         if isinstance(given, str):
             given = named_agent(given, "env_config['gamemaster']")
         self._gamemaster = given if given is None or isinstance(given, SeededAgent) else as_agent(given)
-        self._maker = self._new_maker()
-        self._maker.check_start(self.num_players)
+        self._factory = self._new_factory()
+        self._factory.check_start(self.num_players)
         self.plays_itself = self.num_players > 1 and SELF in self._opponents.values()
         self.shares_conversation = self._shares_conversation()
         self._check_seat(config["seat"], "env_config['seat']", ConfigError)
@@ -136,13 +139,13 @@ class TextArenaEnv(MultistepEnv):
         if wanted and not is_public:
             raise ConfigError(
                 f"env_config['shared_conversation'] would reveal what the players of {self.game} hide from each "
-                "other: leave it out, so that each sees only its own conversation"
+                "other: omit it, so that each player sees only its own conversation"
             )
         if wanted or (wanted is None and is_public):
             return True
         if self.env_config["history"] != "append":
             raise ConfigError(
-                "env_config['history'] cannot be set if the players have separate conversations: leave it out"
+                "env_config['history'] must not be set if the players have separate conversations: omit it"
             )
         self.env_config["history"] = last_view
         return False
@@ -152,8 +155,8 @@ class TextArenaEnv(MultistepEnv):
             raise error(f"{name} must be an int in [0, {self.num_players}) or None, got {shown(seat)}")
 
     def _check_opponents(self, seat: int | None, error: type[ConfigError | TaskError]) -> None:
-        """Check that, if players are given by seat, every seat other than the agent's has one."""
-        missing = [one for one in range(self.num_players) if one != seat and one not in self._opponents]
+        """Check that every seat except the agent's has a player, if players are specified by seat."""
+        missing = [other for other in range(self.num_players) if other != seat and other not in self._opponents]
         if missing and None not in self._opponents and self.num_players > 1:
             others = f"but the agent's, which is {seat}" if seat is not None else "while the agent's is drawn"
             seats = ", ".join(map(str, missing))
@@ -166,17 +169,17 @@ class TextArenaEnv(MultistepEnv):
             self._check_opponents(seat, TaskError)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the game makers, which another process rebuilds."""
-        return {**super().__getstate__(), "_maker": None}
+        """Omit the game factory, which another process rebuilds."""
+        return {**super().__getstate__(), "_factory": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._maker = self._new_maker()
+        self._factory = self._new_factory()
 
-    def _new_maker(self) -> GameMaker:
+    def _new_factory(self) -> GameFactory:
         config = self.env_config
         has_gamemaster = self._gamemaster is not None
-        return GameMaker(
+        return GameFactory(
             self.game, config["game_options"], word_list=config["word_list"], has_gamemaster=has_gamemaster
         )
 
@@ -186,15 +189,17 @@ class TextArenaEnv(MultistepEnv):
         rng = self.rng(session_id)
         given = task_data.get("seat", self.env_config["seat"])
         drawn = rng.randrange(self.num_players)
-        for _ in range(_MOST_STARTS):  # a forfeit can end a game before the agent's first turn
+        for _ in range(_MAX_STARTS):  # a forfeit can end a game before the agent's first turn
             state = self._start(session_id, rng, drawn if given is None else given)
             if state["is_stalled"]:
-                raise EnvError(f"the other players of {self.game} made {MAX_OPPONENT_MOVES} moves before the agent's")
+                raise EnvError(
+                    f"the other players of {self.game} made {MAX_OPPONENT_MOVES} moves before the agent's first move"
+                )
             if not state["game"].done:
                 return state
         raise EnvError(
-            f"{self.game} ended before the agent's first turn, {_MOST_STARTS} times, probably because an opponent "
-            "found no legal move: use one that knows the game, or the seat that moves first"
+            f"{self.game} ended before the agent's first turn in {_MAX_STARTS} attempts, probably because an opponent "
+            "found no legal move: use an opponent that can play the game, or the seat that moves first"
         )
 
     def _start(self, session_id: str, rng: random.Random, seat: int) -> dict[str, Any]:
@@ -210,7 +215,7 @@ class TextArenaEnv(MultistepEnv):
         most = config["opening_moves"]
         num_opening = rng.randint(0, most) if most else 0
         game = PlayedGame(
-            self._maker(context),
+            self._factory(context),
             context,
             num_players=self.num_players,
             seed=game_seed(rng),
@@ -242,11 +247,12 @@ class TextArenaEnv(MultistepEnv):
         game: PlayedGame = state["game"]
         seat = game.player
         config = self.env_config
-        text = without_thoughts(action).strip()[:MAX_ACTION_CHARACTERS]
+        text = strip_reasoning(action).strip()[:MAX_ACTION_CHARACTERS]
         if config["add_brackets"] and "[" not in text and "]" not in text:
             text = f"[{text}]"
-        left = config["error_allowance"] - state["num_invalid"]  # per episode; the game counts consecutive ones
-        outcome = game.move(text, min(config["errors_in_a_row"], left + game.num_errors))
+        # The rest of the episode's allowance; the game only counts consecutive errors.
+        num_allowed = config["error_allowance"] - state["num_invalid"]
+        outcome = game.move(text, min(config["errors_in_a_row"], num_allowed + game.num_errors))
         state["num_invalid"] += outcome.invalid
         state["num_turns"] += 1
         if seat in state["views"]:
@@ -274,7 +280,7 @@ class TextArenaEnv(MultistepEnv):
         text = state["observation"] = game.observe(shared=self.shares_conversation)
         if self.shares_conversation:
             state["observation"] = with_header(game.player, text)
-        elif self.plays_itself:  # the observation is the player's whole conversation
+        elif self.plays_itself:  # the observation is the player's complete conversation
             view: list[Message] = state["views"].setdefault(game.player, [])
             view.append({"role": "user", "content": text if view else with_header(game.player, text)})
             state["observation"] = [*view]
@@ -315,21 +321,21 @@ class TextArenaEnv(MultistepEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
+        """Return rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
 
         Raises:
-            ConfigError: The configuration or an option is not valid.
+            ConfigError: The configuration or an option is invalid.
         """
         return task_dataset(cls, cls._checked(env_config), "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, which share no task with those of :meth:`get_train_dataset`; arguments as there."""
+        """Return rows to evaluate on, which share no task with :meth:`get_train_dataset`; otherwise the same."""
         return task_dataset(cls, cls._checked(env_config), "eval", options)
 
     @classmethod
     def _checked(cls, env_config: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Check the parts of a configuration that do not depend on its players, which need not be in a row."""
+        """Check the configuration except its players, which may be passed as objects that a row cannot contain."""
         config = validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
         game = base_id(config["game"])
         _num_players(game, catalogue().get(game), config["num_players"])
@@ -341,7 +347,7 @@ def _stream(what: str, rng: random.Random) -> random.Random:
 
 
 def _play_opening(game: PlayedGame, rng: random.Random, num_moves: int, error_allowance: int) -> None:
-    """Play random first moves for all seats; the game repeats them as messages, since no conversation contains them."""
+    """Play random opening moves for all seats; the game shows them as messages, since no conversation has them."""
     player = LegalPlayer(random.Random(rng.getrandbits(63)))
     for _ in range(num_moves):
         if game.done:
@@ -354,7 +360,7 @@ def _play_opening(game: PlayedGame, rng: random.Random, num_moves: int, error_al
 def _num_players(game: str, entry: GameEntry | None, given: int | None) -> int:
     if entry is None:
         if given is None:
-            raise ConfigError(f"env_config['num_players'] is needed for {game}, which is not in the catalogue")
+            raise ConfigError(f"env_config['num_players'] must be set for {game}, which is not in the catalogue")
         return given
     if given is None:
         return entry.min_players
@@ -376,5 +382,7 @@ def _opponents(given: Any, num_players: int) -> dict[int | None, Agent | SeededA
         else:
             found[seat] = as_agent(one)
     if SELF in found.values() and set(found) != {None}:
-        raise ConfigError(f"env_config['opponent'] 'self' plays all seats, got {shown(given)}")
+        raise ConfigError(
+            f"env_config['opponent'] must be only 'self' for the agent to play all seats, got {shown(given)}"
+        )
     return found

@@ -1,4 +1,4 @@
-"""Make TextArena games and play them, each with a separate random stream."""
+"""Create TextArena games and play them, each with a separate random stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentsgym.envs.TextArena.moves import known_moves
 from agentsgym.envs.TextArena.observations import GAME_ID, text_of, with_sender
 from agentsgym.envs.TextArena.outcomes import is_won, worth
 from agentsgym.envs.TextArena.patches import GAMEMASTER_GAMES, JURY_GAMES, Jury, bind_patches, patched_class
-from agentsgym.envs.TextArena.words import basic_words, bind_words, check_nltk, deep_copy, no_downloads
+from agentsgym.envs.TextArena.words import basic_words, check_nltk, deep_copy, no_downloads, replace_word_data
 from agentsgym.errors import ConfigError, EnvError, did_you_mean
 from agentsgym.interruptions import is_interruption
 from agentsgym.seeding import derive_seed
@@ -28,20 +28,20 @@ from agentsgym.texts import sentence_of, shown
 _SUFFIXES = ("-raw", "-train")
 _PROGRESS = ("_get_percentage_completion", "_calculate_progress", "_progress")
 _WORD_LISTS = ("dictionary", "word_list", "universal_word_list")
-_MOST_PROTOTYPES = 64
+_MAX_PROTOTYPES = 64
 _prototypes: dict[Any, Any] = {}  # games to copy, shared by all environments of a process
 _lock = threading.RLock()
 
 
 def base_id(game: str | None) -> str:
-    """Strip the suffix that selects the form of observations, ``-raw`` or ``-train``, from an id.
+    """Strip the suffix that selects the format of observations, ``-raw`` or ``-train``, from an id.
 
     Raises:
-        ConfigError: The game does not exist, or is None; the message suggests the closest name.
+        ConfigError: The game is None or does not exist; the message suggests the closest name.
         MissingDependencyError: TextArena is not installed.
     """
     if game is None:
-        raise ConfigError("env_config needs a 'game', as in {'game': 'Wordle-v0'}")
+        raise ConfigError("env_config['game'] must be set to the id of a game, such as 'Wordle-v0'")
     known: Mapping[str, Any] = textarena().envs.registration.ENV_REGISTRY
     for suffix in _SUFFIXES:
         shorter = game.removesuffix(suffix)
@@ -66,8 +66,8 @@ class Outcome:
     invalid: bool
 
 
-class GameMaker:
-    """Makes games of one kind: the constructor builds the first one, all others are copies of it.
+class GameFactory:
+    """Creates games of one kind: the factory builds a prototype, of which all games are copies.
 
     Args:
         game: A base id.
@@ -79,7 +79,7 @@ class GameMaker:
         module: The module of the game's class.
 
     Raises:
-        ConfigError: The game cannot be made: it is broken, an option is unknown, or word data are missing.
+        ConfigError: The game cannot be created: it is broken, an option is unknown, or word data are missing.
     """
 
     def __init__(
@@ -112,19 +112,19 @@ class GameMaker:
         with _lock:
             if key not in _prototypes:
                 _prototypes[key] = self._build_prototype()
-                while len(_prototypes) > _MOST_PROTOTYPES:
+                while len(_prototypes) > _MAX_PROTOTYPES:
                     del _prototypes[next(iter(_prototypes))]
             self._prototype = _prototypes[key]
 
     def __call__(self, context: GameContext) -> Any:
-        """Make a game that has not started."""
+        """Create a game that has not started."""
         if self._prototype is None:
             with context:
                 return self._build()
         return deep_copy(self._prototype)
 
     def check_start(self, num_players: int) -> None:
-        """Start a game as a trial: constructors accept options and missing files that only fail at the start.
+        """Start a game as a trial, since some invalid options and missing files only raise errors at the start.
 
         Raises:
             ConfigError: The game cannot start.
@@ -135,26 +135,26 @@ class GameMaker:
         context = self._probe()
         try:
             PlayedGame(self(context), context, num_players=num_players, seed=0)
-        except BaseException as error:  # foreign code
+        except BaseException as error:  # third-party code may raise anything
             if is_interruption(error):
                 raise
             raise ConfigError(self._complaint(error)) from error
 
     def _probe(self) -> GameContext:
-        """A context for a trial, in which a gamemaster answers with nothing."""
+        """Return a context for a trial, in which a gamemaster returns empty replies."""
         gamemaster: Callable[[str], str] | None = (lambda _: "") if self._has_gamemaster else None
         return GameContext(random.Random(0), word_list=self.word_list, gamemaster=gamemaster)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a GameMaker cannot be pickled: create one in each process")
+        raise TypeError("a GameFactory cannot be pickled: create one in each process")
 
     def _build(self) -> Any:
         with _lock, no_downloads():
-            module = import_game_module(self.module, bind_words, bind_patches)
+            module = import_game_module(self.module, replace_word_data, bind_patches)
         return patched_class(getattr(module, self._class))(**self._options)
 
     def _build_prototype(self) -> Any:
-        """Build the game to copy; None if its constructor uses randomness."""
+        """Build the game to copy; None if it cannot be copied or its constructor uses randomness."""
         context = self._probe()
         before = context.rng.getstate()
         try:
@@ -167,7 +167,7 @@ class GameMaker:
                             f"env_config['game_options'][{shown(name)}] is unknown{did_you_mean(name, known)}"
                         )
                 is_copied = deep_copy(built) is not built
-        except BaseException as error:  # foreign code
+        except BaseException as error:  # third-party code may raise anything
             if is_interruption(error) or isinstance(error, ConfigError):
                 raise
             raise ConfigError(self._complaint(error)) from error
@@ -179,11 +179,11 @@ class GameMaker:
             return f"env_config['game_options'] does not fit {self.game}: {sentence_of(error)}"
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         if entry is not None and entry.min_python:
-            return f"{self.game} needs Python {entry.min_python} or newer, and this is {python}"
-        what = f"{type(error).__name__}: {sentence_of(error)}"
+            return f"{self.game} needs Python {entry.min_python} or newer, but this is {python}"
+        reason = f"{type(error).__name__}: {sentence_of(error)}"
         if self._given and (entry is None or entry.status != "broken"):
-            return f"env_config['game_options'] {shown(self._given)} does not fit {self.game}: {what}"
-        return f"{self.game} cannot be made by this version of TextArena: {what}"
+            return f"env_config['game_options'] {shown(self._given)} does not fit {self.game}: {reason}"
+        return f"{self.game} cannot be created by the installed version of TextArena: {reason}"
 
 
 class PlayedGame:
@@ -191,11 +191,11 @@ class PlayedGame:
 
     Args:
         game: A game that has not started.
-        context: The random streams, word data and gamemaster that the game sees.
+        context: The random streams, word data and gamemaster that the game uses.
         num_players: The number of players.
         seed: The game's seed.
-        max_moves: The maximum number of moves of all players, if the game takes a limit; None for the game's default. A
-            limit can only be lowered.
+        max_moves: The maximum number of moves of all players together, if the game has a limit, which can only be
+            lowered; None for the game's limit.
 
     Attributes:
         num_players: The number of players.
@@ -207,14 +207,14 @@ class PlayedGame:
         self._game = game
         self._context = context
         self.num_players = num_players
-        own = getattr(game, "max_turns", None)
-        if max_moves is not None and isinstance(own, int) and own > max_moves:
-            game.max_turns = max_moves  # quoted in the prompt
+        default_limit = getattr(game, "max_turns", None)
+        if max_moves is not None and isinstance(default_limit, int) and default_limit > max_moves:
+            game.max_turns = max_moves  # shown in the prompt
         with context:
             game.reset(num_players=num_players, seed=seed)
         limit = getattr(self.state, "max_turns", None)
         if max_moves is not None and isinstance(limit, int) and limit > max_moves - 1:
-            self.state.max_turns = max_moves - 1  # compared before the move is counted
+            self.state.max_turns = max_moves - 1  # the game checks the limit before it counts the move
 
     @property
     def state(self) -> Any:
@@ -232,10 +232,10 @@ class PlayedGame:
         return bool(self.state.done)
 
     def observe(self, *, shared: bool = False) -> str:
-        """Write what is new to the player to move, and mark it as seen.
+        """Format what is new to the player to move, and mark it as seen.
 
         Args:
-            shared: Whether all players read one conversation, so that what one player was shown is new to nobody.
+            shared: Whether all players share one conversation, so that a message shown to one is new to nobody.
         """
         with self._context:
             seat, messages = self._game.get_observation()
@@ -247,7 +247,7 @@ class PlayedGame:
         return text_of(messages, seat, state.role_mapping, shared=shared)
 
     def publish_actions(self) -> None:
-        """Turn the players' messages that others have not seen yet into messages of the game, for all to read."""
+        """Turn the players' messages that others have not seen yet into messages from the game to everyone."""
         kinds = textarena().ObservationType
         for seat, waiting in self.state.observations.items():
             self.state.observations[seat] = [
@@ -262,8 +262,8 @@ class PlayedGame:
 
         Args:
             action: The player's text.
-            error_allowance: The number of consecutive invalid moves that the game forgives this time; None for its own
-                rule.
+            error_allowance: The number of consecutive invalid moves that the game allows, for this move; None for the
+                game's default.
         """
         seat, state = self.player, self.state
         own_allowance = getattr(state, "error_allowance", None)
@@ -271,7 +271,7 @@ class PlayedGame:
         complain: Callable[..., Any] | None = getattr(state, "set_invalid_move", None)
         num_complaints = 0
 
-        def count_complaint(*args: Any, **kwargs: Any) -> Any:  # the game's own count restarts at the last one
+        def count_complaint(*args: Any, **kwargs: Any) -> Any:  # the game's count restarts once its limit is exceeded
             nonlocal num_complaints
             num_complaints += 1
             return cast("Callable[..., Any]", complain)(*args, **kwargs)
@@ -292,9 +292,9 @@ class PlayedGame:
         return Outcome(bool(done) or self.done, num_complaints > 0)
 
     def _end_if_stuck(self, mover: int) -> None:
-        """End a game that eliminates a player for an invalid move but keeps that player to move, or leaves one player.
+        """End a game that would prompt an eliminated player forever, or in which only one player remains.
 
-        Some multiplayer games prompt the same player forever. The eliminated player loses, all others win.
+        This happens in some multiplayer games after invalid moves. The eliminated player loses, all others win.
         """
         state = self.state
         eliminated: Sequence[int] = getattr(state, "elimination_order", ())
@@ -309,7 +309,7 @@ class PlayedGame:
         return getattr(self.state, "error_count", 0)
 
     def rewards(self) -> dict[int, float]:
-        """Each player's final reward.
+        """Return each player's final reward.
 
         Raises:
             EnvError: The game does not define rewards.
@@ -317,7 +317,7 @@ class PlayedGame:
         with self._context:
             rewards: Any = self._game.close()[0]
         if not isinstance(rewards, Mapping):
-            raise EnvError(f"a game of TextArena must end with rewards by player, got {shown(rewards)}")
+            raise EnvError(f"a TextArena game must end with rewards by player, got {shown(rewards)}")
         for seat, reward in cast("Mapping[Any, Any]", rewards).items():
             if not isinstance(reward, int | float):
                 raise EnvError(f"a game's reward must be a number, got {shown(reward)} for player {seat}")
@@ -325,7 +325,7 @@ class PlayedGame:
         return final if self.num_players > 1 else {seat: worth(self._game, reward) for seat, reward in final.items()}
 
     def info_of(self, seat: int) -> dict[str, Any]:
-        """The game's info about a player: ``reason``, ``invalid_move`` and more."""
+        """Return the game's info about a player: ``reason``, ``invalid_move`` and more."""
         return self.state.game_info.get(seat, {})
 
     def is_won(self, seat: int) -> bool:
@@ -335,15 +335,15 @@ class PlayedGame:
             return is_won(self._game, rewards, seat, self.info_of(seat))
 
     def words(self) -> Sequence[str]:
-        """Common words, for a word game; empty for others."""
+        """Return common words for a word game; empty for other games."""
         return basic_words() if any(hasattr(self._game, name) for name in _WORD_LISTS) else ()
 
     def known_moves(self, rng: random.Random) -> list[str]:
-        """Moves by the game's own rules, if they are implemented in :mod:`~.moves`; empty otherwise."""
+        """Return moves by the game's rules, if they are implemented in :mod:`~.moves`; otherwise empty."""
         return known_moves(self._game, rng)
 
     def progress(self) -> float:
-        """A single player's progress in [0, 1], as the game rewards it at its turn limit; 0.0 if unknown."""
+        """Return a single player's progress in [0, 1], as the game rewards it at its turn limit; 0.0 if unknown."""
         method: Callable[[], Any] | None = next(
             (found for name in _PROGRESS if callable(found := getattr(self._game, name, None))), None
         )
@@ -354,7 +354,7 @@ class PlayedGame:
         return worth(self._game, float(value)) if isinstance(value, int | float) and 0 <= value <= 1 else 0.0
 
     def is_legal(self, action: str) -> bool:
-        """Whether a move is currently valid, tried on a copy of the game."""
+        """Return whether a move is currently valid, by trying it on a copy of the game."""
         trial = copy.copy(self)
         trial._game = deep_copy(self._game)  # not shared with the original
         trial._context = GameContext(random.Random(0), word_list=self._context.word_list)
@@ -371,5 +371,5 @@ class PlayedGame:
 
 
 def game_seed(rng: random.Random) -> int:
-    """Draw a game's seed in [0, 2**31), distinct from any sampler's."""
+    """Draw a game's seed in [0, 2**31), unrelated to the seeds of samplers."""
     return derive_seed("textarena game", rng.getrandbits(63)) % 2**31

@@ -1,10 +1,10 @@
 """Give each game a separate random stream, although TextArena draws from Python's and numpy's global generators.
 
-The games call ``random.choice(...)`` and the like through the name ``random`` in their own modules. Here that name is
-bound to a stand-in, which draws from the generator of the game that this thread is playing and otherwise forwards to
-the real module. The draws are therefore those that the global generator would give after ``random.seed(seed)``, and the
-global state is neither read nor changed. The names of word data, of the gamemaster and of ``print`` are bound in the
-same way: see :mod:`~agentsgym.envs.TextArena.words` and :mod:`~agentsgym.envs.TextArena.patches`.
+The games call functions such as ``random.choice`` through the name ``random`` in their own modules. Here that name is
+replaced with a stand-in, which draws from the generator of the game that this thread is playing and otherwise forwards
+to the real module. The draws are those of the global generator after ``random.seed(seed)``, but the global state is
+neither read nor changed. Word data, the gamemaster and ``print`` are replaced in the same way; see
+:mod:`~agentsgym.envs.TextArena.words` and :mod:`~agentsgym.envs.TextArena.patches`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PYTHON_DRAWS = tuple(
 
 
 class GameContext:
-    """The randomness and data that a game sees while it runs: ``with context:`` around every call into it.
+    """The randomness and data that a game uses; every call into the game is made inside ``with context:``.
 
     Attributes:
         rng: The stand-in for Python's global generator.
@@ -55,7 +55,7 @@ class GameContext:
         self._outer: GameContext | None = None
 
     def numpy(self) -> Any:
-        """The stand-in for numpy's global generator, made at the game's first draw from it."""
+        """Return the stand-in for numpy's global generator, which is created at the game's first draw from it."""
         if self._numpy is None:
             import numpy as np  # noqa: PLC0415  # few games need it
 
@@ -80,7 +80,7 @@ _bound: set[str] = set()
 
 
 def current_context() -> GameContext | None:
-    """The context of the game that this thread is playing; None outside a game."""
+    """Return the context of the game that this thread is playing; None outside a game."""
     return _playing.context
 
 
@@ -132,7 +132,7 @@ class NumpyStandin(Standin):
 
 
 def _late_draw(real: Any, name: str, generator: Callable[[GameContext], Any]) -> Callable[..., Any]:
-    """A function that looks up the generator when called, since a game may keep a reference from its constructor."""
+    """Return a function that looks up the generator when called, since a game's constructor may store the function."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         context = _playing.context
@@ -146,7 +146,7 @@ def _log_print(*values: object, **_: object) -> None:
 
 
 def _bind_random(module: ModuleType) -> None:
-    """Bind a module's names of random generators, and silence its ``print``."""
+    """Replace a module's random generators with stand-ins, and its ``print`` with logging."""
     names = vars(module)
     for name, value in list(names.items()):
         if value is random:
@@ -158,11 +158,11 @@ def _bind_random(module: ModuleType) -> None:
 
 
 def import_game_module(path: str, *binders: Callable[[ModuleType], None]) -> ModuleType:
-    """Import a TextArena module and bind the names that have a stand-in, in it and in every module it imports.
+    """Import a TextArena module and replace names with stand-ins, in it and in every TextArena module that it imports.
 
     Args:
         path: The module's dotted path.
-        *binders: Functions that bind more names of a module, each called once per module.
+        *binders: Functions that replace further names of a module; each is called once per module.
 
     Raises:
         Exception: Any exception that the import raises.
@@ -186,5 +186,5 @@ def textarena() -> Any:
     """
     package = SPEC.load("textarena")
     if not hasattr(package, "envs"):
-        raise ConfigError(f"{package.__file__} hides the package 'textarena': give that file another name")
+        raise ConfigError(f"{package.__file__} shadows the package 'textarena': rename that file")
     return package

@@ -1,4 +1,4 @@
-"""Find candidate moves: in what a game shows, in common formats, and by the rules of games that show neither."""
+"""Find candidate moves: in a game's text, in common formats, and by the rules of games for which neither works."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentsgym.envs.TextArena.outcomes import folder_of
 
 _BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _LISTED = re.compile(r"(?:available|legal|valid|possible)[^\n]*", re.IGNORECASE)
-_MOST_NUMBERS = 26
+_NUM_NUMBERS = 26  # the numbers to try in place of a placeholder
 Square = tuple[int, int]
 _ANSWERS = ("[Accept]", "[Reject]")
 _STEPS = ((0, 1), (1, 0), (0, -1), (-1, 0))
@@ -21,7 +21,7 @@ _EIGHT = [step for step in itertools.product((-1, 0, 1), repeat=2) if step != (0
 
 
 def listed_moves(text: str) -> list[str]:
-    """The moves that a text lists as available, in order.
+    """Return the moves that a text lists as available, in order.
 
     >>> listed_moves("Available Moves: '[0]', '[4]'")
     ['[0]', '[4]']
@@ -30,7 +30,7 @@ def listed_moves(text: str) -> list[str]:
 
 
 def example_moves(text: str) -> list[str]:
-    """All bracketed text, in order."""
+    """Return all bracketed texts, in order."""
     return list(dict.fromkeys(_BRACKETS.findall(text)))
 
 
@@ -44,26 +44,26 @@ def filled_moves(examples: list[str]) -> list[str]:
     for example in examples:
         verb, *places = example.strip("[]").split()
         if verb.isalpha() and len(verb) > 1 and len(places) == 1:
-            found += [f"[{verb} {number}]" for number in range(_MOST_NUMBERS)]
+            found += [f"[{verb} {number}]" for number in range(_NUM_NUMBERS)]
         elif verb.isalpha() and len(verb) > 1 and len(places) == 2:
             found += [f"[{verb} {one} {other}]" for one in range(6) for other in range(6)]
     return list(dict.fromkeys(found))
 
 
 def usual_moves() -> Iterator[str]:
-    """Numbers and pairs of numbers in brackets, the common format of board games."""
-    yield from (f"[{number}]" for number in range(_MOST_NUMBERS))
+    """Yield numbers, pairs of numbers and squares in brackets, the common formats of board games."""
+    yield from (f"[{number}]" for number in range(_NUM_NUMBERS))
     yield from (f"[{row} {column}]" for row in range(10) for column in range(10))
     yield from (f"[{row},{column}]" for row in range(8) for column in range(8))
     yield from (f"[{column}{row}]" for column in "abcdefgh" for row in range(1, 9))
 
 
 def known_moves(game: Any, rng: random.Random) -> list[str]:
-    """Return moves of the player to move; empty for games whose moves are found otherwise.
+    """Return candidate moves of the player to move; empty for games whose moves are found in other ways.
 
-    Some may be illegal, such as a path over a wall: moves are tried before they are played. If there are too many to
-    try one after the other, one of each kind is drawn: one allocation of all units, or one proposal in addition to
-    accepting and rejecting the current one.
+    Some may be illegal, such as a path through a wall, since moves are tried before they are played. If there are too
+    many to try, one of each kind is drawn: one allocation of all units, or one proposal in addition to accepting and
+    rejecting the current one.
 
     Args:
         game: A TextArena game that has started.
@@ -74,7 +74,7 @@ def known_moves(game: Any, rng: random.Random) -> list[str]:
 
 
 def parts_of(total: int, count: int, rng: random.Random) -> list[int]:
-    """Divide a whole number into parts >= 0, with each division equally likely.
+    """Divide an integer into ``count`` parts >= 0, with each division equally likely.
 
     >>> sum(parts_of(20, 3, random.Random(0)))
     20
@@ -96,7 +96,7 @@ def _contracts(game: Any, rng: random.Random) -> list[str]:
 
 
 def _splits(game: Any, rng: random.Random) -> list[str]:
-    """Responses to the other player's proposal, and a proposal that the player's role allows."""
+    """Return the responses to the other player's proposal, and a proposal that the player's role allows."""
     player, proposal = game.state.current_player_id, game.current_proposal
     every = (f"[Propose] ${cents / 100:.2f}" for cents in range(int(100 * game.total_amount + 1e-6) + 1))
     allowed = [move for move in every if game._validate_role_specific_action(player, move)[0]]
@@ -111,7 +111,7 @@ def _codes(game: Any, rng: random.Random) -> list[str]:
 
 
 def _placements_and_stack_moves(game: Any, _: random.Random) -> list[str]:
-    """Every piece on every empty square of Tak, and every stack in every straight line."""
+    """Return the placements of every piece on every empty square of Tak, and the moves of every stack."""
     player, squares = game.state.current_player_id, range(game.board_size)
     left = game.players[player]
     kinds = ("F", "W") * (left["stones"] > 0) + ("C",) * (left["capstones"] > 0)
@@ -126,7 +126,7 @@ def _placements_and_stack_moves(game: Any, _: random.Random) -> list[str]:
 
 
 def _stack_moves(stack: Sequence[str], source: Square, size: int) -> Iterator[str]:
-    """Move the top of a stack along a line, some pieces on each of the squares."""
+    """Yield the moves of the top of a stack along a line, which drop pieces on each of its squares."""
     for (down, right), carried in itertools.product(_STEPS, range(1, min(len(stack), size) + 1)):
         line = [(source[0] + down * k, source[1] + right * k) for k in range(1, size)]
         line = [square for square in line if 0 <= min(square) <= max(square) < size]
@@ -140,7 +140,7 @@ def _stack_moves(stack: Sequence[str], source: Square, size: int) -> Iterator[st
 
 
 def _alquerque(game: Any, _: random.Random) -> list[str]:
-    """Steps and jumps onto empty points."""
+    """Return steps and jumps onto empty points."""
     board, size = game.state.game_state["board"], game.BOARD_N
     ways = [(down * length, right * length) for (down, right), length in itertools.product(_EIGHT, (1, 2))]
     pairs = _pairs(board, "RB"[game.state.current_player_id], lambda _: ways)
@@ -158,7 +158,7 @@ def _breakthrough(game: Any, _: random.Random) -> list[str]:
 
 
 def _lines_of_action(game: Any, _: random.Random) -> list[str]:
-    """Moves in each direction, of as many squares as there are pieces on that line."""
+    """Return moves in each direction, by as many squares as there are pieces on that line."""
 
     def ways(start: Square) -> list[Square]:
         lengths = [(step, game._count_pieces_on_line(*start, *step)) for step in _EIGHT]
@@ -171,7 +171,7 @@ def _lines_of_action(game: Any, _: random.Random) -> list[str]:
 def _pairs(
     board: Sequence[Sequence[str]], piece: str, ways: Callable[[Square], Sequence[Square]]
 ) -> Iterator[tuple[Square, Square]]:
-    """Each of a player's pieces with each square that it can reach."""
+    """Yield each square of a player's pieces with each square that the piece can reach."""
     size = len(board)
     for row, column in itertools.product(range(size), repeat=2):
         if board[row][column] == piece:
@@ -180,7 +180,7 @@ def _pairs(
 
 
 def _chess(square: Square, size: int) -> str:
-    """The name of a square, counted from the top, with rank 1 at the bottom."""
+    """Return the chess name of a square whose row is counted from the top; rank 1 is at the bottom."""
     return f"{_file(square[1])}{size - square[0]}"
 
 
@@ -189,14 +189,14 @@ def _file(column: int) -> str:
 
 
 def _shots(game: Any, _: random.Random) -> list[str]:
-    """Squares of Battleship that have not been fired upon."""
+    """Return the squares of Battleship that have not been fired upon."""
     tracked = game.state.game_state["tracking_board"][game.state.current_player_id]
     squares = itertools.product(range(game.grid_size), repeat=2)
     return [f"[{_file(row).upper()}{column}]" for row, column in squares if tracked[row][column] == "~"]
 
 
 def _marks(game: Any, _: random.Random) -> list[str]:
-    """Both marks in every field of LogicPuzzle."""
+    """Return both marks for every cell of LogicPuzzle."""
     fields = [(row, column) for grid in game.game_board.values() for row, marks in grid.items() for column in marks]
     return [f"[{row} {column} {mark}]" for row, column in fields for mark in "XO"]
 

@@ -1,8 +1,8 @@
-"""Write a player's observation as the text of one message.
+"""Format a player's observation as the text of one message.
 
-TextArena's games keep, for each player, a list of ``(from_id, message, type)`` that is emptied when the player
-observes. The text is those messages, joined by newlines, without a prefix. Another player's message is written
-``[Player 1] …``; the player's own messages are left out, since the conversation has them as the agent's actions.
+For each player, a TextArena game has a list of ``(from_id, message, type)`` that is emptied when the player observes.
+The text is these messages, joined by newlines. Another player's message is prefixed with ``[Player 1]``; the player's
+own messages are omitted, since the conversation contains them as the agent's actions.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ GAME_ID = -1
 
 
 def text_of(messages: Sequence[Any], seat: int, roles: Mapping[int, str], *, shared: bool = False) -> str:
-    """Write the messages that are new to a player.
+    """Format the messages that are new to a player.
 
     Args:
-        messages: The messages, as the game keeps them.
+        messages: The messages, in the game's format.
         seat: The player.
         roles: The players' names in the game.
         shared: Whether all players' actions are in one conversation, so that none has to be repeated.
@@ -43,19 +43,19 @@ def text_of(messages: Sequence[Any], seat: int, roles: Mapping[int, str], *, sha
 
 
 def with_sender(sender: int, message: str, roles: Mapping[int, str]) -> str:
-    """Write a player's message, prefixed with the player's name in the game."""
+    """Prefix a player's message with the player's name in the game."""
     return f"[{roles.get(sender) or f'Player {sender}'}] {message}"
 
 
 def with_header(seat: int, text: str) -> str:
-    """Prefix a message of self-play with a header that names the player it is for."""
+    """Prefix a self-play message with a header that names its recipient."""
     return f"[Player {seat}]\n{text}"
 
 
 def last_view(messages: list[Message]) -> list[Message]:
-    """Keep the system message and the newest player's view of a conversation: everything from the last header on.
+    """Return the system message and the messages from the last header on, which are the current player's conversation.
 
-    A function for ``env_config["history"]`` if each observation is the whole conversation of the player to move, in
+    A function for ``env_config["history"]`` if each observation is the complete conversation of the player to move, in
     which only the first message has a header (:func:`with_header`). Text in an action that looks like a header is
     ignored.
     """

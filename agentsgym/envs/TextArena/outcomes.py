@@ -1,13 +1,13 @@
-"""Determine whether a finished game was won, and keep every other result below the reward of a win."""
+"""Determine whether a finished game was won, and make every other result worth less than a win."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_TURNS_OF_SET = 20  # each turn can find one
+_TURNS_OF_SET = 20  # each turn can find one set
 
-#: The condition of a win in single-player games that can give 1 for progress alone, by the folder of their class.
+#: The condition for a win in single-player games that may reward mere progress with 1, by the folder of their class.
 _WINS: Mapping[str, Callable[[Any], bool]] = {
     "Countdown": lambda game: game.numbers[-1] == game.target and len(game.numbers) < len(game.orig_numbers),
     "FifteenPuzzle": lambda game: game._is_solved(),
@@ -16,8 +16,8 @@ _WINS: Mapping[str, Callable[[Any], bool]] = {
     "Slitherlink": lambda game: game._is_solved(),
 }
 
-#: The maximum worth of progress while something is still missing: one minus the smallest possible remainder.
-_MOST_PROGRESS: Mapping[str, Callable[[Any], float]] = {
+#: The maximum worth of progress in an unsolved game: one minus the smallest possible remainder.
+_MAX_PROGRESS: Mapping[str, Callable[[Any], float]] = {
     "Countdown": lambda _: 1 - 1 / 1000,  # a distance of one
     "FifteenPuzzle": lambda _: 1 - 1 / 16,  # one place
     "Slitherlink": lambda game: 1 - 1 / (game.R * game.C),  # one clue
@@ -25,7 +25,7 @@ _MOST_PROGRESS: Mapping[str, Callable[[Any], float]] = {
 
 
 def is_won(game: Any, rewards: Mapping[int, float], seat: int, outcome: Mapping[str, Any]) -> bool:
-    """Whether a player won by the game's own outcome; a reward for progress is not a win.
+    """Return whether a player won by the game's rules; a reward for progress is not a win.
 
     Args:
         game: A TextArena game that is over.
@@ -42,19 +42,19 @@ def is_won(game: Any, rewards: Mapping[int, float], seat: int, outcome: Mapping[
 
 
 def worth(game: Any, reward: float) -> float:
-    """The worth of a single player's result: less than 1 if the game would give 1 for progress alone.
+    """Return the worth of a single player's result, which is less than 1 if the game rewards mere progress with 1.
 
     Args:
         game: A single-player TextArena game.
         reward: The game's reward, at the end or for the current progress.
     """
-    most = _MOST_PROGRESS.get(folder_of(game))
-    if most is None or reward < 1.0 or _WINS[folder_of(game)](game):
+    max_progress = _MAX_PROGRESS.get(folder_of(game))
+    if max_progress is None or reward < 1.0 or _WINS[folder_of(game)](game):
         return reward
-    return most(game)
+    return max_progress(game)
 
 
 def folder_of(game: Any) -> str:
-    """The folder of a game's class, including that of a patched class."""
+    """Return the folder of a game's class, or, for a patched class, of the original class."""
     modules = (base.__module__ for base in type(game).__mro__)
     return next((name.split(".")[-2] for name in modules if name.startswith("textarena.envs.")), "")

@@ -1,23 +1,23 @@
-"""Patch faults of TextArena's games, and let a user's agent be their gamemaster.
+"""Patch bugs in TextArena's games, and let a user's agent be their gamemaster.
 
 - Countdown, Cryptarithm and Slitherlink pass the arguments of ``add_observation`` and ``set_invalid_move`` in the wrong
-  order: messages are numbers and rewards are sentences.
+  order, so messages are numbers and rewards are sentences.
 - CharacterConclave omits the type of its observations, which is required.
 - DontSayIt compares its turns with a limit that may be None; ScenarioPlanning misspells an argument of a draw.
-- Bandit compares the chosen name with the table of all buttons, so that it never finds the best one and rewards each
-  choice with its regret: the worst button scores highest. The patch rewards the best with 1, and any other with minus
-  its regret.
+- Bandit compares the chosen name with the table of all buttons, so it never recognizes the best one and rewards each
+  choice with its regret: the worst button scores highest. The patch rewards the best button with 1, and any other
+  button with minus its regret.
 - Briscola and Golf call a method that their state lacks at the end of a game of three or four players. The patch
   rewards the player whom the game names as its winner, by points, whoever moved last. Briscola's forty cards also leave
   one over for three players, who are then prompted for cards that they do not have: the patch removes one of the twos,
   as is usual, so that all cards are dealt.
-- KuhnPoker never adds a bet or a call to the pot, so that every round is worth one chip, and shows the player who is
-  second in a round their card twice.
-- 2048 lets a long game's score compensate for the missing tile, so that a lost game is rewarded like a won one. The
+- KuhnPoker never adds a bet or a call to the pot, so every round is worth one chip, and shows the second player of a
+  round their card twice.
+- 2048 lets a long game's score compensate for the missing tile, so a lost game may be rewarded like a won one. The
   patch caps each half of its partial credit at one half.
-- FifteenPuzzle calls a method that its state lacks, so that solving it raises.
-- Tak misnames an argument of its state's ``set_winner``, so that a road raises; it reports a walk as a tuple, and
-  raises on a move without a piece or a square.
+- FifteenPuzzle calls a method that its state lacks, so solving it raises an exception.
+- Tak misnames an argument of its state's ``set_winner``, so completing a road raises an exception; it reports a walk as
+  a tuple, and raises an exception on a move without a piece or a square.
 - Santorini records who made too many invalid moves, but prompts the same player forever. The patch skips that player,
   and the last one left wins.
 - TwoDollar draws its roles from a list in file-system order, which differs between machines.
@@ -51,7 +51,7 @@ _Original: Any = object
 
 
 class _State(_Original):
-    """Accepts arguments in the order in which games pass them."""
+    """Accepts arguments in the order in which the games pass them."""
 
     def add_observation(
         self, message: Any, observation_type: Any = None, from_id: Any = GAME_ID, to_id: int = -1
@@ -59,7 +59,7 @@ class _State(_Original):
         kinds = textarena().ObservationType
         if isinstance(from_id, kinds):
             message, observation_type, from_id = observation_type, from_id, message
-        if isinstance(message, tuple):  # a stray comma
+        if isinstance(message, tuple):  # caused by a stray comma in a game
             message = "".join(cast("tuple[str, ...]", message))
         usual = kinds.GAME_MESSAGE if from_id == GAME_ID else kinds.PLAYER_ACTION
         super().add_observation(message, observation_type or usual, from_id=from_id, to_id=to_id)
@@ -95,12 +95,12 @@ class _MissingMethods:
 
 @functools.cache
 def patched_state(name: str) -> type[Any]:
-    """The patched version of one of TextArena's state classes, such as ``"TwoPlayerState"``."""
+    """Return the patched version of one of TextArena's state classes, such as ``"TwoPlayerState"``."""
     return type(f"Patched{name}", (_State, getattr(textarena(), name), _MissingMethods), {})
 
 
 class _Chances(dict[str, float]):
-    """The buttons' chances, a dict that compares equal to the name of the best button."""
+    """The buttons' success probabilities, in a dict that compares equal to the name of the best button."""
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # as every dict
 
@@ -125,12 +125,12 @@ class _Briscola(_Original):
     deck: list[dict[str, Any]]
 
     def _init_game(self) -> None:
-        whole = self.deck
+        full_deck = self.deck
         if self.state.num_players == 3:
-            two = next(card for card in whole if card["rank"] == "2")
-            self.deck = [card for card in whole if card is not two]
+            two = next(card for card in full_deck if card["rank"] == "2")
+            self.deck = [card for card in full_deck if card is not two]
         super()._init_game()
-        self.deck = whole
+        self.deck = full_deck
 
 
 class _Game2048(_Original):
@@ -216,7 +216,7 @@ PATCHED_GAMES: Mapping[str, type[Any]] = {
 
 @functools.cache
 def patched_class(game_class: type[Any]) -> type[Any]:
-    """The patched class of a game; TextArena's own class is unchanged."""
+    """Return the patched class of a game; TextArena's class is unchanged."""
     name = game_class.__module__.split(".")[-2]
     patch = PATCHED_GAMES.get(name)
     return game_class if patch is None else type(f"Patched{name}", (patch, game_class), {})
@@ -230,7 +230,7 @@ class _TextArenaWithPatchedStates(Standin):
 
 
 class _Agents(Standin):
-    """Stands in for ``textarena.agents``: any language model that a game constructs is the gamemaster."""
+    """Stands in for ``textarena.agents``, so that any language model a game constructs is the gamemaster."""
 
     def __getattr__(self, name: str) -> Any:
         context = current_context()
@@ -253,7 +253,7 @@ class _Gamemaster:
 
 
 class Jury:
-    """A jury as TextArena's games use it: every juror is the gamemaster, prompted once per juror.
+    """A jury with the interface that TextArena's games use; the gamemaster is prompted once per juror.
 
     Args:
         options: The options that a juror may choose from.
@@ -276,7 +276,7 @@ class Jury:
 
 
 def bind_patches(module: ModuleType) -> None:
-    """Bind the name ``ta`` in the modules of games that need patches."""
+    """Replace the name ``ta`` in the modules of games that need patches."""
     game = module.__name__.removeprefix("textarena.envs.").removesuffix(".env")
     real = vars(module).get("ta")
     if isinstance(real, ModuleType) and game in PATCHED_STATES:

@@ -1,4 +1,4 @@
-"""The other players of a game: random or first legal moves, and agents of any kind, by name or as objects."""
+"""The other players of a game: players of random or first legal moves, and any agents, by name or as objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.conversation import Conversation
-from agentsgym.envs.shared.numbers import without_thoughts
+from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TextArena.games import PlayedGame
 from agentsgym.envs.TextArena.moves import example_moves, filled_moves, listed_moves, usual_moves
 from agentsgym.errors import AgentError, ConfigError, EnvError, did_you_mean
@@ -23,16 +23,16 @@ from agentsgym.types import Action, TurnRequest
 
 SELF = "self"
 MAX_CHARACTERS = 20_000
-_MOST_TRIALS = 300
-_MOST_WORDS = 500
+_MAX_TRIALS = 300  # moves tried per source of moves
+_MAX_WORDS = 500  # the same for word games
 _registered: dict[str, Callable[..., Any]] = {}
 
 
 class LegalPlayer:
-    """Plays a legal move, tried on a copy: from the game's rules, a list, an example, or a common format.
+    """Plays a legal move from the game's rules, a list, an example, or a common format, after trying it on a copy.
 
     Args:
-        rng: The generator that draws among equally likely candidates; None takes the first legal one of a fixed order.
+        rng: The generator that shuffles the candidates; if None, the first legal one in a fixed order is played.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -51,7 +51,7 @@ class LegalPlayer:
         for moves in groups:
             if self._rng is not None:
                 self._rng.shuffle(moves)
-            for move in moves[: _MOST_WORDS if words else _MOST_TRIALS]:
+            for move in moves[: _MAX_WORDS if words else _MAX_TRIALS]:
                 if game.is_legal(move):
                     return move
         return next((moves[0] for moves in groups if moves), "[pass]")
@@ -63,9 +63,8 @@ class AgentPlayer:
     Args:
         agent: The agent.
         session_id: The conversation's id.
-        rng: The generator that seeds the agent's draws, conversation by conversation; a :class:`SeededAgent` is made
-            with it.
-        chat_format: The tokenizer's chat format; None for text alone.
+        rng: The generator that seeds each of the agent's conversations, and the agent if it is a :class:`SeededAgent`.
+        chat_format: The tokenizer's chat format; None to exchange only text.
         remembers: Whether the conversation continues from one observation to the next.
     """
 
@@ -91,7 +90,7 @@ class AgentPlayer:
         self._seed = self._rng.getrandbits(63)
 
     def answer(self, observation: str, game: PlayedGame | None = None) -> str:
-        """Return the agent's action without its thoughts, which stay in its conversation.
+        """Return the agent's action without its reasoning, which remains in its conversation.
 
         Raises:
             EnvError: The agent raised, returned no action, or returned more than ``MAX_CHARACTERS`` characters.
@@ -119,10 +118,10 @@ class AgentPlayer:
             )
         transcript.act(action)
         self._conversation.agent_state = action.agent_state
-        return without_thoughts(text)
+        return strip_reasoning(text)
 
     def finish(self) -> None:
-        """Notify an agent that was made for this player alone that the episode is over."""
+        """Notify the agent that the episode is over, if it was created for this player only."""
         if self._is_own:
             self._agent.finish()
 
@@ -135,13 +134,13 @@ Player = LegalPlayer | AgentPlayer
 
 
 class LegalAgent(Agent):
-    """Plays random legal moves as the agent of a :class:`~agentsgym.envs.TextArena.TextArenaEnv`: a baseline.
+    """A baseline that plays random legal moves in a :class:`~agentsgym.envs.TextArena.TextArenaEnv`.
 
     Conversations are numbered in the order in which they start, and each has a separate random stream.
 
     Args:
-        env: The environment, on whose games moves are tried; it must run in this process.
-        seed: The seed of the streams.
+        env: The environment, on copies of whose games moves are tried; it must run in this process.
+        seed: The seed of the random streams.
     """
 
     def __init__(self, env: MultistepEnv, *, seed: int = 0) -> None:
@@ -164,19 +163,22 @@ class LegalAgent(Agent):
 
 
 def register_player(name: str, factory: Callable[..., Any]) -> None:
-    """Register an agent that ``env_config`` can name as an opponent or a gamemaster, so that dataset rows can hold it.
+    """Register an agent under a name, by which ``env_config`` and dataset rows can refer to an opponent or gamemaster.
 
     Args:
         name: The name; ``"random"``, ``"first"`` and ``"self"`` are reserved.
-        factory: The function that makes the agent, once per environment and process; register it in every process. A
-            factory with a parameter ``seed`` is called for every seat of every episode, with a number that is the same
-            for all rollouts of a task, so that an agent that draws plays the same way whatever else is played.
+        factory: The function that creates the agent, once per environment and process; register it in every process. A
+            factory with a parameter ``seed`` is called for every seat of every episode, with a seed that is the same
+            for all rollouts of a task, so that the play of a random agent does not depend on other episodes.
 
     Raises:
         ConfigError: The name is reserved or invalid, or the factory is not callable.
     """
     if name in ("random", "first", SELF) or not name:
-        raise ConfigError(f"the name of a player must be a new, non-empty string, got {shown(name)}")
+        raise ConfigError(
+            f"the name of a player must be a non-empty string other than 'random', 'first' and 'self', got "
+            f"{shown(name)}"
+        )
     if not callable(factory):  # pyright: ignore[reportUnnecessaryComparison]
         raise ConfigError(f"register_player requires a function that returns an agent, got {shown(factory)}")
     _registered[name] = factory
@@ -191,18 +193,18 @@ def is_player_name(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SeededAgent:
-    """An agent that is made for each conversation, by a factory that takes a seed.
+    """An agent that is created for each conversation by a factory with a ``seed`` parameter.
 
     Attributes:
-        name: The registered name, which is all that a pickle contains.
-        key: The configuration key, for messages.
+        name: The registered name, by which another process looks up the factory.
+        key: The configuration key, for error messages.
     """
 
     name: str
     key: str
 
     def made(self, seed: int) -> Agent:
-        """Make the agent.
+        """Create the agent.
 
         Raises:
             ConfigError: The name is not registered in this process.
@@ -211,7 +213,7 @@ class SeededAgent:
 
 
 def named_agent(name: str, key: str) -> Agent | SeededAgent:
-    """Make the agent that is registered under a name, or return a :class:`SeededAgent` if its factory takes a seed.
+    """Create the agent registered under a name, or return a :class:`SeededAgent` if its factory accepts a seed.
 
     Raises:
         ConfigError: The name is not registered.
@@ -234,7 +236,7 @@ def _factory(name: str, key: str) -> Callable[..., Any]:
 
 
 def by_seat(given: Any) -> dict[int | None, Any]:
-    """Parse the players of the other seats: one for all (key None), or one per seat.
+    """Return the players of the other seats by seat; the key None stands for all seats.
 
     Raises:
         ConfigError: A seat is not a number.

@@ -1,4 +1,4 @@
-"""Make tasks as dataset rows: a task is a seed, even for training and odd for evaluation, so that they are disjoint."""
+"""Create dataset rows, whose tasks are seeds: even for training and odd for evaluation, so that they are disjoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DatasetOptions(DrawnOptions, total=False):
     """Options of the generated rows.
 
     Attributes:
-        size: Number of rows; 1000 by default, 100 for evaluation.
+        size: The number of rows; by default 1000 for training and 100 for evaluation.
         seed: The seed from which the tasks' seeds are derived.
     """
 
@@ -24,7 +24,7 @@ class DatasetOptions(DrawnOptions, total=False):
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make the rows for training or evaluation.
+    """Create the rows for training or evaluation.
 
     Raises:
         ConfigError: An option is unknown or invalid.

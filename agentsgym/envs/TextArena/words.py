@@ -1,7 +1,7 @@
-"""Supply word games with words, offline: the spelling dictionary in TextArena's own wheel, or nltk's corpora.
+"""Provide word lists for word games without downloads: the spelling dictionary in TextArena's wheel, or nltk's corpora.
 
-TextArena downloads nltk's corpora when it imports such a game, and rereads its dictionary (most of a second) for every
-game it makes. Here nothing is downloaded, and the games of a process share one dictionary.
+TextArena downloads nltk's corpora when it imports such a game, and reads its dictionary again (most of a second) for
+every game. Here nothing is downloaded, and the games of a process share one dictionary.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _TEXTS = {
     "TruthAndDeception": ("facts.json",),
     "TwentyQuestions": ("twenty_questions_words.json",),
 }
-_LEAST_USES = 3
+_MIN_OCCURRENCES = 3
 _DICTIONARY_MODULE = "textarena.envs.utils.word_lists"
 
 
 @functools.cache
 def hunspell_words() -> tuple[str, ...]:
-    """The entries of ``en_US.dic`` in TextArena's wheel that are plain lower-case words of two letters or more, sorted.
+    """Return the lower-case words of at least two letters in TextArena's ``en_US.dic``, sorted.
 
     These are base words, without the plurals and other forms that the affix rules generate.
     """
@@ -48,13 +48,13 @@ def hunspell_words() -> tuple[str, ...]:
 
 @functools.cache
 def basic_words() -> tuple[str, ...]:
-    """The words of :func:`hunspell_words` that occur at least three times in TextArena's clue, fact and task files."""
+    """Return the words of :func:`hunspell_words` that occur at least three times in the texts of TextArena's games."""
     counts: Counter[str] = Counter()
     for file in importlib.resources.files("textarena.envs").iterdir():
         for name in _TEXTS.get(file.name, ()):
             text = file.joinpath(name).read_text(encoding="utf-8")
             counts.update(re.findall(r"[a-z]+", text.lower()))
-    return tuple(word for word in hunspell_words() if counts[word] >= _LEAST_USES)
+    return tuple(word for word in hunspell_words() if counts[word] >= _MIN_OCCURRENCES)
 
 
 def check_nltk(game: str) -> None:
@@ -63,7 +63,7 @@ def check_nltk(game: str) -> None:
     Raises:
         ConfigError: The corpora are missing; the message contains the install command.
     """
-    import nltk  # noqa: PLC0415  # a heavy package that comes with TextArena
+    import nltk  # noqa: PLC0415  # slow to import; installed with TextArena
 
     try:
         nltk.data.find("corpora/words")  # pyright: ignore[reportUnknownMemberType]
@@ -71,7 +71,7 @@ def check_nltk(game: str) -> None:
     except LookupError:
         raise ConfigError(
             f"env_config['word_list'] is 'nltk', but {game} needs corpora that are not installed: run {NLTK_COMMAND} "
-            "once, or use word_list='hunspell', which needs nothing"
+            "once, or use word_list='hunspell', which needs no download"
         ) from None
 
 
@@ -90,14 +90,14 @@ class _Words(Standin):
 
 
 class _PosTag(Standin):
-    """Stands in for ``nltk.pos_tag``: without nltk's tagger every word may be a noun."""
+    """Stands in for ``nltk.pos_tag``; without nltk's tagger, every word is tagged as a noun."""
 
     def __call__(self, tokens: Iterable[str], *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
         return self._real(tokens, *args, **kwargs) if _uses_nltk() else [(token, "NN") for token in tokens]
 
 
 def _nltk(real: Any) -> Standin:
-    """Stand in for the package ``nltk``, without downloads."""
+    """Create a stand-in for the package ``nltk`` that downloads nothing."""
     corpus = Standin(real.corpus, words=_Words(real.corpus.words))
     return Standin(real, pos_tag=_PosTag(real.pos_tag), corpus=corpus, download=lambda *_, **__: False)  # pyright: ignore[reportUnknownLambdaType]
 
@@ -129,7 +129,7 @@ _dictionaries: dict[tuple[Any, ...], Any] = {}
 
 
 class _SharedDictionary(Standin):
-    """Stands in for the class ``EnglishDictionary``: equal dictionaries are made once."""
+    """Stands in for the class ``EnglishDictionary``; dictionaries with equal arguments are built once and shared."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key = (_uses_nltk(), args, tuple(sorted(kwargs.items())))
@@ -138,28 +138,28 @@ class _SharedDictionary(Standin):
         return _dictionaries[key]
 
 
-_MANY_WORDS = 1000
+_MIN_SHARED_SIZE = 1000
 
 
 def deep_copy(game: Any) -> Any:
     """Copy a game, sharing its dictionary, large sets and the entries of its large word lists.
 
-    Its messages, which are tuples, are shared as well, since it keeps every one of them.
+    Its messages, which are immutable tuples, are shared as well, since the game keeps all of them.
     """
     memo: dict[int, Any] = {id(one): one for one in _dictionaries.values()}
     state: Any = getattr(game, "state", None)
     if state is not None:
         memo.update((id(messages), [*messages]) for messages in (*state.observations.values(), state.logs))
     for value in [*cast("dict[str, Any]", vars(game)).values()]:
-        if isinstance(value, set | frozenset | list) and len(cast("set[Any]", value)) >= _MANY_WORDS:
+        if isinstance(value, set | frozenset | list) and len(cast("set[Any]", value)) >= _MIN_SHARED_SIZE:
             items = cast("set[Any] | list[Any]", value)
             if isinstance(next(iter(items)), str):
                 memo[id(items)] = [*items] if isinstance(items, list) else items
     return copy.deepcopy(game, memo)
 
 
-def bind_words(module: ModuleType) -> None:
-    """Bind the names of a module that refer to word data."""
+def replace_word_data(module: ModuleType) -> None:
+    """Replace the names of a module that refer to word data with stand-ins."""
     names = vars(module)
     standins = {"nltk": _nltk, "words": _Words, "pos_tag": _PosTag, "EnglishDictionary": _SharedDictionary}
     for name, standin in standins.items():
@@ -173,7 +173,7 @@ def bind_words(module: ModuleType) -> None:
 
 @contextmanager
 def no_downloads() -> Generator[None]:
-    """Allow imports of modules that read corpora and download at import, without either.
+    """Patch nltk so that importing a TextArena module neither reads nltk's corpora nor downloads anything.
 
     Not thread-safe.
     """

@@ -8,19 +8,20 @@ import re
 from pathlib import Path
 from typing import Any
 
-from agentsgym.envs.TextWorld.making import made_game
+from agentsgym.envs.TextWorld.making import story_file
 
-_VERSION = 8  # of the Z-machine: the first byte of a story file
+_VERSION = 8  # the version of the Z-machine, which is the first byte of a story file
 _BANNER = re.compile(r"^[ \\_$|/<>]*[\\_$|][ \\_$|/<>]*$\n?", re.M)
 _PROMPT = re.compile(r"\n?>[ ]*(?:-=[^\n]*)?\s*\Z")  # the input prompt, followed by the status line
 _ENDED = re.compile(r"\s*Would you like to RESTART, RESTORE a saved game, QUIT or UNDO the last command\?\s*\Z")
-_GAPS = re.compile(r"\n\s*\n(?:\s*\n)*")
+_EMPTY_LINES = re.compile(r"\n\s*\n(?:\s*\n)*")
 
 
 class TextWorldEngine:
-    """One active game; see :mod:`agentsgym.envs.shared.engines`.
+    """Runs one game at a time; see :mod:`agentsgym.envs.shared.engines`.
 
-    ``start`` takes ``{"file": path}``, or ``kind``, ``options``, ``seed`` and ``cache_dir`` of a game to generate.
+    The argument of ``start`` is ``{"file": path}``, or has the keys ``kind``, ``options``, ``seed`` and ``cache_dir``
+    for a game to generate.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class TextWorldEngine:
         self._progress = 0.0
 
     def start(self, game: dict[str, Any]) -> dict[str, Any]:
-        """Generate or find the game, and start it.
+        """Generate the game unless it is a file, and start it.
 
         Raises:
             ValueError: The file is not a TextWorld game.
@@ -41,8 +42,8 @@ class TextWorldEngine:
         if "file" in game:
             self._begin(Path(game["file"]))
         else:
-            with made_game(game["kind"], game["options"], game["seed"], game["cache_dir"]) as path:
-                self._begin(path, is_made=True)
+            with story_file(game["kind"], game["options"], game["seed"], game["cache_dir"]) as path:
+                self._begin(path, is_generated=True)
         self._num_moves = self._game["moves"]
         self._first_length = len(self._game["policy_commands"] or ())
         self._progress = 0.0
@@ -52,7 +53,7 @@ class TextWorldEngine:
             "verbs": state["verbs"],
             "walkthrough": list(state.get("extra.walkthrough") or ()),
             "max_score": state["max_score"],
-            **self._seen(),
+            **self._common_response(),
         }
 
     def step(self, command: str) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class TextWorldEngine:
         return {
             "text": narrative(state["feedback"]),
             "understood": ended or self._num_moves != before,
-            **self._seen(),
+            **self._common_response(),
         }
 
     def close(self) -> None:
@@ -73,14 +74,14 @@ class TextWorldEngine:
             self._env.close()
         self._env = self._path = None
 
-    def _begin(self, path: Path, *, is_made: bool = False) -> None:
-        """Open the game, unless it is the previous one, and start it; the file is not needed afterwards."""
-        if not is_made or path != self._path:
+    def _begin(self, path: Path, *, is_generated: bool = False) -> None:
+        """Start the game, after loading it unless it is the previous one; the file is not needed afterwards."""
+        if not is_generated or path != self._path:
             self.close()
             with path.open("rb") as file:
                 if file.read(1) != bytes([_VERSION]):
                     raise ValueError(
-                        f"{path} is not a game for version {_VERSION} of the Z-machine (a .z8 file, as written by "
+                        f"{path} must be a game for version {_VERSION} of the Z-machine (a .z8 file, as written by "
                         "tw-make)"
                     )
             infos = self._textworld.EnvInfos(
@@ -88,24 +89,25 @@ class TextWorldEngine:
                 max_score=True, extras=["walkthrough"],
             )  # fmt: skip
             self._env = self._textworld.start(str(path), request_infos=infos)
-            self._env.seed(0)  # otherwise a random game is seeded by the clock
+            self._env.seed(0)  # otherwise a game with randomness would be seeded by the clock
             self._path = path
         self._game = self._env.reset()
 
-    def _seen(self) -> dict[str, Any]:
+    def _common_response(self) -> dict[str, Any]:
+        """Return the part of a response that ``start`` and ``step`` share."""
         state = self._game
         won, lost, policy = bool(state["won"]), bool(state["lost"]), list(state["policy_commands"] or ())
         score = 1.0 if won else min(1.0, (state["score"] or 0) / (state["max_score"] or 1))
-        # The progress is the completed share of the shortest known solution: 1 at the end, negative on a wrong path, 0
-        # if the game can no longer be won, and that of the last state with a known solution otherwise. Without a
-        # solution at the start the score is used instead.
+        # The progress is the completed fraction of the shortest known solution: 1 when won, negative after a detour,
+        # and 0 if the game can no longer be won. In a state without a known solution it is unchanged. If no solution
+        # was known at the start, the score is used instead.
         if won or not self._first_length:
             self._progress = score
         elif lost or state["_game_progression"].failed:
             self._progress = 0.0
         elif policy:
             self._progress = 1 - len(policy) / self._first_length
-        # The facts and the score determine what remains to be done.
+        # The facts and the score determine the remaining task.
         position = "\n".join([*sorted(map(str, state["_facts"])), str(state["score"])])
         return {
             "admissible": [] if won or lost else state["admissible_commands"],
@@ -119,15 +121,15 @@ class TextWorldEngine:
 
 
 def narrative(feedback: str) -> str:
-    r"""Strip the prompt, the status line and superfluous empty lines.
+    r"""Strip the prompt, the status line and redundant empty lines.
 
     >>> narrative("\nYou can't go that way.\n\n\n>      -= Bedroom =-1/6")
     "You can't go that way."
     """
     text = _ENDED.sub("", _PROMPT.sub("", feedback))
-    return _GAPS.sub("\n\n", text).strip()
+    return _EMPTY_LINES.sub("\n\n", text).strip()
 
 
 def opening(feedback: str) -> str:
-    """Strip the banner as well."""
+    """Strip the banner, and everything that :func:`narrative` strips."""
     return narrative(_BANNER.sub("", feedback))

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _DIRECTIONS = ("north", "south", "east", "west", "up", "down")
-# In addition to the verbs of a game. Commands to the interpreter are excluded: quit, restart, undo, save, tw-….
+# The verbs allowed in addition to those of a game. Commands to the interpreter, such as quit, restart, undo, save and
+# tw-…, are not allowed.
 _ALWAYS = {*_DIRECTIONS, *"nsewudilxz", "look", "inventory", "examine", "read", "go", "walk", "get", "pick", "wait"}
 _SEVERAL = re.compile(r"[.;]|\bthen\b", re.I)
 
@@ -29,18 +30,18 @@ _SEVERAL = re.compile(r"[.;]|\bthen\b", re.I)
 class TextWorldEnv(TextWorldBase):
     """Text quests in worlds that TextWorld generates from a seed (arXiv 1806.11532).
 
-    A task is ``{"game_seed": int}``, or ``{"file": path}`` of a ``.z8`` game for the kind ``files``. Without a
-    ``game_seed`` it is derived from the task's ``seed``, so that the episodes of a trial share one game.
+    A task is ``{"game_seed": int}``, or, for the kind ``files``, ``{"file": path}`` with the path of a ``.z8`` game. If
+    ``game_seed`` is missing, it is derived from the task's ``seed``, so that the episodes of a trial share one game.
 
-    Keys of ``env_config`` beside the common ones:
+    Keys of ``env_config`` in addition to the common ones:
 
     - ``kind``: ``"custom"``, ``"coin_collector"``, ``"treasure_hunter"``, ``"cooking"``, ``"simple"`` or ``"files"``.
-    - ``options``: the options of the kind: see :data:`~agentsgym.envs.TextWorld.kinds.KINDS`.
+    - ``options``: the options of the kind; see :data:`~agentsgym.envs.TextWorld.kinds.KINDS`.
     - ``admissible_commands``: whether each prompt lists the admissible commands.
-    - ``reward``: ``"score"`` rewards each turn with the increase of the score, as a share of the maximum; ``"win"``
-      gives 1 when the game is won. The rewards of a won game sum to 1.
-    - ``progress_share``: the share of the reward that is given for progress toward the end instead, in [0, 1].
-    - ``cache_dir``: the folder of generated games; None for the user's cache, ``""`` for none on disk.
+    - ``reward``: ``"score"`` rewards each turn with the increase in the score, as a fraction of the maximum score;
+      ``"win"`` rewards only the winning turn, with 1. The rewards of a won game sum to 1.
+    - ``progress_share``: the fraction of the reward, in [0, 1], that is based on progress toward winning instead.
+    - ``cache_dir``: the folder of generated games; None for the user's cache, ``""`` for no cache on disk.
     - ``num_processes``, ``step_timeout_s``, ``start_timeout_s``: the settings of the engine's processes.
     """
 
@@ -70,19 +71,19 @@ class TextWorldEnv(TextWorldBase):
             path = Path(file).expanduser()
             if path.suffix != ".z8" or not path.is_file():
                 raise TaskError(
-                    f"task_data['file'] must be the path of a .z8 game, as tw-make writes it, got {shown(file)}"
+                    f"task_data['file'] must be the path of a .z8 file, as written by tw-make, got {shown(file)}"
                 )
             if not path.with_suffix(".json").is_file():
                 raise TaskError(f"task_data['file'] = {shown(file)} needs its description {path.stem}.json next to it")
         elif file is not None:
             raise TaskError(
-                "task_data['file'] is only valid for env_config['kind'] = 'files', but this is "
+                "task_data['file'] is only valid if env_config['kind'] is 'files', but it is "
                 f"{self.env_config['kind']!r}"
             )
         if seed is not None and not (is_int(0)(seed) and seed < 2**32):
             raise TaskError(f"task_data['game_seed'] must be an int from 0 to 2**32 - 1, got {shown(seed)}")
 
-    def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
+    def _engine_task(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
         config = self.env_config
         if config["kind"] == FILES:
             return {"file": str(Path(task_data["file"]).expanduser().resolve())}
@@ -94,18 +95,18 @@ class TextWorldEnv(TextWorldBase):
             "cache_dir": config["cache_dir"],
         }
 
-    def _refusal(self, state: State, command: str) -> str | None:
-        verbs = {*state["first"]["verbs"], *_ALWAYS}
+    def _rejection_reason(self, state: State, command: str) -> str | None:
+        verbs = {*state["first_response"]["verbs"], *_ALWAYS}
         if command.split(maxsplit=1)[0].lower() not in verbs:
-            return f"That is no command here. The verbs are: {', '.join(state['first']['verbs'])}."
+            return f"That is no command here. The verbs are: {', '.join(state['first_response']['verbs'])}."
         if _SEVERAL.search(command):
             return "Give one command at a time."
         return None
 
-    def _return(self, answer: Mapping[str, Any]) -> float:
+    def _return(self, response: Mapping[str, Any]) -> float:
         share: float = self.env_config["progress_share"]
-        earned = answer["score"] if self.env_config["reward"] == "score" else float(answer["won"])
-        return (1 - share) * earned + share * answer["progress"]
+        earned = response["score"] if self.env_config["reward"] == "score" else float(response["won"])
+        return (1 - share) * earned + share * response["progress"]
 
     def _system_prompt(self) -> str:
         return (
@@ -115,7 +116,7 @@ class TextWorldEnv(TextWorldBase):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to train on; the options are those of :class:`~agentsgym.envs.TextWorld.tasks.DatasetOptions`.
+        """Return rows to train on; the options are those of :class:`~agentsgym.envs.TextWorld.tasks.DatasetOptions`.
 
         Raises:
             ConfigError: The configuration or an option is invalid, or there are no files.
@@ -124,5 +125,5 @@ class TextWorldEnv(TextWorldBase):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on, with other game seeds or files than :meth:`get_train_dataset`; arguments as there."""
+        """Return rows to evaluate on, with other game seeds or files; otherwise like :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)

@@ -1,4 +1,4 @@
-"""The kinds of games that TextWorld makes, and the options of each."""
+"""The kinds of games that TextWorld generates, and the options of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentsgym.fields import Field, choice_field, is_bool, is_int, one_of, or_no
 from agentsgym.texts import shown
 
 FILES = "files"
-_MOST_ROOMS = 100  # in a coin collector: the Z-machine's limit
+_MAX_ROOMS = 100  # the Z-machine's limit for the rooms of a coin collector
 
 
 def _between(low: int, high: int) -> Field:
@@ -60,7 +60,7 @@ KINDS: Mapping[str, Mapping[str, Field]] = {
 
 
 def games() -> dict[str, dict[str, str]]:
-    """The kinds that are generated rather than read from files, for ``agentsgym envs``."""
+    """Return the kinds that are generated rather than read from files, for ``agentsgym envs``."""
     return {kind: {"note": "Made from a seed."} for kind in KINDS if kind != FILES}
 
 
@@ -95,10 +95,10 @@ def checked_game_options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     elif kind == "coin_collector":
         level = options["level"]
         num_rooms = ((level - 1) // 100 + 1) * ((level - 1) % 100 + 1)
-        if num_rooms > _MOST_ROOMS:
+        if num_rooms > _MAX_ROOMS:
             raise ConfigError(
-                f"env_config['options']['level'] = {level} has {num_rooms} rooms, and TextWorld makes at most "
-                f"{_MOST_ROOMS}: levels 1 to 100, 101 to 150 and 201 to 233 have no more"
+                f"env_config['options']['level'] = {level} has {num_rooms} rooms, but TextWorld supports at most "
+                f"{_MAX_ROOMS}: use a level from 1 to 150 or from 201 to 233"
             )
     return options
 
@@ -106,11 +106,11 @@ def checked_game_options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _check_cooking(options: Mapping[str, Any]) -> None:
     if options["take"] > options["recipe"]:
         raise ConfigError(
-            "env_config['options']['take'] is the number of the recipe's ingredients that must be found: at most "
-            f"{options['recipe']}, got {options['take']}"
+            "env_config['options']['take'], the number of ingredients that must be found, must be at most "
+            f"env_config['options']['recipe'] = {options['recipe']}, got {options['take']}"
         )
     if options["recipe_seed"] and not options["take"]:
         raise ConfigError(
-            "env_config['options']['recipe_seed'] requires a 'take' of at least 1, since it draws the ingredients to "
-            "find"
+            "env_config['options']['recipe_seed'] only selects which ingredients must be found, so it requires "
+            "env_config['options']['take'] to be at least 1"
         )

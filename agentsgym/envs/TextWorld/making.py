@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentsgym.envs.shared.cached_folders import cache_folder, is_whole, keep
+from agentsgym.envs.shared.cached_folders import cache_folder, is_intact, write_folder
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of
 
@@ -21,20 +21,20 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = 1  # version of the format on disk
 _NAME = "game.z8"
-_MOST_TRIES = 20  # seeds tried for a map on which the quest fits
+_MAX_ATTEMPTS = 20  # seeds tried to find a map on which the quest fits
 
 
 @contextmanager
-def made_game(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str | None) -> Generator[Path, None, None]:
-    """Return the story file of a kind, its options and a seed, with its description: from the cache, or generated.
+def story_file(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str | None) -> Generator[Path, None, None]:
+    """Provide the path of a game's story file, next to its description; the game is read from the cache or generated.
 
-    Without a cache the file is deleted when the context exits: an engine's process may be killed during a game.
+    Without a cache, the file is deleted when the context exits, even if the engine's process is killed later.
 
     Args:
         kind: A key of :data:`~agentsgym.envs.TextWorld.kinds.KINDS`.
         options: All options of that kind.
         seed: The seed, which determines the game together with the options and TextWorld's version.
-        cache_dir: The folder of games; None for the user's cache, ``""`` for none on disk.
+        cache_dir: The folder of cached games; None for the user's cache, ``""`` for no cache on disk.
 
     Raises:
         Exception: The generator cannot make such a game.
@@ -42,8 +42,8 @@ def made_game(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str |
     if cache_dir != "":
         folder = cache_folder("textworld", cache_dir) / game_key(kind, options, seed)
         try:
-            if not is_whole(folder, "the game"):
-                keep(folder, lambda unfinished: _make(kind, options, seed, unfinished / _NAME))
+            if not is_intact(folder, "the game"):
+                write_folder(folder, lambda unfinished: _make(kind, options, seed, unfinished / _NAME))
         except OSError as error:
             logger.warning("the game cannot be cached in %s: %s", folder, sentence_of(error))
         else:
@@ -57,15 +57,15 @@ def made_game(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str |
 
 def game_key(kind: str, options: Mapping[str, Any], seed: int) -> str:
     """Hash the parameters that determine a game."""
-    made_by = [_FORMAT, importlib.metadata.version("textworld"), kind, dict(options), seed]
-    return hashlib.blake2b(json.dumps(made_by, sort_keys=True).encode(), digest_size=16).hexdigest()
+    parameters = [_FORMAT, importlib.metadata.version("textworld"), kind, dict(options), seed]
+    return hashlib.blake2b(json.dumps(parameters, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _make(kind: str, options: Mapping[str, Any], seed: int, path: Path) -> None:
     """Generate and compile a game.
 
     Raises:
-        QuestGenerationError: None of the seeds tried gives a map on which the quest fits.
+        QuestGenerationError: No seed tried produced a map on which the quest fits.
         ValueError: The compiler rejects the game.
     """
     generator = importlib.import_module("textworld.generator")
@@ -73,28 +73,28 @@ def _make(kind: str, options: Mapping[str, Any], seed: int, path: Path) -> None:
         attempt = 1
         while True:
             try:
-                game, settings = _generated(kind, options, seed)
+                game, settings = _generate(kind, options, seed)
                 break
             except generator.QuestGenerationError:
-                if attempt == _MOST_TRIES:
+                if attempt == _MAX_ATTEMPTS:
                     raise
             seed = derive_seed("textworld attempt", seed, attempt) % 2**31
             attempt += 1
         settings.path = str(path)
         generator.compile_game(game, settings)
-    except generator.CouldNotCompileGameError as error:  # its first line is empty
+    except generator.CouldNotCompileGameError as error:  # the first line of its message is empty
         raise ValueError(
-            f"TextWorld's compiler rejected the game of kind {kind!r} generated with the options {dict(options)}: try "
-            "a smaller one"
+            f"TextWorld's compiler rejected the game of kind {kind!r} generated with the options {dict(options)}: use "
+            "options for a smaller game"
         ) from error
     for extra in [*path.parent.iterdir()]:
         if extra.suffix not in (".z8", ".json"):
-            extra.unlink()  # the source, which is not needed
+            extra.unlink()  # the game's source, which is not needed
 
 
-def _generated(kind: str, options: Mapping[str, Any], seed: int) -> tuple[Any, Any]:
+def _generate(kind: str, options: Mapping[str, Any], seed: int) -> tuple[Any, Any]:
     textworld = importlib.import_module("textworld")
-    textworld.g_rng.set_seed(seed)  # for code that does not use the settings' own generators
+    textworld.g_rng.set_seed(seed)  # for code that uses this global generator instead of those in the settings
     settings: Any = textworld.GameOptions()
     settings.seeds = seed
     settings.force_recompile = True

@@ -1,4 +1,4 @@
-"""Make tasks as dataset rows: seeds of games to generate, or files."""
+"""Create dataset rows, whose tasks are seeds of games to generate or files."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ class DatasetOptions(CommonOptions, total=False):
         seed: The seed of the generated games, or of the order of the files.
         num_games: The number of different generated games, which the rows cycle through; by default one per row.
         files: A folder, or a list of paths of ``.z8`` files (kind ``files`` only).
-        split: ``"disjoint"`` if training and evaluation share no file, ``"all"`` if both have all (kind ``files``
+        split: ``"disjoint"`` if training and evaluation share no file, ``"all"`` if both use all files (kind ``files``
             only).
-        eval_fraction: The share that ``"disjoint"`` reserves for evaluation, in (0, 1) (kind ``files`` only).
+        eval_fraction: The fraction of files that ``"disjoint"`` reserves for evaluation, in (0, 1) (kind ``files``
+            only).
     """
 
     num_games: int | None
     files: Any
 
 
-_OF_FILES: Mapping[str, Field] = {
+_FILE_OPTIONS: Mapping[str, Field] = {
     **COMMON_OPTIONS,
     "files": Field(
         default=None,
@@ -53,7 +54,7 @@ _OF_FILES: Mapping[str, Field] = {
         valid=lambda value: is_str(value) or (is_strings(value) and len(value) > 0),
     ),
 }
-_OF_MADE: Mapping[str, Field] = {
+_GENERATION_OPTIONS: Mapping[str, Field] = {
     **drawn_options(100),
     "num_games": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
 }
@@ -62,7 +63,7 @@ _OF_MADE: Mapping[str, Field] = {
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Rows of ``env_class_path``, ``env_config`` and ``task_data``.
+    """Return rows with the columns ``env_class_path``, ``env_config`` and ``task_data``.
 
     Raises:
         ConfigError: The configuration or an option is invalid, or there are no files.
@@ -70,18 +71,18 @@ def task_dataset(
     config = validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
     checked_game_options(config["kind"], config["options"])
     if config["kind"] == FILES:
-        settings = checked_options(options, _OF_FILES)
+        settings = checked_options(options, _FILE_OPTIONS)
         files: Any = settings["files"]
         if isinstance(files, str):
             files = sorted(Path(files).expanduser().rglob("*.z8"))
             if not files:
                 raise ConfigError(
-                    "files must be a folder of .z8 games or a list of paths; there are none in "
+                    "files must be a folder of .z8 games or a list of paths, but no .z8 files were found in "
                     f"{shown(settings['files'])}"
                 )
         names = part_of([*map(str, files)], part, settings, "files")
         return rows_of([{"file": name} for name in names], class_path(env_class), env_config, part, settings)
-    settings = checked_options(options, _OF_MADE)
+    settings = checked_options(options, _GENERATION_OPTIONS)
     num_games: int = settings["num_games"] or settings["size"]
     games: list[int] = [task_seed(part, "textworld game", settings["seed"], game) % 2**31 for game in range(num_games)]
     tasks = [

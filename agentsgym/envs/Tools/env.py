@@ -18,7 +18,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import check_tool_use
-from agentsgym.envs.shared.numbers import without_thoughts
+from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.Tools import SPEC
 from agentsgym.envs.Tools.answers import MATCHES, matches
 from agentsgym.envs.Tools.calls import Plan, make_calls, plan_of
@@ -179,7 +179,7 @@ class ToolEnv(MultistepEnv):
         expected = state["task"].get("answer")
         if expected is None:
             return None
-        return matches(without_thoughts(text).strip(), expected, self.env_config["answer_match"])
+        return matches(strip_reasoning(text).strip(), expected, self.env_config["answer_match"])
 
     def _question(self, state: State) -> str | list[Message]:
         """Return the first observation: the task's ``"question"``."""

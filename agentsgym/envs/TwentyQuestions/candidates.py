@@ -1,4 +1,4 @@
-"""Represent the objects that fit all answers as the bits of an int: bit i is object i."""
+"""Represent the objects that are consistent with all answers as a bit mask, in which bit i stands for object i."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Candidates:
 
     Args:
         knowledge: The facts.
-        objects: The names in the order of their bits.
+        objects: The names of the objects, in the order of their bits.
         properties: The keys of the properties in the game.
     """
 
@@ -21,7 +21,7 @@ class Candidates:
         self.properties = tuple(properties)
         self.all = (1 << len(self.objects)) - 1
         self.bit = {name: 1 << i for i, name in enumerate(self.objects)}
-        self.with_value = {
+        self.mask_by_value = {
             key: {
                 value: sum(self.bit[name] for name in self.objects if knowledge.value(name, key) == value)
                 for value in VALUES
@@ -30,15 +30,15 @@ class Candidates:
         }
 
     def names(self, mask: int) -> list[str]:
-        """The objects of a mask, in order."""
+        """Return the objects of a mask, in order."""
         return [name for name in self.objects if mask & self.bit[name]]
 
-    def twins(self) -> tuple[str, str] | None:
-        """Two objects with equal properties; None if there are none."""
+    def indistinguishable_pair(self) -> tuple[str, str] | None:
+        """Return two objects with the same properties; None if all differ."""
         seen: dict[tuple[bool, ...], str] = {}
         for name in self.objects:
             row = tuple(
-                bool(self.with_value[key][value] & self.bit[name]) for key in self.properties for value in VALUES
+                bool(self.mask_by_value[key][value] & self.bit[name]) for key in self.properties for value in VALUES
             )
             if row in seen:
                 return seen[row], name

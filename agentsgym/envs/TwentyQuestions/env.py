@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.shared.numbers import without_thoughts
+from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TwentyQuestions import SPEC
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
@@ -42,8 +42,8 @@ def _is_choice(value: Any) -> bool:
     return value == "all" or (is_names and len(value) > 0)  # pyright: ignore[reportUnknownArgumentType]
 
 
-_PENALTY = Field(default=None, expected="a number >= 0, or None for the scheme's own", valid=or_none(is_number(0)))
-#: The attributes that every environment of a process shares.
+_PENALTY = Field(default=None, expected="a number >= 0, or None for the scheme's default", valid=or_none(is_number(0)))
+#: The attributes that all environments of a process share, and the functions that load them.
 _LOADED: Mapping[str, Callable[[], Any]] = {
     "knowledge": load_knowledge,
     "_reader": load_reader,
@@ -56,22 +56,22 @@ class TwentyQuestionsEnv(MultistepEnv):
     """Twenty Questions over a knowledge base of everyday objects.
 
     A task is ``{"solution": str, "seed": int}``; any solution is allowed. If the knowledge base does not contain it, a
-    right guess is recognized and the answer about every property is "I don't know.".
+    correct guess is still recognized, but every question about a property is answered "I don't know.".
 
-    Keys of ``env_config`` beside the common ones:
+    Keys of ``env_config`` in addition to the common ones:
 
-    - ``objects``: ``"all"`` or a list of names: the possible secrets, relative to which information is measured.
-    - ``properties``: ``"all"`` or a list of keys: the properties that the gamemaster knows.
-    - ``hardcore``: whether only the objects marked as harder are kept.
-    - ``final_guess``: whether a wrong guess ends the game, lost; otherwise it is a question answered "No.".
+    - ``objects``: the possible secrets, relative to which information is measured: ``"all"`` or a list of names.
+    - ``properties``: the properties that the gamemaster can answer questions about: ``"all"`` or a list of keys.
+    - ``hardcore``: whether only objects marked as hard are used.
+    - ``final_guess``: whether a wrong guess loses the game; otherwise it is only answered "No.".
     - ``reward_scheme``: ``"win_plus_information"`` (default), ``"win"`` or ``"lmrl"``; see
       :mod:`agentsgym.envs.TwentyQuestions.rewards`.
     - ``invalid_penalty``, ``repeat_penalty``: the costs of an invalid action and a repeated question, in any scheme; by
       default 0.1 and 0.05 under ``win_plus_information`` and 0 under the others, which keep their definitions.
     - ``unknown_penalty``: the cost of a question answered "I don't know."; 0 by default.
-    - ``gamemaster``: any callable ``(solution, question) -> str`` in place of the built-in one. Its arguments are the
-      solution as the task writes it and the agent's text; guesses are judged by the environment. An answer that the
-      knowledge base does not confirm rules out no object.
+    - ``gamemaster``: a callable ``(solution, question) -> str`` that replaces the built-in one. Its arguments are the
+      solution as written in the task, and the agent's text; guesses are judged by the environment. If the knowledge
+      base does not confirm its answer, the answer rules out no object.
     """
 
     spec = SPEC
@@ -94,10 +94,10 @@ class TwentyQuestionsEnv(MultistepEnv):
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
     ) -> None:
-        """Check the configuration and select its part of the knowledge base; arguments as for every environment.
+        """Check the configuration and select the objects and properties; the arguments are those of every environment.
 
         Raises:
-            ConfigError: As for every environment; or ``objects`` and ``properties`` do not make a game.
+            ConfigError: The configuration is invalid, or ``properties`` do not distinguish all ``objects``.
         """
         super().__init__(tokenizer, env_config)
         config = self.env_config
@@ -112,17 +112,20 @@ class TwentyQuestionsEnv(MultistepEnv):
         self._repeat_penalty: float = repeat if config["repeat_penalty"] is None else config["repeat_penalty"]
 
     def _check_config(self, config: dict[str, Any]) -> None:
-        twins = _candidates(config).twins()
-        if twins:
+        pair = _candidates(config).indistinguishable_pair()
+        if pair:
             raise ConfigError(
-                f"env_config['properties'] must distinguish all objects, got none that distinguishes {twins}"
+                f"env_config['properties'] must distinguish all objects, but none of them distinguishes {pair[0]!r} "
+                f"and {pair[1]!r}"
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the knowledge base, which another process loads once for all its environments."""
+        """Omit the knowledge base, which another process loads once for all its environments."""
         loaded = [id(load()) for load in _LOADED.values()]
         state = super().__getstate__()
-        return {key: one for key, one in state.items() if not (id(one) in loaded or isinstance(one, Gamemaster))}
+        return {
+            key: value for key, value in state.items() if not (id(value) in loaded or isinstance(value, Gamemaster))
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         loaded = {name: load() for name, load in _LOADED.items()}
@@ -141,7 +144,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         self._check_task(task_data)
         solution = self._reader.canonical(task_data["solution"])
         is_candidate = solution in self.candidates.bit
-        # a secret outside the objects gets a separate bit, so that a candidate is always left
+        # A secret that is not one of the objects gets a separate bit, so that a candidate always remains.
         secret_bit = self.candidates.bit[solution] if is_candidate else self.candidates.all + 1
         return {
             "solution": solution,
@@ -161,7 +164,7 @@ class TwentyQuestionsEnv(MultistepEnv):
     def _step_episode(
         self, session_id: str, state: dict[str, Any], action: str
     ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        move = self._reader.read(action, state["solution"])
+        move = self._reader.parse(action, state["solution"])
         if isinstance(move, Fault):
             reward = self._reward(Outcome(penalty=self._invalid_penalty))
             info = {"success": False, "invalid": True, "reason": move.name.lower()}
@@ -171,21 +174,23 @@ class TwentyQuestionsEnv(MultistepEnv):
         info = {"success": move.name == state["solution"], "guess": move.name}
         if info["success"]:
             next_state = {**state, "candidates": state["secret_bit"], "observation": YES}
-            return next_state, self._reward(Outcome(right=True)), True, info
+            return next_state, self._reward(Outcome(correct=True)), True, info
         kept = ~self.candidates.bit.get(move.name, 0)
         is_final: bool = self.env_config["final_guess"]
-        next_state, outcome = self._learn(state, f"guess {move.name}", kept=kept, penalty=0.0, is_rewarded=not is_final)
+        next_state, outcome = self._rule_out(
+            state, f"guess {move.name}", kept=kept, penalty=0.0, is_rewarded=not is_final
+        )
         return {**next_state, "observation": NO}, self._reward(outcome), is_final, info
 
     def _state_key(self, state: dict[str, Any]) -> Hashable:
-        """The objects that fit all answers: if they are equal, so is what remains to be found."""
+        """The objects that are consistent with all answers; states with equal sets have the same remaining task."""
         return state["candidates"]
 
     def _potential(self, state: dict[str, Any]) -> float:
-        """Minus the fraction of information that is missing, ``-log2(n) / log2(n_0)``, if n objects fit all answers.
+        """Minus the fraction of information that is missing, ``-log2(n) / log2(n_0)`` if n objects remain.
 
-        Undiscounted shaping with it rewards a turn with exactly the fraction of information gained, and the last turn
-        of a game with the rest, won or lost: the sum over a game is always 1.
+        Undiscounted shaping with this potential rewards each turn with the fraction of information gained, and the last
+        turn with the rest, whether the game is won or lost, so the sum over a game is always 1.
         """
         return -information_fraction(state["candidates"].bit_count(), 1, state["num_at_start"])
 
@@ -203,24 +208,24 @@ class TwentyQuestionsEnv(MultistepEnv):
         expected = self._gamemaster(state["solution"], question.text)
         reply: Any = expected
         if self.env_config["gamemaster"]:
-            text = without_thoughts(action).strip()
+            text = strip_reasoning(action).strip()
             reply = self.env_config["gamemaster"](state["solution_as_given"], text)
             if not isinstance(reply, str):
                 raise EnvError(f"the gamemaster must answer with a str, got {shown(reply)}")
         kept = -1
         if meaning and reply == expected != UNKNOWN:
             value = self.knowledge.value(state["solution"], meaning.key) or ""
-            kept = self.candidates.with_value[meaning.key][value] | state["secret_bit"]
+            kept = self.candidates.mask_by_value[meaning.key][value] | state["secret_bit"]
         topic = f"property {meaning.key}" if meaning else f"question {question.text}"
         penalty: float = self.env_config["unknown_penalty"] if reply == UNKNOWN else 0.0
-        next_state, outcome = self._learn(state, topic, kept=kept, penalty=penalty)
+        next_state, outcome = self._rule_out(state, topic, kept=kept, penalty=penalty)
         info = {"success": False, "property": meaning.key if meaning else None, "reply": reply}
         return {**next_state, "observation": reply}, self._reward(outcome), False, info
 
-    def _learn(
+    def _rule_out(
         self, state: dict[str, Any], topic: str, *, kept: int, penalty: float, is_rewarded: bool = True
     ) -> tuple[dict[str, Any], Outcome]:
-        """Rule out the objects that are not ``kept`` and record the topic."""
+        """Rule out the objects that are not in the mask ``kept``, and record the topic."""
         before: int = state["candidates"]
         after = before & kept
         fraction = information_fraction(before.bit_count(), after.bit_count(), state["num_at_start"])
@@ -229,13 +234,13 @@ class TwentyQuestionsEnv(MultistepEnv):
         return next_state, Outcome(information=fraction if is_rewarded else 0.0, penalty=repeat + penalty)
 
     def vocabulary_texts(self) -> list[str]:
-        """Every message of the environment, and every question and guess in canonical wording.
+        """Return every message of the environment, and every question and guess in canonical wording.
 
         A word-level tokenizer built from these encodes and decodes whole games.
         """
         replies = [*REPLIES, *(fault.value for fault in Fault)]
-        own = self.env_config["system_prompt"]
-        system = self._system_prompt() if own is None else own
+        custom = self.env_config["system_prompt"]
+        system = self._system_prompt() if custom is None else custom
         prompts = [system, FIRST_PROMPT, *replies, *(f"{text} {LAST_TURN}" for text in (FIRST_PROMPT, *replies))]
         questions = [self.knowledge.properties[key].question for key in self.candidates.properties]
         guesses = [self.knowledge.objects[name].guess for name in self.candidates.objects]
@@ -243,10 +248,10 @@ class TwentyQuestionsEnv(MultistepEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
+        """Return rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
 
-        A row is JSON and cannot hold a ``gamemaster``. Called on an environment that has one, this returns rows without
-        it: that environment uses its own gamemaster, an environment built from a row uses the built-in one.
+        A row is JSON and cannot contain a ``gamemaster``. If this is called on an environment that has one, the rows do
+        not include it; an environment created from such a row uses the built-in gamemaster.
 
         Raises:
             ConfigError: The configuration or an option is invalid, or ``env_config`` has a ``gamemaster``.
@@ -255,27 +260,29 @@ class TwentyQuestionsEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, which share no secret with :meth:`get_train_dataset` unless ``split="all"``."""
+        """Return rows to evaluate on, which share no secret with :meth:`get_train_dataset` unless ``split="all"``."""
         return task_dataset(cls, env_config, "eval", options)
 
 
 def _candidates(config: Mapping[str, Any]) -> Candidates:
     known = load_knowledge()
-    objects = _chosen("objects", config["objects"], known.objects)
+    objects = _selected_names("objects", config["objects"], known.objects)
     if config["hardcore"]:
         objects = [name for name in objects if known.objects[name].hard]
     if not objects:
         raise ConfigError("env_config['hardcore'] requires at least one hard object in env_config['objects'], got none")
-    return Candidates(known, objects, _chosen("properties", config["properties"], known.properties))
+    return Candidates(known, objects, _selected_names("properties", config["properties"], known.properties))
 
 
-def _chosen(key: str, names: str | Sequence[str], known: Mapping[str, Any]) -> list[str]:
-    """Check that the names of objects or properties are known and distinct; ``"all"`` selects every one."""
+def _selected_names(key: str, names: str | Sequence[str], known: Mapping[str, Any]) -> list[str]:
+    """Return the selected objects or properties, after checking that they are known and distinct."""
     chosen = list(known) if names == "all" else list(names)
     kind = {"objects": "object", "properties": "property"}[key]
     for i, name in enumerate(chosen):
         if name not in known:
-            raise ConfigError(f"env_config[{key!r}] has the unknown {kind} {shown(name)}{did_you_mean(name, known)}")
+            raise ConfigError(
+                f"env_config[{key!r}] contains the unknown {kind} {shown(name)}{did_you_mean(name, known)}"
+            )
         if name in chosen[:i]:
-            raise ConfigError(f"env_config[{key!r}] must name each {kind} once, got {shown(name)} again")
+            raise ConfigError(f"env_config[{key!r}] must contain each {kind} only once, got {shown(name)} twice")
     return chosen

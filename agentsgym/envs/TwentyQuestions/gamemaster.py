@@ -1,7 +1,7 @@
-"""The built-in gamemaster: match a question to a property, and answer it.
+"""The built-in gamemaster, which matches a question to a property and answers it.
 
-A question is understood if, normalized, it is one of the frames below around one of a property's phrases, from its
-first word to its last. The answer to anything else is "I don't know.": better no answer than a wrong one.
+A question is understood if its normalized text as a whole is one of the frames below, filled with a phrase of a
+property. Any other question is answered "I don't know.", since no answer is better than a wrong one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REPLIES = (YES, NO, SOMETIMES, UNKNOWN)
 _REPLY_OF_VALUE = {"yes": YES, "no": NO, "sometimes": SOMETIMES}
 _OPPOSITE = {YES: NO, NO: YES}
 
-# the empty choice is last: alternatives are tried in order
+# Alternatives are tried in order, so the empty one is last.
 _BLOCKS: dict[str, tuple[str, ...]] = {
     "adverb": ("usually ", "normally ", "typically ", "generally ", "commonly ", ""),
     "thing": ("something ", "a thing ", "an object ", "an item "),
@@ -68,7 +68,7 @@ _FRAMES: tuple[tuple[str, str], ...] = (
     ("can_gap", "is it {thing}{maybe_that}{you}can {phrase}"),
     ("can_gap", "is it {thing}{maybe_that}{you}could {phrase}"),
 )
-_GAP_FORMS = {"people_do": "do_gap", "people_can": "can_gap"}  # without the object
+_GAP_FORMS = {"people_do": "do_gap", "people_can": "can_gap"}  # the same phrases without the object
 _KIND_OF = re.compile(r"(?:a|some) (?:kind|type|sort|form) of (?:an? )?(?P<what>.+)")
 
 
@@ -94,7 +94,7 @@ class Language:
         self.understand = functools.lru_cache(maxsize=8192)(self._understand)
 
     def meanings(self, question: str) -> set[Meaning]:
-        """Every property that the question may be about; more than one is a defect of the data files."""
+        """Return every property that the question may be about; more than one is a defect in the data files."""
         text = core(normalize(question))
         found: set[Meaning] = set()
         for form, pattern in self._frames:
@@ -118,23 +118,24 @@ class Language:
 
 @functools.cache
 def load_language() -> Language:
-    """The language of the bundled knowledge base."""
+    """Create the language of the bundled knowledge base."""
     return Language(load_knowledge())
 
 
 @functools.cache
 def load_reader() -> Reader:
-    """The reader of actions for the bundled knowledge base."""
+    """Create the action parser for the bundled knowledge base."""
     language = load_language()
     return Reader(load_knowledge(), lambda question: language.understand(question) is not None)
 
 
 class Gamemaster:
-    """Answers from the knowledge base, never wrongly.
+    """Answers questions from the knowledge base.
 
     Args:
         knowledge: The facts.
-        properties: The keys of the known properties; the answer about others is "I don't know.".
+        language: Matches questions to properties.
+        properties: The keys of the known properties; questions about others are answered "I don't know.".
     """
 
     def __init__(self, knowledge: KnowledgeBase, language: Language, properties: Collection[str]) -> None:
@@ -143,7 +144,7 @@ class Gamemaster:
         self._properties = frozenset(properties)
 
     def __call__(self, solution: str, question: str) -> str:
-        """One of :data:`REPLIES`; ``solution`` is the name of an object, which the knowledge base may not contain."""
+        """Answer with one of :data:`REPLIES`; the knowledge base need not contain the object named ``solution``."""
         meaning = self._language.understand(question)
         if meaning is None or meaning.key not in self._properties:
             return UNKNOWN
@@ -153,7 +154,7 @@ class Gamemaster:
 
 
 def phrases(entry: Property) -> Iterator[tuple[str, str, bool]]:
-    """Every phrase of a property in every form that a frame takes, and whether it is negated."""
+    """Yield every phrase of a property in each form that a frame uses, as (form, phrase, whether it is negated)."""
     for kind, texts in entry.phrases.items():
         for marked in texts:
             phrase, opposite = normalize(marked.removeprefix("!").replace("_", "%")), marked.startswith("!")
@@ -165,7 +166,7 @@ def phrases(entry: Property) -> Iterator[tuple[str, str, bool]]:
 
 
 def paraphrases(entry: Property) -> Iterator[tuple[str, bool]]:
-    """Every question that is understood as this property, frame by frame, and whether it is negated."""
+    """Yield every question that is understood as this property, frame by frame, and whether it is negated."""
     by_form: dict[str, list[tuple[str, bool]]] = {}
     for form, phrase, opposite in phrases(entry):
         by_form.setdefault(form, []).append((phrase, opposite))

@@ -1,7 +1,7 @@
 """Read the knowledge base: ``knowledge.csv`` (objects and facts) and ``properties.csv`` (wordings of questions).
 
-Both files are meant to be read and edited by hand; ``python -m tools.check_knowledge`` checks them. A value is what is
-typical of the object: ``sometimes`` if it varies between instances or if readers would disagree.
+Both files are meant to be edited by hand; ``python -m tools.check_knowledge`` checks them. A value describes a typical
+instance of the object, and is ``sometimes`` if instances vary or people would disagree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ OBJECT_COLUMNS = ("object", "article", "plural", "aliases", "hard")
 PHRASE_KINDS = ("is", "does", "can", "people_do", "people_can")
 VALUES = ("yes", "no", "sometimes")
 
-#: A game for very small models: short questions that differ in their last word, every object distinct.
+#: A subset for very small models: the questions are short and differ only in their last word, and the properties
+#: distinguish all objects.
 DEMO_OBJECTS = (
     "airplane", "apple", "backpack", "ball", "banana", "bed", "bee", "candle", "car", "carrot", "cat",
     "chicken", "clock", "computer", "cow", "dog", "fish", "hat", "knife", "lamp", "mirror", "newspaper",
@@ -44,8 +45,8 @@ class KnownObject:
         article: ``"a"``, ``"an"`` or ``""`` (bread, scissors).
         plural: The plural.
         aliases: Other names of the same object.
-        hard: Whether the object is one of the harder ones.
-        values: ``"yes"``, ``"no"`` or ``"sometimes"`` by property.
+        hard: Whether the object is marked as hard.
+        values: The value of each property: ``"yes"``, ``"no"`` or ``"sometimes"``.
     """
 
     name: str
@@ -71,10 +72,10 @@ class Property:
     """One row of ``properties.csv``.
 
     Attributes:
-        key: The name in configurations and in ``knowledge.csv``.
+        key: The property's name in configurations and in ``knowledge.csv``.
         question: The question in canonical wording.
         phrases: The phrases for the property, by kind: the text after "is it", "does it", "can it", "do you" and "can
-            you", the last two with ``_`` in place of the object; a leading ``!`` marks the negation.
+            you", with ``_`` in place of the object after the last two. A leading ``!`` marks a negation.
     """
 
     key: str
@@ -98,7 +99,7 @@ class KnowledgeBase:
 
 
 def expand(phrase: str) -> list[str]:
-    """Write out the alternatives of a phrase, each with the mark of a negation if the phrase has it.
+    """Expand the alternatives of a phrase, with the phrase's leading ``!`` (negation), if any, on each.
 
     >>> expand("made (of/from) wood"), expand("!alive")
     (['made of wood', 'made from wood'], ['!alive'])
@@ -110,18 +111,18 @@ def expand(phrase: str) -> list[str]:
 
 
 def split_list(cell: str) -> tuple[str, ...]:
-    """The entries of a cell with several values, separated by semicolons."""
+    """Return the entries of a cell, which are separated by semicolons."""
     return tuple(entry.strip() for entry in cell.split(";") if entry.strip())
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file; row ``i`` is line ``i + 2``."""
+    """Read the rows of a CSV file; row ``i`` is line ``i + 2``."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def object_of(row: Mapping[str, str]) -> KnownObject:
-    """Read one row of ``knowledge.csv``."""
+    """Convert a row of ``knowledge.csv``."""
     return KnownObject(
         name=row["object"],
         article=row["article"],
@@ -133,13 +134,13 @@ def object_of(row: Mapping[str, str]) -> KnownObject:
 
 
 def property_of(row: Mapping[str, str]) -> Property:
-    """Read one row of ``properties.csv``, with its alternatives expanded."""
+    """Convert a row of ``properties.csv``, and expand its alternatives."""
     phrases = {kind: tuple(text for entry in split_list(row[kind]) for text in expand(entry)) for kind in PHRASE_KINDS}
     return Property(key=row["property"], question=row["question"], phrases=phrases)
 
 
 def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPERTIES_FILE) -> KnowledgeBase:
-    """Read the files without validation, which is left to ``check_knowledge``."""
+    """Read the files without validation, which ``tools.check_knowledge`` does."""
     objects = [object_of(row) for row in read_rows(objects_path)]
     properties = [property_of(row) for row in read_rows(properties_path)]
     return KnowledgeBase(
@@ -152,5 +153,5 @@ def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PR
 
 @functools.cache
 def load_knowledge() -> KnowledgeBase:
-    """The bundled knowledge base, read once."""
+    """Read the bundled knowledge base, once per process."""
     return read_knowledge()

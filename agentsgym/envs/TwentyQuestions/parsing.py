@@ -1,6 +1,6 @@
 """Parse an agent's text as one move: a question, a guess, or an invalid action.
 
-All matching is on whole words and whole sentences, never on substrings.
+Words and sentences are matched as a whole, never as substrings.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agentsgym.envs.shared.numbers import without_thoughts
+from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase
 
 
 class Fault(StrEnum):
-    """Why an action is invalid, worded for the agent."""
+    """The reason why an action is invalid, as a message to the agent."""
 
     EMPTY = "You said nothing: ask one yes-or-no question."
     SEVERAL = "One question at a time: ask one yes-or-no question."
@@ -25,14 +25,14 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question about the object: its sentence, normalized and without fillers."""
+    """A question about the object, as a normalized sentence without filler words."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """A named object: the knowledge base's name for it, or the agent's word for an unknown one."""
+    """A guess of an object, by its name in the knowledge base or, if it is unknown, in the agent's words."""
 
     name: str
 
@@ -89,7 +89,7 @@ _ASKED_GUESS = re.compile(
 
 
 def normalize(text: str) -> str:
-    """Lower case, single spaces, plain quotes, no markup, contractions expanded and "the object" replaced by "it".
+    """Convert to lower case, remove markup and extra spaces, expand contractions, and replace "the object" with "it".
 
     >>> normalize("Is the object you're thinking of  *man-made*?")
     'is it man made?'
@@ -103,7 +103,7 @@ def normalize(text: str) -> str:
 
 
 def core(sentence: str) -> str:
-    """A normalized sentence without the text before its question ("Okay, next question: …") and after its end.
+    """Strip the text before the question ("Okay, next question: …") and punctuation from a normalized sentence.
 
     >>> core("okay, my next question is: is it alive?")
     'is it alive'
@@ -117,11 +117,11 @@ def core(sentence: str) -> str:
 
 
 class Reader:
-    """Parses actions with the names of a knowledge base.
+    """Parses actions, using the names in a knowledge base.
 
     Args:
-        knowledge: The names, and the words for categories that are not a guess ("a mammal").
-        is_property: Whether a normalized question is about a property; such a question is never a guess.
+        knowledge: Provides the names of objects, and category words, which are not guesses ("a mammal").
+        is_property: Returns whether a normalized question is about a property; such a question is never a guess.
     """
 
     def __init__(self, knowledge: KnowledgeBase, is_property: Callable[[str], bool]) -> None:
@@ -133,18 +133,18 @@ class Reader:
                 self._names.setdefault(plural, target)
 
     def canonical(self, name: str) -> str:
-        """The name under which an object is compared: the knowledge base's, else the normalized words."""
+        """Return an object's canonical name: its name in the knowledge base, otherwise its normalized words."""
         words = _without_article(core(normalize(name)))
         return self._names.get(words, words)
 
-    def read(self, action: str, solution: str = "") -> Move:
-        """Parse the single move in an action.
+    def parse(self, action: str, solution: str = "") -> Move:
+        """Parse the move in an action.
 
         Args:
-            action: The agent's text; thoughts up to ``</think>``, or without an end, are ignored.
-            solution: The canonical name of the secret, which the knowledge base may not contain.
+            action: The agent's text; reasoning up to ``</think>``, or unfinished, is ignored.
+            solution: The canonical name of the secret, which need not be in the knowledge base.
         """
-        text = normalize(without_thoughts(action))
+        text = normalize(strip_reasoning(action))
         if not core(text):
             return Fault.EMPTY
         bare = self._known(core(text), solution)
@@ -188,7 +188,7 @@ class Reader:
         return Question(text=sentence) if name is None else Guess(name=name)
 
     def _object(self, words: str, solution: str) -> str | None:
-        """The object meant by "a clock"; None for what may be a description ("a clock radio", "a mammal", "big")."""
+        """Return the object meant by "a clock"; None for a possible description ("a clock radio", "a mammal")."""
         known = self._known(words, solution)
         if known is not None:
             return known
@@ -198,7 +198,7 @@ class Reader:
         return bare if is_one_thing and not is_category else None
 
     def _named(self, words: str, solution: str) -> Guess:
-        """A guess marked as such: its object is the guess, known or not."""
+        """Return the guess in words that are marked as a guess, even if the object is unknown."""
         return Guess(name=self._known(words, solution) or _without_article(words))
 
     def _known(self, words: str, solution: str) -> str | None:

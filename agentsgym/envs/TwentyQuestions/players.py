@@ -1,6 +1,6 @@
-"""Players to measure against and to learn from, and a bound that no player can beat.
+"""Scripted players for evaluation and imitation, and a bound that no player can beat.
 
-A player reads the gamemaster's messages in the conversation and nothing else of the environment.
+A player reads only the gamemaster's messages in the conversation, not the environment's state.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class Notes(scripted_player.Notes):
     """A player's memory of one episode.
 
     Attributes:
-        candidates: The objects that fit all answers.
+        candidates: The mask of the objects that are consistent with all answers.
         unasked: The properties that have not been asked about.
-        left: The candidates left after each possible answer to the last turn, as masks.
+        mask_by_reply: The mask of the objects that each possible reply to the last turn is consistent with.
         num_questions: The number of questions before the first guess; -1 if it is not fixed.
-        tried: The objects guessed so far.
+        guessed: The objects guessed so far.
     """
 
     candidates: int
     unasked: list[str]
-    left: Mapping[str, int] = field(default_factory=dict[str, int])
+    mask_by_reply: Mapping[str, int] = field(default_factory=dict[str, int])
     num_questions: int = -1
-    tried: set[str] = field(default_factory=set[str])
+    guessed: set[str] = field(default_factory=set[str])
 
 
 class Player(scripted_player.ScriptedPlayer[Notes]):
-    """A player that knows the facts; subclasses choose the actions.
+    """The base class of players that use the knowledge base; subclasses choose the actions.
 
     Args:
         env: The environment, which defines the objects, the properties and the number of turns.
@@ -60,7 +60,7 @@ class Player(scripted_player.ScriptedPlayer[Notes]):
         return Notes(generator=generator, candidates=self._table.all, unasked=list(self._table.properties))
 
     def _play(self, request: TurnRequest, notes: Notes) -> str:
-        for reply, mask in notes.left.items():
+        for reply, mask in notes.mask_by_reply.items():
             if request.messages[-1]["content"].startswith(reply):
                 notes.candidates &= mask
         return self._choose(notes)
@@ -73,23 +73,23 @@ class Player(scripted_player.ScriptedPlayer[Notes]):
 
     def _ask(self, notes: Notes, key: str) -> str:
         notes.unasked.remove(key)
-        notes.left = {reply: self._table.with_value[key][value] for reply, value in _VALUE_OF_REPLY.items()}
+        notes.mask_by_reply = {reply: self._table.mask_by_value[key][value] for reply, value in _VALUE_OF_REPLY.items()}
         return self._knowledge.properties[key].question
 
     def _guess(self, notes: Notes, name: str) -> str:
-        notes.tried.add(name)
-        notes.left = {NO: ~self._table.bit[name]}
+        notes.guessed.add(name)
+        notes.mask_by_reply = {NO: ~self._table.bit[name]}
         return self._knowledge.objects[name].guess
 
     def _guess_any(self, notes: Notes) -> str:
-        """Guess a random object that fits all answers; any untried one if none does (a secret outside the game)."""
+        """Guess a random candidate, or any unguessed object if none is left (the secret is not one of the objects)."""
         fitting = self._table.names(notes.candidates)
-        untried = [name for name in self._table.objects if name not in notes.tried]
-        return self._guess(notes, notes.generator.choice(fitting or untried or list(self._table.objects)))
+        unguessed = [name for name in self._table.objects if name not in notes.guessed]
+        return self._guess(notes, notes.generator.choice(fitting or unguessed or list(self._table.objects)))
 
 
 class RandomPlayer(Player):
-    """Asks random unasked questions; on its last turn, or with one object left, names a random one that fits."""
+    """Asks random unasked questions; in its last turn, or once one candidate is left, guesses a random candidate."""
 
     def _choose(self, notes: Notes) -> str:
         if self._must_guess(notes):
@@ -98,9 +98,9 @@ class RandomPlayer(Player):
 
 
 class GreedyPlayer(Player):
-    """Picks the question with the most expected information, guesses included; a strong upper reference.
+    """Picks the question or guess with the most expected information; a strong upper reference.
 
-    Ties go to a guess, then to the first property. If a wrong guess ends the game it asks until one object is left.
+    Ties go to a guess, then to the first property. If a wrong guess ends the game, it asks until one object is left.
     """
 
     def _choose(self, notes: Notes) -> str:
@@ -113,8 +113,8 @@ class GreedyPlayer(Player):
         return self._guess_first(notes) if gain <= guess_gain + 1e-12 else self._ask(notes, best)
 
     def _information(self, candidates: int, key: str) -> float:
-        """Expected information of a question in bits, the entropy of its answer over the candidates."""
-        return _entropy([(candidates & mask).bit_count() for mask in self._table.with_value[key].values()])
+        """Return the expected information of a question: the entropy of its answer over the candidates, in bits."""
+        return _entropy([(candidates & mask).bit_count() for mask in self._table.mask_by_value[key].values()])
 
     def _guess_first(self, notes: Notes) -> str:
         fitting = self._table.names(notes.candidates)
@@ -122,11 +122,11 @@ class GreedyPlayer(Player):
 
 
 class ImitationPlayer(Player):
-    """Asks random questions that split the remaining candidates, and after a while guesses one.
+    """The demonstrator for a warm start: asks random questions that split the candidates, then guesses one.
 
-    The demonstrator of a warm start: it shows every question in every order and guesses at every stage, so that a
-    policy learns which object fits which answers; that its questions depend on the answers is what reinforcement
-    learning then sharpens. The number of questions is drawn per game, from half the turns to all but the last.
+    Its games contain all questions in all orders and guesses at every stage, so a policy learns which object fits which
+    answers; reinforcement learning then improves how questions depend on the answers. The number of questions is drawn
+    per game, from half the turns to all but the last.
     """
 
     def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
@@ -140,22 +140,22 @@ class ImitationPlayer(Player):
         splitting = [
             key
             for key in notes.unasked
-            if sum(notes.candidates & mask != 0 for mask in self._table.with_value[key].values()) > 1
+            if sum(notes.candidates & mask != 0 for mask in self._table.mask_by_value[key].values()) > 1
         ]
         return self._ask(notes, notes.generator.choice(splitting or notes.unasked))
 
 
 def lower_bound_questions(num_objects: int, *, answers: int = 2) -> float:
-    """Expected turns of the best player if every question were possible, the right guess included.
+    """Return the expected number of turns, including the right guess, of the best player if any question were possible.
 
-    With f(n) the sum over n equally likely objects: f(0) = 0, f(1) = 1 and ``f(n) = n + min(f(n-1), min f(i) + f(j))``
-    over i + j = n, both smaller than n; a guess leaves n - 1. With three answers ("Sometimes." is one) the inner
-    minimum is over three parts. The bound is f(n) / n; a knowledge base, with its limited set of questions, cannot do
-    better.
+    Let f(n) be the total number of turns over n equally likely objects: f(0) = 0, f(1) = 1 and ``f(n) = n + min(f(n-1),
+    min f(i) + f(j))`` over i + j = n with i, j < n; a guess leaves n - 1 objects. With three answers (including
+    "Sometimes."), the inner minimum is over three parts. The bound is f(n) / n; with the limited questions of a
+    knowledge base, no player can do better.
 
     Args:
         num_objects: The number of possible secrets, at least 1.
-        answers: The number of possible answers: 2 (yes, no) or 3 (and sometimes).
+        answers: The number of possible answers: 2 (yes, no) or 3 (yes, no, sometimes).
 
     Raises:
         ConfigError: A number is out of range.
@@ -167,7 +167,7 @@ def lower_bound_questions(num_objects: int, *, answers: int = 2) -> float:
         raise ConfigError(f"num_objects must be at least 1 and answers 2 or 3, got {num_objects!r} and {answers!r}")
     total = [0, 1]
     for n in range(2, num_objects + 1):
-        # in two parts, each smaller than n
+        # split[m] is the best total for m objects in two parts, each smaller than n
         split = [min(total[i] + total[m - i] for i in range(max(0, m - n + 1), m // 2 + 1)) for m in range(n + 1)]
         best = split[n] if answers == 2 else min(total[i] + split[n - i] for i in range(n))
         total.append(n + min(total[n - 1], best))

@@ -1,4 +1,4 @@
-"""Reward a turn, according to ``reward_scheme``."""
+"""The reward of a turn under each ``reward_scheme``."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ class Outcome:
     """The outcome of a turn.
 
     Attributes:
-        right: Whether it was the right guess.
-        information: The fraction of the game's information gained, in [0, 1].
+        correct: Whether the turn was the correct guess.
+        information: The fraction of the game's information that the turn gained, in [0, 1].
         penalty: The amount to subtract, at least 0.
     """
 
-    right: bool = False
+    correct: bool = False
     information: float = 0.0
     penalty: float = 0.0
 
 
 def information_fraction(before: int, after: int, at_start: int) -> float:
-    """Measure the information gained by ruling out objects, ``log2(n_k / n_{k+1}) / log2(n_0)``.
+    """Return the fraction of information gained by ruling out objects, ``log2(n_k / n_{k+1}) / log2(n_0)``.
 
-    ``n_k`` counts the objects that fit all answers before turn k; the sum over a game that leaves one object is 1.
+    ``n_k`` is the number of objects that are consistent with all answers before turn k. Over a game in which one object
+    remains, the fractions add up to 1.
 
     >>> information_fraction(16, 4, 16)
     0.5
@@ -34,27 +35,27 @@ def information_fraction(before: int, after: int, at_start: int) -> float:
 
 
 def win(outcome: Outcome) -> float:
-    """1 for the right guess."""
-    return float(outcome.right) - outcome.penalty
+    """Return 1 for the correct guess and 0 otherwise, minus the penalty."""
+    return float(outcome.correct) - outcome.penalty
 
 
 def lmrl(outcome: Outcome) -> float:
-    """−1 for every turn that is not the right guess (LMRL-Gym, arXiv:2311.18232)."""
-    return (0.0 if outcome.right else -1.0) - outcome.penalty
+    """Return 0 for the correct guess and −1 otherwise, minus the penalty (LMRL-Gym, arXiv 2311.18232)."""
+    return (0.0 if outcome.correct else -1.0) - outcome.penalty
 
 
 def win_plus_information(outcome: Outcome) -> float:
-    """1 for the right guess, else the fraction of information that the turn gained."""
-    return (1.0 if outcome.right else outcome.information) - outcome.penalty
+    """Return 1 for the correct guess and the fraction of information gained otherwise, minus the penalty."""
+    return (1.0 if outcome.correct else outcome.information) - outcome.penalty
 
 
-#: The default is the first.
+#: The schemes by name; the first one is the default.
 REWARD_SCHEMES: dict[str, Callable[[Outcome], float]] = {
     "win_plus_information": win_plus_information,
     "win": win,
     "lmrl": lmrl,
 }
-#: The default costs of an invalid action and a repeated question, by scheme.
+#: The default penalties of an invalid action and a repeated question, by scheme.
 DEFAULT_PENALTIES: dict[str, tuple[float, float]] = {
     "win_plus_information": (0.1, 0.05),
     "win": (0.0, 0.0),

@@ -1,4 +1,4 @@
-"""Make tasks as dataset rows: some objects are training secrets, the others evaluation secrets."""
+"""Create dataset rows; some objects are secrets for training, the others for evaluation."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class DatasetOptions(CommonOptions, total=False):
 
     Attributes:
         size: The number of rows; by default one per secret.
-        seed: The seed of the order of secrets and of the tasks' seeds; it never moves a secret between the splits.
-        split: ``"disjoint"`` if training and evaluation share no secret; ``"all"`` if both have every secret, with
+        seed: The seed that determines the order of secrets and the tasks' seeds, but not the split of the secrets.
+        split: ``"disjoint"`` if training and evaluation share no secret; ``"all"`` if both use every secret, with
             disjoint task seeds.
         eval_fraction: The fraction of the secrets that ``"disjoint"`` reserves for evaluation, in (0, 1).
     """
@@ -39,7 +39,7 @@ class DatasetOptions(CommonOptions, total=False):
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Rows of ``env_class_path``, ``env_config`` and ``task_data``, with equal numbers of every secret, ± 1.
+    """Return rows, each secret equally often (± 1), with ``env_class_path``, ``env_config`` and ``task_data``.
 
     Raises:
         ConfigError: An option is unknown or invalid, or there are too few secrets to split.

@@ -1,1 +1,1 @@
-"""What several environments share: engines in processes, text worlds, exact play, numbers in texts."""
+"""Code shared by several environments: engine processes, text worlds, exact play, parsing of numbers."""

@@ -19,19 +19,19 @@ logger = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
 
 
-def cache_folder(name: str, given: str | None = None) -> Path:
-    """Return the folder for a kind of results: the given one, else ``agentsgym/name`` in the user's cache."""
-    if given is not None:
-        return Path(given).expanduser()
+def cache_folder(name: str, path: str | None = None) -> Path:
+    """Return the folder for one kind of results: ``path``, or if it is None, ``agentsgym/name`` in the user's cache."""
+    if path is not None:
+        return Path(path).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentsgym" / name
 
 
-def is_whole(folder: Path, what: str) -> bool:
-    """Whether every file of a cached folder is unchanged; a damaged folder is removed, with a warning.
+def is_intact(folder: Path, what: str) -> bool:
+    """Whether a cached folder exists and its files are unchanged; a damaged folder is removed, with a warning.
 
     Args:
-        folder: The folder that was passed to :func:`keep`.
-        what: A name for its contents in the warning: ``"the index"``.
+        folder: The folder that was passed to :func:`write_folder`.
+        what: The name of its contents in the warning, such as ``"the index"``.
     """
     if not folder.is_dir():
         return False
@@ -47,24 +47,24 @@ def is_whole(folder: Path, what: str) -> bool:
 
 
 def remove_damaged(folder: Path, what: str, error: BaseException) -> None:
-    """Remove a folder that cannot be used, with a warning that includes the reason."""
-    logger.warning("%s in %s cannot be used and is made again: %s", what, folder, sentence_of(error))
+    """Remove an unusable folder, with a warning that includes the reason."""
+    logger.warning("%s in %s is damaged and will be rebuilt: %s", what, folder, sentence_of(error))
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def keep(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder atomically; if another process was faster, its folder is kept.
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Write a folder atomically; if another process has already written it, that folder is kept.
 
     Args:
         folder: The destination.
-        write: The function that writes the files into the given empty folder.
+        write: The function that writes the files into the empty folder passed to it.
 
     Raises:
         OSError: The folder cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as made:
-        unfinished = Path(made) / "unfinished"
+    with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+        unfinished = Path(temporary) / "unfinished"
         unfinished.mkdir()
         write(unfinished)
         checksums = {file.name: _checksum(file) for file in sorted(unfinished.iterdir())}
@@ -73,7 +73,7 @@ def keep(folder: Path, write: Callable[[Path], None]) -> None:
             unfinished.rename(folder)
         except OSError:
             if not folder.is_dir():
-                raise  # otherwise another process was faster, with the same contents
+                raise  # otherwise another process has already written the same contents
 
 
 def _checksum(path: Path) -> str:

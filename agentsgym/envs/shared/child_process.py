@@ -1,7 +1,7 @@
-"""Run foreign code in a separate Python process that serves requests, one JSON object per line.
+"""Run third-party code in a separate Python process that serves requests, one JSON object per line.
 
-Started by a module's name, so that a script needs no ``if __name__ == "__main__":`` for it. ``ChildProcess`` is the
-owner's side, ``serve`` the process's own.
+The process is started with ``python -m``, so the caller's script needs no ``if __name__ == "__main__":`` guard.
+``ChildProcess`` is used by the parent, ``serve`` by the child.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from agentsgym.errors import EnvError
 _CHUNK_BYTES = 1 << 16  # the capacity of a pipe
 
 
-class ChildEndedError(Exception):
-    """The process ended without a response.
+class ChildExitedError(Exception):
+    """The process exited without responding.
 
     Attributes:
-        was_killed: Whether it was killed for exceeding its time limit.
-        returncode: The return code, as for :class:`subprocess.Popen`.
-        how: How it ended, for an error message.
+        timed_out: Whether it was killed for exceeding its time limit.
+        returncode: The return code, as in :class:`subprocess.Popen`.
+        how: A verb phrase that describes how it ended, for error messages.
     """
 
-    def __init__(self, returncode: int | None, *, was_killed: bool) -> None:
+    def __init__(self, returncode: int | None, *, timed_out: bool) -> None:
         self.returncode = returncode
-        self.was_killed = was_killed
-        self.how = f"ended with code {returncode}"
+        self.timed_out = timed_out
+        self.how = f"exited with code {returncode}"
         if returncode is not None and returncode < 0:
             with suppress(ValueError):
                 self.how = f"was killed by {signal.Signals(-returncode).name}"
@@ -42,14 +42,14 @@ class ChildEndedError(Exception):
 
 
 class ChildProcess:
-    """A process that serves one request after the other; its owner must serialize access by threads."""
+    """A process that serves one request at a time; the caller must serialize access from several threads."""
 
     def __init__(self, module: str, name: str) -> None:
-        """Start it, without waiting for its imports.
+        """Start the process, without waiting for its imports.
 
         Args:
-            module: The module to run, as with ``python -m``; it must call :func:`serve`.
-            name: The name of the process in errors.
+            module: The module to run with ``python -m``; it must call :func:`serve`.
+            name: The name of the process in error messages.
 
         Raises:
             EnvError: The process cannot be started.
@@ -61,7 +61,7 @@ class ChildProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                bufsize=0,  # a buffer's lock, held by a thread of the owner, would never be free in a fork
+                bufsize=0,  # a buffer has a lock, which a fork while a thread holds it would leave locked forever
                 env=environment,
             )
         except OSError as error:
@@ -72,43 +72,45 @@ class ChildProcess:
         """The id of the process."""
         return self._process.pid
 
-    def ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    def call(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """Send a request and wait for the response.
 
+        If the wait is interrupted, for example by Ctrl-C, the process is killed, so that the next request cannot read
+        this request's response.
+
         Args:
-            request: The request, JSON values.
-            limit_s: Seconds after which the process is killed.
+            request: The request, a JSON object.
+            limit_s: The time in seconds after which the process is killed.
 
         Raises:
-            ChildEndedError: The process ended, by itself or at the time limit. Any other interruption of the wait also
-                ends it, since the next request must not read this one's response.
+            ChildExitedError: The process exited on its own, or was killed at the time limit.
         """
-        process, killed = self._process, threading.Event()
-        line = json.dumps(request).encode() + b"\n"
+        process, timed_out = self._process, threading.Event()
+        request_line = json.dumps(request).encode() + b"\n"
 
         def kill() -> None:
-            killed.set()
+            timed_out.set()
             process.kill()
 
         timer = threading.Timer(limit_s, kill)
         timer.daemon = True
         timer.start()
         try:
-            line = self._exchange(line)
-        except (OSError, ValueError):  # a broken pipe, or one closed by another thread that ended the process
-            line = b""
+            response_line = self._exchange(request_line)
+        except (OSError, ValueError):  # the pipe is broken, or was closed by another thread that ended the process
+            response_line = b""
         except BaseException:
             self.end()
             raise
         finally:
             timer.cancel()
-        if not line.endswith(b"\n"):
-            self.end(wait_s=1.0)  # gets the return code if it ended by itself
-            raise ChildEndedError(process.returncode, was_killed=killed.is_set())
-        return json.loads(line)
+        if not response_line.endswith(b"\n"):
+            self.end(wait_s=1.0)  # leaves time to get the return code if the process exited on its own
+            raise ChildExitedError(process.returncode, timed_out=timed_out.is_set())
+        return json.loads(response_line)
 
     def end(self, wait_s: float = 0.0) -> None:
-        """Kill the process, unless it ends within ``wait_s`` seconds, and close its pipes."""
+        """Close the pipes after waiting up to ``wait_s`` seconds for the process to exit, then killing it."""
         process = self._process
         if wait_s:
             with suppress(subprocess.TimeoutExpired):
@@ -118,21 +120,21 @@ class ChildProcess:
         self._close_pipes()
 
     def forget(self) -> None:
-        """Drop the process without ending it, after a fork: it belongs to the parent."""
-        self._process.returncode = 0  # otherwise it is waited for, although not a child of this process
+        """Drop the process without ending it after a fork, since it belongs to the parent process."""
+        self._process.returncode = 0  # otherwise Popen would wait for it, although it is not a child of this process
         self._close_pipes()
 
     def _exchange(self, request: bytes) -> bytes:
-        """Send a line and read one, which is unterminated if the process ended."""
-        sent, received = self._process.stdin, self._process.stdout
-        if sent is None or received is None:
-            raise AssertionError(self._process)
-        left = memoryview(request)
-        while left:
-            left = left[sent.write(left) :]
+        """Send a line and read one, which lacks its newline if the process exited."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            raise AssertionError("the child process must be started with stdin and stdout pipes")
+        remaining = memoryview(request)
+        while remaining:
+            remaining = remaining[stdin.write(remaining) :]
         chunks: list[bytes] = []
         while not chunks or not chunks[-1].endswith(b"\n"):
-            chunk = received.read(_CHUNK_BYTES)
+            chunk = stdout.read(_CHUNK_BYTES)
             if not chunk:
                 break
             chunks.append(chunk)
@@ -145,21 +147,21 @@ class ChildProcess:
                     pipe.close()
 
 
-def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Serve requests until the input ends, which happens when the owner ends.
+def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Serve requests until the input ends, which happens when the parent process exits.
 
-    Output that libraries print, in Python or below it, is discarded: it must not be taken for a response.
+    Anything that libraries print, from Python or native code, is discarded, so it cannot be mistaken for a response.
 
     Args:
-        answer: The function from a request to its response, both JSON values.
+        handle: The function that computes the response to a request; both are JSON objects.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner
-    with Path(os.devnull).open("w") as nowhere:
-        replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(nowhere.fileno(), 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
+    with Path(os.devnull).open("w") as null_output:
+        responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(null_output.fileno(), 1)
     requests = os.fdopen(os.dup(0), encoding="utf-8")
-    with Path(os.devnull).open() as nothing:
-        os.dup2(nothing.fileno(), 0)  # libraries must not read requests either
+    with Path(os.devnull).open() as null_input:
+        os.dup2(null_input.fileno(), 0)  # libraries must not read requests either
     for line in requests:
-        replies.write(json.dumps(answer(json.loads(line))) + "\n")
-        replies.flush()
+        responses.write(json.dumps(handle(json.loads(line))) + "\n")
+        responses.flush()

@@ -16,13 +16,13 @@ _TIE = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueTable:
-    """The exact values of a finite decision problem, by the number of remaining turns.
+    """The exact values of a finite decision problem; row h is for h remaining turns.
 
     Attributes:
-        optimal: The expected return under optimal play, (H + 1, S); row h for h remaining turns.
+        optimal: The expected return under optimal play, (H + 1, S).
         random: The expected return if every legal action is equally likely, (H + 1, S).
-        policy: The index of the best legal action, (H + 1, S); ties go to the one that ends the episode soonest, then
-            to the first. Row 0 is meaningless.
+        policy: The index of the best legal action, (H + 1, S). Ties go to the action that ends the episode soonest,
+            then to the first one. Row 0 is meaningless.
     """
 
     optimal: NDArray[np.float64]
@@ -35,7 +35,7 @@ def value_table(
     horizon: int,
     at_limit: Sequence[float] | None = None,
 ) -> ValueTable:
-    """Solve a problem by backward induction.
+    """Solve a finite decision problem by backward induction.
 
     ``Q_{h+1}(s, a) = Σ p (r + [not ended] V_h(s'))``; ``V_h`` is the maximum over the legal actions for optimal play
     and their mean for random play (Puterman 1994, section 4.3).
@@ -43,7 +43,7 @@ def value_table(
     Args:
         transitions: The outcomes, for each state and each of its legal actions (at least one).
         horizon: The maximum number of turns, H.
-        at_limit: ``V_0``, the final reward of a state at the turn limit, (S,); None for zeros.
+        at_limit: ``V_0``, the reward for reaching the turn limit in each state, (S,); None for zeros.
 
     >>> walk = [[[(1.0, 1, 0.0, False)], [(1.0, 0, 0.0, False)]], [[(1.0, 1, 1.0, True)], [(1.0, 0, 0.0, False)]]]
     >>> table = value_table(walk, horizon=2)
@@ -52,8 +52,9 @@ def value_table(
     """
     num_states = len(transitions)
     num_actions = np.array([len(actions) for actions in transitions])  # (S,)
+    # A cell is a pair of a state and one of its legal actions; there are C of them.
     starts = np.concatenate([[0], np.cumsum(num_actions)[:-1]])  # the first cell of each state, (S,)
-    state_of = np.repeat(np.arange(num_states), num_actions)  # one cell per state and action, (C,)
+    state_of = np.repeat(np.arange(num_states), num_actions)  # (C,)
     cells = (outcomes for actions in transitions for outcomes in actions)
     rows = [(cell, *outcome) for cell, outcomes in enumerate(cells) for outcome in outcomes]
     cell, p, following, reward, ended = (np.array(column) for column in zip(*rows, strict=True))  # (N,)
@@ -66,7 +67,7 @@ def value_table(
     optimal = np.zeros((horizon + 1, num_states))
     random = np.zeros((horizon + 1, num_states))
     policy = np.zeros((horizon + 1, num_states), dtype=np.int64)
-    num_turns = np.zeros(num_states)  # remaining under optimal play
+    num_turns = np.zeros(num_states)  # the expected number of further turns under optimal play
     if at_limit is not None:
         optimal[0] = random[0] = at_limit
     for h in range(1, horizon + 1):

@@ -1,4 +1,4 @@
-"""Parse the plain numbers of answers exactly, with or without units."""
+"""Parse numbers in answers exactly, with or without units."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 
-def without_thoughts(text: str) -> str:
-    """Return the agent's text after its thoughts; empty for unfinished thoughts.
+def strip_reasoning(text: str) -> str:
+    """Return the agent's text after its reasoning; empty if the reasoning is unfinished.
 
-    >>> without_thoughts("<think>Is it 3?</think>4"), without_thoughts("<think>Is it 3?"), without_thoughts("4")
+    >>> strip_reasoning("<think>Is it 3?</think>4"), strip_reasoning("<think>Is it 3?"), strip_reasoning("4")
     ('4', '', '4')
     """
     _, closed, rest = text.rpartition("</think>")
@@ -23,19 +23,20 @@ _MAX_LENGTH = 400
 _MAX_EXPONENT = 400  # beyond the range of a float, yet fast to parse
 _TOLERANCE = Fraction(1, 10**6)
 _RELATIVE_TOLERANCE = Fraction(1, 10**4)  # relative, since otherwise 0 would equal every small number
-_GAP = r",|[ \u2009\u202f\xa0]|\\,|\{,\}"  # between thousands
+_SEPARATOR = r",|[ \u2009\u202f\xa0]|\\,|\{,\}"  # between groups of three digits
 _PLAIN = re.compile(
-    rf"[-+]?(?:\d+|\d{{1,3}}(?P<gap>{_GAP})\d{{3}}(?:(?P=gap)\d{{3}})*)(?P<decimals>\.\d*)?"
+    rf"[-+]?(?:\d+|\d{{1,3}}(?P<separator>{_SEPARATOR})\d{{3}}(?:(?P=separator)\d{{3}})*)(?P<decimals>\.\d*)?"
     r"|[-+]?(?P<only_decimals>\.\d+)"
 )
 _SCIENTIFIC = re.compile(r"(?P<digits>[-+]?(?:\d+\.?\d*|\.\d+))[eE](?P<exponent>[-+]?\d{1,4})")
 _RATIO = re.compile(r"(?P<over>[-+]?\d+)\s*/\s*(?P<under>\d+)|(?P<sign>[-+]?)\\[dt]?frac\{(?P<a>-?\d+)\}\{(?P<b>\d+)\}")
-_GAPS = re.compile(_GAP)
+_SEPARATORS = re.compile(_SEPARATOR)
 _SIGN = re.compile(r"\A(?:\\?\$)?\s*([-+]?)\s*(?:\\?\$)?\s*")
-#: The words that scale a number: "2 million" is 2,000,000. Not "dozen": the answer to "how many dozen?" is "3 dozen".
+#: The words that scale a number: "2 million" is 2,000,000. "dozen" is excluded, since an answer to "how many dozen?" is
+#: "3 dozen".
 SCALE_WORD = r"(?i:(?:hundred|thousand|million|billion|trillion)s?)"
 _SCALED = re.compile(rf"(?P<digits>.*?[\d.}}])(?P<scales>(?:(?:\s|\\[,;:! ]|~)*{SCALE_WORD})+)")
-_DECIMAL_COMMA = re.compile(r"(\d),(?=\d{1,2}\Z)")  # "1,5" alone may be two numbers; "1,5 million" is one
+_DECIMAL_COMMA = re.compile(r"(\d),(?=\d{1,2}\Z)")  # by itself "1,5" may be two numbers, but "1,5 million" is one
 _FIRST_WORD = re.compile(rf"\s+(?=\(?[^\W\d_])(?!{SCALE_WORD}(?:\s|\Z))|\Z")
 _PERCENT = re.compile(r"\s*\\?%\Z")
 _LATEX_TEXT = re.compile(r"\\(?:text|mathrm|textrm)\s*\{([^{}\\]*)\}")
@@ -55,15 +56,15 @@ class Number:
     """A plain number.
 
     Attributes:
-        value: The exact value, as written.
-        is_rounded: Whether it is written with decimals, and may therefore be rounded.
+        value: The exact value of the number as written.
+        is_rounded: Whether the number has decimals, and so may be rounded.
     """
 
     value: Fraction
     is_rounded: bool
 
     def equals(self, other: Number) -> bool:
-        """Compare exactly, or, if one of them may be rounded, to six decimals and at least four digits."""
+        """Compare exactly; if one number may be rounded, to six decimals and at least four significant digits."""
         if not (self.is_rounded or other.is_rounded):
             return self.value == other.value
         size = max(abs(self.value), abs(other.value))
@@ -93,7 +94,7 @@ def _unscaled(text: str) -> Number | None:
     text = _SIGN.sub(r"\1", text.strip().replace("\u2212", "-"))
     if plain := _PLAIN.fullmatch(text):
         is_rounded = bool(plain["decimals"] or plain["only_decimals"])
-        return Number(Fraction(_GAPS.sub("", text).rstrip(".")), is_rounded)
+        return Number(Fraction(_SEPARATORS.sub("", text).rstrip(".")), is_rounded)
     if (scientific := _SCIENTIFIC.fullmatch(text)) and abs(int(scientific["exponent"])) <= _MAX_EXPONENT:
         return Number(Fraction(text), is_rounded="." in scientific["digits"])
     if ratio := _RATIO.fullmatch(text):
@@ -106,12 +107,12 @@ def _unscaled(text: str) -> Number | None:
 
 
 def quantities(text: str) -> tuple[Number, ...]:
-    """Return the possible values of a number followed by words; empty for a text of another form.
+    """Return the values that a number with a unit may stand for; empty if the text is not a number with unit words.
 
-    Words that do arithmetic are not units: "5 or 6", "5 and a half" and "5 x" give nothing. "thousand" and the like
-    multiply, and a percentage is either its number or a hundredth of it.
+    Words that express arithmetic are not units, so the result is empty for "5 or 6", "5 and a half" and "5 x". Words
+    such as "thousand" multiply the number, and a percentage may stand for its number or for a hundredth of it.
 
-    >>> [str(one.value) for one in quantities("5 percent of it")], quantities("5 or 6")
+    >>> [str(number.value) for number in quantities("5 percent of it")], quantities("5 or 6")
     (['5', '1/20'], ())
     """
     if len(text) > _MAX_LENGTH:
@@ -133,7 +134,7 @@ def quantities(text: str) -> tuple[Number, ...]:
 
 
 def canonical(answer: str) -> str:
-    """Normalize an answer so that equivalent ones are usually equal texts: for votes, and to compare texts.
+    """Normalize an answer so that equivalent answers usually become equal strings, for majority votes and comparisons.
 
     >>> canonical(" 1,000.0 "), canonical("North  West")
     ('1000', 'north west')

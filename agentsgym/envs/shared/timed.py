@@ -1,8 +1,8 @@
-"""Run calls of foreign code, tools and retrievers, in threads, each within a time limit.
+"""Run calls to user code (tools and retrievers) in threads, each with a time limit.
 
-Python cannot end a thread. A call that exceeds its limit is abandoned: its thread continues until the code returns, the
-result is dropped, and no later call waits for it, since a thread is started if none is idle. All threads are daemons,
-so that a call that never returns does not keep the process alive.
+Python cannot kill a thread, so a call that exceeds its limit is abandoned: its thread keeps running until the code
+returns, and the result is discarded. Later calls do not wait for it, since a new thread is started whenever none is
+idle. All threads are daemons, so a call that never returns does not keep the process alive.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ _IDLE_S = 10.0  # how long an idle thread waits before it ends
 
 
 class CallTimeoutError(Exception):
-    """A call exceeded its time limit; never raised from within the call itself."""
+    """A call exceeded its limit; a ``TimeoutError`` that the called code raises is re-raised unchanged instead."""
 
 
 class Job:
     """One call: its function and, once it is done, its result."""
 
-    __slots__ = ("_is_over", "error", "result", "work")
+    __slots__ = ("_done", "error", "result", "work")
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.work = work
         self.result: Any = None
         self.error: BaseException | None = None
-        self._is_over = threading.Lock()  # faster than an Event
-        self._is_over.acquire()
+        self._done = threading.Lock()  # released when the call is done; faster than an Event
+        self._done.acquire()
 
     def run(self) -> None:
-        """Run the function, in its thread."""
+        """Run the function; called in a worker thread."""
         try:
             self.result = self.work()
-        except BaseException as error:  # noqa: BLE001  # foreign code; re-raised in the waiting thread
+        except BaseException as error:  # noqa: BLE001  # user code; re-raised in the waiting thread
             self.error = error
-        self._is_over.release()
+        self._done.release()
 
     def wait(self, limit_s: float | None) -> bool:
-        """Wait until it is done; False if that takes longer than ``limit_s``."""
-        return self._is_over.acquire(timeout=-1 if limit_s is None else limit_s)
+        """Wait until the call is done, and return True; return False if that takes longer than ``limit_s`` seconds."""
+        return self._done.acquire(timeout=-1 if limit_s is None else limit_s)
 
 
 class Runner:
-    """Threads for calls, as many as run concurrently.
+    """A thread pool that grows to one thread per concurrent call.
 
     Args:
-        what: The name of the calls in errors.
-        limit_name: The name of the setting that limits a call.
+        what: The plural name of the calls in error messages, such as ``"tool calls"``.
+        limit_name: The name of the setting that limits the time of a call.
     """
 
     def __init__(self, what: str, limit_name: str) -> None:
@@ -71,11 +71,12 @@ class Runner:
         """
         job = Job(work)
         with self._lock:
-            self._abandoned = [one for one in self._abandoned if not one.wait(0)]
+            self._abandoned = [abandoned for abandoned in self._abandoned if not abandoned.wait(0)]
             if len(self._abandoned) >= MAX_ABANDONED:
                 raise EnvError(
-                    f"{len(self._abandoned)} {self._what} have exceeded {self._limit_name} and are still running: no "
-                    "more are started until some of them return (give them their own time limit)"
+                    f"{len(self._abandoned)} {self._what} exceeded {self._limit_name} and are still running, so no new "
+                    "ones are started until some of them return: set a timeout inside the called code, such as on its "
+                    "network requests"
                 )
             jobs = self._idle.pop() if self._idle else None
         if jobs is None:
@@ -88,7 +89,7 @@ class Runner:
         """Wait for a call and return its result, or re-raise its exception.
 
         Raises:
-            CallTimeoutError: The call takes longer than ``limit_s``, and is abandoned.
+            CallTimeoutError: The call took longer than ``limit_s`` seconds, and was abandoned.
         """
         if not job.wait(limit_s):
             with self._lock:
@@ -107,7 +108,7 @@ class Runner:
             jobs.put(None)
 
     def _serve(self, jobs: SimpleQueue[Job | None]) -> None:
-        """Run one job after another in a thread, which ends after an idle period, or once the runner is closed."""
+        """Run jobs one after another in this thread until it has been idle for a while or the runner is closed."""
         while True:
             try:
                 job = jobs.get(timeout=_IDLE_S)
@@ -120,7 +121,7 @@ class Runner:
             if job is None:
                 return
             job.run()
-            del job  # otherwise its result is held until the next one
+            del job  # otherwise its result stays in memory until the next job
             with self._lock:
                 if self._is_closed:
                     return

@@ -91,8 +91,8 @@ def test_what_the_engine_cannot_play_is_left_out_and_counted(data: Path, caplog:
         found = find_games(data, "train")
     assert len(found) == 4
     [counts] = [one.getMessage() for one in caplog.records if one.levelno == logging.INFO]
-    assert "has 4 games; left out: " in counts
-    assert {*counts.partition("left out: ")[2].split(", ")} == {
+    assert "has 4 games; skipped: " in counts
+    assert {*counts.partition("skipped: ")[2].split(", ")} == {
         "2 movable or sliced",
         "2 not known to be solvable",
         "1 of another task type",
@@ -113,7 +113,7 @@ def test_what_is_noted_is_read_again_when_a_file_changes(
     (trial / "game.tw-pddl").write_text(json.dumps({**GAME, "solvable": False}))
     with caplog.at_level(logging.INFO):
         find_games(data, "train")
-    assert "left out: 1 not known to be solvable" in caplog.text
+    assert "skipped: 1 not known to be solvable" in caplog.text
     shutil.rmtree(trial)
     assert len(find_games(data, "train")) == 3
     write_game(data, "train/new/trial_T0")
@@ -150,16 +150,16 @@ def test_a_cache_that_cannot_be_written_is_said_and_no_error(
 def test_missing_data_name_the_command_that_gets_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: None
 ) -> None:
-    with pytest.raises(ConfigError, match=r"env_config\['data'\].*does not exist.*`alfworld-download` gets"):
+    with pytest.raises(ConfigError, match=r"env_config\['data'\].*does not exist.*`alfworld-download` downloads"):
         ALFWorldEnv(None, {"data": str(tmp_path / "nowhere")})
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "gone"))
     with pytest.raises(ConfigError, match=r"gone \(\$ALFWORLD_DATA\).*`alfworld-download`"):
         ALFWorldEnv()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"have no json_2.1.1/train. `alfworld-download`"):
+    with pytest.raises(ConfigError, match=r"does not contain json_2.1.1/train. `alfworld-download`"):
         ALFWorldEnv.get_train_dataset({"data": str(tmp_path / "empty")})
     write_game(tmp_path / "useless", "train/x/trial", solvable=False)
-    with pytest.raises(ConfigError, match=r"no game that can be played \(left out: 1 not known to be solvable\)"):
+    with pytest.raises(ConfigError, match=r"no playable game \(skipped: 1 not known to be solvable\)"):
         ALFWorldEnv.get_train_dataset({"data": str(tmp_path / "useless")})
 
 
@@ -167,8 +167,8 @@ def test_missing_data_name_the_command_that_gets_them(
     ("options", "sentence"),
     [
         ({"split": "validation"}, "split must be one of 'train', 'eval_in_distribution'"),
-        ({"task_types": ["juggle"]}, "task_types must be a list of some of 'pick_and_place_simple'"),
-        ({"task_types": ["look_at_obj_in_light"]}, "has no game of the task types look_at_obj_in_light"),
+        ({"task_types": ["juggle"]}, "task_types must be a non-empty list of names from 'pick_and_place_simple'"),
+        ({"task_types": ["look_at_obj_in_light"]}, "has no game with one of the task types look_at_obj_in_light"),
         ({"sise": 3}, "no option 'sise'; did you mean 'size'"),
     ],
 )
@@ -200,7 +200,7 @@ def test_configurations_that_cannot_be(data: Path, installed: None, config: dict
         (3, "must be the path of a game.tw-pddl"),
         ("/etc/passwd", "inside the data folder"),
         ("../secret/game.tw-pddl", "inside the data folder"),
-        ("json_2.1.1/train/nothing/game.tw-pddl", "is not in the data folder"),
+        ("json_2.1.1/train/nothing/game.tw-pddl", "does not exist in the data folder"),
     ],
 )
 def test_tasks_that_cannot_be_played(data: Path, installed: None, path: Any, sentence: str) -> None:

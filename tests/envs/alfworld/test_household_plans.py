@@ -200,7 +200,7 @@ def test_the_problem_says_what_there_is() -> None:
         ({"split_sizes": {}}, "split_sizes is empty: pass numbers of games"),
         (
             {"split_sizes": {"train": 0}},
-            r"split_sizes\['train'\] must be a positive int \(or leave that split out\), got 0",
+            r"split_sizes\['train'\] must be a positive int \(or omit that split\), got 0",
         ),
         ({"split_sizes": {"train": True}}, r"split_sizes\['train'\] must be a positive int .*, got True"),
         ({"split_sizes": {"valid": 3}}, "split_sizes has no split 'valid'; did you mean 'valid_seen'"),
@@ -221,7 +221,7 @@ def test_bad_arguments_say_what_is_wrong(tmp_path: Path, given: dict[str, Any], 
 
 def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("kept")
-    with pytest.raises(ConfigError, match=r"is not empty \(it holds mine.txt\)"):
+    with pytest.raises(ConfigError, match=r"is not empty \(it contains mine.txt\)"):
         generate_households(tmp_path, {"train": 1})
     with pytest.raises(ConfigError, match="is a file; households are written into a folder"):
         generate_households(tmp_path / "mine.txt", {"train": 1})

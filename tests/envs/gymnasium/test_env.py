@@ -107,7 +107,7 @@ def test_evaluation_places_the_players_at_the_ends_of_the_scale() -> None:
 
 
 def test_every_state_of_the_taxi_looks_different_and_the_marks_say_what_is_where() -> None:
-    exact = GymnasiumEnv(None, {"id": "Taxi-v4"}).exact()
+    exact = GymnasiumEnv(None, {"id": "Taxi-v4"}).exact_values()
     assert exact is not None
     assert len(exact.frames) == 500
     waiting = [frame for frame in exact.frames if "(" in frame]
@@ -126,7 +126,7 @@ def test_a_task_brings_a_map_of_its_own() -> None:
 
 @pytest.mark.parametrize("wrong", [[], "SG", ["SF", "G"], ["SF", "FF"], ["SS", "FG"], ["SX", "FG"], [1]])
 def test_a_map_that_is_none_is_refused_before_anything_is_played(wrong: Any) -> None:
-    with pytest.raises(TaskError, match="must be a list of equally long rows of the letters S, F, H and G"):
+    with pytest.raises(TaskError, match="must be a list of rows of equal length of the letters S, F, H and G"):
         GymnasiumEnv(None, DRY).rollout([{"map": wrong}], RandomAgent(["left"]))
     with pytest.raises(TaskError, match="is only valid for FrozenLake"):
         GymnasiumEnv(None, {"id": "Taxi-v4"}).rollout([{"map": MAP}], RandomAgent(["left"]))
@@ -141,7 +141,7 @@ def test_random_maps_are_solvable_and_those_of_training_and_evaluation_never_mee
     assert not maps[0] & maps[1]
     env = GymnasiumEnv(None, DRY)
     for desc in maps[0] | maps[1]:
-        exact = env.exact(list(desc))
+        exact = env.exact_values(list(desc))
         assert exact is not None
         assert exact.values.optimal[20, 0] == 1.0
 
@@ -179,7 +179,7 @@ def test_pools_give_what_one_thread_gives(pool: Any) -> None:
 
 def test_an_environment_is_copied_and_pickled_with_its_tables_left_out() -> None:
     env = GymnasiumEnv(None, {"id": "Taxi-v4"})
-    env.exact()
+    env.exact_values()
     for other in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
         assert other.rollout([{"seed": 1}], OptimalPlayer(other))[0].success
     assert len(pickle.dumps(env)) < 20_000
@@ -226,12 +226,15 @@ class Photographs(Corridor):
         ({"id": "FrozenLak-v1"}, r"got 'FrozenLak-v1'; did you mean 'FrozenLake-v1'\?"),
         ({"id": "Taxi-v3"}, r"did you mean 'Taxi-v4'\?"),
         ({"id": "os:Thing-v0"}, "must be an id without a module"),
-        ({"id": "Pendulum-v1"}, "plays discrete actions, but this action space is Box"),
-        ({"id": "Blackjack-v1", "render": "ansi"}, r"it renders in the modes \['human', 'rgb_array'\]"),
-        ({"make_kwargs": {"is_slipery": True}}, "cannot be created with"),
-        ({"make_kwargs": {"map_name": None}}, "draws a map that does not depend on the seed"),
-        ({"make_kwargs": {"render_mode": "human"}}, "must be 'ansi' or left out, got 'human'"),
-        ({"id": lambda: 7}, "must make a gymnasium.Env, got 7"),
+        ({"id": "Pendulum-v1"}, "supports only Discrete action spaces, but this one is Box"),
+        (
+            {"id": "Blackjack-v1", "render": "ansi"},
+            r"the render mode 'ansi', only \['human', 'rgb_array'\]",
+        ),
+        ({"make_kwargs": {"is_slipery": True}}, "cannot be created with the arguments"),
+        ({"make_kwargs": {"map_name": None}}, "would draw a map that does not depend on the seed"),
+        ({"make_kwargs": {"render_mode": "human"}}, "must be 'ansi' or omitted, got 'human'"),
+        ({"id": lambda: 7}, "must return a gymnasium.Env, got 7"),
         ({"id": Photographs}, "an observation has 12288 numbers"),
         ({"actions": {"fly": 9}}, "must name actions from 0 to 3"),
         ({"actoins": ["a"]}, r"did you mean 'actions'\?"),
@@ -244,11 +247,11 @@ def test_a_configuration_that_does_not_go_says_why(config: dict[str, Any], sente
 
 
 def test_the_optimal_player_needs_a_game_that_is_known() -> None:
-    with pytest.raises(ConfigError, match="needs a game whose exact values are known"):
+    with pytest.raises(ConfigError, match="supports only environments with known exact values"):
         OptimalPlayer(GymnasiumEnv(None, {"id": "CartPole-v1"}))
     fickle = GymnasiumEnv(None, {"id": "Taxi-v4", "make_kwargs": {"fickle_passenger": True}})
-    assert fickle.exact() is None
-    with pytest.raises(ConfigError, match="registered id, got a callable"):
+    assert fickle.exact_values() is None
+    with pytest.raises(ConfigError, match="registered id, since dataset rows are plain JSON, got a callable"):
         GymnasiumEnv.get_train_dataset({"id": Corridor})
 
 
@@ -278,7 +281,7 @@ def test_a_package_that_a_game_needs_is_named_with_its_command(monkeypatch: pyte
     ("config", "says"),
     [
         ({"idd": "CartPole-v1"}, r"env_config\['idd'\] is unknown; did you mean 'id'"),
-        ({"id": "CartPole-v77"}, "must be an environment registered with Gymnasium, got 'CartPole-v77'"),
+        ({"id": "CartPole-v77"}, "must be the id of an environment registered with Gymnasium, got 'CartPole-v77'"),
         ({"max_steps_per_episode": 0}, "max_steps_per_episode"),
     ],
 )

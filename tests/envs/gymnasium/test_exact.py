@@ -16,7 +16,7 @@ from agentsgym.envs.shared.exact_play import Outcome, value_table
 
 
 def values(config: dict[str, Any]) -> Any:
-    exact = GymnasiumEnv(None, config).exact()
+    exact = GymnasiumEnv(None, config).exact_values()
     assert exact is not None
     return exact.values
 

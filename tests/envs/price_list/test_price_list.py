@@ -24,8 +24,8 @@ TINY = {"system_prompt": ""}
 )
 def test_a_question_that_is_written_is_read_again(goods: list[str], times: int | None) -> None:
     question = Question(goods=tuple(goods), times=times if len(goods) == 1 else None)
-    assert Question.read(question.text()) == question
-    assert Question.read(question.text() + " Now!") is None
+    assert Question.parse(question.text()) == question
+    assert Question.parse(question.text() + " Now!") is None
 
 
 def test_the_reference_player_always_wins_in_the_fewest_turns() -> None:
@@ -95,8 +95,8 @@ def test_every_token_of_an_episode_is_a_word_of_its_own() -> None:
     [
         ({"goods": ["pear"]}, "two or more lower-case words"),
         ({"goods": ["pear", "Egg"]}, "two or more lower-case words"),
-        ({"kinds": []}, "a list of some of price, sum, product"),
-        ({"kinds": ["prize"]}, "a list of some of price, sum, product"),
+        ({"kinds": []}, "a non-empty list of names from price, sum, product"),
+        ({"kinds": ["prize"]}, "a non-empty list of names from price, sum, product"),
         ({"max_price": 0}, "a positive int"),
         ({"kind": ["sum"]}, "did you mean 'kinds'"),
     ],
@@ -129,7 +129,7 @@ def test_a_player_says_so_where_it_cannot_read_the_question() -> None:
 
     env = Other()
     [trajectory] = env.rollout(env.tasks(1), ReferencePlayer(env))
-    assert "cannot read the question" in str(trajectory.error)
+    assert "cannot parse the question" in str(trajectory.error)
 
 
 def test_sessions_are_apart_and_a_copy_plays_alike() -> None:
@@ -144,5 +144,5 @@ def test_sessions_are_apart_and_a_copy_plays_alike() -> None:
 def test_all_kinds_are_asked() -> None:
     assert KINDS == ("price", "sum", "product")
     env = PriceListEnv(env_config={"kinds": ["product"], "max_price": 5})
-    assert env.most_answer == 20
+    assert env.max_answer == 20
     assert all(task["times"] in (2, 3, 4) for task in env.tasks(20))

@@ -132,7 +132,7 @@ def test_a_damaged_index_is_made_anew(
         manifest.unlink()
     with caplog.at_level(logging.WARNING):
         assert opened_anew(monkeypatch, kept) == (True, expected)
-    assert "is made again" in caplog.text
+    assert "is damaged and will be rebuilt" in caplog.text
     assert opened_anew(monkeypatch, kept) == (False, expected)  # and kept again
     assert json.loads(manifest.read_text())
 

@@ -16,9 +16,12 @@ from agentsgym.errors import ConfigError, TaskError
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"simplifications": ["eazy"]}, "must be a list of some of easy, noElectricalAction, openContainers"),
-        ({"simplifications": "easy"}, "must be a list of some of easy, "),
-        ({"simplifications": ["easy", "easy"]}, "must be a list of some of easy, "),
+        (
+            {"simplifications": ["eazy"]},
+            "a list of distinct names from easy, noElectricalAction, openContainers",
+        ),
+        ({"simplifications": "easy"}, "must be a list of distinct names from easy, "),
+        ({"simplifications": ["easy", "easy"]}, "must be a list of distinct names from easy, "),
         ({"memory_mb": 100}, "env_config['memory_mb'] must be an int of at least 256, got 100"),
         ({"failure_score": "0"}, "env_config['failure_score'] must be a number, got '0'"),
         ({"gold_paths": True}, "env_config['gold_paths'] is unknown; did you mean 'gold_path'?"),
@@ -60,7 +63,7 @@ def test_tasks_that_cannot_be_played_are_refused(
 def test_the_splits_share_no_variation_and_leave_none_out() -> None:
     assert len(TASKS) == 30
     for one in TASKS.values():
-        assert [*one.of("train"), *one.of("dev"), *one.of("test")] == [*range(one.num)]
+        assert [*one.indices("train"), *one.indices("dev"), *one.indices("test")] == [*range(one.num)]
 
 
 def variations(rows: Any) -> set[tuple[str, int]]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.envs.shared.text_worlds.env import MOST_CHARS, listed, read_command
+from agentsgym.envs.shared.text_worlds.env import MAX_COMMAND_CHARS, format_commands, read_command
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_one_command_is_read(said: str, command: str | None) -> None:
 @given(st.text())
 def test_whatever_is_said_a_command_is_one_short_line(said: str) -> None:
     command = read_command(said)
-    assert command is None or (0 < len(command) <= MOST_CHARS and len(command.splitlines()) == 1)
+    assert command is None or (0 < len(command) <= MAX_COMMAND_CHARS and len(command.splitlines()) == 1)
     assert command is None or (command == " ".join(command.split()) and command.isprintable())
 
 
 @given(st.lists(st.from_regex(r"[a-z]+( [a-z]+){0,3}", fullmatch=True), min_size=1))
 def test_every_command_that_is_listed_is_read_as_it_stands(commands: list[str]) -> None:
-    assert listed(commands).removeprefix("Possible commands: ").split(", ") == commands
+    assert format_commands(commands).removeprefix("Possible commands: ").split(", ") == commands
     assert [read_command(command) for command in commands] == commands

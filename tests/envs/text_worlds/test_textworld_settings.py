@@ -27,10 +27,13 @@ from agentsgym.errors import ConfigError, TaskError
         ({"options": {"rooms": 0}}, "env_config['options']['rooms'] must be a positive int, got 0"),
         ({"options": [3]}, "env_config['options'] must be a dict of options of the kind, got [3]"),
         ({"kind": "treasure_hunter", "options": {"level": 31}}, "must be an int from 1 to 30, got 31"),
-        ({"kind": "coin_collector", "options": {"level": 151}}, "has 102 rooms, and TextWorld makes at most 100"),
-        ({"kind": "cooking", "options": {"take": 2}}, "must be found: at most 1, got 2"),
+        ({"kind": "coin_collector", "options": {"level": 151}}, "has 102 rooms, but TextWorld supports at most 100"),
+        ({"kind": "cooking", "options": {"take": 2}}, "must be at most env_config['options']['recipe'] = 1, got 2"),
         ({"kind": "cooking", "options": {"go": 2}}, "env_config['options']['go'] must be 1, 6, 9 or 12, got 2"),
-        ({"kind": "cooking", "options": {"recipe_seed": 1}}, "recipe_seed'] requires a 'take' of at least 1"),
+        (
+            {"kind": "cooking", "options": {"recipe_seed": 1}},
+            "recipe_seed'] only selects which ingredients",
+        ),
         ({"kind": "files", "options": {"level": 1}}, "env_config['options']['level'] is unknown for kind 'files'"),
         ({"reward": "dense"}, "env_config['reward'] must be one of 'score', 'win', got 'dense'"),
         ({"progress_share": 1.5}, "env_config['progress_share'] must be a number in [0, 1], got 1.5"),
@@ -80,7 +83,7 @@ def test_rows_take_a_few_games_in_turn() -> None:
 
 def test_files_are_shared_out_and_must_be_there(tmp_path: Path) -> None:
     config = {"kind": FILES}
-    with pytest.raises(ConfigError, match=r"files must be a folder of \.z8 games or a list of paths; there are none"):
+    with pytest.raises(ConfigError, match=r"or a list of paths, but no \.z8 files were found"):
         TextWorldEnv.get_train_dataset(config, files=str(tmp_path))
     with pytest.raises(ConfigError, match="files must be a folder or a list of paths, got None"):
         TextWorldEnv.get_train_dataset(config)
@@ -114,9 +117,9 @@ def env(monkeypatch: pytest.MonkeyPatch) -> Any:
         ({}, {"game_seed": -1}, r"task_data\['game_seed'\] must be an int from 0 to 2\*\*32 - 1, got -1"),
         ({}, {"game_seed": "3"}, r"must be an int from 0 to 2\*\*32 - 1, got '3'"),
         ({}, {"game_sed": 3}, r"'game_sed'\] is unknown; did you mean 'game_seed'\?"),
-        ({}, {"file": "a.z8"}, r"is only valid for env_config\['kind'\] = 'files', but this is 'custom'"),
+        ({}, {"file": "a.z8"}, r"is only valid if env_config\['kind'\] is 'files', but it is 'custom'"),
         ({"kind": "files"}, {}, r"task_data\['file'\] must be the path of a .z8 game, got None"),
-        ({"kind": "files"}, {"file": "gone.z8"}, "as tw-make writes it, got 'gone.z8'"),
+        ({"kind": "files"}, {"file": "gone.z8"}, "as written by tw-make, got 'gone.z8'"),
     ],
 )
 def test_tasks_that_cannot_be_played_are_refused(

@@ -106,10 +106,10 @@ def test_faults_of_the_objects_are_named_with_their_line(
 @pytest.mark.parametrize(
     ("change", "line", "word"),
     [
-        (set_cell(3, "question", "Is it alive?"), 3, "is the question of alive too"),
+        (set_cell(3, "question", "Is it alive?"), 3, "is also the question of alive"),
         (set_cell(4, "question", "Does it grow?"), 4, "understood as nothing"),
-        (set_cell(4, "is", "a plant; an animal"), 4, "the phrase 'an animal' belongs to animal too"),
-        (set_cell(4, "is", "a dog"), 2, "is read as a question"),
+        (set_cell(4, "is", "a plant; an animal"), 4, "the phrase 'an animal' also belongs to animal"),
+        (set_cell(4, "is", "a dog"), 2, "is parsed as a question"),
     ],
 )
 def test_faults_of_the_questions_are_named_with_their_line(

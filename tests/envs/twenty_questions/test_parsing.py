@@ -36,7 +36,7 @@ def test_every_name_of_every_object_is_guessed_in_every_form(form: str) -> None:
     for name, target in NAMES:
         article = "an " if name[0] in "aeiou" else "a "
         for text in (form.format(a=article, x=name), form.format(a="", x=name).upper().replace("THINK>", "think>")):
-            assert READER.read(text) == Guess(name=target), text
+            assert READER.parse(text) == Guess(name=target), text
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_every_name_of_every_object_is_guessed_in_every_form(form: str) -> None:
     ],
 )
 def test_questions_that_are_no_guess(text: str) -> None:
-    assert isinstance(READER.read(text), Question)
+    assert isinstance(READER.parse(text), Question)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_questions_that_are_no_guess(text: str) -> None:
 )
 def test_unknown_objects_can_be_guessed(text: str) -> None:
     expected = Question(text="is it zeppelin") if text == "Is it zeppelin?" else Guess(name="zeppelin")
-    assert READER.read(text) == expected
-    assert READER.read(text, "zeppelin") == Guess(name="zeppelin")
-    assert READER.read("Is it zeppelins?", "zeppelin") == Guess(name="zeppelin")
+    assert READER.parse(text) == expected
+    assert READER.parse(text, "zeppelin") == Guess(name="zeppelin")
+    assert READER.parse("Is it zeppelins?", "zeppelin") == Guess(name="zeppelin")
 
 
 def test_a_list_of_objects_names_none_of_them() -> None:
@@ -80,7 +80,7 @@ def test_a_list_of_objects_names_none_of_them() -> None:
         "My final guess is: a clock or a dog",
         "my guess is clock dog cat",
     ):
-        move = READER.read(text)
+        move = READER.parse(text)
         assert isinstance(move, Guess)
         assert move.name not in OBJECTS
 
@@ -105,7 +105,7 @@ def test_a_list_of_objects_names_none_of_them() -> None:
     ],
 )
 def test_invalid_actions(text: str, fault: Fault) -> None:
-    assert READER.read(text) is fault
+    assert READER.parse(text) is fault
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_invalid_actions(text: str, fault: Fault) -> None:
     ],
 )
 def test_one_question_is_found_among_other_words(text: str) -> None:
-    assert READER.read(text) == Question(text="is it alive")
+    assert READER.parse(text) == Question(text="is it alive")
 
 
 def test_canonical_names() -> None:
@@ -136,7 +136,7 @@ def test_canonical_names() -> None:
 
 @given(st.text(max_size=80), st.sampled_from(["", "testword", "clock"]))
 def test_any_text_is_one_move(text: str, solution: str) -> None:
-    move = READER.read(text, solution)
+    move = READER.parse(text, solution)
     assert isinstance(move, Question | Guess | Fault)
     if isinstance(move, Guess):
         assert move.name
@@ -147,7 +147,7 @@ def test_more_words_around_a_name_never_name_it(extra: str, name: str, before: b
     words = f"{extra}{name}" if before else f"{name}{extra}"
     if READER.canonical(words) != name:  # articles, plurals and blanks aside
         for form in ("Is it a {}?", "[{}]", "My final guess is: a {}"):
-            assert READER.read(form.format(words)) != Guess(name=name)
+            assert READER.parse(form.format(words)) != Guess(name=name)
 
 
 @given(st.text(max_size=60))

@@ -1,4 +1,4 @@
-"""Exact values of some of TextArena's games, and the players that reach them."""
+"""The exact values of some of TextArena's games, and the players that achieve them."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def reference_for(
     max_steps_per_episode: int = 100,
     seat: int | None = None,
 ) -> Reference:
-    """Make the exact reference of one of TextArena's games.
+    """Create the exact reference of one of TextArena's games.
 
     Args:
         game: The game, as in ``env_config``.
         game_options: The options that differ from the registered ones, as in ``env_config``.
         max_steps_per_episode: The turn limit, as in ``env_config``.
-        seat: The agent's seat, as in ``env_config``; a task's own takes precedence.
+        seat: The agent's seat, as in ``env_config``; a task's seat takes precedence.
 
     Raises:
-        ConfigError: The game or the seat does not exist, or no reference is known for it, or it is too large to solve.
+        ConfigError: The game or the seat does not exist, the game has no known reference, or it is too large to solve.
         MissingDependencyError: TextArena is not installed.
     """
     require("max_steps_per_episode", max_steps_per_episode, is_int(1), "a positive int")
@@ -63,7 +63,7 @@ def reference_for(
 
 
 def optimal_player(env: MultistepEnv, seed: int = 0) -> ReferencePlayer:
-    """Make the optimal player of an environment's game.
+    """Create the optimal player of an environment's game.
 
     Raises:
         ConfigError: The game's exact values are unknown.
@@ -76,7 +76,7 @@ def anchors_of(env: MultistepEnv) -> Reference | None:
     try:
         values = _reference_of(env.env_config)
         values.anchors()
-    except ConfigError:  # unknown for this game or these options
+    except ConfigError:  # the values are unknown for this game or these options
         return None
     return values
 
@@ -84,8 +84,8 @@ def anchors_of(env: MultistepEnv) -> Reference | None:
 def _reference_of(config: Mapping[str, Any]) -> Reference:
     if config["opening_moves"] or config["opponent"] != "random":
         raise ConfigError(
-            "exact values are known only for games against the opponent 'random', from the first move, got opponent "
-            f"{config['opponent']!r} and opening_moves {config['opening_moves']!r}"
+            "exact values are known only for games against the opponent 'random' without opening moves, got "
+            f"opponent={config['opponent']!r} and opening_moves={config['opening_moves']!r}"
         )
     options = {"max_steps_per_episode": config["max_steps_per_episode"], "seat": config["seat"]}
     return reference_for(config["game"], config["game_options"], **options)

@@ -1,4 +1,4 @@
-"""Bandit: which button to press and which to choose in the end, by the exact posterior."""
+"""Bandit: the best button to press, and to choose in the end, by the exact posterior."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentsgym.envs.anchors import Anchors
-from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds, started_game
+from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds, start_game
 from agentsgym.errors import ConfigError
 from agentsgym.types import Message
 
-_LOWEST = 0.1  # probability of a button
-_BITS = 9  # of a button's number in the code of a state
-_MOST_STATES = 2_000_000
+_MIN_PROBABILITY = 0.1  # the lowest success probability of a button
+_BITS = 9  # bits per button in the integer that encodes a state
+_MAX_STATES = 2_000_000
 
 
 def button_tables(p_gap: float, presses: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """Tabulate the evidence of each pair of successes and failures with at most ``presses`` of both.
+    """Tabulate the likelihoods of each pair (successes, failures) with at most ``presses`` presses in total.
 
-    The best button succeeds with probability ``0.5 + p_gap / 2``; each other one with a probability drawn uniformly
-    from ``[0.1, 0.5 − p_gap / 2]``. The integrals over it are of polynomials, which Gauss-Legendre quadrature gives
-    exactly.
+    The best button succeeds with probability ``0.5 + p_gap / 2``, and each other button with a probability drawn
+    uniformly from ``[0.1, 0.5 − p_gap / 2]``. The integrands are polynomials in that probability, for which
+    Gauss-Legendre quadrature is exact.
 
     Returns:
-        The likelihood of each pair for the best button, divided by that for another one, (P,); the success probability
+        The likelihood of each pair for the best button, divided by that for another button, (P,); the success chance
         of a button that is not the best, given the pair, (P,); and the number of the pair after a failure (column 0)
         and a success (column 1), (P, 2).
     """
     best, highest = 0.5 + p_gap / 2, 0.5 - p_gap / 2
     nodes, weights = np.polynomial.legendre.leggauss(presses // 2 + 2)
-    p = _LOWEST + (nodes + 1) / 2 * (highest - _LOWEST)
+    p = _MIN_PROBABILITY + (nodes + 1) / 2 * (highest - _MIN_PROBABILITY)
     pairs = [(total - failures, failures) for total in range(presses + 1) for failures in range(total + 1)]
     numbers = {pair: number for number, pair in enumerate(pairs)}
     s, f = np.array(pairs).T  # (P,)
@@ -45,16 +45,17 @@ def button_tables(p_gap: float, presses: int) -> tuple[NDArray[np.float64], NDAr
 
 
 class BanditValues:
-    """Optimal play, by backward induction over the results of the buttons, regardless of their order.
+    """Optimal play, by backward induction over the numbers of successes and failures of each button.
 
-    A state is the sorted list of the numbers of the buttons' pairs. In the end a button is chosen.
+    A state is the sorted list of the numbers of the buttons' pairs, so states that differ only in the order of the
+    buttons are merged. In the end a button is chosen.
 
     Args:
         num_buttons: The number of buttons.
         p_gap: The game's option.
         presses: The number of presses before the choice.
         best_reward: The reward of choosing the best button.
-        regret_weight: The reward of choosing another one, as a multiple of its regret: -1 in the patched game.
+        regret_weight: The reward of choosing another button, divided by its regret; -1 in the patched game.
 
     Raises:
         ConfigError: There are too many states.
@@ -65,11 +66,12 @@ class BanditValues:
     ) -> None:
         if num_buttons * _BITS > 63 or presses > 28:
             raise ConfigError(
-                f"the optimum of Bandit is known for up to 7 buttons and 28 presses, got {num_buttons} and {presses}"
+                "the optimum of Bandit can only be computed for up to 7 buttons and 28 presses, got "
+                f"{num_buttons} buttons and {presses} presses"
             )
         self._best_reward, self._regret_weight = best_reward, regret_weight
         self._p_best = 0.5 + p_gap / 2
-        self._odds, self._p_other, self._pair_after = button_tables(p_gap, presses)
+        self._likelihood_ratio, self._p_other, self._pair_after = button_tables(p_gap, presses)
         self._levels = [np.zeros((1, num_buttons), dtype=np.int64)]  # states by presses, each (M, B)
         shifts = _BITS * np.arange(num_buttons - 1, -1, -1)
         for _ in range(presses):
@@ -78,9 +80,10 @@ class BanditValues:
                 [self._after(states, button, won) for button in range(num_buttons) for won in (0, 1)]
             )
             codes = np.unique(_codes(following))
-            if len(codes) > _MOST_STATES:
+            if len(codes) > _MAX_STATES:
                 raise ConfigError(
-                    f"the optimum of Bandit supports at most {_MOST_STATES} states after a press, got more"
+                    f"the optimum of Bandit cannot be computed: more than {_MAX_STATES} states are reachable by a "
+                    "press; use fewer buttons or presses"
                 )
             self._levels.append((codes[:, None] >> shifts) & ((1 << _BITS) - 1))
         self._codes = [_codes(states) for states in self._levels]
@@ -112,13 +115,13 @@ class BanditValues:
         return np.sort(following, axis=1)
 
     def _choice_values(self, states: NDArray[np.int64]) -> NDArray[np.float64]:
-        odds = self._odds[states]  # (M, B)
+        odds = self._likelihood_ratio[states]  # (M, B)
         total = odds.sum(axis=1, keepdims=True)
         other = self._regret_weight * (self._p_best - self._p_other[states])
         return (odds * self._best_reward + (total - odds) * other) / total
 
     def _press_values(self, states: NDArray[np.int64], later: NDArray[np.float64]) -> NDArray[np.float64]:
-        odds = self._odds[states]
+        odds = self._likelihood_ratio[states]
         total = odds.sum(axis=1, keepdims=True)
         wins = (odds * self._p_best + (total - odds) * self._p_other[states]) / total  # (M, B)
         num_presses = sum(int((np.sqrt(8 * number + 1) - 1) // 2) for number in states[0])  # equal for all states
@@ -150,10 +153,10 @@ def bandit_values(
 
 @functools.cache
 def choice_rewards() -> tuple[float, float]:
-    """Play Bandit to measure the reward of the best button, and that of another one as a multiple of its regret."""
+    """Play Bandit to measure the reward of the best button, and the reward of another button divided by its regret."""
     measured: list[tuple[float, float]] = []  # the reward and the regret of the best and of the worst button
     for rank in (-1, 0):
-        game = started_game("Bandit-v0", {"num_turns": 1}, num_players=1)
+        game = start_game("Bandit-v0", {"num_turns": 1}, num_players=1)
         chances: dict[str, float] = game.state.game_state["ground_truth"]
         chosen = sorted(chances, key=lambda name: chances[name])[rank]
         for _ in range(2):  # a press and the choice
@@ -166,9 +169,9 @@ def choice_rewards() -> tuple[float, float]:
 class Bandit(Reference):
     """Optimal play by the exact posterior over the buttons.
 
-    The best button is rewarded with 1, any other with minus its regret, which is how much worse it is than the best:
-    see :mod:`~agentsgym.envs.TextArena.patches`. The rewards are measured in the game, so that the values are those of
-    the game as it is played.
+    The best button is rewarded with 1, and any other button with minus its regret, its difference in success
+    probability from the best (see :mod:`~agentsgym.envs.TextArena.patches`). The rewards are measured in the game, so
+    that the values match the installed game.
     """
 
     opening = "Each button is associated with a Bernoulli distribution"
@@ -188,7 +191,7 @@ class Bandit(Reference):
     def anchors(self, seat: int | None = None) -> Anchors:
         """Return the mean final rewards."""
         best = 1 / len(self.names)
-        other = self.regret_weight * (0.5 + self.p_gap / 2 - (_LOWEST + 0.5 - self.p_gap / 2) / 2)
+        other = self.regret_weight * (0.5 + self.p_gap / 2 - (_MIN_PROBABILITY + 0.5 - self.p_gap / 2) / 2)
         return Anchors(random=best * self.best_reward + (1 - best) * other, optimal=self._values().optimal)
 
     def choose(self, messages: Sequence[Message], rng: random.Random) -> str:

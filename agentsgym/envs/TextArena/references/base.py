@@ -1,4 +1,4 @@
-"""The base class of references, and the player that plays by one."""
+"""The base class of references, and the player that follows a reference's strategy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from agentsgym.agents.base import Agent
 from agentsgym.envs.anchors import Anchors
-from agentsgym.envs.TextArena.games import GameMaker, PlayedGame
+from agentsgym.envs.TextArena.games import GameFactory, PlayedGame
 from agentsgym.envs.TextArena.isolation import GameContext
 from agentsgym.errors import AgentError
 from agentsgym.fields import is_int, or_none, require
@@ -42,12 +42,12 @@ class Rules:
 
 
 class Reference(ABC):
-    """The exact values of a game under its rules, and the players that reach them on average.
+    """The exact values of a game under its rules, and the players that achieve them on average.
 
     A reference can be called with a task, as ``evaluate(…, references=reference)`` does.
     """
 
-    opening = ""  # text of the prompt with which every game of the kind begins
+    opening = ""  # text that occurs in the first prompt of every game of this kind
     num_seats = 1
 
     def __init__(self, rules: Rules) -> None:
@@ -56,9 +56,9 @@ class Reference(ABC):
 
     @abstractmethod
     def anchors(self, seat: int | None = None) -> Anchors:
-        """Return the mean rewards of random and of optimal play, in a seat that is by default the rules'.
+        """Return the mean rewards of random and optimal play in a seat, by default the seat in the rules.
 
-        Random play takes each legal move with equal probability; so do the other seats.
+        Random play, including that of the other seats, picks each legal move with equal probability.
         """
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Reference(ABC):
         return self.anchors(self._seat(task_data.get("seat")))
 
     def _seat(self, seat: int | None) -> int | None:
-        """Check a seat, by default the rules'.
+        """Check and return a seat, by default the seat in the rules.
 
         Raises:
             ConfigError: The game does not have this seat.
@@ -85,23 +85,24 @@ class Reference(ABC):
         return seat
 
     def optimal_player(self, seed: int = 0) -> ReferencePlayer:
-        """Make the optimal player."""
+        """Create the optimal player."""
         return ReferencePlayer(self.choose, self.opening, seed=seed)
 
     def random_player(self, seed: int = 0) -> ReferencePlayer:
-        """Make a player of random legal moves."""
+        """Create a player of random legal moves."""
         return ReferencePlayer(self.choose_randomly, self.opening, seed=seed)
 
 
 class ReferencePlayer(Agent):
-    """Plays by a strategy that reads the conversation and nothing else.
+    """Plays by a strategy that reads only the conversation.
 
-    Conversations are numbered in the order in which they start, and each has a separate random stream: a fresh player
-    with the same seed plays the same games, however they are interleaved.
+    Conversations are numbered in the order in which they start, and each has a separate random stream, so a new player
+    with the same seed plays the same games even if they are interleaved differently.
 
     Args:
-        strategy: The function that chooses a move, from the messages of one game, the prompt first, and a generator.
-        opening: Text of the prompt with which a game begins, which separates the games of one conversation.
+        strategy: The function that chooses a move, given the messages of one game from its first prompt on, and a
+            random generator.
+        opening: Text in a game's first prompt, by which the games of one conversation are separated.
         seed: The seed of the random streams.
     """
 
@@ -114,7 +115,7 @@ class ReferencePlayer(Agent):
         self._conversations = itertools.count()
 
     def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
-        """Move in the last game of the conversation; ``agent_state`` is the conversation's random stream."""
+        """Choose a move in the last game of the conversation; ``agent_state`` is the conversation's random stream."""
         rng = agent_state
         if rng is None:
             rng = random.Random(derive_seed("reference player", self._seed, next(self._conversations)))
@@ -136,13 +137,13 @@ def game_text(messages: Sequence[Message]) -> str:
 def rounds(messages: Sequence[Message]) -> list[tuple[str, str]]:
     """Pair each action of the agent with the game's message after it."""
     return [
-        (one["content"], following["content"])
-        for one, following in itertools.pairwise(messages)
-        if one["role"] == "assistant"
+        (message["content"], following["content"])
+        for message, following in itertools.pairwise(messages)
+        if message["role"] == "assistant"
     ]
 
 
-def started_game(game: str, options: Mapping[str, Any], *, num_players: int) -> PlayedGame:
-    """Start a game to measure its rewards, patched or not, so that exact values are those of the game as it is."""
+def start_game(game: str, options: Mapping[str, Any], *, num_players: int) -> PlayedGame:
+    """Start a game to measure its rewards, so that exact values match the installed game, patched or not."""
     context = GameContext(random.Random(0))
-    return PlayedGame(GameMaker(game, options)(context), context, num_players=num_players, seed=0)
+    return PlayedGame(GameFactory(game, options)(context), context, num_players=num_players, seed=0)

@@ -1,4 +1,4 @@
-"""GuessTheNumber: halve the interval while turns remain."""
+"""GuessTheNumber: binary search, adapted to the number of turns left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class IntervalValues:
 
     Attributes:
         total: The expected reward of optimal play, summed over the interval's numbers, (T + 1, N + 1).
-        guess: The place in the interval to guess, from 0, (T + 1, N + 1).
+        guess: The offset of the best guess from the start of the interval, (T + 1, N + 1).
     """
 
     total: NDArray[np.float64]
@@ -31,20 +31,20 @@ class IntervalValues:
 def interval_values(num_numbers: int, turns: int, *, partial_credit: bool = True) -> IntervalValues:
     """Solve the game by dynamic programming over intervals.
 
-    The reward of a right guess is 1. With ``partial_credit`` that of a wrong one on the last turn is
-    ``1 − |guess − number| / (N − 1)``, as in TextArena; without it 0, so that the total counts wins. With t turns left
-    and an interval of length L,
-    ``W_t(L) = 1 + max_k W_{t-1}(k) + W_{t-1}(L − 1 − k)``; with one turn left the best guess is the middle.
+    A right guess is rewarded with 1. With ``partial_credit``, a wrong guess on the last turn is rewarded with
+    ``1 − |guess − number| / (N − 1)``, as in TextArena; without it, with 0, so that the total is the number of wins.
+    With t turns left and an interval of length L,
+    ``W_t(L) = 1 + max_k [W_{t-1}(k) + W_{t-1}(L − 1 − k)]``; with one turn left, the best guess is the middle.
 
     Args:
         num_numbers: N, at least 1.
         turns: T, at least 1.
-        partial_credit: Whether the last guess is rewarded by its distance.
+        partial_credit: Whether a wrong last guess is rewarded by its distance.
     """
     lengths = np.arange(num_numbers + 1)
     total, guess = np.zeros((turns + 1, num_numbers + 1)), np.zeros((turns + 1, num_numbers + 1), dtype=np.int64)
     guess[:] = np.maximum(0, (lengths - 1) // 2)
-    distances = lengths**2 // 4  # of the other numbers from the middle one, summed
+    distances = lengths**2 // 4  # the sum of the distances of all numbers from the middle one
     credit = (lengths - 1) - distances / max(1, num_numbers - 1) if partial_credit else 0.0
     total[1] = np.where(lengths > 0, 1.0 + credit, 0.0)
     for t in range(2, turns + 1):
@@ -57,9 +57,9 @@ def interval_values(num_numbers: int, turns: int, *, partial_credit: bool = True
 
 
 def random_value(num_numbers: int, turns: int, *, partial_credit: bool = True) -> float:
-    """Return the expected reward of random guesses without repetition, whatever the hints.
+    """Return the expected reward of random guesses without repetition that ignore the hints.
 
-    The number is among T of them with probability ``T / N``; otherwise the last guess is a random other number, whose
+    The number is among T guesses with probability ``T / N``; otherwise the last guess is a random other number, whose
     mean distance from the secret is ``(N + 1) / 3``.
     """
     if turns >= num_numbers:
@@ -83,7 +83,7 @@ class GuessTheNumber(Reference):
         self._values = interval_values(self.num_numbers, self.num_turns)
 
     def anchors(self, seat: int | None = None) -> Anchors:
-        """Return the mean final rewards, including the partial ones at the turn limit."""
+        """Return the mean final rewards, including partial rewards at the turn limit."""
         optimal = self._values.total[self.num_turns, self.num_numbers] / self.num_numbers
         return Anchors(random=random_value(self.num_numbers, self.num_turns), optimal=float(optimal))
 
@@ -100,7 +100,7 @@ class GuessTheNumber(Reference):
         return f"[{low + int(self._values.guess[left, high - low + 1])}]"
 
     def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Guess a random number that was not guessed before."""
+        """Guess a random number that has not been guessed before."""
         guessed = {number for number, _ in self._played(messages)}
         return f"[{rng.choice([one for one in range(self.low, self.high + 1) if one not in guessed])}]"
 

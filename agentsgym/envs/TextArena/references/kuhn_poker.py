@@ -12,13 +12,13 @@ from statistics import mean
 from typing import Literal
 
 from agentsgym.envs.anchors import Anchors
-from agentsgym.envs.TextArena.references.base import Reference, Rules, game_text, started_game
+from agentsgym.envs.TextArena.references.base import Reference, Rules, game_text, start_game
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import Message
 
 #: The actions before a decision: none, a check, a bet, or a check and a bet.
 History = Literal["", "c", "b", "cb"]
-#: The probability of a bet (after a bet: of a call) by card (0 J, 1 Q, 2 K) and history.
+#: The probability of a bet, or of a call after a bet, by card (0 J, 1 Q, 2 K) and history.
 Strategy = Mapping[tuple[int, History], Fraction]
 #: The worth of a round's result in chips.
 Utility = Callable[[int], Fraction]
@@ -31,10 +31,10 @@ UNIFORM: Strategy = {(card, history): Fraction(1, 2) for card in range(3) for hi
 
 
 def equilibrium(alpha: Fraction = Fraction(1, 3)) -> Strategy:
-    """Return an equilibrium of standard Kuhn poker, one for each alpha in [0, 1/3] (Kuhn 1950).
+    """Return the equilibrium of standard Kuhn poker for an alpha in [0, 1/3] (Kuhn 1950).
 
-    The first player bets the jack with probability alpha and the king with 3 alpha, and calls with the queen with
-    alpha + 1/3; the second player's play is the same in all of them.
+    The first player bets the jack with probability alpha and the king with probability 3 alpha, and calls with the
+    queen with probability alpha + 1/3; the second player's strategy is the same in all equilibria.
     """
     third, no, yes = Fraction(1, 3), Fraction(0), Fraction(1)
     by_history: dict[History, tuple[Fraction, Fraction, Fraction]] = {
@@ -52,8 +52,7 @@ def round_outcomes(first: Strategy, second: Strategy, *, bet: int) -> dict[int, 
     Args:
         first: The strategy of the player who begins.
         second: The strategy of the other player.
-        bet: The number of chips that a bet adds: 1 in Kuhn poker, 0 in unpatched TextArena 0.7.4, whose pot never
-            grows.
+        bet: The number of chips that a bet adds to the pot: 1 in Kuhn poker, 0 in the unpatched TextArena 0.7.4.
     """
     results: dict[int, Fraction] = {}
     for mine, theirs in itertools.permutations(range(3), 2):
@@ -77,7 +76,7 @@ def best_reply(opponent: Strategy, utility: Utility, *, is_first: bool, bet: int
 
     Args:
         opponent: The other player's strategy.
-        utility: The worth of a result in chips to the player.
+        utility: The player's utility of a result in chips.
         is_first: Whether the player begins.
         bet: As in :func:`round_outcomes`.
 
@@ -101,20 +100,20 @@ def best_reply(opponent: Strategy, utility: Utility, *, is_first: bool, bet: int
         if is_first:
             checks += facing_bet  # only a check lets the opponent bet
         worth = max(bets, checks) if is_first else max(bets, checks) + facing_bet
-        total += worth / 6  # each of two other cards has half of this card's third
+        total += worth / 6  # each pair of this card and one of the two other cards has probability 1/6
         strategy[card, mine[0]], strategy[card, mine[1]] = Fraction(bets >= checks), Fraction(call >= fold)
     return total, strategy
 
 
 def expected_chips(first: Strategy, second: Strategy, *, bet: int = 1) -> Fraction:
-    """Return the first player's expected win in a round, in chips."""
+    """Return the first player's expected winnings per round, in chips."""
     return sum((p * chips for chips, p in round_outcomes(first, second, bet=bet).items()), Fraction(0))
 
 
 def exploitability(strategy: Strategy, *, bet: int = 1) -> Fraction:
-    """Return the best opponent's expected win against a strategy per round, in chips, the mean over both seats.
+    """Return the best opponent's expected winnings per round against a strategy, in chips, averaged over both seats.
 
-    It is 0 for an equilibrium, and measures the distance from it, which a win rate against some opponent does not.
+    It is 0 for an equilibrium and measures the distance from it, unlike a win rate against some opponent.
 
     >>> exploitability(UNIFORM)
     Fraction(11, 24)
@@ -124,9 +123,9 @@ def exploitability(strategy: Strategy, *, bet: int = 1) -> Fraction:
 
 
 class Match:
-    """A match of several rounds against a random opponent; the player with more chips in the end wins.
+    """A match of several rounds against a random opponent; the player with more chips at the end wins.
 
-    Player 1 begins the odd rounds, counted from 1, and player 0 the even ones.
+    Player 1 begins the odd rounds, counted from 1, and player 0 begins the even ones.
 
     Args:
         num_rounds: The number of rounds, at least 1.
@@ -161,16 +160,16 @@ class Match:
 
     @property
     def optimal(self) -> Fraction:
-        """Wins minus losses of the best reply to random play."""
+        """The win rate minus the loss rate of the best reply to random play."""
         return self._best[1, 0][0]
 
     @property
     def random(self) -> Fraction:
-        """Wins minus losses of random play against random play."""
+        """The win rate minus the loss rate of random play against random play."""
         return self._random[1, 0]
 
     @property
-    def most_turns(self) -> int:
+    def max_turns(self) -> int:
         """The maximum number of the player's turns: two in each round that it begins, one in the others."""
         return sum(1 + self.is_first(number) for number in range(1, self._num_rounds + 1))
 
@@ -181,8 +180,8 @@ class Match:
 
 @functools.cache
 def chips_of_bet() -> int:
-    """Play a round of the game to measure how many chips a called bet adds: 1 by its rules."""
-    game = started_game("KuhnPoker-v0", {"max_rounds": 1}, num_players=2)
+    """Play a round of the game to measure how many chips a called bet adds, which is 1 by the rules."""
+    game = start_game("KuhnPoker-v0", {"max_rounds": 1}, num_players=2)
     for move in ("[bet]", "[call]"):
         game.move(move)
     # The pot is distributed, and each player has put in the next round's chip.
@@ -190,10 +189,10 @@ def chips_of_bet() -> int:
 
 
 class KuhnPoker(Reference):
-    """The best reply to random play, in wins minus losses of the match.
+    """The best reply to random play, by wins minus losses of matches.
 
-    The number of chips that a bet adds to the pot is measured in the game, which is patched: see
-    :mod:`~agentsgym.envs.TextArena.patches`. Against an opponent who is not random, compare :func:`exploitability`.
+    The number of chips that a bet adds to the pot is measured in the game, which is patched (see
+    :mod:`~agentsgym.envs.TextArena.patches`). For opponents who do not play randomly, see :func:`exploitability`.
     """
 
     opening = "round game of Kuhn Poker."
@@ -206,14 +205,14 @@ class KuhnPoker(Reference):
         self._matches = [Match(num_rounds, bet=self.bet, seat=seat) for seat in (0, 1)]
 
     def anchors(self, seat: int | None = None) -> Anchors:
-        """Return the mean final rewards against random play in a seat; if it is drawn, the mean over both."""
+        """Return the mean final rewards against random play in a seat; if it is drawn, the mean over both seats."""
         seat = self._seat(seat)
         matches = self._matches if seat is None else [self._matches[seat]]
-        needed = max(match.most_turns for match in matches)
+        needed = max(match.max_turns for match in matches)
         if self.rules.max_steps < needed:
             raise ConfigError(
-                "an exact reference of KuhnPoker needs turns for all rounds: max_steps_per_episode must be at least "
-                f"{needed}, got {self.rules.max_steps}"
+                "the exact reference of KuhnPoker needs enough turns for all rounds: max_steps_per_episode must be at "
+                f"least {needed}, got {self.rules.max_steps}"
             )
         random, optimal = mean(match.random for match in matches), mean(match.optimal for match in matches)
         return Anchors(random=float(random), optimal=float(optimal))
@@ -232,7 +231,7 @@ class KuhnPoker(Reference):
         return f"[{('call' if is_bold else 'fold') if faces_bet else ('bet' if is_bold else 'check')}]"
 
     def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Choose a random one of the actions that the game lists."""
+        """Choose a random action from those that the game lists."""
         return f"[{rng.choice(_actions(game_text(messages)))}]"
 
 

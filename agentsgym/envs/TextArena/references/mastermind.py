@@ -19,8 +19,8 @@ from agentsgym.errors import ConfigError
 from agentsgym.types import Message
 
 Code = tuple[int, ...]
-_MOST_CODES = 2000  # every pair is compared
-_MOST_SEARCHED = 40  # every strategy is compared
+_MAX_CODES = 2000  # every pair is compared
+_MAX_SEARCHED_CODES = 40  # every strategy is compared
 
 
 def all_codes(length: int, num_numbers: int, *, duplicates: bool) -> list[Code]:
@@ -53,7 +53,7 @@ def feedback_table(codes: Sequence[Code]) -> NDArray[np.int16]:
 
 
 def best_expected_guesses(length: int, num_numbers: int, *, duplicates: bool) -> float:
-    """Return the mean number of guesses of the best strategy, the right one included, by search over strategies.
+    """Return the mean number of guesses of the best strategy, including the right one, by search over strategies.
 
     Raises:
         ConfigError: There are more than 40 codes.
@@ -62,14 +62,14 @@ def best_expected_guesses(length: int, num_numbers: int, *, duplicates: bool) ->
     3.0
     """
     codes = all_codes(length, num_numbers, duplicates=duplicates)
-    if len(codes) > _MOST_SEARCHED:
-        raise ConfigError(f"the search over strategies supports at most {_MOST_SEARCHED} codes, got {len(codes)}")
+    if len(codes) > _MAX_SEARCHED_CODES:
+        raise ConfigError(f"the search over strategies supports at most {_MAX_SEARCHED_CODES} codes, got {len(codes)}")
     table = [[int(one) for one in row] for row in feedback_table(codes)]
     solved = length * (length + 1)
 
     @functools.cache
     def total(left: frozenset[int]) -> int:
-        """The sum of the guesses over the remaining secrets."""
+        """Return the total number of guesses over the remaining secrets."""
         if len(left) == 1:
             return 1
         best = len(left) ** 2
@@ -86,7 +86,7 @@ def best_expected_guesses(length: int, num_numbers: int, *, duplicates: bool) ->
 
 
 class GreedyTree:
-    """The game tree of the player that takes the guess with the most expected information.
+    """The game tree of the player that makes the guess with the most expected information.
 
     Ties go to a code that may be the secret, then to the first. With the 360 codes of ``Mastermind-v0`` it needs 4.03
     guesses on average and 5 at most.
@@ -133,7 +133,7 @@ class GreedyTree:
                 self._walk(part, depth + 1)
 
     def consistent(self, played: Sequence[tuple[Code, tuple[int, int]]]) -> NDArray[np.int64]:
-        """Return the indices of the codes that fit all feedback."""
+        """Return the indices of the codes that are consistent with all feedback."""
         index = {code: number for number, code in enumerate(self._codes)}
         length = len(self._codes[0])
         fits = np.ones(len(self._codes), dtype=bool)
@@ -144,27 +144,27 @@ class GreedyTree:
 
 @functools.lru_cache(maxsize=8)
 def greedy_tree(length: int, num_numbers: int, *, duplicates: bool) -> GreedyTree:
-    """Make the greedy player's tree, once per kind of code.
+    """Create the greedy player's tree, once per kind of code.
 
     Raises:
         ConfigError: There are more than 2,000 codes.
     """
     num_codes = num_numbers**length if duplicates else math.perm(num_numbers, length)
-    if num_codes > _MOST_CODES:
-        raise ConfigError(f"the exact reference of Mastermind supports at most {_MOST_CODES} codes, got {num_codes}")
+    if num_codes > _MAX_CODES:
+        raise ConfigError(f"the exact reference of Mastermind supports at most {_MAX_CODES} codes, got {num_codes}")
     return GreedyTree(all_codes(length, num_numbers, duplicates=duplicates))
 
 
 def random_value(length: int, num_numbers: int, turns: int, *, duplicates: bool) -> float:
-    """Return the expected reward of random guesses without repetition, whatever the feedback.
+    """Return the expected reward of random guesses without repetition that ignore the feedback.
 
-    One of T guesses is right with probability ``T / C``. Otherwise the last one is a random wrong code, with the reward
+    One of T guesses is right with probability ``T / C``. Otherwise the last is a random wrong code, with the reward
     ``(black + white / 2) / length``, whose mean over all pairs of codes is known in closed form.
     """
     num_codes = num_numbers**length if duplicates else math.perm(num_numbers, length)
     if turns >= num_codes:
         return 1.0
-    black = 1 / num_numbers  # the mean fraction of places that agree
+    black = 1 / num_numbers  # the mean fraction of positions that agree
     if duplicates:
         p = 1 / num_numbers
         least = [
@@ -181,7 +181,7 @@ def random_value(length: int, num_numbers: int, turns: int, *, duplicates: bool)
 
 
 class Mastermind(Reference):
-    """The greedy player, whose reward is optimal as soon as it solves every code in time."""
+    """The greedy player, whose reward is optimal if there are enough turns for it to solve every code."""
 
     opening = "You need to find the code that is"
 
@@ -199,13 +199,13 @@ class Mastermind(Reference):
         """Return the mean final rewards.
 
         Raises:
-            ConfigError: There are fewer turns than the greedy player may need, so that the optimum is unknown.
+            ConfigError: There are fewer turns than the greedy player may need, so the optimum is unknown.
         """
         worst = int(self._tree.guesses.max())
         if self.num_turns < worst:
             raise ConfigError(
-                f"the optimum of Mastermind is known only for {worst} or more turns, which suffice for every code; "
-                f"max_steps_per_episode and max_turns allow {self.num_turns}"
+                f"the optimum of Mastermind is known only if at least {worst} turns are allowed (enough to solve every "
+                f"code), but max_steps_per_episode and max_turns allow only {self.num_turns}"
             )
         value = random_value(self.length, self.num_numbers, self.num_turns, duplicates=self.duplicates)
         return Anchors(random=value, optimal=1.0)
@@ -216,7 +216,7 @@ class Mastermind(Reference):
         return f"[{' '.join(map(str, code))}]"
 
     def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
-        """Guess a random code that was not guessed before."""
+        """Guess a random code that has not been guessed before."""
         guessed = {code for code, _ in self._played(messages)}
         while (code := rng.choice(self._codes)) in guessed:
             pass

@@ -1,4 +1,4 @@
-"""TicTacToe: every position is solved, against random and against optimal play."""
+"""TicTacToe: the solution of every position, against random and against optimal play."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from agentsgym.errors import AgentError
 from agentsgym.types import Message
 
 Kind = Literal["random", "optimal", "safe"]
-#: Nine cells, row by row: ``"."`` is empty, ``"1"`` is the player who began, ``"2"`` the other one.
+#: Nine cells, row by row: ``"."`` is empty, ``"1"`` is the mark of the player who began, ``"2"`` the other mark.
 Board = str
 
 EMPTY = "." * 9
-NEVER = 9  # marks at which a game is truncated: a full board is over anyway
+NEVER = 9  # a number of marks at which no game is truncated, since a full board ends the game
 _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 
 
 def winner(board: Board) -> str | None:
-    """Return the player with three in a row; None for nobody."""
+    """Return the player with three in a row; None if there is none."""
     return next((board[a] for a, b, c in _LINES if board[a] != "." and board[a] == board[b] == board[c]), None)
 
 
@@ -50,9 +50,9 @@ def outcome(board: Board, first: Kind, second: Kind, cut: int = NEVER) -> tuple[
 
     Args:
         board: The position to start from.
-        first: The play of the player who began: ``"random"``; ``"optimal"``, the best reply to random play; or
-            ``"safe"``, which never loses, and among such moves takes the best reply to random play.
-        second: The play of the other one.
+        first: The strategy of the player who began: ``"random"``; ``"optimal"``, the best reply to random play; or
+            ``"safe"``, the best reply to random play among the moves that never lose.
+        second: The strategy of the other player.
         cut: The number of marks at which the game is truncated without a winner; optimal play takes it into account.
     """
     won = winner(board)
@@ -99,10 +99,10 @@ def _num_marks(board: Board) -> int:
 
 
 class TicTacToe(Reference):
-    """Best replies to random play.
+    """The best reply to random play.
 
-    The anchors are against a random player in the other seat; the player of seat 0 begins. The reward of a game that
-    the turn limit truncates is 0.
+    The anchors are rewards against a random player in the other seat; the player in seat 0 begins. A game that the turn
+    limit truncates is rewarded with 0.
     """
 
     opening = "in Tic Tac Toe."
@@ -110,7 +110,7 @@ class TicTacToe(Reference):
     kind: Kind = "optimal"
 
     def anchors(self, seat: int | None = None) -> Anchors:
-        """Return the mean final rewards against random play in a seat; if it is drawn, the mean over both."""
+        """Return the mean final rewards against random play in a seat; if it is drawn, the mean over both seats."""
         seat = self._seat(seat)
         rewards: dict[Kind, list[Fraction]] = {"random": [], "optimal": []}
         for kind, by_seat in rewards.items():
@@ -121,7 +121,7 @@ class TicTacToe(Reference):
         return Anchors(random=float(mean(rewards["random"])), optimal=float(mean(rewards["optimal"])))
 
     def _cut(self, seat: int) -> int:
-        """The number of marks after the last turn of the player in a seat and the reply to it."""
+        """Return the number of marks after the last turn of the player in a seat and the opponent's reply to it."""
         return min(NEVER, 2 * self.rules.max_steps + seat)
 
     def choose(self, messages: Sequence[Message], rng: random.Random) -> str:
@@ -135,13 +135,13 @@ class TicTacToe(Reference):
 
 
 class SafeTicTacToe(TicTacToe):
-    """Play that never loses against any opponent; its reward against random play is a little lower."""
+    """A strategy that never loses against any opponent; its reward against random play is slightly lower."""
 
     kind = "safe"
 
 
 def board_of(messages: Sequence[Message]) -> Board:
-    """Read the last board that the game showed.
+    """Parse the last board that the game showed.
 
     Raises:
         AgentError: No board was shown.

@@ -1,4 +1,4 @@
-"""TowerOfHanoi: every position of the disks, one move per turn."""
+"""TowerOfHanoi: the solution of every position of the disks, with one move per turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Position = tuple[int, ...]
 Move = tuple[int, int]
 
 _TOWERS = "ABC"
-_MOST_DISKS = 8
+_MAX_DISKS = 8
 
 
 def legal_moves(position: Position) -> list[Move]:
@@ -41,7 +41,7 @@ def after(position: Position, move: Move) -> Position:
 
 
 def fraction_done(position: Position) -> float:
-    """Return the fraction of the disks in place on the last tower, from the largest on.
+    """Return the fraction of the disks in place on the last tower, counted from the largest disk.
 
     >>> fraction_done((0, 0, 2))
     0.3333333333333333
@@ -52,16 +52,16 @@ def fraction_done(position: Position) -> float:
 
 @functools.lru_cache(maxsize=8)
 def hanoi_values(num_disks: int, turns: int) -> tuple[ValueTable, dict[Position, int]]:
-    """Solve the puzzle: the reward is 1 at its end, and the fraction of disks in place at the turn limit.
+    """Solve the puzzle, whose reward is 1 for solving it, or the fraction of disks in place at the turn limit.
 
     Returns:
-        The values, and the number of each position.
+        The values, and the state number of each position.
 
     Raises:
         ConfigError: There are more than 8 disks.
     """
-    if num_disks > _MOST_DISKS:
-        raise ConfigError(f"the exact reference of TowerOfHanoi supports at most {_MOST_DISKS} disks, got {num_disks}")
+    if num_disks > _MAX_DISKS:
+        raise ConfigError(f"the exact reference of TowerOfHanoi supports at most {_MAX_DISKS} disks, got {num_disks}")
     numbers = {position: number for number, position in enumerate(itertools.product(range(3), repeat=num_disks))}
     done = (2,) * num_disks
     transitions: list[list[list[Outcome]]] = []
@@ -74,8 +74,8 @@ def hanoi_values(num_disks: int, turns: int) -> tuple[ValueTable, dict[Position,
 class TowerOfHanoi(Reference):
     """The shortest solution, ``2^n − 1`` moves for n disks.
 
-    The values are those of one move per turn, as the prompt requires. The game executes every move in an action, so an
-    agent that ignores the prompt can finish in one turn.
+    The values assume one move per turn, as the prompt requires. The game executes every move in an action, so an agent
+    that ignores the prompt can finish in one turn.
     """
 
     opening = "You are playing Tower of Hanoi"
@@ -87,7 +87,7 @@ class TowerOfHanoi(Reference):
         self._values, self._numbers = hanoi_values(self.num_disks, self.num_turns)
 
     def anchors(self, seat: int | None = None) -> Anchors:
-        """Return the mean final rewards, including the partial ones at the turn limit."""
+        """Return the final rewards, including partial rewards at the turn limit."""
         start = self._numbers[(0,) * self.num_disks]
         random, optimal = (float(one[self.num_turns, start]) for one in (self._values.random, self._values.optimal))
         return Anchors(random=random, optimal=optimal)
@@ -105,7 +105,7 @@ class TowerOfHanoi(Reference):
 
 
 def position_of(messages: Sequence[Message]) -> Position:
-    """Read the last towers that the game showed.
+    """Parse the last towers that the game showed.
 
     Raises:
         AgentError: No towers were shown.

@@ -1,4 +1,4 @@
-"""A process of engines: each request names a slot, whose engine responds."""
+"""The main module of an engine process, in which each request is handled by the engine in the slot that it names."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ def main() -> None:
     engine_class: Any = None
     engines: dict[int, Any] = {}  # by slot
 
-    def answer(request: dict[str, Any]) -> dict[str, Any]:
-        """Respond to a request; an engine that raised is not reused."""
+    def handle(request: dict[str, Any]) -> dict[str, Any]:
+        """Respond to a request; an engine that raises an exception is discarded."""
         nonlocal engine_class
         slot: int = request.get("slot", -1)
         try:
             if "load" in request:
                 module, _, name = request["load"].partition(":")
                 engine_class = getattr(importlib.import_module(module), name)
-                return {"answer": {}}
+                return {"response": {}}
             if "command" in request:
-                return {"answer": engines[slot].step(request["command"])}
+                return {"response": engines[slot].step(request["command"])}
             if slot not in engines:
                 engines[slot] = engine_class()
-            return {"answer": engines[slot].start(request["game"])}
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # foreign code; reported to the owner
+            return {"response": engines[slot].start(request["game"])}
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # engine code; reported to the parent process
             engine = engines.pop(slot, None)
             with suppress(Exception):
                 if engine is not None:
@@ -37,7 +37,7 @@ def main() -> None:
             return {"error": type(error).__name__, "sentence": sentence_of(error)}
 
     try:
-        serve(answer)
+        serve(handle)
     finally:
         for engine in engines.values():
             with suppress(Exception):

@@ -1,4 +1,4 @@
-"""Sessions in engine processes: placed, replayed if another's fault ended their process, and freed."""
+"""Assign sessions to engine processes, and replay them elsewhere if another session ends their process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentsgym.envs.shared.child_process import ChildEndedError, ChildProcess
+from agentsgym.envs.shared.child_process import ChildExitedError, ChildProcess
 from agentsgym.errors import EnvError
 from agentsgym.texts import shown
 
 _MODULE = "agentsgym.envs.shared.engines.main"
-_LOAD_LIMIT_S = 180.0  # imports, on a busy machine
+_LOAD_LIMIT_S = 180.0  # enough for slow imports on a busy machine
 
 
 class _EngineError(Exception):
@@ -21,17 +21,17 @@ class _EngineError(Exception):
 
 
 class _Worker:
-    """A process of engines.
+    """A process that runs several engines.
 
     Attributes:
-        lock: The lock that is held while the process works; threads take turns.
+        lock: The lock that a thread holds while the process handles its request.
         is_over: Whether the process has ended; its sessions are then replayed in another one.
         num_games: The number of episodes started so far.
-        taken: The slots of the active sessions; the engines in other slots wait for the next episode.
+        slots_in_use: The slots of the active sessions; the engines in other slots are idle.
     """
 
     def __init__(self, engine: str) -> None:
-        """Set up; the process starts with its first episode.
+        """Set up the worker; its process starts with the first episode.
 
         Args:
             engine: The class of the engines, as ``"module:Class"``.
@@ -39,38 +39,38 @@ class _Worker:
         self.lock = threading.Lock()
         self.is_over = False
         self.num_games = 0
-        self.taken: set[int] = set()
+        self.slots_in_use: set[int] = set()
         self._engine = engine
         self._child: ChildProcess | None = None
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None before it has started."""
+        """The id of the process; None if it has not started."""
         return None if self._child is None else self._child.pid
 
-    def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Send a request; the caller must hold the lock.
+    def call(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Send a request and return the engine's response; the caller must hold the lock.
 
         Raises:
             _EngineError: The engine raised.
-            ChildEndedError: The process ended.
+            ChildExitedError: The process ended.
             EnvError: The process cannot be started, or cannot load the engine.
         """
         try:
             if self._child is None:
-                self._child = ChildProcess(_MODULE, "a process of engines")
-                loaded = self._child.ask({"load": self._engine}, _LOAD_LIMIT_S)
+                self._child = ChildProcess(_MODULE, "an engine process")
+                loaded = self._child.call({"load": self._engine}, _LOAD_LIMIT_S)
                 if "error" in loaded:
-                    raise EnvError(  # noqa: TRY301  # as any failure here, it ends the process
+                    raise EnvError(  # noqa: TRY301  # like any failure here, it ends the process
                         f"the engine {self._engine} cannot be loaded: {loaded['error']}: {loaded['sentence']}"
                     )
-            reply = self._child.ask(request, limit_s)
+            reply = self._child.call(request, limit_s)
         except BaseException:
-            self.end()  # an unread response would be taken for the next request's
+            self.end()  # otherwise the next request would read this request's response
             raise
         if "error" in reply:
             raise _EngineError(f"{reply['error']}: {reply['sentence']}")
-        return reply["answer"]
+        return reply["response"]
 
     def end(self) -> None:
         """End the process."""
@@ -79,7 +79,7 @@ class _Worker:
             self._child.end()
 
     def forget(self) -> None:
-        """Drop the process without ending it, after a fork: it belongs to the parent."""
+        """Drop the process without ending it after a fork, since it belongs to the parent process."""
         self.is_over = True
         if self._child is not None:
             self._child.forget()
@@ -87,21 +87,21 @@ class _Worker:
 
 @dataclass(eq=False, slots=True)
 class _Session:
-    """One active episode: the data to replay it, its worker, and whether it has started there."""
+    """An active episode: the data needed to replay it, its worker, and whether it has started there."""
 
     game: dict[str, Any]
     commands: list[str] = field(default_factory=list[str])
     worker: _Worker | None = None
     slot: int = -1
-    is_begun: bool = False
+    has_started: bool = False
 
 
 class EngineProcesses:
     """Runs episodes in engine processes, many sessions in each; thread-safe.
 
-    Processes start at first use, and another one if all are busy, up to a limit. One that dies or takes too long fails
-    its current call, and that session with it; its other sessions continue in another process, where their commands are
-    replayed.
+    The first process starts at first use, and further ones, up to a limit, when all are busy. If a process dies or
+    takes too long, the session whose call it was running fails; the other sessions are replayed in another process and
+    continue there.
     """
 
     def __init__(
@@ -114,22 +114,22 @@ class EngineProcesses:
         max_games_per_process: int | None = None,
         max_sessions_per_process: int | None = None,
     ) -> None:
-        """Set up; no process is started.
+        """Set up the sessions' bookkeeping; processes are started later.
 
         Args:
-            engine: The class of the engines, as ``"module:Class"``: see :mod:`agentsgym.envs.shared.engines`.
-            num_processes: The maximum number of processes; more are started if all are full.
-            step_timeout_s: The time limit of a command in seconds.
-            start_timeout_s: The time limit of loading and starting a game in seconds.
-            max_games_per_process: The number of episodes after which a process is replaced, once its sessions end; None
-                for never.
+            engine: The class of the engines, as ``"module:Class"``; see :mod:`agentsgym.envs.shared.engines`.
+            num_processes: The maximum number of processes, exceeded only if every process is full.
+            step_timeout_s: The time limit for a command, in seconds.
+            start_timeout_s: The time limit for loading and starting a game, in seconds.
+            max_games_per_process: The number of episodes after which a process is replaced once its sessions have
+                ended; None to never replace it.
             max_sessions_per_process: The maximum number of concurrent sessions per process; None for no limit.
         """
         self._engine = engine
         self._num_processes = num_processes
         self._step_timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
         self._max_games, self._max_sessions = max_games_per_process, max_sessions_per_process
-        self._lock = threading.Lock()  # guards the lists; a worker's own lock is held while it works
+        self._lock = threading.Lock()  # guards the workers and sessions, and is not held while a worker runs
         self._workers: list[_Worker] = []
         self._sessions: dict[str, _Session] = {}
 
@@ -143,27 +143,27 @@ class EngineProcesses:
         """Start an episode, in an idle engine if there is one.
 
         Args:
-            session_id: A name for the session; an active session of that name ends.
-            game: The argument of the engine's ``start``, JSON values.
+            session_id: The session's name; an active session with this name is ended.
+            game: The argument of the engine's ``start``, a JSON object.
 
         Returns:
             The engine's response.
 
         Raises:
-            EnvError: The engine raised, its process died or took too long, or none can be started.
+            EnvError: The engine raised an exception, or its process died, took too long or cannot be started.
         """
         self.end(session_id)
         session = _Session(game)
         with self._lock:
             self._sessions[session_id] = session
-        return self._guarded(session_id, session, None)
+        return self._play_or_end(session_id, session, None)
 
     def step(self, session_id: str, command: str) -> dict[str, Any]:
-        """Run a command in a session; arguments, result and errors as for :meth:`begin`."""
+        """Run a command in a session; the result and errors are those of :meth:`begin`."""
         session = self._sessions.get(session_id)
         if session is None:
-            raise EnvError(f"the engine has no game for the session {session_id!r}: it was never started, or has ended")
-        return self._guarded(session_id, session, command)
+            raise EnvError(f"the session {session_id!r} has no game in the engine: it was never started, or has ended")
+        return self._play_or_end(session_id, session, command)
 
     def end(self, session_id: str) -> None:
         """End a session, if it is active; its engine is reused."""
@@ -172,77 +172,81 @@ class EngineProcesses:
             worker = None if session is None else session.worker
             if session is None or worker is None:
                 return
-            worker.taken.discard(session.slot)
-            if self._is_worn(worker) and not worker.taken:
-                self._workers = [one for one in self._workers if one is not worker]
+            worker.slots_in_use.discard(session.slot)
+            if self._is_used_up(worker) and not worker.slots_in_use:
+                self._workers = [other for other in self._workers if other is not worker]
                 worker.end()
 
     def close(self) -> None:
-        """End all processes; the active sessions continue in new ones."""
+        """End all processes; sessions that are still active continue in new ones."""
         with self._lock:
             workers, self._workers = self._workers, []
         for worker in workers:
             worker.end()
 
     def forget(self) -> None:
-        """Drop all processes and sessions after a fork: the running processes belong to the parent."""
+        """Drop all processes and sessions after a fork, since the running processes belong to the parent process."""
         self._lock = threading.Lock()
         workers, self._workers, self._sessions = self._workers, [], {}
         for worker in workers:
             worker.forget()
 
-    def _guarded(self, session_id: str, session: _Session, command: str | None) -> dict[str, Any]:
-        """Run a command; any exception ends the session."""
-        doing = "when the game was begun" if command is None else f"at the command {shown(command)}"
+    def _play_or_end(self, session_id: str, session: _Session, command: str | None) -> dict[str, Any]:
+        """Start the game (command None) or run a command; any exception ends the session."""
+        doing = "while starting the game" if command is None else f"while running the command {shown(command)}"
         try:
             return self._play(session, command)
         except _EngineError as error:
             self.end(session_id)
             raise EnvError(f"the engine failed {doing}: {error}") from error
-        except ChildEndedError as error:
+        except ChildExitedError as error:
             self.end(session_id)
             limit_s = self._start_timeout_s if command is None else self._step_timeout_s
-            why = f"took longer than {limit_s:g} s and was ended" if error.was_killed else error.how
-            raise EnvError(f"the engine's process {why} {doing}") from error
+            how = f"was terminated after {limit_s:g} s" if error.timed_out else error.how
+            raise EnvError(f"the engine's process {how} {doing}") from error
         except BaseException:
             self.end(session_id)
             raise
 
     def _play(self, session: _Session, command: str | None) -> dict[str, Any]:
-        """Start the session in its worker, unless it has started, and run one more command, if there is one."""
+        """Start or replay the session in its worker if needed, and run the command unless it is None."""
         while True:
-            worker = self._place(session)
+            worker = self._assign_worker(session)
             with worker.lock:
                 if worker.is_over:
-                    continue  # ended while this thread waited for the lock
-                slot, answer = {"slot": session.slot}, dict[str, Any]()
-                if not session.is_begun:
-                    answer = worker.ask({**slot, "game": session.game}, self._start_timeout_s)
+                    continue  # the worker ended while this thread waited for the lock
+                slot, response = {"slot": session.slot}, dict[str, Any]()
+                if not session.has_started:
+                    response = worker.call({**slot, "game": session.game}, self._start_timeout_s)
                     for earlier in session.commands:
-                        worker.ask({**slot, "command": earlier}, self._step_timeout_s)
-                    session.is_begun = True
+                        worker.call({**slot, "command": earlier}, self._step_timeout_s)
+                    session.has_started = True
                 if command is not None:
-                    answer = worker.ask({**slot, "command": command}, self._step_timeout_s)
+                    response = worker.call({**slot, "command": command}, self._step_timeout_s)
                     session.commands.append(command)
-                return answer
+                return response
 
-    def _place(self, session: _Session) -> _Worker:
-        """Return the session's worker; if it has none or that one has ended, an idle one, else one with room."""
+    def _assign_worker(self, session: _Session) -> _Worker:
+        """Return the session's live worker, after assigning an idle, new or non-full one if it has none."""
         with self._lock:
             if session.worker is None or session.worker.is_over:
                 self._workers = [worker for worker in self._workers if not worker.is_over]
-                most = math.inf if self._max_sessions is None else self._max_sessions
-                roomy = [one for one in self._workers if len(one.taken) < most and not self._is_worn(one)]
-                idle = [worker for worker in roomy if not worker.lock.locked()]
-                if not idle and (not roomy or len(self._workers) < self._num_processes):
+                limit = math.inf if self._max_sessions is None else self._max_sessions
+                with_room = [
+                    worker
+                    for worker in self._workers
+                    if len(worker.slots_in_use) < limit and not self._is_used_up(worker)
+                ]
+                idle = [worker for worker in with_room if not worker.lock.locked()]
+                if not idle and (not with_room or len(self._workers) < self._num_processes):
                     idle = [_Worker(self._engine)]
                     self._workers += idle
-                worker = session.worker = min(idle or roomy, key=lambda one: len(one.taken))
-                session.slot = next(slot for slot in itertools.count() if slot not in worker.taken)
-                session.is_begun = False
-                worker.taken.add(session.slot)
+                worker = session.worker = min(idle or with_room, key=lambda worker: len(worker.slots_in_use))
+                session.slot = next(slot for slot in itertools.count() if slot not in worker.slots_in_use)
+                session.has_started = False
+                worker.slots_in_use.add(session.slot)
                 worker.num_games += 1
             return session.worker
 
-    def _is_worn(self, worker: _Worker) -> bool:
+    def _is_used_up(self, worker: _Worker) -> bool:
         return self._max_games is not None and worker.num_games >= self._max_games

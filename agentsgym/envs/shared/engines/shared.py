@@ -1,4 +1,4 @@
-"""The engine processes shared within a Python process, by engine and settings."""
+"""Share engine processes between environments of one Python process that have the same engine and settings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _shared_lock = threading.Lock()
 
 
 def shared_processes(engine: str, *, cache_mb: float = 0.0, **settings: Any) -> EngineProcesses:
-    """Return this process's shared engine processes, made at first use and ended at exit.
+    """Return the engine processes for these settings, which are created at first use and ended at exit.
 
     An environment calls this at every use and stores nothing, so that it can be pickled and forked.
 
     Args:
-        engine: The engine, as for :class:`EngineProcesses`.
-        cache_mb: Megabytes of cached responses: see :class:`CachedProcesses`; 0 for none.
+        engine: The engine, as in :class:`EngineProcesses`.
+        cache_mb: The size of the response cache in megabytes, as in :class:`CachedProcesses`; 0 for no cache.
         **settings: Further arguments of :class:`EngineProcesses`.
     """
     key = (engine, cache_mb, *sorted(settings.items()))
@@ -40,7 +40,7 @@ def close_shared() -> None:
 
 
 def _forget_shared() -> None:
-    global _shared_lock  # noqa: PLW0603  # a thread of the parent may hold it
+    global _shared_lock  # noqa: PLW0603  # a thread of the parent process may hold the old lock
     _shared_lock = threading.Lock()
     for processes in _shared.values():
         processes.forget()

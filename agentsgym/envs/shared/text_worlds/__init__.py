@@ -1,1 +1,1 @@
-"""Shared parts of the text worlds: their base class, and players that follow a walkthrough."""
+"""The base class of text-world environments, and players that follow a walkthrough."""

@@ -1,4 +1,4 @@
-"""The common base of environments over text-world engines: sessions in processes, prompts, commands, rewards."""
+"""The base class of environments that run a text-world engine: sessions in processes, prompts, commands, rewards."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.shared.engines import EngineProcesses, shared_processes
-from agentsgym.envs.shared.numbers import without_thoughts
+from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.fields import Field, is_int, is_positive_number
 
 NEW_GAME = "A new game begins.\n\n"
 NO_COMMAND = "You said no command. Answer with one command in one line."
 _SECONDS = "a positive number of seconds"
-MOST_CHARS = 200  # in a command
+MAX_COMMAND_CHARS = 200
 _TAGGED = re.compile(r"<action>(.*?)(?:</action>|$)", re.S | re.I)
 
 if TYPE_CHECKING:
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
 def read_command(text: str) -> str | None:
     r"""Return the command in the agent's text; None if there is none.
 
-    Thoughts are ignored. The last ``<action>…</action>``, which the end of the text may close, takes precedence;
-    otherwise the last line that is not empty after removing a leading prompt sign and surrounding quotes, stars,
-    brackets and a full stop; spaces are single. Unprintable characters count as spaces: an interpreter may stop at a
-    NUL.
+    Reasoning is ignored. The last ``<action>…</action>`` takes precedence; its closing tag may be missing. Otherwise it
+    is the last line that is not empty after stripping a leading ``>``, surrounding quotes, asterisks and brackets, and
+    a trailing period. Runs of whitespace become one space, and so do unprintable characters, since an interpreter may
+    stop at a NUL. A command of more than 200 characters counts as none.
 
     >>> read_command("I will try.\n> go east."), read_command("<action>open  door</action>"), read_command("<think>Hm")
     ('go east', 'open door', None)
     """
-    text = without_thoughts(text)
+    text = strip_reasoning(text)
     tagged = _TAGGED.findall(text)
     for line in reversed((tagged[-1] if tagged else text).splitlines()):
         printable = "".join(char if char.isprintable() else " " for char in line)
         command = " ".join(printable.split()).lstrip("> \"'`*[]").rstrip(". \"'`*[]")
         if command:
-            return command if len(command) <= MOST_CHARS else None
+            return command if len(command) <= MAX_COMMAND_CHARS else None
     return None
 
 
-def listed(commands: list[str]) -> str:
+def format_commands(commands: list[str]) -> str:
     """Format the admissible commands for a prompt.
 
-    >>> listed(["go east", "look"])
+    >>> format_commands(["go east", "look"])
     'Possible commands: go east, look'
     """
     return "Possible commands: " + ", ".join(commands)
 
 
 def process_fields(num_processes: int) -> dict[str, Field]:
-    """Return the keys of ``env_config`` that configure the engine's processes, with the given default number."""
+    """Return the keys of ``env_config`` that configure the engine's processes, with their default number."""
     return {
         "num_processes": Field(default=num_processes, expected="a positive int", valid=is_int(1)),
         "step_timeout_s": Field(default=60.0, expected=_SECONDS, valid=is_positive_number),
@@ -68,8 +68,9 @@ class TextWorldBase(MultistepEnv):
 
     An engine's responses have ``text``, ``admissible`` (the admissible commands; empty if they are not listed),
     ``won``, ``lost``, ``score``, ``progress`` (1 when won; None if unknown), ``policy`` (commands that win from here,
-    if known) and ``key``; that of ``start`` also ``walkthrough``, that of ``step`` ``understood``. An environment whose
-    engine gives no ``score`` or ``policy`` overrides what reads them: the step, or the players.
+    if known) and ``key``. Responses to ``start`` also have ``walkthrough``; responses to ``step`` also have
+    ``understood``. An environment whose engine does not report ``score`` or ``policy`` must override the methods that
+    use them: ``_step_episode``, or the players' methods.
 
     Attributes:
         engine: The engine's class, as ``"module:Class"``.
@@ -80,10 +81,10 @@ class TextWorldBase(MultistepEnv):
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
     ) -> None:
-        """Check the configuration; no engine is started yet. Arguments as for every environment.
+        """Check the configuration; no engine is started yet. The arguments are those of every environment.
 
         Raises:
-            ConfigError: As for every environment.
+            ConfigError: The configuration is invalid.
             MissingDependencyError: The engine is not installed.
         """
         super().__init__(tokenizer, env_config)
@@ -93,8 +94,8 @@ class TextWorldBase(MultistepEnv):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_name": uuid.uuid4().hex})
 
-    def _in_engine(self, session_id: str) -> str:
-        """Return a session id that is unique among all environments that share the processes."""
+    def _engine_session_id(self, session_id: str) -> str:
+        """Return an id that is unique among the sessions of all environments that share the processes."""
         return f"{self._name} {session_id}"
 
     def _processes(self) -> EngineProcesses:
@@ -106,85 +107,85 @@ class TextWorldBase(MultistepEnv):
         return {}
 
     @abstractmethod
-    def _game_of(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
+    def _engine_task(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the engine's description of a task's game."""
 
-    def _refusal(self, state: State, command: str) -> str | None:
-        """Return why a command is not passed to the engine; None if it is."""
+    def _rejection_reason(self, state: State, command: str) -> str | None:
+        """Return the reason for rejecting a command without passing it to the engine; None to accept it."""
         return None
 
-    def _return(self, answer: Mapping[str, Any]) -> float:
-        """The return so far, from 0 on; a turn's reward is its increase."""
-        return answer["score"]
+    def _return(self, response: Mapping[str, Any]) -> float:
+        """The cumulative return, starting at 0; a turn's reward is its increase."""
+        return response["score"]
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         self._check_task(task_data)
-        game = self._game_of(task_data)
-        answer = self._processes().begin(self._in_engine(session_id), game)
+        game = self._engine_task(task_data)
+        response = self._processes().begin(self._engine_session_id(session_id), game)
         return {
             "task": task_data,
-            "first": answer,
-            "answer": answer,
+            "first_response": response,
+            "response": response,
             "return": 0.0,
-            "followed": 0,
+            "num_followed": 0,
             "num_commands": 0,
-            "shown": self._shown(answer),
+            "observation": self._observation(response),
             "done": False,
         }
 
-    def _shown(self, answer: Mapping[str, Any]) -> str:
-        """Return what the agent sees of a response: its text and the admissible commands."""
-        if not (self.env_config["admissible_commands"] and answer["admissible"]):
-            return answer["text"]
-        return f"{answer['text']}\n\n{listed(answer['admissible'])}"
+    def _observation(self, response: Mapping[str, Any]) -> str:
+        """Return the agent's view of a response: its text and the admissible commands."""
+        if not (self.env_config["admissible_commands"] and response["admissible"]):
+            return response["text"]
+        return f"{response['text']}\n\n{format_commands(response['admissible'])}"
 
     def _format_prompt(self, state: State, step: int) -> str:
         config = self.env_config
-        is_next = step == 0 and config["keep_history"] and config["episodes_per_trial"] > 1
-        return f"{NEW_GAME}{state['shown']}" if is_next else state["shown"]
+        starts_episode = step == 0 and config["keep_history"] and config["episodes_per_trial"] > 1
+        return f"{NEW_GAME}{state['observation']}" if starts_episode else state["observation"]
 
     def _run(self, session_id: str, state: State, command: str) -> State:
         """Run a command in the engine and return the next state."""
-        answer = self._processes().step(self._in_engine(session_id), command)
-        # The number of walkthrough commands followed so far; None after a command off the walkthrough.
-        followed: int | None = state["followed"]
-        if followed is not None:
-            if [command] == state["first"]["walkthrough"][followed : followed + 1]:
-                followed += 1
-            elif answer["key"] != state["answer"]["key"]:
-                followed = None
+        response = self._processes().step(self._engine_session_id(session_id), command)
+        # The number of walkthrough commands followed so far; None once a command has left the walkthrough.
+        num_followed: int | None = state["num_followed"]
+        if num_followed is not None:
+            if [command] == state["first_response"]["walkthrough"][num_followed : num_followed + 1]:
+                num_followed += 1
+            elif response["key"] != state["response"]["key"]:
+                num_followed = None
         return {
             **state,
-            "answer": answer,
-            "followed": followed,
+            "response": response,
+            "num_followed": num_followed,
             "num_commands": state["num_commands"] + 1,
-            "shown": "" if answer["won"] or answer["lost"] else self._shown(answer),
+            "observation": "" if response["won"] or response["lost"] else self._observation(response),
         }
 
     def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
         command = read_command(action)
-        refusal = NO_COMMAND if command is None else self._refusal(state, command)
-        if command is None or refusal is not None:
-            next_state: State = {**state, "shown": self._shown({**state["answer"], "text": refusal})}
+        rejection = NO_COMMAND if command is None else self._rejection_reason(state, command)
+        if command is None or rejection is not None:
+            next_state: State = {**state, "observation": self._observation({**state["response"], "text": rejection})}
         else:
             next_state = self._run(session_id, state, command)
-            next_state["return"] = self._return(next_state["answer"])
-        answer: Mapping[str, Any] = next_state["answer"]
-        info: dict[str, Any] = {"success": bool(answer["won"]), "score": answer["score"]}
-        if refusal is None:
+            next_state["return"] = self._return(next_state["response"])
+        response: Mapping[str, Any] = next_state["response"]
+        info: dict[str, Any] = {"success": bool(response["won"]), "score": response["score"]}
+        if rejection is None:
             info["command"] = command
-        if refusal is not None or not answer["understood"]:
+        if rejection is not None or not response["understood"]:
             info["invalid"] = True
-        done = bool(answer["won"] or answer["lost"])
+        done = bool(response["won"] or response["lost"])
         return next_state, next_state["return"] - state["return"], done, info
 
     def _state_key(self, state: State) -> Hashable:
-        """The facts of the world and the score, hashed: equal keys imply that the same remains to be done."""
-        return state["answer"]["key"]
+        """A hash of the world's facts and the score; states with equal keys have the same remaining task."""
+        return state["response"]["key"]
 
     def _potential(self, state: State) -> float | None:
         """The progress: 1 at the end of a won episode."""
-        return state["answer"]["progress"]
+        return state["response"]["progress"]
 
     def _close_episode(self, session_id: str, state: State) -> None:
-        self._processes().end(self._in_engine(session_id))
+        self._processes().end(self._engine_session_id(session_id))

@@ -1,7 +1,7 @@
-"""Players of text worlds: a random one, one that follows the solution, one that demonstrates it to a learner.
+"""Players of text worlds: a random player, one that follows the solution, and one that demonstrates it for imitation.
 
-They use more than the conversation: they read the session's state in the environment, so they run in its process, in
-line or in threads.
+They read the session's state in the environment in addition to the conversation, so they must run in the environment's
+process, without a pool or in threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
 
 _LOOK = "look"
-_HARMLESS = {"go", "examine", "look", "inventory", "open", "close"}  # reversible, and never fails the task
+_HARMLESS = {"go", "examine", "look", "inventory", "open", "close"}  # reversible, and cannot fail the task
 
 
 class WorldPlayer(ScriptedPlayer[Notes]):
@@ -40,9 +40,9 @@ class WorldPlayer(ScriptedPlayer[Notes]):
         state = self._env.active_states.get(request.session_id)
         if state is None:
             raise AgentError(
-                f"{type(self).__name__} reads the state of its session in the environment, but {request.session_id} "
-                "is not being played there: use it without a pool or with an EnvThreadPool, in the environment it "
-                "was created for"
+                f"{type(self).__name__} needs the environment's state of session {request.session_id}, but that "
+                "session is not active in the environment that the player was created for: play in that environment, "
+                "without a pool or with an EnvThreadPool"
             )
         return self._choose(state, notes)
 
@@ -52,31 +52,31 @@ class WorldPlayer(ScriptedPlayer[Notes]):
 
 
 class RandomPlayer(WorldPlayer):
-    """Picks each possible command with equal probability."""
+    """Picks each admissible command with equal probability."""
 
     def _choose(self, state: dict[str, Any], notes: Notes) -> str:
-        return notes.generator.choice(state["answer"]["admissible"] or [_LOOK])
+        return notes.generator.choice(state["response"]["admissible"] or [_LOOK])
 
 
 class ReferencePlayer(WorldPlayer):
-    """Follows the walkthrough; off it, the winning commands that the engine provides, if any."""
+    """Follows the walkthrough and, after leaving it, the winning commands that the engine provides, if any."""
 
     def _choose(self, state: dict[str, Any], notes: Notes) -> str:
-        followed: int | None = state["followed"]
-        walkthrough: list[str] = state["first"]["walkthrough"]
-        if followed is not None and followed < len(walkthrough):
-            return walkthrough[followed]
-        policy: list[str] = state["answer"]["policy"]
+        num_followed: int | None = state["num_followed"]
+        walkthrough: list[str] = state["first_response"]["walkthrough"]
+        if num_followed is not None and num_followed < len(walkthrough):
+            return walkthrough[num_followed]
+        policy: list[str] = state["response"]["policy"]
         return policy[0] if policy else _LOOK
 
 
 class ImitationPlayer(ReferencePlayer):
-    """Follows the walkthrough, with occasional harmless other commands if the engine knows the way back.
+    """Follows the walkthrough, with occasional other, harmless commands if the engine provides the way back.
 
     Args:
         env: The environment.
         seed: The seed of every conversation's random stream.
-        noise: The probability of another command, in [0, 1].
+        noise: The probability of another command per turn, in [0, 1].
     """
 
     def __init__(self, env: MultistepEnv, seed: int = 0, *, noise: float = 0.1) -> None:
@@ -84,8 +84,8 @@ class ImitationPlayer(ReferencePlayer):
         self._noise = noise
 
     def _choose(self, state: dict[str, Any], notes: Notes) -> str:
-        answer = state["answer"]
-        harmless = [command for command in answer["admissible"] if command.split()[0] in _HARMLESS]
-        if answer["policy"] and harmless and notes.generator.random() < self._noise:
+        response = state["response"]
+        harmless = [command for command in response["admissible"] if command.split()[0] in _HARMLESS]
+        if response["policy"] and harmless and notes.generator.random() < self._noise:
             return notes.generator.choice(harmless)
         return super()._choose(state, notes)

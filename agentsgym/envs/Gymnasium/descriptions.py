@@ -1,4 +1,4 @@
-"""The supported environments: their actions, their rules in words, and the definition of success."""
+"""Descriptions of the supported environments: their actions, their rules in words, and their definition of success."""
 
 from __future__ import annotations
 
@@ -7,53 +7,54 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentsgym.envs.Gymnasium.exact import Hand, Transitions, blackjack_hands, blackjack_transitions, outcomes_of
-from agentsgym.envs.Gymnasium.rendering import Show, frame_of, mark_colors, show_frame, show_observation
+from agentsgym.envs.Gymnasium.rendering import Renderer, ansi_frame, mark_colors, render_frame, render_observation
 from agentsgym.errors import EnvError
 
-#: Returns whether an episode succeeded, from the environment, its last reward, and whether it terminated (no limit).
+#: Returns whether an episode succeeded, given the environment, its last reward, and whether it terminated rather than
+#: being truncated by a limit.
 Won = Callable[[Any, float, bool], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribedGame:
-    """The description of one Gymnasium environment; only ``show`` need be picklable.
+class EnvDescription:
+    """The description of one Gymnasium environment; only ``show`` must be picklable.
 
     Attributes:
         actions: The names of the actions, in order.
-        rules: The rules for the agent.
-        show: The function that renders the agent's observation.
-        won: The function that determines success.
-        transitions: The function that returns the transition table; None if it is not exact.
-        frames: The function that returns every frame that the agent may see, with the number of its state.
-        state: The function that returns the number of the current state, from the environment and the observation.
-        renders: Whether it is made with the render mode ``ansi``.
+        rules: The rules, written for the agent.
+        show: Renders the agent's observation.
+        won: Determines whether an episode succeeded.
+        transitions: Returns the exact transition table; None if there is none.
+        frames: Returns every frame that the agent may see, with the number of its state.
+        state: Returns the number of the current state, given the environment and the observation.
+        renders: Whether the environment is created with ``render_mode="ansi"``.
         has_maps: Whether a task may define a custom map.
     """
 
     actions: tuple[str, ...]
     rules: str
-    show: Show
+    show: Renderer
     won: Won
     transitions: Callable[[Any], Transitions | None] = outcomes_of
-    frames: Callable[[Any, Show], dict[str, int]]
+    frames: Callable[[Any, Renderer], dict[str, int]]
     state: Callable[[Any, Any], int]
     renders: bool = True
     has_maps: bool = False
 
 
-def described_game(game_id: str) -> DescribedGame | None:
+def find_description(env_id: str) -> EnvDescription | None:
     """Look up the description of an id, regardless of its version."""
-    return _DESCRIBED.get(game_id.rpartition("-v")[0])
+    return _DESCRIPTIONS.get(env_id.rpartition("-v")[0])
 
 
-def rows_of_frame(frame: str) -> list[str]:
+def map_from_frame(frame: str) -> list[str]:
     """Return the map in a frame of FrozenLake."""
-    return ["".join(one for one in line if one.isalpha()) for line in frame.splitlines()]
+    return ["".join(char for char in line if char.isalpha()) for line in frame.splitlines()]
 
 
-def _frozen_lake_frame(game: Any, _observation: Any) -> str:
-    _, _, grid = frame_of(game).partition("\n")  # the first line is the last action
-    row, column = divmod(int(game.unwrapped.s), int(game.unwrapped.ncol))
+def _frozen_lake_frame(env: Any, _observation: Any) -> str:
+    _, _, grid = ansi_frame(env).partition("\n")  # the first line is the last action
+    row, column = divmod(int(env.unwrapped.s), int(env.unwrapped.ncol))
     lines = [list(line) for line in mark_colors(grid, {"41": ("", "")}).split("\n") if line]
     lines[row][column] = f"[{lines[row][column]}]"
     return "\n".join(map(" ".join, lines))
@@ -62,15 +63,15 @@ def _frozen_lake_frame(game: Any, _observation: Any) -> str:
 _TAXI_MARKS = {"43": ("[", "]"), "42": ("{", "}"), "34;1": ("(", ")"), "35": ("<", ">")}
 
 
-def _taxi_frame(game: Any, _observation: Any) -> str:
-    frame = frame_of(game)
+def _taxi_frame(env: Any, _observation: Any) -> str:
+    frame = ansi_frame(env)
     return mark_colors(frame[: frame.rindex("+") + 1], _TAXI_MARKS)  # the last action follows the grid
 
 
-def _hand(game: Any, observation: Any) -> Hand:
-    """Read the hand; whether it is a natural follows from the cards."""
-    total, dealer, ace = (int(one) for one in observation)
-    is_natural = total == 21 and len(game.unwrapped.player) == 2
+def _hand(env: Any, observation: Any) -> Hand:
+    """Return the hand; the number of cards shows whether a sum of 21 is a natural."""
+    total, dealer, ace = (int(number) for number in observation)
+    is_natural = total == 21 and len(env.unwrapped.player) == 2
     return total, dealer, bool(ace), is_natural
 
 
@@ -80,29 +81,29 @@ def _blackjack_text(hand: Hand) -> str:
     return f"Your hand: {total}, {kind}. The dealer shows: {'an ace' if dealer == 1 else dealer}."
 
 
-def _blackjack_frame(game: Any, observation: Any) -> str:
-    return _blackjack_text(_hand(game, observation))
+def _blackjack_frame(env: Any, observation: Any) -> str:
+    return _blackjack_text(_hand(env, observation))
 
 
-def _frames_of_states(game: Any, show: Show) -> dict[str, int]:
-    """Every state's frame. The caller's environment is left in the last state."""
+def _frames_of_states(env: Any, show: Renderer) -> dict[str, int]:
+    """Return the frame of every state; the environment is left in the last state."""
     frames: dict[str, int] = {}
-    for state in range(len(game.unwrapped.P)):
-        game.unwrapped.s = state
-        if frames.setdefault(show(game, state), state) != state:
-            raise EnvError(f"the states {frames[show(game, state)]} and {state} look alike")
+    for state in range(len(env.unwrapped.P)):
+        env.unwrapped.s = state
+        if frames.setdefault(show(env, state), state) != state:
+            raise EnvError(f"the states {frames[show(env, state)]} and {state} are rendered identically")
     return frames
 
 
-def _reached_goal(game: Any, _reward: float, terminated: bool) -> bool:
-    inner = game.unwrapped
+def _reached_goal(env: Any, _reward: float, terminated: bool) -> bool:
+    inner = env.unwrapped
     row, column = divmod(int(inner.s), int(inner.ncol))
     return terminated and bytes(inner.desc[row, column]) == b"G"
 
 
 _NUMBER_OF_HAND: Mapping[Hand, int] = {hand: number for number, hand in enumerate(blackjack_hands())}
 
-_FROZEN_LAKE = DescribedGame(
+_FROZEN_LAKE = EnvDescription(
     actions=("left", "down", "right", "up"),
     rules=(
         "You cross a frozen lake on foot. S is the start, F is ice, H is a hole, G is the goal, and your place is in "
@@ -111,10 +112,10 @@ _FROZEN_LAKE = DescribedGame(
     show=_frozen_lake_frame,
     won=_reached_goal,
     frames=_frames_of_states,
-    state=lambda game, _: int(game.unwrapped.s),
+    state=lambda env, _: int(env.unwrapped.s),
     has_maps=True,
 )
-_TAXI = DescribedGame(
+_TAXI = EnvDescription(
     actions=("south", "north", "east", "west", "pickup", "dropoff"),
     rules=(
         "You drive a taxi. R, G, Y and B are stops, and | is a wall. The empty taxi is in [], the waiting passenger is "
@@ -124,20 +125,20 @@ _TAXI = DescribedGame(
     show=_taxi_frame,
     won=lambda _game, _reward, terminated: terminated,
     frames=_frames_of_states,
-    state=lambda game, _: int(game.unwrapped.s),
+    state=lambda env, _: int(env.unwrapped.s),
 )
-_CLIFF_WALKING = DescribedGame(
+_CLIFF_WALKING = EnvDescription(
     actions=("up", "right", "down", "left"),
     rules=(
         "You walk along a cliff. x is your place, o is firm ground, C is the cliff, and T is the goal. Each turn costs "
         "1, a step over the cliff costs 100 and takes you back to the start. Reach T."
     ),
-    show=show_frame,
+    show=render_frame,
     won=lambda _game, _reward, terminated: terminated,
     frames=_frames_of_states,
-    state=lambda game, _: int(game.unwrapped.s),
+    state=lambda env, _: int(env.unwrapped.s),
 )
-_BLACKJACK = DescribedGame(
+_BLACKJACK = EnvDescription(
     actions=("stick", "hit"),
     rules=(
         "You play Blackjack against the dealer. Come closer to 21 than the dealer does, but not over it. hit draws a "
@@ -145,16 +146,16 @@ _BLACKJACK = DescribedGame(
     ),
     show=_blackjack_frame,
     won=lambda _, reward, terminated: terminated and reward > 0,
-    transitions=lambda game: blackjack_transitions(natural=bool(game.unwrapped.natural), sab=bool(game.unwrapped.sab)),
+    transitions=lambda env: blackjack_transitions(natural=bool(env.unwrapped.natural), sab=bool(env.unwrapped.sab)),
     frames=lambda _game, _show: {_blackjack_text(hand): number for hand, number in _NUMBER_OF_HAND.items()},
-    state=lambda game, observation: _NUMBER_OF_HAND[_hand(game, observation)],
+    state=lambda env, observation: _NUMBER_OF_HAND[_hand(env, observation)],
     renders=False,
 )
-_DESCRIBED = {
+_DESCRIPTIONS = {
     "FrozenLake": _FROZEN_LAKE,
     "FrozenLake8x8": _FROZEN_LAKE,
     "Taxi": _TAXI,
     "CliffWalking": _CLIFF_WALKING,
     "Blackjack": _BLACKJACK,
 }
-SHOWS: Mapping[str, Show] = {"ansi": show_frame, "observation": show_observation}
+RENDERERS: Mapping[str, Renderer] = {"ansi": render_frame, "observation": render_observation}
