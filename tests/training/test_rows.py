@@ -326,7 +326,7 @@ def test_checking_rows_names_the_row_of_another_game() -> None:
 
 
 def test_no_rows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="the dataset must hold at least one row, got none"):
+    with pytest.raises(ConfigError, match="the dataset must contain at least one row, got none"):
         Environments(GuessNumber(TOKENIZER), TOKENIZER).check([])
 
 

@@ -121,7 +121,7 @@ def test_a_task_that_cannot_be_played_is_refused_before_training(argument: str, 
     ],
 )
 def test_an_empty_dataset_is_refused(arguments: dict[str, Any], name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} must hold at least one row, got none"):
+    with pytest.raises(ConfigError, match=f"^{name} must contain at least one row, got none"):
         built(tmp_path, **arguments)
 
 
