@@ -64,7 +64,7 @@ def test_a_missing_split_is_named(file: Path) -> None:
 
 
 def test_pickles_are_not_loaded(file: Path) -> None:
-    with pytest.raises(ConfigError, match="which unpickles files"):
+    with pytest.raises(ConfigError, match="because it unpickles files"):
         read_rows({"path": "pandas", "data_files": str(file), "split": "train"}, "data")
 
 

@@ -430,7 +430,7 @@ def test_an_object_that_is_not_made_or_closed_in_time_fails_its_episode_alone() 
     env = ToolEnv(env_config={"setup_timeout_s": 0.2}, tools=SessionTools(tools_class=Slow))
     tasks = [{"question": "What?", "is_slow": True}, {"question": "What?", "is_slow": False}]
     slow, quick = env.rollout(tasks, Calls([call("look")], "done"))
-    assert "making Slow took longer than env_config['setup_timeout_s'] = 0.2" in str(slow.error)
+    assert "creating Slow took longer than env_config['setup_timeout_s'] = 0.2" in str(slow.error)
     assert results(quick) == ["seen"]
     gate.set()  # what is made too late is closed
     assert closed.acquire(timeout=20)
