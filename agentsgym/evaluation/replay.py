@@ -79,9 +79,7 @@ def replay(rollout: StoredRollout | Trajectory, env: MultistepEnv | None = None)
         ConfigError: ``rollout`` is a trajectory and ``env`` is None.
     """
     if isinstance(rollout, Trajectory) and env is None:
-        raise ConfigError(
-            "a trajectory does not name its environment: pass the environment, as in replay(trajectory, env)"
-        )
+        raise ConfigError("a trajectory does not name its environment: pass both, as in replay(trajectory, env)")
     record = StoredRollout(trajectory=rollout) if isinstance(rollout, Trajectory) else rollout
     [result] = replay_all([record], env)
     return result
@@ -147,7 +145,7 @@ class EnvsOfRecords:
 def _unkept(value: Any) -> str | None:
     """Describe a value, at any depth, that could not be stored; None if there is none."""
     if isinstance(value, Unkept):
-        return f"{shown(value.text, 80)} (a {value.type_name})"
+        return f"{shown(value.text, 80)} (of type {value.type_name})"
     if isinstance(value, Mapping):
         value = [*cast("Mapping[Any, Any]", value).values()]
     if isinstance(value, list | tuple | set | frozenset):

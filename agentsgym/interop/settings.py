@@ -111,10 +111,7 @@ def check_trainer(trainer: Any, *, by_turn: bool, rollouts_per_group: int | None
 
 def _structural_errors(trainer: Any) -> Iterator[tuple[str, str]]:
     if getattr(trainer, "environment_factories", None) or getattr(trainer, "environments", None):
-        yield (
-            "environment_factory",
-            "TRL runs these environments itself: pass either environment_factory or rollout_func",
-        )
+        yield "environment_factory", "TRL runs its environments itself: remove it or rollout_func"
     elif getattr(trainer, "tools", None):
         yield "tools", "with tools, TRL ignores env_mask, so observations would be trained on: remove the tools"
     if len(trainer.reward_funcs) == 0:

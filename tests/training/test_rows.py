@@ -266,7 +266,7 @@ def test_a_row_whose_environment_cannot_be_built_is_refused(row: dict[str, Any],
 
 @pytest.mark.parametrize("env", [GuessNumber(), GuessNumber(chat_tokenizer())])
 def test_another_tokenizer_than_the_policys_is_refused(env: GuessNumber) -> None:
-    with pytest.raises(ConfigError, match=r"env\.tokenizer must be the trainer's"):
+    with pytest.raises(ConfigError, match=r"env\.tokenizer must be the policy's tokenizer"):
         Environments(env, TOKENIZER)
 
 

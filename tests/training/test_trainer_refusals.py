@@ -143,7 +143,7 @@ def test_several_gpus_in_one_process_are_refused(tmp_path: Path) -> None:
 
 def test_an_environment_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     _, tokenizer = policy()
-    with pytest.raises(ConfigError, match=r"env\.tokenizer must be the trainer's"):
+    with pytest.raises(ConfigError, match=r"env\.tokenizer must be the policy's tokenizer"):
         built(tmp_path, env=GuessNumber(chat_tokenizer()), processing_class=tokenizer)
 
 

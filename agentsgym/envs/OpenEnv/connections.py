@@ -95,9 +95,7 @@ class ServerConnections:
             EnvError: The session has no connection.
         """
         if session_id not in self._sessions:
-            raise EnvError(
-                f"{self._server.label} has no open episode for this session: call super()._initialize_episode first"
-            )
+            raise EnvError(f"{self._server.label} has no episode for this session: call _initialize_episode first")
         return self._sessions[session_id]
 
     def end(self, session_id: str) -> None:

@@ -65,9 +65,7 @@ def action_reader(given: Any, schema: Mapping[str, Any] | None, server: str, cho
     fields = fields_of(schema)
     if isinstance(given, str) and fields and given not in fields:
         hint = did_you_mean(given, fields)
-        raise ConfigError(
-            f"env_config['action'] names {given!r}, which is not a field of the actions of {server}{hint}"
-        )
+        raise ConfigError(f"env_config['action'] names {given!r}, which is not a field of actions of {server}{hint}")
     name = given if isinstance(given, str) else None if chosen == "json" else text_field(schema)
     if name is None and chosen == "text":
         raise ConfigError(

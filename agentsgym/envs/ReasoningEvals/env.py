@@ -117,9 +117,7 @@ class ReasoningEvalsEnv(MultistepEnv):
                 raise TaskError(f"task_data['item'] must be an int >= 0 or None, got {shown(item)}")
             both = [name for name in ("question", "answer", "choices") if task_data.get(name) is not None]
             if both:
-                raise TaskError(
-                    f"task_data must not have both 'task', which names a reasoning-gym generator, and {both[0]!r}"
-                )
+                raise TaskError(f"task_data must not have both 'task' (of reasoning-gym) and {both[0]!r}")
             try:
                 check_generated(task_data["task"], task_data.get("difficulty"))
             except ConfigError as error:

@@ -175,9 +175,7 @@ class SearchEnv(ToolEnv):
     def _check_config(self, config: dict[str, Any]) -> None:
         world.check_options(config["world"])
         if config["world"] and (config["corpus"] != GENERATED or config["retriever"] is not None):
-            raise ConfigError(
-                "env_config['world'] sets options of the generated corpus, but another corpus or a retriever is set"
-            )
+            raise ConfigError("env_config['world'] applies to the generated corpus, but another one is set")
         if config["retriever"] is not None and config["corpus"] != GENERATED:
             raise ConfigError(
                 "env_config sets both 'corpus' and 'retriever', but a retriever searches its own passages: set only one"
@@ -250,11 +248,9 @@ class SearchEnv(ToolEnv):
 
     def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, float, bool, dict[str, Any]]:
         answer = formats.extract_answer(text)
-        return (
-            super()._play_answer(session_id, state, answer)
-            if answer
-            else self._reject_turn(state, formats.NO_ANSWER_MESSAGE)
-        )
+        if not answer:
+            return self._reject_turn(state, formats.NO_ANSWER_MESSAGE)
+        return super()._play_answer(session_id, state, answer)
 
     def _answer(self, session_id: str, state: State, text: str) -> tuple[float, bool, dict[str, Any]]:
         answers: list[str] = state["task"]["answers"]

@@ -228,12 +228,8 @@ class Connection:
         return failed_result(content) if fields.get("isError") else ToolResult(content=content)
 
     def _lost_error(self, error: BaseException) -> EnvError:
-        problem = (
-            f"{self._server.label} is no longer connected: {type(error).__name__}: {sentence_of(error, 300)}".rstrip(
-                ": "
-            )
-        )
-        return EnvError(f"{problem}{self._printed_note()}")
+        cause = f"{type(error).__name__}: {sentence_of(error, 300)}".rstrip(": ")
+        return EnvError(f"{self._server.label} is no longer connected: {cause}{self._printed_note()}")
 
     def _printed_note(self) -> str:
         text = self._stderr.tail() if self._stderr else ""

@@ -72,9 +72,7 @@ def _as_repr(value: Any, limit: int = 200) -> str:
     return _ADDRESS.sub("", shown(value, limit))
 
 
-_ENCODER = json.JSONEncoder(
-    ensure_ascii=False, default=_as_repr
-)  # created once: creation is slower than encoding a short text
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_as_repr)  # created once, since creation is slow
 
 
 def cut(text: str, max_length: int | None) -> str:

@@ -37,7 +37,7 @@ def tasks_of(
     except NotImplementedError:
         if options:
             raise ConfigError(
-                f"{type(env).__name__} has no dataset, so it accepts no dataset options, got {', '.join(options)}"
+                f"{type(env).__name__} has no dataset, hence no options, got {', '.join(options)}"
             ) from None
         rows = ({"seed": derive_seed("command line", split, seed, index)} for index in range(most))
     except TypeError as error:

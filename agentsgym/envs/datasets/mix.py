@@ -51,15 +51,14 @@ def mix(
     (Tijdeman 1980, "The chairman assignment problem"). The rows of each source are shuffled, and all of them are used
     before any is repeated.
 
-    The trainer shuffles its rows unless ``GRPOEnvConfig(shuffle_dataset=False)`` is set; with
-    shuffling, the shares hold over an epoch, not in each batch.
+    The trainer shuffles its rows unless ``GRPOEnvConfig(shuffle_dataset=False)`` is set; if
+    shuffled, the shares hold over an epoch, not in each batch.
 
     Args:
         sources: A dict from the name of a source to one of the following: rows (a dataset or a list of dicts with
             ``env_class_path`` and ``task_data``); an environment or a class, whose default tasks are used; ``(class,
             env_config)``; ``(class, env_config, tasks)`` with a list of ``task_data``; ``(class, env_config, options)``
-            with a dict of keyword arguments for its ``get_train_dataset``. Classes that are not registered yet are
-            registered.
+            with a dict of keyword arguments for ``get_train_dataset``. Classes are registered if necessary.
         weights: A positive number for each source; None for equal shares.
         seed: Random seed of the order of each source's rows and of tie-breaking in the schedule.
         size: Number of rows; None for the total number of rows in the sources.
@@ -67,8 +66,7 @@ def mix(
 
     Returns:
         Rows with ``env_class_path``, ``env_config`` and ``task_data``, with the name of the source as ``environment``
-        (``"outer/inner"`` if a source is itself a mixture). Other columns of a source are kept; they are None in rows
-        of the other sources.
+        (``"outer/inner"`` if a source is itself a mixture). Other columns are kept; they are None where missing.
 
     Raises:
         ConfigError: There are no sources; a source is empty, has an invalid form or values that rows cannot store; or
@@ -121,10 +119,7 @@ def schedule(weights: Sequence[int], count: int) -> list[int]:
     order: list[int] = []
     for place in range(1, count + 1):
         _, chosen = min(
-            (
-                -((1 - parts * (num + 1)) * total // (parts * weight)),
-                i,
-            )  # the first row at which the source would be too late
+            (-((1 - parts * (num + 1)) * total // (parts * weight)), i)  # the first row that would be too late
             for i, (weight, num) in enumerate(zip(weights, taken, strict=True))
             if parts * (weight * place - num * total) >= total
         )
@@ -148,9 +143,7 @@ def _integer_weights(sources: Mapping[str, Any], weights: Any) -> dict[str, int]
     for name in sources:
         if name not in given:
             raise ConfigError(f"weights has no weight for the source {shown(name)}")
-        require(
-            f"weights[{name!r}]", given[name], is_positive_number, "a number above 0 (remove sources that are not used)"
-        )
+        require(f"weights[{name!r}]", given[name], is_positive_number, "a number above 0; omit unused sources")
     exact = {name: Fraction(given[name]) for name in sources}
     scale = math.lcm(*(weight.denominator for weight in exact.values()))
     return {name: int(weight * scale) for name, weight in exact.items()}
@@ -169,9 +162,7 @@ def _checked_rows(name: str, source: Any, split: str) -> list[Row]:
         rows = _rows_of_source(source, split)
         checked = [_checked_row(name, row, f"row {index}") for index, row in enumerate(rows)]
     except NotImplementedError as error:  # an environment without default tasks
-        raise ConfigError(
-            f"the source {name!r} has no tasks of its own: pass rows, or (class, env_config, tasks)"
-        ) from error
+        raise ConfigError(f"the source {name!r} has no tasks: pass rows, or (class, env_config, tasks)") from error
     except AgentsGymError as error:
         raise ConfigError(f"the source {name!r} is invalid: {sentence_of(error)}") from error
     if not checked:
@@ -205,12 +196,10 @@ def _rows_of_tuple(source: tuple[Any, ...], split: str) -> Iterable[Any]:
     if third is None or isinstance(third, Mapping):
         return _default_tasks(env_class, cast("Any", config) or {}, cast("Any", third) or {}, split)
     if isinstance(third, str) or not isinstance(third, Iterable):
-        raise ConfigError(
-            f"the third item of a source tuple must be a list of task_data or a dict of options, got {shown(third)}"
-        )
+        raise ConfigError(f"a source's third item must be a list of task_data or a dict of options, got {shown(third)}")
     row = {"env_class_path": _registered_path(env_class), "env_config": _plain(cast("Any", config) or {})}
     try:
-        env_class(None, {**cast("Row", row["env_config"])})  # checks env_config, as a class does that makes its tasks
+        env_class(None, {**cast("Row", row["env_config"])})  # checks env_config
     except AgentsGymError:
         raise
     except Exception:  # a user-defined constructor may need a tokenizer

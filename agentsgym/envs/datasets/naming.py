@@ -150,9 +150,7 @@ def _find_class(path: str, name: str) -> type[MultistepEnv]:
         unknown = error
     if "." in path:
         try:
-            return find(
-                path, allow_import=True
-            )  # a path typed by the user may be imported; one from dataset rows may not
+            return find(path, allow_import=True)  # a path from the user may be imported; one from dataset rows may not
         except ConfigError as error:
             unknown = error
     reason = f" ({sentence_of(unknown.__cause__ or unknown, 200)})" if "." in path else ""

@@ -52,12 +52,7 @@ def find(path: str, *, allow_import: bool = False) -> type[MultistepEnv]:
         module, _, name = path.rpartition(".")
         try:
             found = getattr(importlib.import_module(module), name)
-        except (
-            ImportError,
-            AttributeError,
-            TypeError,
-            ValueError,
-        ) as error:  # the last two: the path has no absolute module name
+        except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: no absolute module name
             raise ConfigError(f"env_class_path {shown(path)} cannot be imported: {sentence_of(error)}") from error
         return _check_class(path, found)
     entry_points = installed()

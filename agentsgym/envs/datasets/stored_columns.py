@@ -26,7 +26,5 @@ def stored_columns(env: MultistepEnv, trajectory: Trajectory) -> dict[str, Any]:
         try:
             tools = env.tool_schemas or None
         except Exception:  # user code or an unreachable server; the rollout is still stored
-            logger.exception(
-                "rollouts of %s are stored without tool schemas, since reading them failed", type(env).__name__
-            )
+            logger.exception("rollouts of %s are stored without tool schemas", type(env).__name__)
     return {"env_class_path": class_path(type(env)), "env_config": env.env_config, "tools": tools}
