@@ -363,7 +363,7 @@ def test_tasks_are_checked(task: Any, error: str) -> None:
     [
         ({"format": "xml"}, "must be one of 'tools', 'tags'"),
         ({"world": {"num_peple": 3}}, "did you mean 'num_people'"),
-        ({"world": {"seed": 1}, "corpus": CORPUS}, "options of the generated corpus"),
+        ({"world": {"seed": 1}, "corpus": CORPUS}, "applies to the generated corpus"),
         ({"retriever": len, "corpus": CORPUS}, "'corpus' and 'retriever'"),
         ({"corpus": []}, "at least one row"),
         ({"corpus": [{"body": "x"}]}, r"the corpus\[0\] has no column 'text'"),
