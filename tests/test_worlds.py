@@ -127,7 +127,7 @@ def test_a_subclass_has_the_games_and_exact_values_of_its_parent(mine: str) -> N
     assert known is not None
     assert exact({}) == known({})
     assert type(random_player(env)) is LegalAgent
-    with pytest.raises(UsageError, match="does not take a game after a colon"):
+    with pytest.raises(UsageError, match="does not support a game after a colon"):
         find_env(f"{mine}:Mine:clock")
 
 

@@ -1,4 +1,4 @@
-"""Compare two runs on the tasks that both played."""
+"""Compare two runs on the tasks that both contain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentsgym.types import StopReason, Trajectory
 
 Run = RolloutStore | Iterable[StoredRollout | Trajectory]
 _COLUMNS = ("session_id", "env_class_path", "env_config", "task_data", "success", "final_reward", "stop_reason")
-_ROUNDING: Final = 1e-12  # error of means, relative to the largest value
+_ROUNDING: Final = 1e-12  # rounding error of means, relative to the largest value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,12 @@ class PairedDifference:
     """The means of two runs over their shared tasks, each task counted once, and their difference.
 
     Attributes:
-        a: Mean of the first run over tasks, of each task's mean over rollouts.
+        a: Mean of the first run: the mean over tasks of each task's mean over rollouts.
         b: Mean of the second run.
         difference: ``b - a``.
-        low: Lower end of the interval of the difference; None for a single task, and for a reward that changed by the
-            same amount in all tasks.
-        high: Upper end of the interval, likewise.
+        low: Lower end of the difference's confidence interval; None for a single task, and for a reward that changed
+            by the same amount in all tasks.
+        high: Upper end of the interval; None in the same cases.
     """
 
     a: float
@@ -86,11 +86,11 @@ class Comparison:
     Attributes:
         win_rate: Win rates over the shared tasks with known outcomes; None if there are none.
         reward: Mean rewards over all shared tasks; None if there are none.
-        tasks: Shared tasks, those with the largest change first, lost before won.
-        num_only_a: Number of tasks that only the first run has, with a rollout that did not fail.
-        num_only_b: Number of tasks that only the second run has.
-        num_failed_a: Number of failed rollouts of the first run, which are left out.
-        num_failed_b: Number of failed rollouts of the second run, which are left out.
+        tasks: Shared tasks, sorted by decreasing change of the win rate, losses before gains.
+        num_only_a: Number of tasks that only the first run contains, in rollouts that did not fail.
+        num_only_b: Number of tasks that only the second run contains, in rollouts that did not fail.
+        num_failed_a: Number of failed rollouts in the first run, which are excluded.
+        num_failed_b: Number of failed rollouts in the second run, which are excluded.
         confidence: Confidence level of the intervals.
     """
 
@@ -125,28 +125,28 @@ class Comparison:
 
 
 def compare(run_a: Run, run_b: Run, *, confidence: float = 0.95, seed: int = 0) -> Comparison:
-    """Pair two runs by task and estimate the improvement of the second.
+    """Pair two runs by task, and estimate the improvement of the second over the first.
 
-    Two tasks are the same if the environment, ``task_data`` (seed included) and the environment's own keys of
-    ``env_config`` are equal; keys that all environments have, such as limits of turns, and the number of rollouts may
-    differ. Each shared task counts once, with the mean over its rollouts. The intervals are percentile bootstraps over
+    Two tasks are the same if the environment, ``task_data`` (including the seed) and the environment-specific keys of
+    ``env_config`` are equal; keys that all environments have, such as turn limits, and the number of rollouts may
+    differ. Each shared task counts once, with the mean over its rollouts. The intervals are percentile bootstraps of
     the shared tasks' differences (:func:`~agentsgym.statistics.intervals.bootstrap_intervals`), which are narrower than
-    those of two unpaired runs. If the win rate changed by the same amount in each of the n tasks, resampling shows no
-    spread; the interval then allows for any other change in a fraction ``1 - (α/2)^(1/n)`` of all tasks, the largest
-    that n tasks may fail to show (Clopper & Pearson 1934). A reward has no known bounds, so if it changed by the same
-    amount in every task, its interval is None.
+    the intervals of two unpaired runs. If the win rate changed by the same amount in each of the n tasks, resampling
+    shows no spread; the interval then allows for any other change in a fraction ``1 - (α/2)^(1/n)`` of all tasks, the
+    largest fraction that n tasks may fail to reveal (Clopper & Pearson 1934). A reward has no known bounds, so its
+    interval is None in this case.
 
     Args:
         run_a: First run: a store, records, or trajectories (which do not name their environment).
-        run_b: Second run, likewise.
+        run_b: Second run, in any of these forms.
         confidence: Confidence level of the intervals, in (0, 1).
         seed: Random seed of the bootstrap.
 
     Raises:
-        ConfigError: A rollout does not contain its task, or ``confidence`` is not in (0, 1).
+        ConfigError: A rollout was stored without its task, or ``confidence`` is not in (0, 1).
     """
     if not 0 < confidence < 1:
-        raise ConfigError(f"confidence must lie between 0 and 1, got {confidence}")
+        raise ConfigError(f"confidence must be in (0, 1), got {confidence}")
     (tasks_a, num_failed_a), (tasks_b, num_failed_b) = _by_task(run_a), _by_task(run_b)
     shared = [_shared_task(key, tasks_a[key], tasks_b[key]) for key in tasks_a if key in tasks_b]
     outcomes = [(one.wins_a, one.wins_b) for one in shared if one.wins_a is not None and one.wins_b is not None]
@@ -176,7 +176,10 @@ def _by_task(run: Run) -> tuple[dict[_Key, _Results], int]:
     for row in _rows(run):
         if row["task_data"] in {None, "{}"}:
             session_id = shown(row["session_id"])
-            raise ConfigError(f"session {session_id} does not contain its task, which is needed to pair runs")
+            raise ConfigError(
+                f"the rollout of session {session_id} was stored without task_data, so it cannot be "
+                "matched with the other run"
+            )
         config = row["env_config"]
         if config not in configs:
             configs[config] = _canonical(config, without=COMMON_FIELDS)
@@ -208,7 +211,7 @@ def _rows(run: Run) -> Iterable[dict[str, Any]]:
 
 
 def _canonical(text: str, without: Iterable[str] = ()) -> str:
-    """Write JSON so that equal values are equal texts, whatever the order of keys."""
+    """Normalize JSON text so that equal values have equal texts, regardless of the order of keys."""
     value = json.loads(text)
     for key in without:
         value.pop(key, None)
@@ -230,7 +233,7 @@ def _shared_task(key: _Key, a: _Results, b: _Results) -> SharedTask:
 
 
 def _win_rate(results: _Results) -> float | None:
-    """Return the win rate; unknown outcomes count as not won, unless all are unknown."""
+    """Return the win rate, in which unknown outcomes count as losses; None if all are unknown."""
     if all(success is None for success, _ in results):
         return None
     return sum(bool(success) for success, _ in results) / len(results)
@@ -255,7 +258,7 @@ def _paired(
         bounds = [difference * (1 - unseen) + sign * unseen for sign in (-1, 1)]
     else:
         drawn = bootstrap_intervals(changes[:, None], range(num_tasks), confidence=confidence, seed=seed)
-        # The quantiles of equal values can be off by a rounding error.
+        # Quantiles of equal values may have a rounding error.
         bounds = [min(float(drawn[0, 0]), difference) + 0.0, max(float(drawn[1, 0]), difference) + 0.0]
     low, high = bounds
     return PairedDifference(a=float(mean_a), b=float(mean_b), difference=difference, low=low, high=high)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _LIMITS = ("max_turn_tokens", "max_completion_length")
 
 
-def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
+def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them usually omitted
     agent: Any,
     rows: Iterable[DatasetRow] | Dataset,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -51,31 +51,32 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
     on_resume: Callable[[Sequence[Trajectory]], None] | None = None,
     **options: Any,
 ) -> Evaluation:
-    """Play rows that each name their environment, and report estimates for each environment and overall.
+    """Play rows of several environments, and report estimates for each environment and overall.
 
-    For a single environment and its tasks there is :func:`agentsgym.evaluate`. If an error ends the evaluation, the
+    To evaluate on one environment, use :func:`agentsgym.evaluate`. If an error ends the evaluation, the
     rollouts finished so far are in the error's ``trajectories``.
 
     Args:
         agent: An :class:`~agentsgym.agents.base.Agent`, or any object with ``get_action(messages, agent_state)``.
-        rows: Dataset rows, for example from :func:`agentsgym.mix`; the column ``environment`` names the parts of a mix.
-        tokenizer: The policy's tokenizer; None for agents that only read and write text.
+        rows: Dataset rows, for example from :func:`agentsgym.mix`; the column ``environment`` names the environment.
+        tokenizer: The policy's tokenizer; None for agents that exchange only text.
         num_rollouts: The number of rollouts per row.
         seed: Random seed of the bootstrap and of tasks without one.
-        failures: The policy for failed rollouts; by default they are counted, and the others continue.
-        on_finish: A function that is called with each finished rollout.
-        store: The folder or writer of a rollout store, as in :func:`~agentsgym.evaluation.run.evaluate`.
-        resume: Whether to skip stored rollouts, as there.
-        agent_name: The agent's name in the store, as there.
-        on_resume: A function that is called with the skipped rollouts, as there.
+        failures: The policy for failed rollouts; by default they are counted, and the evaluation continues.
+        on_finish: A callback for each finished rollout.
+        store: The folder or writer of a rollout store. This and the next three arguments are the same as in
+            :func:`agentsgym.evaluate`.
+        resume: Whether to skip stored rollouts.
+        agent_name: The agent's name in the store.
+        on_resume: A callback for the skipped rollouts.
         **options: ``max_turn_tokens`` and ``max_completion_length``, and the options of
             :func:`~agentsgym.rollouts.driver.drive`: ``max_concurrent``, ``pool``, ``turn_timeout_s`` and
             ``episode_timeout_s``.
 
     Returns:
-        The estimates over all rollouts, without rescaling rewards of different environments, and in ``by_environment``
-        those of each environment if there are several. The overall ``fraction_of_optimal`` is None unless every
-        environment has one. ``task_index`` of a trajectory is the index of its row.
+        The estimates over all rollouts, in which rewards are not rescaled, and the estimates of each environment in
+        ``by_environment`` if there are several. The overall ``fraction_of_optimal`` is None unless every environment
+        has one. A trajectory's ``task_index`` is the index of its row.
 
     Raises:
         ConfigError: There are no rows, or the environment of a row cannot be built.
@@ -90,40 +91,40 @@ def evaluate_mixed(  # noqa: PLR0913  # keywords, most of them left out
     policy.check_size(num_rollouts)
     limits = {name: options.pop(name) for name in _LIMITS if name in options}
     if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"rows must be dataset rows of several environments, got {shown(cast('object', rows))}")
-    players = _Players(tokenizer, seed, limits)
-    players.add_all(cast("Iterable[Any]", rows), num_rollouts)
-    play = partial(play_all, players.trials, actor, policy, **options)
+        raise ConfigError(f"rows must be a list or dataset of rows, got {shown(cast('object', rows))}")
+    row_trials = _RowTrials(tokenizer, seed, limits)
+    row_trials.add_all(cast("Iterable[Any]", rows), num_rollouts)
+    play = partial(play_all, row_trials.trials, actor, policy, **options)
     known: list[Trajectory] = []
     with contextlib.ExitStack() as stack:
         if store is not None or resume:
-            from agentsgym.evaluation.stored import StoredEvaluation  # noqa: PLC0415  # pyarrow, a tenth of a second
+            from agentsgym.evaluation.stored import StoredEvaluation  # noqa: PLC0415  # importing pyarrow takes 0.1 s
 
             settings: dict[str, Any] = {"store": store, "resume": resume, "agent_name": agent_name}
-            stored = stack.enter_context(StoredEvaluation(players.envs, agent, players.tasks, limits, **settings))
+            stored = stack.enter_context(StoredEvaluation(row_trials.envs, agent, row_trials.tasks, limits, **settings))
             stored.look_up(num_rollouts)
-            play = partial(stored.play_missing, players.trials, policy, **options)
+            play = partial(stored.play_missing, row_trials.trials, policy, **options)
             known = [*stored.known.values()]
             if on_resume is not None:
                 on_resume(known)
         with kept_in_errors(on_finish, known) as keep:
             everything = play(on_finish=keep)
             counted = policy.without_small_groups(everything)
-    return _summary(counted, everything, players.labels, seed)
+    return _summary(counted, everything, row_trials.labels, seed)
 
 
 def pooled(parts: Mapping[str, Evaluation], *, seed: int = 0) -> Evaluation:
     """Combine evaluations of single environments into one, as :func:`evaluate_mixed` would return it.
 
-    This way, agents for one environment each can be compared with a policy that plays all of them.
+    Use it to compare agents that each play one environment with a policy that plays all of them.
 
     Args:
-        parts: The evaluations by the names of their environments, with their rollouts.
+        parts: The evaluations, which must contain their rollouts, by the name of the environment.
         seed: Random seed of the bootstrap.
 
     Returns:
-        The estimates over all rollouts, with consecutive task indices, and in ``by_environment`` those of each
-        environment.
+        The estimates over all rollouts, with consecutive task indices, and the estimates of each environment in
+        ``by_environment``.
 
     Raises:
         ConfigError: There are no rollouts.
@@ -139,12 +140,12 @@ def pooled(parts: Mapping[str, Evaluation], *, seed: int = 0) -> Evaluation:
         labels += [name] * len(own)
         first += 1 + max((one.task_index for one in own), default=-1)
     if not trajectories:
-        raise ConfigError(f"cannot pool {len(parts)} evaluations without rollouts")
+        raise ConfigError(f"parts must contain at least one rollout, got none in {len(parts)} evaluations")
     return summarize(trajectories, clusters=clusters, environments=labels, seed=seed)
 
 
 def label_of(row: DatasetRow) -> str:
-    """Return the display name of a row's environment: its column ``environment``, or else the name of the class.
+    """Return the display name of a row's environment: the column ``environment``, or else the class name.
 
     >>> label_of({"env_class_path": "my_games.chess.Chess"})
     'Chess'
@@ -153,13 +154,13 @@ def label_of(row: DatasetRow) -> str:
     return label if isinstance(label, str) and label else str(row.get("env_class_path")).rpartition(".")[2]
 
 
-class _Players:
-    """Builds the environment of each class and configuration once, and the trials of rows.
+class _RowTrials:
+    """Creates the trials of rows; rows with the same class and configuration share an environment.
 
     Attributes:
-        trials: The trials of all rows so far, row by row.
-        envs: The environment of each row.
-        tasks: The task of each row, with its seed.
+        trials: The trials of all rows added so far, in row order.
+        envs: Each row's environment.
+        tasks: Each row's task, with its seed.
         labels: The name of each row's environment.
     """
 
@@ -184,11 +185,11 @@ class _Players:
             except (ConfigError, TaskError) as error:
                 raise type(error)(f"row {index}: {error}") from error
         if not self.trials:
-            raise ConfigError("evaluation needs at least one row, got none")
+            raise ConfigError("rows must contain at least one row, got none")
 
     def _add(self, row: Any, num_rollouts: int) -> None:
         if not isinstance(row, Mapping) or not isinstance(cast("DatasetRow", row).get("task_data"), Mapping):
-            raise ConfigError(f"it must be a dataset row with a 'task_data' (a dict), got {shown(cast('object', row))}")
+            raise ConfigError(f"a row must be a dict with a 'task_data' (a dict), got {shown(cast('object', row))}")
         fields = cast("DatasetRow", row)
         index = len(self.labels)
         task = dict(fields["task_data"])
@@ -210,26 +211,26 @@ class _Players:
 def _summary(
     kept: Sequence[Trajectory], everything: Sequence[Trajectory], labels: Sequence[str], seed: int
 ) -> Evaluation:
-    """Return the estimates of the kept rollouts with the counts of all."""
+    """Return the estimates over the kept rollouts, with the counts over all rollouts."""
     evaluation, whole = (
         summarize(some, seed=seed, environments=[labels[one.task_index] for one in some]) for some in (kept, everything)
     )
     parts = {name: _counted(evaluation.by_environment.get(name), part) for name, part in whole.by_environment.items()}
     total = replace(_counted(evaluation, whole), by_environment=parts)
     if any(part.fraction_of_optimal is None for part in parts.values()):
-        return replace(total, fraction_of_optimal=None)  # it would only cover some of the environments
+        return replace(total, fraction_of_optimal=None)  # it would cover only some of the environments
     return total
 
 
 def _counted(kept: Evaluation | None, whole: Evaluation) -> Evaluation:
-    """Replace the counts of an evaluation, of which None stands for no rollouts, with those of all rollouts."""
+    """Replace the counts of an evaluation (None if no rollouts were kept) with the counts over all rollouts."""
     counts: dict[str, Any] = {
         "num_failed": whole.num_failed,
         "stop_reasons": whole.stop_reasons,
         "trajectories": whole.trajectories,
         "clusters": whole.clusters,
     }
-    if kept is None:  # all its task groups were left out
+    if kept is None:  # all its task groups were excluded
         none: dict[str, Any] = {"win_rate": None, "reward": None, "turns": None, "num_episodes": 0, "by_role": {}}
         return replace(whole, **none, num_left_out=whole.num_episodes)
     return replace(kept, **counts, num_left_out=whole.num_episodes - kept.num_episodes)

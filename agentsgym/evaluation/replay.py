@@ -1,8 +1,8 @@
-"""Replay the actions of a recorded rollout in the current environment, and report the first difference.
+"""Replay the actions of a recorded rollout in its environment, and report the first difference.
 
-A record contains the task with its seed and the agent's actions; the environment produces everything else again. A
-difference means that its code, its data, or a package or server that it uses has changed, or that it draws random
-numbers from elsewhere than ``self.rng``.
+A record contains the task with its seed and the agent's actions; the environment reproduces everything else. A
+difference means that the environment's code or data, or a package or server that it uses, has changed, or that it draws
+random numbers from a source other than ``self.rng``.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Replay:
     """The result of replaying a recorded rollout.
 
     Attributes:
-        recorded: The rollout as it was recorded.
-        played: The replay, up to the last recorded action; None if it is impossible.
-        difference: The first difference of the two; None if they are the same.
-        impossible: The reason why the rollout cannot be replayed, a sentence; None if it can.
+        recorded: The recorded rollout.
+        played: The replay, up to the last recorded action; None if the rollout cannot be replayed.
+        difference: The first difference between the two; None if there is none.
+        impossible: The reason why the rollout cannot be replayed, as a sentence; None if it can.
     """
 
     recorded: Trajectory
@@ -61,25 +61,25 @@ class Replay:
 
 
 def replay(rollout: StoredRollout | Trajectory, env: MultistepEnv | None = None) -> Replay:
-    """Replay the recorded actions with the task and the seed of the record, and compare turn by turn.
+    """Replay the recorded actions with the recorded task and seed, and compare turn by turn.
 
-    Compared are the observations before each turn, the role, whether the action was invalid, the reward, and at the end
-    the stop reason, ``info["success"]`` and the final reward. Not compared are tokens, and the end of a rollout in
-    which the agent failed or that a token limit ended: there the environment only has to continue as recorded.
+    The comparison covers the observations before each turn, the role, whether the action was invalid, the reward, and
+    finally the stop reason, ``info["success"]`` and the final reward. It ignores tokens, and the end of a rollout in
+    which the agent failed or reached a token limit: there the environment only needs to continue as recorded.
 
-    If the environment has the tokenizer of the record, tool calls are parsed again from the recorded token ids;
-    otherwise actions are text, with the calls that were parsed at the time.
+    If the environment has the recorded rollout's tokenizer, tool calls are parsed again from the recorded token ids;
+    otherwise, actions consist of the recorded text and tool calls.
 
     Args:
         rollout: A record from a store (``store.record(i)``), or a trajectory.
-        env: The environment; by default the one that the record names, if it is built in or registered. No code is
-            imported just because a record names it.
+        env: The environment; by default the one that the record names, if it is built in or registered. No other code
+            is imported.
 
     Raises:
         ConfigError: ``rollout`` is a trajectory and ``env`` is None.
     """
     if isinstance(rollout, Trajectory) and env is None:
-        raise ConfigError("a trajectory does not name its environment: pass it, as in replay(trajectory, env)")
+        raise ConfigError("a trajectory does not name its environment: pass both, as in replay(trajectory, env)")
     record = StoredRollout(trajectory=rollout) if isinstance(rollout, Trajectory) else rollout
     [result] = replay_all([record], env)
     return result
@@ -92,7 +92,8 @@ def replay_all(
 
     Args:
         rollouts: The records.
-        env: One environment for all, or a function that returns each record's; by default :class:`RecordEnvironments`.
+        env: One environment for all records, or a function from a record to its environment; by default
+            :class:`RecordEnvironments`.
     """
     env_of = RecordEnvironments() if env is None else env
     for record in rollouts:
@@ -103,16 +104,16 @@ def replay_all(
 
 
 class RecordEnvironments:
-    """Builds the environments of records without a tokenizer, each once."""
+    """Builds the environments of records, without a tokenizer; equal environments are built once."""
 
     def __init__(
         self, env_class: type[MultistepEnv] | None = None, env_config: Mapping[str, Any] | None = None
     ) -> None:
-        """Build no environment yet.
+        """Set up without building an environment.
 
         Args:
             env_class: The class of all environments; by default the one that a record names.
-            env_config: Keys that replace those of the records.
+            env_config: Values that replace those in the records, by key.
         """
         self._env_class, self._env_config = env_class, dict(env_config or {})
         self._made: dict[tuple[str | None, str], MultistepEnv] = {}
@@ -121,12 +122,15 @@ class RecordEnvironments:
         """Return the environment of a record, built on first use.
 
         Raises:
-            ConfigError: The record does not name a registered environment, or the configuration is invalid.
+            ConfigError: The record names no registered environment, or the configuration is invalid.
         """
         path, config = record.env_class_path, {**(record.env_config or {}), **self._env_config}
         unkept = _unkept(config)
         if unkept is not None:
-            raise ConfigError(f"its env_config had {unkept}, which cannot be stored: pass the environment")
+            raise ConfigError(
+                f"the rollout's env_config contained {unkept}, which cannot be stored: pass the environment yourself "
+                "(--env on the command line)"
+            )
         key = (path, to_json(config))
         if key not in self._made:
             if self._env_class is not None:
@@ -139,9 +143,9 @@ class RecordEnvironments:
 
 
 def _unkept(value: Any) -> str | None:
-    """Find a value that could not be stored, at any depth; None if there is none."""
+    """Describe a value, at any depth, that could not be stored; None if there is none."""
     if isinstance(value, Unkept):
-        return f"{shown(value.text, 80)} of {value.type_name}"
+        return f"{shown(value.text, 80)} (of type {value.type_name})"
     if isinstance(value, Mapping):
         value = [*cast("Mapping[Any, Any]", value).values()]
     if isinstance(value, list | tuple | set | frozenset):
@@ -156,7 +160,7 @@ def _replay(recorded: Trajectory, env: MultistepEnv) -> Replay:
     played = _play(recorded, env, episodes, finishes)
     difference = first_difference(recorded, played)
     while difference is not None and env.overrides_step_action:
-        # The record does not contain whether an answer was truncated, which this environment can see.
+        # Records do not contain whether an action was truncated, which this environment takes into account.
         turn = _action_before(difference)
         if turn < 0 or finishes[turn] == "length":
             break
@@ -169,18 +173,18 @@ def _replay(recorded: Trajectory, env: MultistepEnv) -> Replay:
     if difference is not None and _may_hide_calls(recorded, env, _action_before(difference)):
         raise ConfigError(
             f"the tool calls of turn {_action_before(difference)} can be recovered only from its tokens: pass an "
-            "environment with the tokenizer it was played with"
+            "environment with the tokenizer of the recorded rollout"
         )
     return Replay(recorded=recorded, played=played.trajectory, difference=difference)
 
 
 def _action_before(difference: Difference) -> int:
-    """Return the turn whose action led to the difference; -1 before the first."""
+    """Return the turn whose action led to the difference; -1 if no action preceded it."""
     return difference.turn - (difference.what == "observation")
 
 
 def _may_hide_calls(recorded: Trajectory, env: MultistepEnv, turn: int) -> bool:
-    """Return whether an answer may contain unreadable tool calls, which its message does not show."""
+    """Whether an action may contain unreadable tool calls, which its message omits."""
     if not env.overrides_step_action or env.tokenizer is not None or turn < 0:
         return False
     known = recorded.turns[turn]
@@ -188,32 +192,32 @@ def _may_hide_calls(recorded: Trajectory, env: MultistepEnv, turn: int) -> bool:
 
 
 def _episodes(recorded: Trajectory, env: MultistepEnv) -> range | None:
-    """Return the recorded episodes of the trial; None for all."""
+    """Return the episodes of the trial that were recorded; None for all."""
     config = env.env_config
     if config["keep_history"] or config["episodes_per_trial"] == 1:
         return None
     if recorded.turns:
         return range(recorded.turns[0].episode, recorded.turns[0].episode + 1)
     if recorded.failed:
-        raise ConfigError("it failed before the first turn of an unknown episode")
+        raise ConfigError("the rollout failed before its first turn, so which of its episodes to replay is unknown")
     return range(config["episodes_per_trial"] - 1, config["episodes_per_trial"])
 
 
 def _check_task(recorded: Trajectory, env: MultistepEnv) -> None:
     if type(env).rollout is not MultistepEnv.rollout:
-        raise ConfigError(f"{type(env).__name__} overrides rollout, which cannot be reproduced from records")
+        raise ConfigError(f"{type(env).__name__} overrides rollout, so its rollouts cannot be reproduced from records")
     if recorded.seed is None:
         raise TaskError("the record does not contain the task with its seed")
     unkept = _unkept(recorded.task_data)
     if unkept is not None:
-        raise TaskError(f"its task had {unkept}, which cannot be stored")
+        raise TaskError(f"the rollout's task_data contained {unkept}, which cannot be stored")
 
 
-class _Spent(Budget):
-    """A token budget that leaves no room for an action."""
+class _ExhaustedBudget(Budget):
+    """A token budget that allows no further action."""
 
     def room(self, *, length: int, prompt_length: int) -> int | None:
-        """Return 0, the tokens left for the next action."""
+        """Return 0, the number of tokens allowed for the next action."""
         del length, prompt_length
         return 0
 
@@ -224,17 +228,17 @@ def _play(recorded: Trajectory, env: MultistepEnv, episodes: range | None, finis
     trial.episodes = episodes
     trial.task_index, trial.rollout_index = recorded.task_index, recorded.rollout_index
     last = len(recorded.turns) - 1
-    # The token limits are not recorded, so the budget is set to be spent where they ended the rollout.
+    # Token limits are not recorded, so the budget is exhausted at the turn where they ended the rollout.
     is_cut = recorded.stop_reason is StopReason.MAX_TOKENS
     with closing(trial.play()) as episode:
         try:
             if last < 0 and is_cut:
-                trial.budget = _Spent()
+                trial.budget = _ExhaustedBudget()
             next(episode)
             for turn in range(last + 1):
                 action = _action(recorded, turn, finishes[turn], has_tokens=env.chat_format is not None)
                 if turn == last and is_cut:
-                    trial.budget = _Spent()
+                    trial.budget = _ExhaustedBudget()
                 episode.send(action)
         except StopIteration as end:
             return Played(trajectory=end.value, continues=False)
@@ -242,7 +246,7 @@ def _play(recorded: Trajectory, env: MultistepEnv, episodes: range | None, finis
 
 
 def _action(recorded: Trajectory, index: int, finish_reason: FinishReason, *, has_tokens: bool) -> Action:
-    """Return the agent's action in a turn, as far as the record and the environment allow."""
+    """Rebuild the agent's action in a turn, with token ids if the record has them and the environment uses them."""
     turn = recorded.turns[index]
     message = recorded.messages[turn.message_index]
     has_ids = has_tokens and turn.exact and turn.stop > turn.start

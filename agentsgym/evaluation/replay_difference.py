@@ -1,4 +1,4 @@
-"""Compare a recorded rollout with its replay, and find their first difference."""
+"""Find the first difference between a recorded rollout and its replay."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from agentsgym.texts import shown
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 
 _CONTINUES = "continues"
-_REL, _ABS = 1e-9, 1e-12  # rewards are equal if only the rounding of another machine differs
+_REL, _ABS = 1e-9, 1e-12  # tolerances of rewards, for rounding differences between machines
 
 
 class Difference(NamedTuple):
     """The first difference between a replay and its record.
 
     Attributes:
-        turn: The turn, from 0: an observation differs before its action, everything else after it.
-        what: ``"observation"``, ``"role"``, ``"invalid"``, ``"reward"``, ``"rewards by role"``, ``"stop reason"``,
-            ``"success"`` or ``"final reward"``.
+        turn: The turn, from 0; observations are compared before its action, everything else after it.
+        what: The item that differs: ``"observation"``, ``"role"``, ``"invalid"``, ``"reward"``, ``"rewards by role"``,
+            ``"stop reason"``, ``"success"`` or ``"final reward"``.
         recorded: The recorded value.
         played: The value in the replay.
     """
@@ -51,7 +51,7 @@ def first_difference(recorded: Trajectory, played: Played) -> Difference | None:
         seen = recorded.messages[num_seen[0] : before.message_index], now.messages[num_seen[1] : after.message_index]
         difference = _compare_observations(k, *seen)
         if difference is None and (recorded.failed or now.failed) and k == num_common - 1:
-            difference = _compare_ends(recorded, played)  # a step that raised gave no reward, so report its end instead
+            difference = _compare_ends(recorded, played)  # a step that raised has no reward, so compare the ends
         if difference is None:
             difference = _compare_turns(k, before, after)
         if difference is not None:
@@ -63,7 +63,7 @@ def first_difference(recorded: Trajectory, played: Played) -> Difference | None:
             return difference
     difference = _compare_ends(recorded, played)
     last = recorded.messages[num_seen[0] :], now.messages[num_seen[1] :]
-    # The environment may not have had a last message when the record was made.
+    # Records may lack the last message if the environment added it only in a later version.
     if difference is None and recorded.turns and not recorded.failed and last[0]:
         difference = _compare_observations(len(recorded.turns), *last)
     return difference
@@ -73,7 +73,7 @@ def _compare_observations(turn: int, before: Sequence[Message], after: Sequence[
     if [*map(_content, before)] == [*map(_content, after)]:
         return None
     pair = next((pair for pair in zip(before, after, strict=False) if _content(pair[0]) != _content(pair[1])), None)
-    if pair is None:  # one has more messages
+    if pair is None:  # one list is longer
         return Difference(
             turn, "observation", *("\n\n".join(one["content"] for one in each) for each in (before, after))
         )
@@ -83,7 +83,7 @@ def _compare_observations(turn: int, before: Sequence[Message], after: Sequence[
 
 
 def _content(message: Message) -> tuple[Any, ...]:
-    """Return the environment's part of a message; ids of calls are the agent's."""
+    """Return the parts of a message that the environment determines; the agent determines call ids."""
     return message["role"], message["content"], message.get("name")
 
 
@@ -94,7 +94,7 @@ def _compare_turns(k: int, before: Turn, after: Turn) -> Difference | None:
         return Difference(k, "invalid", str(before.invalid), str(after.invalid))
     if not _are_equal_maps(before.role_rewards or {}, after.role_rewards or {}):
         return Difference(k, "rewards by role", shown(before.role_rewards), shown(after.role_rewards))
-    # With rewards by role, a turn's reward depends on later turns; each step's rewards are compared above.
+    # With rewards by role, a turn's reward depends on later turns, so the rewards of each step are compared above.
     if before.role_rewards is None and after.role_rewards is None and not _are_equal(before.reward, after.reward):
         return Difference(k, "reward", f"{before.reward!r}", f"{after.reward!r}")
     return None
@@ -107,7 +107,7 @@ def _compare_ends(recorded: Trajectory, played: Played) -> Difference | None:
     is_agents = any(line.startswith("AgentError:") for line in (recorded.error or "").splitlines()[:2])
     has_requested = len(now.turns) < len(recorded.turns) or (recorded.failed and is_agents)
     before, after = _CONTINUES if has_requested else _end(recorded), _CONTINUES if played.continues else _end(now)
-    # If both failed in the environment's code, their messages may contain addresses and times.
+    # If the environment failed in both, the errors may differ only in memory addresses and times.
     both_failed = recorded.failed and now.failed and not (has_requested or played.continues)
     if before != after and not both_failed:
         return Difference(turn, "stop reason", before, after)

@@ -1,4 +1,4 @@
-"""Evaluate an agent: play many episodes and estimate win rate, reward and turns."""
+"""Evaluate an agent: play many episodes, and estimate win rate, reward and turns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 OnFinish = Callable[["Trajectory"], None]
 
 
-def evaluate(  # noqa: PLR0913  # keywords, most of them left out
+def evaluate(  # noqa: PLR0913  # keywords, most of them usually omitted
     env: MultistepEnv,
     agent: Any,
     tasks: Iterable[Mapping[str, Any]] | Dataset,
@@ -48,41 +48,41 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
     progress: bool = False,
     **rollout_options: Any,
 ) -> Evaluation:
-    """Play each task ``num_rollouts`` times and report win rate, reward and turns with 95 % intervals.
+    """Play each task ``num_rollouts`` times, and report win rate, reward and turns with 95% confidence intervals.
 
-    Evaluates on one environment; :func:`agentsgym.evaluate_mixed` takes rows that each name their own. If an error ends
-    the evaluation, the rollouts finished so far are in the error's ``trajectories``.
+    To evaluate on rows of several environments, use :func:`agentsgym.evaluate_mixed`. If an error ends the evaluation,
+    the rollouts finished so far are in the error's ``trajectories``.
 
     Args:
         env: The environment.
         agent: An :class:`~agentsgym.agents.base.Agent`, or any object with ``get_action(messages, agent_state)``.
         tasks: ``task_data`` dicts, or dataset rows with a ``task_data`` column.
         num_rollouts: The number of rollouts per task.
-        cluster_by: The ``task_data`` key whose equal values count as one task in the intervals, for example
-            ``"solution"``; by default each row of ``tasks`` is a task.
-        seed: Random seed of the bootstrap and of tasks without one: with a deterministic agent, equal arguments give
-            equal episodes. An agent's own random generator is not reset between calls.
+        cluster_by: A ``task_data`` key, such as ``"solution"``: tasks with the same value of it count as one task in
+            the confidence intervals. By default, each row of ``tasks`` is a task.
+        seed: Random seed of the bootstrap and of tasks without one. With a deterministic agent, equal arguments give
+            equal episodes; an agent's random generator is not reset between calls.
         max_failed_fraction: The fraction of failed rollouts, in [0, 1], above which the evaluation stops with an error;
             None for no limit.
-        failures: The policy for failed rollouts, which may also contain this limit. Task groups that are too small are
-            left out of the estimates; see ``Evaluation.num_left_out``.
-        on_finish: A function that is called with each finished rollout.
+        failures: The policy for failed rollouts, which may also set this limit. Task groups that are too small are
+            excluded from the estimates; see ``Evaluation.num_left_out``.
+        on_finish: A callback for each finished rollout.
         references: The rewards of random and optimal play, for ``Evaluation.fraction_of_optimal``: one
-            :class:`~agentsgym.envs.anchors.Anchors` for all tasks, or a function of ``task_data`` that returns them, or
-            None where they are unknown. By default they are read from the environment's ``info``.
-        store: The folder of a rollout store, or a writer, which stays open; every rollout is on disk at most ten
-            seconds after its end.
-        resume: Whether to skip the rollouts that the store contains of this evaluation: those with the same
-            environment, configuration, token limits, task, rollout index and ``agent_name``, which is required.
-            ``"failed"`` plays the failed ones again.
-        agent_name: The agent's name in the store; by default the name of its class.
-        on_resume: A function that is called once, before anything is played, with the stored rollouts that are skipped.
+            :class:`~agentsgym.envs.anchors.Anchors` for all tasks, or a function from ``task_data`` to them, or to
+            None if they are unknown. By default, they are read from the environment's ``info``.
+        store: The folder of a rollout store, or a writer, which is left open. Every rollout is on disk within ten
+            seconds of its end.
+        resume: Whether to skip rollouts of this evaluation that are already stored: those with the same environment,
+            configuration, token limits, task, rollout index and ``agent_name``, which is then required. With
+            ``"failed"``, failed rollouts are played again.
+        agent_name: The agent's name in the store; by default its class name.
+        on_resume: A callback for the stored rollouts that are skipped, called once, before play starts.
         progress: Whether to show a progress bar, which includes the skipped rollouts.
         **rollout_options: Further options of ``env.rollout``.
 
     Raises:
         ConfigError: An argument or a row is invalid, a task lacks the key ``cluster_by``, or the agent cannot play at
-            all, for example because a server rejects its key; no further episode starts then.
+            all, for example because a server rejects its key; no further episodes are then started.
         TaskError: There are no tasks, or a task is invalid; nothing has been played.
         TypeError: An argument is unknown.
         StoreError: The store cannot be created. (A disk that fills up later is logged once, and the evaluation
@@ -92,12 +92,12 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
     """
     _check_order(env, agent, tasks)
     check_options(rollout_options, evaluate, env.rollout, MultistepEnv.rollout, env.trials)
-    policy = _policy(failures, max_failed_fraction)
+    policy = _failure_policy(failures, max_failed_fraction)
     task_data = [
         task if task.get("seed") is not None else task | {"seed": derive_seed("evaluation", seed, index)}
         for index, task in enumerate(tasks_of_rows(env, tasks, "tasks"))
     ]
-    keys = [_cluster(task, cluster_by, index) for index, task in enumerate(task_data)]
+    keys = [_cluster_key(task, cluster_by, index) for index, task in enumerate(task_data)]
     anchors = None
     if references is not None:
         config = env.env_config
@@ -108,7 +108,7 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
     known: list[Trajectory] = []
     with contextlib.ExitStack() as stack:
         if store is not None or resume:
-            from agentsgym.evaluation.stored import StoredEvaluation  # noqa: PLC0415  # pyarrow, a tenth of a second
+            from agentsgym.evaluation.stored import StoredEvaluation  # noqa: PLC0415  # importing pyarrow takes 0.1 s
 
             stored = stack.enter_context(
                 StoredEvaluation(
@@ -126,10 +126,10 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
             if on_resume is not None:
                 on_resume(known)
         if progress:
-            on_finish = stack.enter_context(_bar(len(task_data) * num_rollouts, len(known), on_finish))
+            on_finish = stack.enter_context(_progress_bar(len(task_data) * num_rollouts, len(known), on_finish))
         if policy != FailurePolicy():
             policy.check_size(num_rollouts)
-            # Small groups are removed below, where the rollouts left out are still counted.
+            # Small groups are removed below, where their rollouts are still counted.
             play = partial(play, failures=replace(policy, min_group_size=0))
         with kept_in_errors(on_finish, known) as keep:
             everything = play(on_finish=keep)
@@ -140,13 +140,13 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them left out
         seed=seed,
         anchors=None if anchors is None else [anchors[one.task_index] for one in trajectories],
     )
-    return evaluation if len(trajectories) == len(everything) else _counting_all(evaluation, everything, keys)
+    return evaluation if len(trajectories) == len(everything) else _with_counts_of_all(evaluation, everything, keys)
 
 
 @contextlib.contextmanager
-def _bar(total: int, num_known: int, on_finish: OnFinish | None) -> Generator[OnFinish]:
+def _progress_bar(total: int, num_known: int, on_finish: OnFinish | None) -> Generator[OnFinish]:
     """Show a progress bar; yields a function to call with each finished rollout."""
-    from tqdm.auto import tqdm  # noqa: PLC0415  # it builds widgets in a notebook
+    from tqdm.auto import tqdm  # noqa: PLC0415  # imported only when needed; it builds widgets in notebooks
 
     with tqdm(total=total, initial=num_known, desc="evaluation", unit="rollout") as bar:
 
@@ -160,7 +160,7 @@ def _bar(total: int, num_known: int, on_finish: OnFinish | None) -> Generator[On
 
 @contextlib.contextmanager
 def kept_in_errors(on_finish: OnFinish | None, finished_before: Sequence[Trajectory]) -> Generator[OnFinish]:
-    """Put all finished rollouts into an error that ends the evaluation; yields a function to call with each."""
+    """Attach all finished rollouts to an error that ends the evaluation; yields a callback for each of them."""
     trajectories = [*finished_before]
 
     def keep(trajectory: Trajectory) -> None:
@@ -175,8 +175,10 @@ def kept_in_errors(on_finish: OnFinish | None, finished_before: Sequence[Traject
         raise
 
 
-def _counting_all(evaluation: Evaluation, trajectories: Sequence[Trajectory], keys: Sequence[Hashable]) -> Evaluation:
-    """Return the estimates, which omit some rollouts, with the counts of all."""
+def _with_counts_of_all(
+    evaluation: Evaluation, trajectories: Sequence[Trajectory], keys: Sequence[Hashable]
+) -> Evaluation:
+    """Return an evaluation of some rollouts with the counts over all of them."""
     num_failed = sum(trajectory.failed for trajectory in trajectories)
     return replace(
         evaluation,
@@ -188,7 +190,7 @@ def _counting_all(evaluation: Evaluation, trajectories: Sequence[Trajectory], ke
     )
 
 
-def _policy(failures: FailurePolicy | None, max_failed_fraction: float | None) -> FailurePolicy:
+def _failure_policy(failures: FailurePolicy | None, max_failed_fraction: float | None) -> FailurePolicy:
     require("max_failed_fraction", max_failed_fraction, or_none(is_fraction), "a number in [0, 1] or None")
     policy = as_policy(failures)
     if max_failed_fraction is None:
@@ -201,23 +203,27 @@ def _policy(failures: FailurePolicy | None, max_failed_fraction: float | None) -
 
 
 def _check_order(env: Any, agent: Any, tasks: Any) -> None:
-    """Check that no two arguments are in each other's place."""
+    """Check that no two arguments were swapped."""
     if inspect.isclass(env) and issubclass(env, MultistepEnv):
-        raise ConfigError(f"evaluate needs an environment, got the class: write {env.__name__}(tokenizer, env_config)")
+        raise ConfigError(
+            f"env must be an environment, got the class {env.__name__}: pass {env.__name__}(tokenizer, env_config)"
+        )
     given = ", ".join(type(value).__name__ for value in (env, agent, tasks))
-    agent_is_tasks = isinstance(agent, MultistepEnv) or (isinstance(agent, Iterable) and not _plays(agent))
-    if not isinstance(env, MultistepEnv) or agent_is_tasks or _plays(tasks):
-        raise ConfigError(f"evaluate takes (env, agent, tasks) in this order, got ({given})")
+    agent_is_tasks = isinstance(agent, MultistepEnv) or (isinstance(agent, Iterable) and not _is_env_or_agent(agent))
+    if not isinstance(env, MultistepEnv) or agent_is_tasks or _is_env_or_agent(tasks):
+        raise ConfigError(f"the arguments of evaluate must be (env, agent, tasks), in this order; got ({given})")
 
 
-def _plays(value: Any) -> bool:
+def _is_env_or_agent(value: Any) -> bool:
     """Whether a value is an environment or an agent."""
     return isinstance(value, MultistepEnv) or any(hasattr(value, name) for name in ("get_action", "act", "aact"))
 
 
-def _cluster(task: dict[str, Any], cluster_by: str | None, index: int) -> str | int:
+def _cluster_key(task: dict[str, Any], cluster_by: str | None, index: int) -> str | int:
     if cluster_by is None:
         return index
     if cluster_by not in task:
-        raise ConfigError(f"task {index} has no {cluster_by!r} to cluster by{did_you_mean(cluster_by, task)}")
+        raise ConfigError(
+            f"task {index} has no key {cluster_by!r}, which cluster_by names{did_you_mean(cluster_by, task)}"
+        )
     return repr(task[cluster_by])  # a value may be a list, and keys must be hashable

@@ -1,4 +1,4 @@
-"""Store the rollouts of an evaluation, and play only those that are not stored yet."""
+"""Store the rollouts of an evaluation, and play only the ones that are not stored yet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Play = Callable[..., list[Trajectory]]
 
-_LIMITS = ("max_turn_tokens", "max_completion_length")  # other limits may make another episode
+_LIMITS = ("max_turn_tokens", "max_completion_length")  # these limits affect episodes
 _KEY = "evaluation_key"
 
 
@@ -43,7 +43,7 @@ class StoredEvaluation:
     """The rollouts of one evaluation in a store.
 
     Attributes:
-        known: The stored rollouts that are not played again, by task and rollout index.
+        known: The stored rollouts, which are not played again, by task index and rollout index.
     """
 
     def __init__(  # noqa: PLR0913  # the arguments of an evaluation
@@ -63,13 +63,13 @@ class StoredEvaluation:
             envs: The environment of each task.
             agent: The agent.
             task_data: The tasks, each with its seed.
-            options: Further options of ``env.rollout``; for several environments, the token limits.
-            store: A folder or a writer.
-            resume: Whether to skip stored rollouts; ``"failed"`` plays the failed ones again.
+            options: Further options of ``env.rollout``; with several environments, only the token limits.
+            store: The folder of a rollout store, or a writer.
+            resume: Whether to skip stored rollouts; with ``"failed"``, failed rollouts are played again.
             agent_name: The agent's name in the store.
 
         Raises:
-            ConfigError: An argument is invalid, or ``resume`` lacks the store or the agent's name.
+            ConfigError: An argument is invalid, or ``resume`` is set without a store or the agent's name.
             StoreError: The store cannot be created.
         """
         self._is_own = not isinstance(store, RolloutWriter)
@@ -80,9 +80,11 @@ class StoredEvaluation:
             raise ConfigError(f"resume must be a bool or 'failed', got {shown(resume)}")
         require("agent_name", name, or_none(is_str), "a string or None")
         if store is None:
-            raise ConfigError("resume requires store, the folder to resume from")
+            raise ConfigError("resume requires store, the folder from which to resume")
         if resume and name is None:
-            raise ConfigError("resume requires agent_name, the agent whose rollouts in the store are continued")
+            raise ConfigError(
+                "resume requires agent_name, the name of the agent whose stored rollouts are to be skipped"
+            )
         self._envs, self._agent, self._options = envs, agent, options
         self._resume = resume
         self._name = name or type(agent).__name__
@@ -97,7 +99,7 @@ class StoredEvaluation:
             ]
             for env in {id(env): env for env in envs}.values()
         }
-        # Each task with its number among the equal tasks of its environment.
+        # Each task, and the number of equal tasks before it in its environment.
         self._tasks: list[tuple[Mapping[str, Any], int]] = []
         seen: Counter[tuple[int, str]] = Counter()
         for env, task in zip(envs, task_data, strict=True):
@@ -114,17 +116,17 @@ class StoredEvaluation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Write the rest; a write error is only logged, since the evaluation returns all rollouts."""
+        """Write pending rollouts; errors are only logged, since the evaluation returns all rollouts."""
         if self._is_own:
             self._writer.close(strict=False)
         else:
             self._writer.flush(wait=False)
 
     def playing(self, play: Play, num_rollouts: int) -> Play:
-        """Return a function that plays as ``play`` does, but skips stored rollouts and stores the others.
+        """Wrap ``play`` so that it skips stored rollouts and stores the others.
 
         Args:
-            play: The ``rollout`` of the only environment.
+            play: The ``rollout`` method of the only environment.
             num_rollouts: The number of rollouts per task.
 
         Raises:
@@ -133,7 +135,7 @@ class StoredEvaluation:
         self.look_up(num_rollouts)
         if self.known and type(self._envs[0]).rollout is not MultistepEnv.rollout:
             name = type(self._envs[0]).__name__
-            raise ConfigError(f"{name} overrides rollout, so single rollouts cannot be skipped: use resume=False")
+            raise ConfigError(f"{name} overrides rollout, so individual rollouts cannot be skipped: use resume=False")
         return partial(self._play, play, num_rollouts)
 
     def look_up(self, num_rollouts: int) -> None:
@@ -152,16 +154,16 @@ class StoredEvaluation:
                     rows[place] = row
             if rows and self._run is None:
                 self._run = table.column("run")[max(rows.values())].as_py()
-            in_store_order = sorted(rows.items(), key=itemgetter(1))  # reads each part of the store once
+            in_store_order = sorted(rows.items(), key=itemgetter(1))  # reads each file of the store once
             self.known = {place: replace(store[row], task_index=place[0]) for place, row in in_store_order}
         self._run = self._run or f"evaluation-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
     def play_missing(
         self, trials: Sequence[Trial], policy: FailurePolicy, on_finish: OnFinish, **options: Any
     ) -> list[Trajectory]:
-        """Play and store the trials that are not stored, and return all rollouts in the order of the trials."""
+        """Play and store the trials that are not stored yet; returns all rollouts in the order of the trials."""
         missing = [one for one in trials if (one.task_index, one.rollout_index) not in self.known]
-        # Even if nothing is missing: more of the known rollouts may have failed than is allowed this time.
+        # Called even if nothing is missing: more of the stored rollouts may have failed than this policy allows.
         options = {"on_finish": self._storing(on_finish), "finished_before": [*self.known.values()], **options}
         played = play(missing, as_agent(self._agent), policy, **options)
         results = self.known | {(one.task_index, one.rollout_index): one for one in played}
@@ -198,7 +200,7 @@ class StoredEvaluation:
         return finished
 
     def _key(self, task_index: int, rollout_index: int) -> str:
-        """Return the key of a rollout of this evaluation, the same in any process."""
+        """Return a rollout's key in the store, which is the same in every process."""
         task, number = self._tasks[task_index]
         prefix = self._prefixes[id(self._envs[task_index])]
         text = json.dumps([*prefix, _canonical(task), number, rollout_index], sort_keys=True)
@@ -206,5 +208,5 @@ class StoredEvaluation:
 
 
 def _canonical(value: Mapping[str, Any]) -> str:
-    """Write a dict as JSON so that equal dicts are equal texts, whatever the order of their keys."""
+    """Serialize a dict as JSON so that equal dicts have equal texts, regardless of the order of keys."""
     return json.dumps(json.loads(to_json(value)), sort_keys=True)

@@ -1,4 +1,4 @@
-"""Write rollouts as readable text."""
+"""Render rollouts as readable text."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from agentsgym.types import Trajectory
 
 
 def render_transcript(trajectory: Trajectory) -> str:
-    r"""Write a rollout as text: a line that summarizes it, then every message with its role.
+    r"""Render a rollout as text: a summary line, then every message with its role.
 
-    Answers show their reward and whether they were invalid. A failed rollout ends with its error. Control characters
-    and escape sequences are written out (``\x1b[2J``), so that a terminal does not execute them.
+    The agent's messages show the reward and whether the action was invalid. A failed rollout ends with its error.
+    Control characters are escaped (``\x1b[2J``), so that a terminal does not execute them.
     """
     parts = [f"=== {trajectory.headline} ==="]
     turns = {turn.message_index: turn for turn in trajectory.turns}

@@ -1,7 +1,7 @@
-"""Use environments with other trainers: TRL's own ``GRPOTrainer``, and trainers built on it.
+"""Use environments with TRL's ``GRPOTrainer`` and trainers that are built on it.
 
-Nothing here imports ``trl`` or :mod:`agentsgym.training`, so versions of TRL are supported that this library's own
-trainer does not support: 1.9 to 1.16.
+Nothing here imports ``trl`` or :mod:`agentsgym.training`, so more versions of TRL are supported than by this library's
+trainer: 1.9 to 1.16.
 """
 
 from __future__ import annotations

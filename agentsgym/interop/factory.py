@@ -1,4 +1,4 @@
-"""Adapt an environment to TRL's tool loop: a class with ``reset`` and tools as methods."""
+"""Adapt an environment to TRL's tool loop, as a class with ``reset`` and one method per tool."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _TYPES: Final[Mapping[str, Any]] = {
     "array": list,
     "object": dict,
 }
-_TAKEN: Final = frozenset({"reset", "get_reward"})
+_RESERVED: Final = frozenset({"reset", "get_reward"})
 _HEADING: Final = re.compile(r"(Args|Returns|Raises):")
 _REMEDY: Final = "make the dataset with agentsgym.interop.prompt_dataset(rows, instruction=...)"
 _OVER: Final = "The episode is over."
 
 
 class ToolLoopEnvironment:
-    """An environment for TRL's tool loop; :func:`as_environment_factory` makes the class whose methods are its tools.
+    """An environment for TRL's tool loop; :func:`as_environment_factory` makes a subclass whose methods are its tools.
 
-    TRL calls ``reset`` with a dataset row before each rollout, the tools as the model calls them, and ``get_reward`` at
-    the end.
+    TRL calls ``reset`` with a dataset row before each rollout, a tool's method for each of the model's calls, and
+    ``get_reward`` at the end.
     """
 
     _env: ClassVar[MultistepEnv]
@@ -46,24 +46,25 @@ class ToolLoopEnvironment:
         self._num_shown = 0
 
     def reset(self, **row: Any) -> str:
-        """Start an episode of a row's task, and return the first observation, its system message included.
+        """Start an episode of a row's task, and return the first observation, including the system message.
 
-        It begins with an empty line if the row has a prompt, to which TRL appends it directly.
+        If the row has a prompt, the observation starts with a blank line, since TRL appends it to the prompt without a
+        separator.
 
         Args:
-            **row: A row of :func:`~agentsgym.interop.prompts.prompt_dataset` with an instruction; or one with
-                ``task_data``, whose episodes are all the same if it has no seed.
+            **row: A row of :func:`~agentsgym.interop.prompts.prompt_dataset` with an instruction, or a row with
+                ``task_data``; if the task has no seed, every rollout of it gets the same one.
         """
         known = row if "task_data" in row else row_of(row.get("task"), "the column 'task' of the row", _REMEDY)
         [task] = tasks_of_rows(self._env, [known])
         self._end()
-        # TRL does not identify the rollouts of a task group: they share the task, and so must share its seed.
+        # TRL does not identify task groups, so the seed is derived from the task, which a group's rollouts share.
         [self._trial] = self._env.trials([seeded(task, as_prompt(task))])
         self._playing, self._played, self._num_shown = self._trial.play(), None, 0
         return f"\n\n{self._advance(None)}" if row.get("prompt") else self._advance(None)
 
     def get_reward(self) -> float | None:
-        """Return the final reward; the sum so far if the model ended the episode early; None if the episode failed."""
+        """Return the final reward, or the sum so far if the model stopped early; None if the episode failed."""
         played, trial = self._played, self._trial
         self._end()
         if played is not None:
@@ -72,7 +73,7 @@ class ToolLoopEnvironment:
 
     def _act(self, action: Action) -> str:
         if self._playing is None:
-            raise ValueError(_OVER)  # TRL reports it to the model
+            raise ValueError(_OVER)  # TRL reports the error to the model
         return self._advance(action)
 
     def _advance(self, action: Action | None) -> str:
@@ -83,7 +84,7 @@ class ToolLoopEnvironment:
             self._played, self._playing = cast("Trajectory", end.value), None
             return _OVER if action is not None else f"{_text_of(self._played.messages)}\n\n{_OVER}"
         new = request.messages[self._num_shown :]
-        self._num_shown = len(request.messages) + 1  # the next action is recorded, and not shown again
+        self._num_shown = len(request.messages) + 1  # + 1 skips the next action: the model wrote it and need not see it
         return _text_of(new)
 
     def _end(self) -> None:
@@ -96,39 +97,42 @@ class ToolLoopEnvironment:
 def as_environment_factory(env: MultistepEnv, *, tool_name: str = "act") -> type[ToolLoopEnvironment]:
     """Make the ``environment_factory`` of a stock ``trl.GRPOTrainer`` that exposes an environment as tools.
 
-    The tools of an environment become methods, along with ``answer`` for text that is not a call, since the environment
-    does not see an answer without calls. An environment without tools gets a single one, which takes the action as
-    text.
+    The environment's tools become methods. A further method, ``answer``, accepts plain text, because TRL's tool
+    loop does not pass a message without tool calls to the environment. An environment without tools gets a single tool,
+    whose argument is the action as text.
 
-    Limitations: the policy must write well-formed calls; observations have the role ``tool``, with the system message
-    inside the first user message; a reward is one number per rollout, without turn-level credit; there is no token
-    budget per turn; and stop reasons and failures are not logged.
+    Limitations: the policy must write well-formed calls; observations are messages of the role ``tool``, and the
+    environment's system message becomes part of the first user message; there is one reward per rollout, without
+    turn-level credit; there is no token budget per turn; and stop reasons and failures are not logged.
 
     Args:
-        env: The environment of all rows. It needs no tokenizer, without which it records no tokens.
+        env: The environment of all rows. A tokenizer is not needed; without one, no tokens are recorded.
         tool_name: The name of the single tool of an environment without tools.
 
     Raises:
         ConfigError: ``env`` is not an environment, or a tool's name is reserved or not a valid method name.
     """
     if not isinstance(env, MultistepEnv):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"as_environment_factory needs a MultistepEnv, got {shown(env)}")
+        raise ConfigError(f"env must be a MultistepEnv, got {shown(env)}")
     methods = {schema["function"]["name"]: _tool(schema["function"]) for schema in env.tool_schemas}
     if not methods:
         methods[tool_name] = _text_tool(tool_name, "Do something, and see what happens.", "What to do or say.")
     elif env.env_config.get("submit_tool") is None:
         methods.setdefault("answer", _text_tool("answer", "Give the final answer.", "The answer."))
     for name in methods:
-        if not name.isidentifier() or name in _TAKEN or name.startswith("_"):
-            raise ConfigError(f"{name!r} is not a valid tool name for TRL's tool loop, where tools become methods")
+        if not name.isidentifier() or name in _RESERVED or name.startswith("_"):
+            raise ConfigError(
+                f"{name!r} cannot be a tool's name, since TRL's tool loop turns tools into methods: it must be an "
+                "identifier that is not reserved and has no leading underscore"
+            )
     return type(f"{type(env).__name__}Tools", (ToolLoopEnvironment,), {"_env": env, **methods})
 
 
 def _text_tool(name: str, summary: str, argument: str) -> Callable[..., str]:
     def tool(self: ToolLoopEnvironment, action: str) -> str:
-        return self._act(Action(text=action))  # pyright: ignore[reportPrivateUsage]  # called on that class
+        return self._act(Action(text=action))  # pyright: ignore[reportPrivateUsage]  # a method of that class
 
-    return _described(tool, name, summary, {"action": {"type": "string", "description": argument}}, ["action"])
+    return _with_signature(tool, name, summary, {"action": {"type": "string", "description": argument}}, ["action"])
 
 
 def _tool(schema: Mapping[str, Any]) -> Callable[..., str]:
@@ -136,50 +140,50 @@ def _tool(schema: Mapping[str, Any]) -> Callable[..., str]:
 
     def tool(self: ToolLoopEnvironment, **arguments: Any) -> str:
         call = ToolCall(name=name, arguments=arguments)
-        return self._act(Action(text="", tool_calls=[call]))  # pyright: ignore[reportPrivateUsage]  # likewise
+        return self._act(Action(text="", tool_calls=[call]))  # pyright: ignore[reportPrivateUsage]  # as above
 
     parameters = schema.get("parameters", {})
     summary = schema.get("description") or name
-    return _described(tool, name, summary, parameters.get("properties", {}), parameters.get("required", ()))
+    return _with_signature(tool, name, summary, parameters.get("properties", {}), parameters.get("required", ()))
 
 
-def _described(
+def _with_signature(
     tool: Callable[..., str], name: str, summary: str, properties: Mapping[str, Any], required: Sequence[str]
 ) -> Callable[..., str]:
-    """Give a method the signature and the docstring from which transformers builds a schema."""
+    """Set a method's signature and docstring, from which transformers builds the schema."""
     for argument in properties:
         if not argument.isidentifier() or keyword.iskeyword(argument) or argument == "self":
             raise ConfigError(
-                f"the tool {name!r} has an argument {argument!r}, which is not a valid parameter name, and TRL's "
-                "tool loop turns tools into methods"
+                f"the tool {name!r} has the argument {argument!r}, which cannot be a parameter name: TRL's tool "
+                "loop turns tools into methods, so rename the argument"
             )
-    kinds = {argument: _kind(schema) for argument, schema in properties.items()}
+    kinds = {argument: _python_type(schema) for argument, schema in properties.items()}
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     for argument in sorted(properties, key=lambda argument: argument not in required):
         default: Any = inspect.Parameter.empty if argument in required else properties[argument].get("default")
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters.append(inspect.Parameter(argument, kind, default=default, annotation=kinds[argument]))
-    # transformers reads one line per argument, and a heading in a text would start or end the arguments.
+    # transformers parses one line per argument; "Returns:" in a description would be parsed as the start of a section.
     summary = _HEADING.sub(r"\1", summary).strip() or name
     lines: list[str] = []
     for argument, schema in properties.items():
         words = _HEADING.sub(r"\1", schema.get("description") or "").split()
         lines.append(f"        {argument}: {' '.join(words) or argument}")
-    described = f"{summary}\n\n    Args:\n" + "\n".join(lines) if lines else summary
+    docstring = f"{summary}\n\n    Args:\n" + "\n".join(lines) if lines else summary
     method: Any = tool
     method.__name__ = method.__qualname__ = name
-    method.__doc__ = f"{described}\n\n    Returns:\n        What happened."
+    method.__doc__ = f"{docstring}\n\n    Returns:\n        What happened."
     method.__annotations__ = {**kinds, "return": str}
     method.__signature__ = inspect.Signature(parameters, return_annotation=str)
     return method
 
 
-def _kind(schema: Mapping[str, Any]) -> Any:
+def _python_type(schema: Mapping[str, Any]) -> Any:
     """Return the Python type of a JSON schema."""
     if schema.get("enum"):
         return Literal[tuple(schema["enum"])]
     named = schema.get("type") or [one.get("type") for one in schema.get("anyOf", ())]
-    names: list[Any] = [named] if isinstance(named, str) else named  # several if it may be null, for example
+    names: list[Any] = [named] if isinstance(named, str) else named  # several types if it may be null, for example
     return next((_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES), str)
 
 

@@ -1,4 +1,4 @@
-"""Generate rollouts for TRL's ``GRPOTrainer(rollout_func=...)`` and the trainers derived from it."""
+"""Generate rollouts for TRL's ``GRPOTrainer(rollout_func=...)`` and its subclasses."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Credit = Literal["final", "turn"]
 class RolloutFunc:
     """The rollout function of a stock trainer; made by :func:`rollout_func`.
 
-    It can be reused by another trainer; each trainer's settings are checked at its first call. Its state consists of
-    the estimator's state between batches and the number of batches so far.
+    It may be reused with another trainer; a trainer's settings are checked at its first call. Its state consists of the
+    estimator's state and the number of batches so far.
 
     Attributes:
         settings: The settings of rollouts.
-        credit: The unit of rows: rollouts (``"final"``) or parts of them (``"turn"``).
+        credit: What a row contains: a complete rollout (``"final"``) or a part of one (``"turn"``).
         rollouts_per_group: The number of rollouts that share the rows of a task group; None for one per row.
     """
 
@@ -51,13 +51,13 @@ class RolloutFunc:
         """Collective: generate the rollouts of this process's prompts.
 
         Args:
-            prompts: Prompts from :func:`~agentsgym.interop.prompts.prompt_dataset`, each repeated once per rollout.
+            prompts: Prompts from :func:`~agentsgym.interop.prompts.prompt_dataset`, repeated once per rollout.
             trainer: The calling trainer.
 
         Returns:
             One entry per prompt for each of ``prompt_ids``, ``completion_ids``, ``logprobs``, ``env_mask`` and
-            ``action_mask`` (the same), ``advantages`` (one per completion token), ``step_rewards``, ``final_reward``,
-            ``stop_reason``, ``success``, ``row_reward`` and ``is_first_row``.
+            ``action_mask`` (identical to ``env_mask``), ``advantages`` (one per completion token), ``step_rewards``,
+            ``final_reward``, ``stop_reason``, ``success``, ``row_reward`` and ``is_first_row``.
 
         Raises:
             ConfigError: The trainer's settings are unsuitable, or a prompt contains no task.
@@ -96,8 +96,9 @@ class RolloutFunc:
         if not self._warned and 2 * cut > len(played.trajectories):
             self._warned = True
             logger.warning(
-                "%d of %d rollouts reached their token budget: max_completion_length=%s applies to a whole rollout "
-                "here, observations included, while TRL's default is meant for one answer",
+                "%d of %d rollouts reached their token budget: max_completion_length=%s limits the "
+                "complete rollout, including observations, while TRL's default is meant for one response; consider "
+                "raising it",
                 cut,
                 len(played.trajectories),
                 trainer.args.max_completion_length,
@@ -113,13 +114,11 @@ def _rows_by_turn(played: Played, num_rows: int, num_rollouts: int) -> list[Stoc
         rows += made
         num_joined += joined
     if num_joined:
-        logger.info(
-            "%d turns share a row with turns of nearly equal advantage, since there are too few rows", num_joined
-        )
+        logger.info("%d turns share a row with a turn of similar advantage, since there are too few rows", num_joined)
     return rows
 
 
-def rollout_func(  # noqa: PLR0913  # keywords, mostly left at their defaults
+def rollout_func(  # noqa: PLR0913  # keywords, most of them usually omitted
     env: MultistepEnv | Callable[[Any], MultistepEnv] | None = None,
     *,
     credit: Credit = "final",
@@ -145,30 +144,30 @@ def rollout_func(  # noqa: PLR0913  # keywords, mostly left at their defaults
             model, reward_funcs=environment_reward, rollout_func=rollout_func(env), train_dataset=prompt_dataset(rows)
         )
 
-    At the same seed its rollouts equal those of ``GRPOEnvTrainer``, token for token, with the key/value cache kept
-    across turns, or through TRL's vLLM if the trainer uses it.
+    With the same seed, its rollouts equal those of ``GRPOEnvTrainer`` token for token. The policy keeps its key/value
+    cache across turns, or generates with TRL's vLLM if the trainer uses it.
 
     Args:
-        env: The environment of every row, built with the trainer's tokenizer; a class or another function that makes it
-            from that tokenizer; or None, for each row's own.
-        credit: ``"final"``: a row is a rollout and its reward the final reward, which TRL compares within the group;
+        env: The environment of every row, built with the trainer's tokenizer; a class or another function that builds
+            it from that tokenizer; or None to build the environment that each row names.
+        credit: ``"final"``: a row is a rollout and its reward is the final reward, which TRL compares within the group;
             each turn's advantage is passed to reward functions but not trained on. ``"turn"``: the rows of a group are
-            parts of fewer rollouts, so that every turn is trained with its own advantage; needs
+            parts of fewer rollouts, so that every turn is trained with its own advantage; requires
             ``scale_rewards="none"`` in TRL's settings.
-        rollouts_per_group: With ``"turn"``, the number of rollouts that share the ``num_generations`` rows of a task
-            group.
+        rollouts_per_group: With ``credit="turn"``, the number of rollouts that share the ``num_generations`` rows of a
+            task group.
         advantage_estimator: The estimator's name, as in ``GRPOEnvConfig``.
         estimator_kwargs: The estimator's options, as in ``GRPOEnvConfig``.
         discount: The discount factor, as in ``GRPOEnvConfig``.
-        scale_rewards: The estimator's scaling, as in ``GRPOEnvConfig``; not TRL's setting.
-        max_turn_tokens: The budget of one turn in tokens; that of a rollout is TRL's ``max_completion_length``.
-        stop_strings: Texts that end a turn.
+        scale_rewards: The estimator's scaling, as in ``GRPOEnvConfig``; independent of TRL's setting.
+        max_turn_tokens: The maximum number of tokens in one turn; TRL's ``max_completion_length`` limits the rollout.
+        stop_strings: Strings that end a turn.
         max_failed_fraction: The fraction of failed rollouts in a batch above which the run stops.
-        pool: The ``EnvThreadPool`` or ``EnvProcessPool`` in which the environments run, which its owner closes; None
-            for the calling thread.
-        turn_timeout_s: Wall-clock seconds of one call of an environment; None for no limit.
-        episode_timeout_s: Wall-clock seconds of a rollout; None for no limit.
-        agent: The agent that acts; None for the policy in training.
+        pool: The ``EnvThreadPool`` or ``EnvProcessPool`` in which the environments run, which the caller must close;
+            None for the calling thread.
+        turn_timeout_s: The wall-clock limit for one environment call, in seconds; None for no limit.
+        episode_timeout_s: The wall-clock limit for a rollout, in seconds; None for no limit.
+        agent: The agent that plays; None for the policy in training.
 
     Raises:
         ConfigError: A value is invalid.
@@ -179,33 +178,35 @@ def rollout_func(  # noqa: PLR0913  # keywords, mostly left at their defaults
     require("discount", discount, is_fraction, "a number in [0, 1]")
     require("rollouts_per_group", rollouts_per_group, or_none(is_int(1)), "a positive int or None")
     require("credit", credit, lambda value: value in {"final", "turn"}, "'final' or 'turn'")
-    require("scale_rewards", scale_rewards, lambda value: value in {"none", "group", "batch"}, "none, group or batch")
+    require(
+        "scale_rewards", scale_rewards, lambda value: value in {"none", "group", "batch"}, "'none', 'group' or 'batch'"
+    )
     if (rollouts_per_group is None) == (credit == "turn"):
         raise ConfigError(
-            "credit='turn' requires rollouts_per_group, the number of rollouts that share the num_generations rows of "
-            f"a task group, and no other credit accepts it; got credit={credit!r} and "
+            "rollouts_per_group (the number of rollouts that share the num_generations rows of a task group) must be "
+            f"set with credit='turn' and must not be set otherwise; got credit={credit!r} and "
             f"rollouts_per_group={rollouts_per_group!r}"
         )
-    numbers = CreditSettings(
+    credit_settings = CreditSettings(
         advantage_estimator=advantage_estimator,
         options=dict(estimator_kwargs or {}),
         discount=discount,
         scale_rewards=scale_rewards,
     )
-    estimator = numbers.estimator()  # raises if its name or an option is wrong
+    estimator = credit_settings.estimator()  # raises if its name or an option is invalid
     if estimator.traits is not None and estimator.traits.reads_values:
         raise ConfigError(
             f"advantage_estimator={advantage_estimator!r} requires a value head, which only "
-            "GRPOEnvTrainer has: choose another"
+            "GRPOEnvTrainer has: choose an estimator without one"
         )
     settings = PlayerSettings(
         env=env,
-        credit=numbers,
+        credit_settings=credit_settings,
         agent=agent,
         max_turn_tokens=max_turn_tokens,
         stop_strings=tuple(stop_strings),
         max_failed_fraction=max_failed_fraction,
-        driving={"pool": pool, "turn_timeout_s": turn_timeout_s, "episode_timeout_s": episode_timeout_s},
+        drive_options={"pool": pool, "turn_timeout_s": turn_timeout_s, "episode_timeout_s": episode_timeout_s},
     )
     return RolloutFunc(settings, credit=credit, rollouts_per_group=rollouts_per_group)
 
@@ -216,7 +217,7 @@ def environment_reward(
     row_reward: Sequence[float | None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """Return the reward of each row, as set by :func:`rollout_func`; the reward function of a stock trainer.
+    """Return the rewards of rows from :func:`rollout_func`; to be used as the reward function of a stock trainer.
 
     It also logs ``final_reward`` and, if the environment defines success, ``win_rate``, each a mean over the rollouts
     that did not fail.
@@ -225,10 +226,10 @@ def environment_reward(
         prompts: The prompts, which TRL passes; unused.
         completions: The completions, which TRL passes; unused.
         row_reward: The rewards from the rollout function; None for a failed rollout, which TRL excludes.
-        **columns: The other arguments that TRL passes: the other columns, ``log_metric``.
+        **columns: The other arguments that TRL passes: the remaining columns, and ``log_metric``.
 
     Raises:
-        ConfigError: The rows come from another rollout function, or from none.
+        ConfigError: The rows do not come from :func:`rollout_func`.
     """
     if row_reward is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Generate the rollouts of a stock trainer's batch in the same way as this library's own trainer."""
+"""Generate the rollouts of a stock trainer's batch in the same way as this library's trainer."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerSettings:
-    """The rollout settings for a stock trainer; the arguments of ``rollout_func``.
+    """The arguments of ``rollout_func``: settings of rollouts for a stock trainer.
 
     Attributes:
-        env: The environment, a function that makes it from a tokenizer, or None for each row's own.
-        credit: The settings of advantages.
-        agent: The agent that acts; None for the policy in training.
-        max_turn_tokens: The budget of one turn.
-        stop_strings: Texts that end a turn.
+        env: The environment, a function that builds it from a tokenizer, or None for the ones that rows name.
+        credit_settings: The settings of advantages.
+        agent: The agent that plays; None for the policy in training.
+        max_turn_tokens: The maximum number of tokens in one turn.
+        stop_strings: Strings that end a turn.
         max_failed_fraction: The fraction of failed rollouts above which the run stops.
-        driving: Further options of :func:`~agentsgym.rollouts.driver.drive`.
+        drive_options: Further options of :func:`~agentsgym.rollouts.driver.drive`.
     """
 
     env: MultistepEnv | Callable[[Any], MultistepEnv] | None
-    credit: CreditSettings
+    credit_settings: CreditSettings
     agent: Any
     max_turn_tokens: int
     stop_strings: Sequence[str]
     max_failed_fraction: float
-    driving: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    drive_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,8 @@ class Played:
 
     Attributes:
         trajectories: The rollouts, (B,), group after group.
-        advantages: One number per token of each, (B, T).
-        included: Whether each is trained on, (B,).
+        advantages: One number per token of each rollout, (B, T).
+        included: Whether each rollout is trained on, (B,).
     """
 
     trajectories: Sequence[Trajectory]
@@ -79,16 +79,16 @@ class GroupPlayer:
     """Generates rollouts for one trainer.
 
     Attributes:
-        environments: The environments of its rows.
-        agent: The agent that acts.
+        environments: The environments of the trainer's rows.
+        agent: The agent that plays.
         filler: A token for otherwise empty rows.
     """
 
     def __init__(self, trainer: Any, settings: PlayerSettings) -> None:
-        """Build the environments and the agent; no episode is started.
+        """Build the environments and the agent without starting an episode.
 
         Args:
-            trainer: A ``GRPOTrainer``; only public attributes are read, and a callback is added.
+            trainer: A ``GRPOTrainer``, to which a callback is added; only public attributes are used.
             settings: The rollout settings.
 
         Raises:
@@ -108,15 +108,15 @@ class GroupPlayer:
         refuse_prompt_learning(getattr(model, "peft_config", {}).values())
         self.agent = as_agent(settings.agent if settings.agent is not None else self._policy(trainer, model, tokenizer))
         self._policy_in_training = as_trained_policy(self.agent)
-        self._assigner = AdvantageAssigner(cast("AdvantageSettings", settings.credit))  # read-only
+        self._assigner = AdvantageAssigner(cast("AdvantageSettings", settings.credit_settings))  # read-only
 
     def _policy(self, trainer: Any, model: Any, tokenizer: Any) -> Any:
         if zero_stage(trainer.accelerator):
             raise ConfigError(
-                "rollouts in a stock GRPOTrainer under DeepSpeed are untested and therefore refused: use "
+                "rollouts in a stock GRPOTrainer under DeepSpeed are untested and therefore not supported: use "
                 "GRPOEnvTrainer, or shard with fsdp=True"
             )
-        absent = {"vllm_server_urls": (), "max_staleness": 0}  # in a GRPOConfig
+        absent = {"vllm_server_urls": (), "max_staleness": 0}  # a GRPOConfig lacks these fields
         settings: Any = SimpleNamespace(**{**absent, **vars(trainer.args)})
         return build_policy(
             model,
@@ -134,10 +134,11 @@ class GroupPlayer:
         """Collective: generate the rollouts of rows that form task groups.
 
         Args:
-            rows: This process's rows, equally many on each; the trainer repeats each task ``num_rows`` times in a row.
-            num_rows: The number of rows of a task group.
-            num_rollouts: The number of rollouts per group, for its first rows; if fewer than the rows, groups must be
-                complete.
+            rows: This process's rows, the same number on every process; the trainer repeats each task ``num_rows``
+                times consecutively.
+            num_rows: The number of rows in a task group.
+            num_rollouts: The number of rollouts per group, for its first rows; if below ``num_rows``, groups must be
+                complete on each process.
             step: The number of optimizer steps so far.
             is_training: Whether the rollouts are for training.
         """
@@ -153,7 +154,7 @@ class GroupPlayer:
         else:
             seed_parts = (self._args.seed, "eval", self._numbers.next_evaluation(len(rows) * num_ranks))
         trajectories, scored = self._play(rows, places, seed_parts, step)
-        with raise_on_all_ranks():  # a custom estimator may fail on one rank
+        with raise_on_all_ranks():  # a custom estimator may fail on one rank only
             mine = range(first, first + len(rows))
             counts = [sum(rollout.token_counts) for rollout in scored]
             found = self._assigner.assign(scored, mine, trajectories, counts, is_training=is_training)
@@ -180,7 +181,7 @@ class GroupPlayer:
             start = BatchStart(seed_parts=seed_parts, session_ids=sessions, first_session=first, step=step)
             self._policy_in_training.prepare(start)
         with error.capturing():  # an agent in lockstep with other ranks must take part even without trials
-            trajectories = play([] if error.first else trials, self.agent, **self._settings.driving)
+            trajectories = play([] if error.first else trials, self.agent, **self._settings.drive_options)
         with error.capturing():
             if not error.first:
                 self.environments.check_starts(rows, trajectories)
@@ -203,26 +204,26 @@ class GroupPlayer:
 
 
 class _BatchNumbers(TrainerCallback):
-    """Numbers the generation batches of a run as this library's own trainer does, so that the seeds are equal.
+    """Numbers the generation batches of a run as this library's trainer does, so that the seeds are the same.
 
-    Training batches count from 1, also in a resumed run; the number of an evaluation batch is that of the rollouts
-    before it.
+    Training batches are numbered from 1, across resumes; an evaluation batch's number is the number of rollouts before
+    it in the evaluation.
     """
 
     def __init__(self) -> None:
-        self._num_generations: int | None = None  # None before the first of a run
+        self._num_generations: int | None = None  # None before a run's first batch
         self._num_evaluated = 0
 
     def next_training(self, args: Any, step: int) -> int:
-        """Return the number of the training batch that begins after ``step`` optimizer steps."""
+        """Return the number of the training batch that starts after ``step`` optimizer steps."""
         if self._num_generations is None:
             accumulation = args.gradient_accumulation_steps
             micro_steps = args.steps_per_generation * args.num_iterations
             cycle = math.lcm(micro_steps, accumulation) // accumulation
             if step % cycle:
                 logger.warning(
-                    "the run resumes at step %d, inside a generation cycle of %d steps, whose unused rows are not in "
-                    "checkpoints: it continues with different rollouts; set save_steps to a multiple of %d",
+                    "the run resumes at step %d, within a generation cycle of %d steps; checkpoints do not contain the "
+                    "cycle's unused rows, so it continues with different rollouts: set save_steps to a multiple of %d",
                     step,
                     cycle,
                     cycle,
@@ -233,17 +234,17 @@ class _BatchNumbers(TrainerCallback):
         return self._num_generations
 
     def next_evaluation(self, num_rollouts: int) -> int:
-        """Return the number of the next evaluation batch, with ``num_rollouts`` rollouts over all processes."""
+        """Return the number of the next evaluation batch, which has ``num_rollouts`` rollouts across all processes."""
         index = self._num_evaluated
         self._num_evaluated += num_rollouts
         return index
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Forget the batches of an earlier run."""
+        """Reset the numbering when a run starts."""
         self._num_generations = None
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
-        """Let the next evaluation repeat the numbers of this one."""
+        """Reset the numbering, so that the next evaluation uses the same numbers."""
         self._num_evaluated = 0
 
     on_predict = on_evaluate
@@ -254,15 +255,16 @@ def check_groups(rows: Sequence[DatasetRow], num_rows: int, *, first: int) -> No
 
     Args:
         rows: This process's rows.
-        num_rows: The number of rows of a task group.
-        first: The index of the first of them among the rows of all processes.
+        num_rows: The number of rows in a task group.
+        first: The index of this process's first row among the rows of all processes.
     """
     for index, (one, other) in enumerate(pairwise(rows), 1):
         if (first + index) % num_rows and one != other:
             raise ConfigError(
                 f"rows {index - 1} and {index} of the batch belong to one task group of num_generations={num_rows} but "
-                f"have different tasks: the trainer must repeat each row {num_rows} times in a row, as GRPOTrainer "
-                "does, and evaluation batches must hold whole groups (per_device_eval_batch_size, num_generations_eval)"
+                f"have different tasks: the trainer must repeat each row {num_rows} times consecutively, as "
+                "GRPOTrainer does, and evaluation batches must contain complete groups (per_device_eval_batch_size, "
+                "num_generations_eval)"
             )
 
 
@@ -275,7 +277,9 @@ def _place_among_ranks() -> tuple[int, int]:
 def _environment(env: Any, tokenizer: Any) -> MultistepEnv | None:
     if env is None or isinstance(env, MultistepEnv):
         if env is not None and env.tokenizer is None:
-            raise ConfigError("env has no tokenizer: build it with the trainer's, or pass a factory, such as its class")
+            raise ConfigError(
+                "env has no tokenizer: build it with the trainer's tokenizer, or pass a function, such as its class"
+            )
         return env
     made = env(tokenizer) if callable(env) else None
     if not isinstance(made, MultistepEnv):

@@ -1,4 +1,4 @@
-"""Serialize tasks as prompts, the only data that TRL passes to a rollout function, and parse them."""
+"""Serialize tasks as prompts, the only data that TRL passes to a rollout function, and parse them back."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _REMEDY: Final = "make the dataset with agentsgym.interop.prompt_dataset(rows)"
 def as_prompt(row: Mapping[str, Any]) -> str:
     """Serialize a dataset row, or a bare task, as the text of a prompt.
 
-    No model ever reads it: the environment writes the prompts that the policy sees. Equal rows give equal texts.
+    The policy never sees this text, only the prompts of the environment. Equal rows have equal texts.
 
     Args:
         row: A row with ``task_data`` and, if environments are built from rows, ``env_class_path`` and ``env_config``;
-            or the task.
+            or just the task.
 
     Raises:
         TaskError: The row is not a mapping, or contains a value that JSON cannot represent.
@@ -33,7 +33,7 @@ def as_prompt(row: Mapping[str, Any]) -> str:
     >>> as_prompt({"seed": 7})
     '{"agentsgym_row": {"task_data": {"seed": 7}}}'
     """
-    if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # foreign data
+    if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # user data
         raise TaskError(f"a dataset row or a task must be a dict, got {shown(row)}")
     known = {name: row[name] for name in _COLUMNS if row.get(name) is not None}
     try:
@@ -43,12 +43,12 @@ def as_prompt(row: Mapping[str, Any]) -> str:
 
 
 def row_of(prompt: Any, name: str = "the prompt", remedy: str = _REMEDY) -> DatasetRow:
-    """Parse a row from its prompt: the text of :func:`as_prompt`, or messages of which one contains it.
+    """Parse a row from its prompt: the text from :func:`as_prompt`, or a list of messages that contains it.
 
     Args:
         prompt: The prompt that TRL passes.
-        name: The name of the prompt in errors.
-        remedy: The advice in errors.
+        name: The name of the prompt in error messages.
+        remedy: The advice in error messages.
 
     Raises:
         ConfigError: The prompt does not contain a row.
@@ -72,23 +72,23 @@ def row_of(prompt: Any, name: str = "the prompt", remedy: str = _REMEDY) -> Data
 
 
 def prompt_dataset(rows: Any, *, instruction: str | None = None) -> Any:
-    """Make the dataset for a stock trainer, each whole row in one text column.
+    """Make the dataset for a stock trainer, in which one text column contains each row.
 
-    TRL passes only the prompt of a row to a rollout function, so for ``rollout_func`` the prompt is the row.
+    TRL passes only a row's prompt to a rollout function, so the prompt for ``rollout_func`` contains the row.
 
     Args:
-        rows: Rows as made by :meth:`~agentsgym.envs.base.MultistepEnv.get_train_dataset` and :func:`agentsgym.mix`, or
-            tasks: a dataset, a stream (``IterableDataset``), or any list of dicts.
-        instruction: The user message for :func:`~agentsgym.interop.factory.as_environment_factory`, to which the
-            environment adds its own text; the row is then in the column ``task``. A task without a seed gets one from
-            the index of its row, so that the rollouts of a task group share one episode setup.
+        rows: Rows from :meth:`~agentsgym.envs.base.MultistepEnv.get_train_dataset` and :func:`agentsgym.mix`, or
+            tasks: a dataset, a streaming dataset (``IterableDataset``), or a list of dicts.
+        instruction: The user message for :func:`~agentsgym.interop.factory.as_environment_factory`, to which TRL
+            appends the first observation; the row is then in the column ``task``. A task without a seed gets one that
+            is derived from its row's index, so that the rollouts of a task group start the same episode.
 
     Returns:
-        A ``Dataset``, or an ``IterableDataset`` for a stream, in the order of the rows.
+        A ``Dataset``, or an ``IterableDataset`` for streaming rows, in the order of the rows.
 
     Raises:
         ConfigError: There are no rows.
-        TaskError: A row is not a dict, or cannot be written as JSON.
+        TaskError: A row is not a dict, or cannot be serialized as JSON.
     """
     library: Any = datasets  # its constructors are not fully typed
     if isinstance(rows, datasets.IterableDataset):
@@ -97,7 +97,7 @@ def prompt_dataset(rows: Any, *, instruction: str | None = None) -> Any:
         )
     prompt_rows = list(_prompt_rows(rows, instruction))
     if not prompt_rows:
-        raise ConfigError("prompt_dataset needs at least one row, got none")
+        raise ConfigError("rows must contain at least one row, got none")
     return library.Dataset.from_list(prompt_rows)
 
 

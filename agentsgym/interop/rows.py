@@ -1,14 +1,14 @@
-"""Lay rollouts out as rows for TRL: one per rollout, or one for each distinct advantage in a rollout.
+"""Convert rollouts to rows for TRL: one per rollout, or one per distinct advantage in a rollout.
 
-TRL gives a row one number, its reward minus the mean of its group, for every token that ``env_mask`` marks. A rollout
-whose turns have different advantages therefore takes several rows, each marking the turns of one of them::
+TRL applies one number per row, its reward minus the group's mean, to every token that ``env_mask`` marks. A rollout
+whose turns have different advantages therefore requires several rows, each of which marks the turns of one advantage::
 
     rollout     prompt  a1  o1  a2  o2  a3          advantages 0.5, -1, 0.5
     row 0       prompt  a1  o1  a2  o2  a3          marks a1 and a3, reward  0.5
     row 1       prompt  a1  o1  a2                  marks a2,        reward -1.0
-    balance     one token                           marks nothing,   reward  0.5     so that the group's mean is 0
+    balance     one token                           marks nothing,   reward  0.5     makes the group's mean 0
 
-With rewards that sum to 0, TRL subtracts 0; every token keeps its own advantage.
+Since the rewards sum to 0, TRL subtracts 0, and every token is trained with its advantage.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class StockRow:
     """One row of a stock trainer.
 
     Attributes:
-        rollout: The rollout that it is a part of; None for a row that exists for its reward alone.
+        rollout: The rollout that the row belongs to; None for a row that only contributes its reward.
         advantages: One number per token of the rollout, (T,); empty if they are unknown.
         positions: The tokens of the rollout that are trained on, in order.
         reward: The number that TRL compares within the group; None for a failed rollout, which is excluded.
-        is_first: Whether it is its rollout's first row, for metrics that count once per rollout.
+        is_first: Whether this is the rollout's first row, for metrics that count each rollout once.
     """
 
     rollout: Trajectory | None
@@ -40,7 +40,7 @@ class StockRow:
     is_first: bool = True
 
     def columns(self, filler: int) -> dict[str, Any]:
-        """Return its entries of the dict that TRL expects, by key.
+        """Return the row's entries of the dict that TRL expects, by key.
 
         Args:
             filler: A token for otherwise empty entries: TRL reads the last token of every row.
@@ -77,17 +77,17 @@ class StockRow:
 
 
 def agent_positions(trajectory: Trajectory) -> list[int]:
-    """Return the positions of the agent's trainable tokens, in order; the first token of a row has no context."""
+    """Return the positions of the agent's trainable tokens, in order; a row's first token is excluded."""
     return [place for turn in trajectory.turns for place in range(max(1, turn.start), turn.stop)]
 
 
 def whole_row(trajectory: Trajectory, advantages: Sequence[float], *, included: bool) -> StockRow:
-    """Make the single row of a rollout whose reward is its final reward.
+    """Make a rollout's only row, whose reward is the final reward.
 
     Args:
         trajectory: The rollout.
-        advantages: The advantages of its tokens, (T,), for use by reward functions.
-        included: Whether it counts for training and baselines.
+        advantages: The advantages of its tokens, (T,), for reward functions.
+        included: Whether the rollout is used for training and baselines.
     """
     positions = agent_positions(trajectory) if included else []
     reward = averaged_exactly(trajectory.final_reward) if included else None
@@ -95,10 +95,11 @@ def whole_row(trajectory: Trajectory, advantages: Sequence[float], *, included: 
 
 
 def averaged_exactly(reward: float) -> float:
-    """Round a reward to 16 significant bits, so that in float32 the mean of up to 256 equal rewards is exact.
+    """Round a reward to 16 significant bits, so that the float32 mean of up to 256 equal rewards is exact.
 
     TRL divides the difference between a reward and its group's mean by the group's standard deviation: with eight
-    rewards of 0.1, the sum is rounded, the deviation is 8e-9 rather than 0, and a group without signal trains on noise.
+    rewards of 0.1, rounding of the sum makes the deviation 8e-9 rather than 0, and a group without signal would train
+    on noise.
 
     >>> averaged_exactly(0.5), averaged_exactly(-0.1)
     (0.5, -0.10000038146972656)
@@ -112,7 +113,7 @@ class _Level:
     """Tokens of one rollout that share an advantage.
 
     Attributes:
-        value: The advantage, or its mean over the tokens after joining.
+        value: The advantage; after joining, its mean over the tokens.
         positions: The positions of the tokens.
     """
 
@@ -120,12 +121,12 @@ class _Level:
     positions: list[int] = field(default_factory=list[int])
 
     def cost_of_joining(self, other: _Level) -> float:
-        """The increase in the sum over tokens of the squared error if both shared their mean (Ward 1963)."""
+        """Return the increase in the total squared error over tokens if both levels shared their mean (Ward 1963)."""
         one, two = len(self.positions), len(other.positions)
         return one * two / (one + two) * (self.value - other.value) ** 2
 
     def join(self, other: _Level) -> None:
-        """Absorb the tokens of another level."""
+        """Add the tokens of another level to this one."""
         one, two = len(self.positions), len(other.positions)
         self.value = (one * self.value + two * other.value) / (one + two)
         self.positions = sorted([*self.positions, *other.positions])
@@ -136,17 +137,17 @@ def group_rows(
 ) -> tuple[list[StockRow], int]:
     """Make exactly ``num_rows`` rows of one task group's rollouts, so that each token keeps its advantage.
 
-    If the rollouts have more distinct advantages than there are rows, the closest ones within a rollout are joined and
-    share their mean over tokens, as few as necessary.
+    If the rollouts have more distinct advantages than there are rows, the closest ones within a rollout are replaced
+    with their mean over tokens, as few as necessary.
 
     Args:
         trajectories: The rollouts of one task, (n,), fewer than ``num_rows``.
-        advantages: One number per token of each, (n, T).
-        included: Whether each is trained on, (n,).
+        advantages: One number per token of each rollout, (n, T).
+        included: Whether each rollout is trained on, (n,).
         num_rows: TRL's ``num_generations``.
 
     Returns:
-        The rows, whose rewards sum to 0; and the number of joined pairs.
+        The rows, whose rewards sum to 0, and the number of joins.
     """
     levels = [
         _levels(trajectory, own) if counts else []
@@ -175,7 +176,7 @@ def group_rows(
 
 
 def _levels(trajectory: Trajectory, advantages: Sequence[float]) -> list[_Level]:
-    """Group the tokens of a rollout by their advantage, the smallest first."""
+    """Group the tokens of a rollout by advantage, in increasing order."""
     found: dict[float, _Level] = {}
     for place in agent_positions(trajectory):
         value = advantages[place]

@@ -12,16 +12,16 @@ from agentsgym.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 Rule = tuple[str, Callable[[Any], bool], str]
-"""A TRL setting, the predicate of rejected values, and the reason."""
+"""A TRL setting, the predicate for values that are rejected, and the reason."""
 
 _IS_SET: Final[Callable[[Any], bool]] = lambda value: value is not None  # noqa: E731  # an entry of the table
 
-_REFUSED: Final[tuple[Rule, ...]] = (
+_UNSUPPORTED: Final[tuple[Rule, ...]] = (
     (
         "mask_truncated_completions",
         bool,
-        "TRL detects truncation by the last token, which is an end of turn also if a turn limit ended the episode, and "
-        "no end of turn if only the last turn was truncated: leave it out",
+        "TRL detects truncation by the last token, which is an end of turn even if a turn limit ended the episode, and "
+        "is not one if only the last turn was truncated: remove it",
     ),
     (
         "use_transformers_paged",
@@ -44,74 +44,76 @@ _REFUSED: Final[tuple[Rule, ...]] = (
 
 _TURN_LOSSES: Final = ("dapo", "cispo", "dr_grpo")
 
-_REFUSED_BY_TURN: Final[tuple[Rule, ...]] = (
+_UNSUPPORTED_BY_TURN: Final[tuple[Rule, ...]] = (
     (
         "scale_rewards",
         lambda value: value not in {"none", False},
-        "the rows' rewards are advantages already, scaled as set in rollout_func: set scale_rewards='none'",
+        "the rows' rewards are already advantages, scaled by rollout_func(scale_rewards=...): set scale_rewards='none'",
     ),
     (
         "loss_type",
         lambda value: value not in _TURN_LOSSES,
-        f"it would weight each row by its own tokens or its neighbors, and a row is a part of a rollout: use one of "
+        f"it would weight each row by its number of tokens or by its neighbors, but a row is a part of a rollout: use "
+        f"one of "
         f"{', '.join(_TURN_LOSSES)}",
     ),
     (
         "importance_sampling_level",
         lambda value: value != "token",
-        "the ratio of a row would be that of a part of a rollout: use 'token'",
+        "a row's ratio would cover only a part of a rollout: use 'token'",
     ),
     (
         "multi_objective_aggregation",
         lambda value: value != "sum_then_normalize",
-        "it divides the rows' rewards, which are advantages already, by their spread: use 'sum_then_normalize'",
+        "it divides the rows' rewards, which are already advantages, by their spread: use 'sum_then_normalize'",
     ),
     (
         "reward_weights",
         lambda value: value is not None and list(value) != [1.0],
-        "the rows' rewards are advantages already: leave it out",
+        "the rows' rewards are already advantages: remove it",
     ),
-    ("off_policy_mask_threshold", _IS_SET, "it would mask parts of a rollout separately: leave it out"),
+    ("off_policy_mask_threshold", _IS_SET, "it would mask parts of a rollout separately: remove it"),
     ("top_entropy_quantile", lambda value: value < 1.0, "it would rank tokens across parts of rollouts: leave it at 1"),
 )
 
 
 def check_trainer(trainer: Any, *, by_turn: bool, rollouts_per_group: int | None) -> None:
-    """Raise :class:`ConfigError` for a trainer whose settings would silently give wrong results.
+    """Raise :class:`ConfigError` if a trainer's settings would silently produce wrong results.
 
     Args:
-        trainer: A ``GRPOTrainer`` or one derived from it.
+        trainer: A ``GRPOTrainer``, or an instance of a subclass.
         by_turn: Whether rows are parts of rollouts.
         rollouts_per_group: The number of rollouts that share the rows of a task group; None for one per row.
     """
     args = trainer.args
     for name, reason in _structural_errors(trainer):
         raise ConfigError(f"rollout_func does not support this trainer: {name}: {reason}")
-    for name, is_refused, reason in (*_REFUSED, *(_REFUSED_BY_TURN if by_turn else ())):
-        if hasattr(args, name) and is_refused(getattr(args, name)):
-            raise ConfigError(f"GRPOConfig({name}={getattr(args, name)!r}) is refused with rollout_func: {reason}")
+    for name, is_unsupported, reason in (*_UNSUPPORTED, *(_UNSUPPORTED_BY_TURN if by_turn else ())):
+        if hasattr(args, name) and is_unsupported(getattr(args, name)):
+            setting = f"GRPOConfig({name}={getattr(args, name)!r})"
+            raise ConfigError(f"{setting} is not supported with rollout_func: {reason}")
     if args.generation_kwargs and not args.use_vllm:
         raise ConfigError(
-            f"GRPOConfig(generation_kwargs={args.generation_kwargs!r}) is refused with rollout_func: without "
-            "use_vllm, set temperature, top_p, top_k, min_p and repetition_penalty themselves, and stop_strings of "
-            "rollout_func"
+            f"GRPOConfig(generation_kwargs={args.generation_kwargs!r}) is not supported with rollout_func "
+            "unless use_vllm=True: set the fields temperature, top_p, top_k, min_p and repetition_penalty of "
+            "GRPOConfig instead, and pass stop_strings to rollout_func"
         )
     if by_turn:
         _check_turns(trainer, rollouts_per_group)
     mode = getattr(args, "vllm_importance_sampling_mode", "")
     if args.use_vllm and args.vllm_importance_sampling_correction and str(mode).startswith("sequence"):
         logger.warning(
-            "vllm_importance_sampling_mode=%r multiplies the ratios of all tokens of a rollout, so that most rows of "
-            "many turns fall outside its bounds: 'token_truncate' corrects each token separately",
+            "vllm_importance_sampling_mode=%r multiplies the ratios of all tokens of a rollout, so most rows "
+            "with many turns fall outside its bounds: consider 'token_truncate', which corrects each token separately",
             mode,
         )
 
 
 def _structural_errors(trainer: Any) -> Iterator[tuple[str, str]]:
     if getattr(trainer, "environment_factories", None) or getattr(trainer, "environments", None):
-        yield "environment_factory", "TRL runs those itself: pass one or the other"
+        yield "environment_factory", "TRL runs its environments itself: remove it or rollout_func"
     elif getattr(trainer, "tools", None):
-        yield "tools", "TRL ignores env_mask if it has tools, so observations would be trained on: leave it out"
+        yield "tools", "with tools, TRL ignores env_mask, so observations would be trained on: remove the tools"
     if len(trainer.reward_funcs) == 0:
         yield "reward_funcs", "it is empty: pass reward_funcs=agentsgym.interop.environment_reward"
 
@@ -120,25 +122,25 @@ def _check_turns(trainer: Any, rollouts_per_group: int | None) -> None:
     num_rows = trainer.num_generations
     if rollouts_per_group is None or rollouts_per_group >= num_rows:
         raise ConfigError(
-            f"credit='turn' uses the rows of a task group (num_generations={num_rows}) for the turns of fewer "
-            f"rollouts and one row that balances their sum, so rollouts_per_group must be an int below {num_rows}, "
-            f"got {rollouts_per_group!r}; rollouts_per_group * turns + 1 rows give every turn its own"
+            f"credit='turn' splits a task group's rows (num_generations={num_rows}) among the turns of fewer rollouts "
+            f"and one row that balances their sum, so rollouts_per_group must be an int below {num_rows}, got "
+            f"{rollouts_per_group!r}; rollouts_per_group * turns + 1 rows are enough for one row per turn"
         )
     if len(trainer.reward_funcs) != 1:
         raise ConfigError(
             f"credit='turn' passes advantages to TRL as rewards and cannot be combined with other rewards, got "
-            f"{len(trainer.reward_funcs)} reward_funcs: pass agentsgym.interop.environment_reward alone"
+            f"{len(trainer.reward_funcs)} reward_funcs: pass only agentsgym.interop.environment_reward"
         )
     local = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
     if local % num_rows:
         raise ConfigError(
-            f"credit='turn' needs whole task groups on each process: per_device_train_batch_size * "
+            f"credit='turn' requires complete task groups in each process: per_device_train_batch_size * "
             f"steps_per_generation ({local}) must be a multiple of num_generations ({num_rows})"
         )
 
 
 def check_environment(env: MultistepEnv) -> None:
-    """Raise :class:`ConfigError` for an environment whose rollouts are not a single token stream."""
+    """Raise :class:`ConfigError` if an environment's rollouts are not a single sequence of tokens."""
     history = env.env_config["history"]
     if history != "append":
         raise ConfigError(

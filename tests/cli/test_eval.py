@@ -214,7 +214,7 @@ def test_a_signal_shows_what_was_played(tmp_path: Path, sent: signal.Signals, sa
         ),
         (["-a", "reference"], "has no reference player"),
         (["-a", "random", "--split", "test"], "--split must be train or eval, got 'test'"),
-        (["-a", "random", "--dataset", "size=3"], "has no dataset with options"),
+        (["-a", "random", "--dataset", "size=3"], "has no dataset, hence no options"),
     ],
 )
 def test_what_cannot_be_evaluated_is_a_usage_error(game: str, options: list[str], said: str) -> None:

@@ -72,7 +72,7 @@ def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) ->
         ("agentsgym.envs.TwentyQuestions.TwentyQuestionEnv", "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"),
         ("no.such.module.Env", "No module named 'no'"),
         ("json.JSONDecoder", "must name a subclass of MultistepEnv"),
-        ("Search:Wordle-v0", "'Search' does not take a game after a colon"),
+        ("Search:Wordle-v0", "'Search' does not support a game after a colon"),
         ("nowhere/game.py:Game", "there is no file 'nowhere/game.py'"),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_name_that_means_nothing_is_a_usage_error_with_the_nearest(name: str, 
 
 
 def test_a_game_that_is_given_twice_is_refused() -> None:
-    with pytest.raises(UsageError, match="the game is given twice"):
+    with pytest.raises(UsageError, match="the game is set twice"):
         find_env("TextArena:Wordle-v0", {"game": "Chess-v0"})
 
 
@@ -91,8 +91,8 @@ def test_a_game_that_is_given_twice_is_refused() -> None:
     ("source", "class_name", "said"),
     [
         (GAME, "Gues", "has no environment 'Gues'; it has Guess"),
-        ("import random", "", "has 0 environments"),
-        (GAME + "\n\nclass Other(Guess):\n    pass\n", "", "has 2 environments: write"),
+        ("import random", "", "must contain exactly one environment, got 0"),
+        (GAME + "\n\nclass Other(Guess):\n    pass\n", "", "got 2: name one as"),
         ("import nonsense_that_is_not_there", "", "line 1 raised ModuleNotFoundError: No module named"),
         ("def broken(:", "", "line 1 raised SyntaxError"),
         ("x = 1\nraise SystemExit(3)", "", "line 2 raised SystemExit: 3"),
@@ -108,7 +108,7 @@ def test_a_file_that_is_not_right_says_what_is_wrong(game: Path, source: str, cl
 
 def test_a_file_does_not_take_the_place_of_a_loaded_module(tmp_path: Path) -> None:
     (tmp_path / "random.py").write_text(GAME)
-    with pytest.raises(UsageError, match="has the same name as the module 'random'"):
+    with pytest.raises(UsageError, match="has the same name as the loaded module 'random'"):
         find_env(f"{tmp_path / 'random.py'}:Guess")
 
 

@@ -121,7 +121,7 @@ def test_a_path_that_is_taken_is_refused(path: str) -> None:
 
 @pytest.mark.parametrize("thing", [3, int, Near()])
 def test_only_environments_are_registered(thing: Any) -> None:
-    with pytest.raises(ConfigError, match="register takes a subclass of MultistepEnv, got"):
+    with pytest.raises(ConfigError, match="env_class must be a subclass of MultistepEnv, got"):
         register(thing)
 
 

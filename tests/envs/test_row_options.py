@@ -75,7 +75,9 @@ def test_rows_are_of_the_class_that_made_them(env_class: type[MultistepEnv]) -> 
 
 
 def test_columns_that_are_no_dict_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^columns must be a dict from our name of a column to the data's, or None"):
+    with pytest.raises(
+        ConfigError, match=r"^columns must be a dict from a task's key to a column of the data, or None"
+    ):
         ToolEnv.get_train_dataset(**DATA, columns=["question"])
 
 

@@ -37,4 +37,4 @@ def test_tools_that_cannot_be_read_are_logged_and_cost_no_rollout(caplog: pytest
     assert stored_columns(env, ended(StopReason.FAILED))["tools"] is None
     assert caplog.text == ""
     assert stored_columns(env, ended())["tools"] is None
-    assert "rollouts of Unreachable are stored without the schemas of its tools" in caplog.text
+    assert "rollouts of Unreachable are stored without tool schemas" in caplog.text

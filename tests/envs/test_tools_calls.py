@@ -164,7 +164,7 @@ def test_too_many_calls_that_never_return_fail_the_episode_until_some_do(monkeyp
     env = env_of(gate.wait, tool_timeout_s=0.05)
     trajectory = play(env, [call("wait")] * 2, [call("wait")], "done")
     assert trajectory.failed
-    assert "calls of tools exceeded env_config['tool_timeout_s']" in str(trajectory.error)
+    assert "tool calls have exceeded env_config['tool_timeout_s']" in str(trajectory.error)
     gate.opened.set()
     jobs = env._process.runner._abandoned
     assert all(job.wait(20) for job in jobs)
@@ -403,13 +403,13 @@ def test_a_session_object_that_still_runs_an_earlier_call_takes_no_other() -> No
     ("tools", "config", "message"),
     [
         ([], {}, "has no tools"),
-        ("add", {}, "takes functions, SessionTools or McpServer"),
+        ("add", {}, "accepts a function, SessionTools or McpServer"),
         ([Counter], {}, r"write SessionTools\(tools_class=Counter\)"),
         ([add, add], {}, "two tools of ToolEnv are called 'add'"),
         ([lambda a: a], {}, "no JSON schema can be created"),
         ([add], {"parallel_tools": ["ad"]}, "did you mean 'add'"),
         ([add], {"tool_timeout_s": 0}, "tool_timeout_s"),
-        ([], {"tools": [add]}, r"are given to the constructor, as in ToolEnv\(tools=\[add\]\)\), got"),
+        ([], {"tools": [add]}, r"to the constructor, as in ToolEnv\(tools=\[add\]\)\), got"),
         ([add], {"submit_tool": "add"}, "two tools of ToolEnv are called 'add'"),
     ],
 )

@@ -330,7 +330,11 @@ def test_training_and_evaluation_share_no_question_and_no_seed() -> None:
         (Dataset.from_list([{"questions": "?", "answer": 1}]), None, "did you mean 'questions'"),
         ([{"question": "?"}], None, r"data\[0\] has no column 'answer'"),
         ([{"question": "?", "answer": 1}, {"question": "?"}], None, r"data\[1\] has no column 'answer'"),
-        (DatasetDict(train=Dataset.from_list([{"question": "?"}])), None, "must name one split|what rows can be read"),
+        (
+            DatasetDict(train=Dataset.from_list([{"question": "?"}])),
+            None,
+            "has several splits|the path to a JSONL file",
+        ),
         ("gsm8k", None, "cannot be read from 'gsm8k'"),
         ([{"question": "?", "answer": 1}], {"answer": "answer"}, "must name the column of the 'question'"),
         ([3], None, r"data\[0\] must be a dict"),
@@ -426,7 +430,7 @@ def test_an_object_that_is_not_made_or_closed_in_time_fails_its_episode_alone() 
     env = ToolEnv(env_config={"setup_timeout_s": 0.2}, tools=SessionTools(tools_class=Slow))
     tasks = [{"question": "What?", "is_slow": True}, {"question": "What?", "is_slow": False}]
     slow, quick = env.rollout(tasks, Calls([call("look")], "done"))
-    assert "making Slow took longer than env_config['setup_timeout_s'] = 0.2" in str(slow.error)
+    assert "creating Slow took longer than env_config['setup_timeout_s'] = 0.2" in str(slow.error)
     assert results(quick) == ["seen"]
     gate.set()  # what is made too late is closed
     assert closed.acquire(timeout=20)

@@ -82,7 +82,7 @@ def test_a_server_that_dies_fails_its_sessions_and_is_started_again_for_the_next
     for trajectory in (dead, also_dead):
         assert trajectory.failed
         assert "the MCP server" in str(trajectory.error)
-        assert "is gone" in str(trajectory.error)
+        assert "is no longer connected" in str(trajectory.error)
     alive = play(shop, [call("tick")], [call("tick")], "done")
     assert not alive.failed
     first, second = results(alive)
@@ -239,7 +239,7 @@ def test_rows_name_a_registered_server_and_cannot_bring_a_command() -> None:
         (McpServer(command=["/no/such/program"]), "/no/such/program"),
         (McpServer(command=[sys.executable, "-c", "print('hello')"], start_timeout_s=20), "cannot be used"),
         (McpServer(command=[sys.executable, "-c", "import time; time.sleep(60)"], start_timeout_s=0.3), "within 0.3 s"),
-        (McpServer(server=memory_server, tools=["triple"]), "it has no tool 'triple'"),
+        (McpServer(server=memory_server, tools=["triple"]), "the server has no tool 'triple'"),
     ],
 )
 def test_a_server_that_cannot_be_used_is_said_before_anything_is_played(server: McpServer, message: str) -> None:

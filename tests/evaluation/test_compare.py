@@ -139,11 +139,11 @@ def test_stores_are_paired_by_environment_its_own_keys_and_task(tmp_path: Path) 
 def test_runs_without_a_shared_task_or_without_tasks(tmp_path: Path) -> None:
     found = compare(run_of({1: [True]}), run_of({2: [True]}))
     assert (found.win_rate, found.reward, list(found.tasks)) == (None, None, [])
-    with pytest.raises(ConfigError, match="does not contain its task"):
+    with pytest.raises(ConfigError, match="was stored without task_data"):
         compare([rollout({}, True)], [])
     with RolloutStore.writer(tmp_path) as writer:
         writer.add(rollout({}, True))
-    with pytest.raises(ConfigError, match="does not contain its task"):
+    with pytest.raises(ConfigError, match="was stored without task_data"):
         compare(RolloutStore(tmp_path), RolloutStore(tmp_path))
     with pytest.raises(ConfigError, match="confidence"):
         compare([], [], confidence=1.0)

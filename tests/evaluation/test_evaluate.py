@@ -138,7 +138,7 @@ def test_options_reach_the_rollout() -> None:
             ConfigError,
             r"tasks\[0\] is for the environment 'other.Game'",
         ),
-        (tasks("a"), {"cluster_by": "soluton"}, ConfigError, "task 0 has no 'soluton'.*did you mean 'solution'"),
+        (tasks("a"), {"cluster_by": "soluton"}, ConfigError, "task 0 has no key 'soluton'.*did you mean 'solution'"),
         (tasks("a"), {"num_rollouts": 0}, ConfigError, "num_rollouts must be a positive int, got 0"),
     ],
 )
@@ -156,12 +156,12 @@ ENV, AGENT = Guess(env_config={}), ScriptedAgent(["a"])
         (
             (AGENT, ENV, tasks("a")),
             ConfigError,
-            r"\(env, agent, tasks\) in this order, got \(ScriptedAgent, Guess, list\)",
+            r"\(env, agent, tasks\), in this order; got \(ScriptedAgent, Guess, list\)",
         ),
-        ((ENV, tasks("a"), AGENT), ConfigError, r"in this order, got \(Guess, list, ScriptedAgent\)"),
-        ((tasks("a"), ENV, AGENT), ConfigError, r"in this order, got \(list, Guess, ScriptedAgent\)"),
-        ((ENV, ENV, tasks("a")), ConfigError, r"in this order, got \(Guess, Guess, list\)"),
-        ((Guess, AGENT, tasks("a")), ConfigError, r"got the class: write Guess\(tokenizer, env_config\)"),
+        ((ENV, tasks("a"), AGENT), ConfigError, r"in this order; got \(Guess, list, ScriptedAgent\)"),
+        ((tasks("a"), ENV, AGENT), ConfigError, r"in this order; got \(list, Guess, ScriptedAgent\)"),
+        ((ENV, ENV, tasks("a")), ConfigError, r"in this order; got \(Guess, Guess, list\)"),
+        ((Guess, AGENT, tasks("a")), ConfigError, r"got the class Guess: pass Guess\(tokenizer, env_config\)"),
         ((ENV, None, tasks("a")), ConfigError, "an agent must define get_action"),
         (
             (ENV, AGENT, {"solution": "a"}),

@@ -94,9 +94,9 @@ COLOR = next(row for row in ROWS if row["environment"] == "color")
     ("rows", "kind", "says"),
     [
         ([], ConfigError, "at least one row"),
-        ("rows", ConfigError, "rows must be dataset rows"),
+        ("rows", ConfigError, "rows must be a list or dataset of rows"),
         ([{"task_data": {}}], ConfigError, "row 0: a row must be a dict with an 'env_class_path'"),
-        ([{"env_class_path": "x"}], ConfigError, "row 0: it must be a dataset row with a 'task_data'"),
+        ([{"env_class_path": "x"}], ConfigError, "row 0: a row must be a dict with a 'task_data'"),
         ([COLOR, {**COLOR, "task_data": {"colour": 1}}], TaskError, "row 1: "),
     ],
 )
@@ -166,5 +166,5 @@ def test_evaluations_of_single_environments_pool_to_that_of_the_mixture() -> Non
         name: one.win_rate for name, one in whole.by_environment.items()
     }
     assert len({one.task_index for one in found.trajectories}) == 16
-    with pytest.raises(ConfigError, match="cannot pool"):
+    with pytest.raises(ConfigError, match="parts must contain at least one rollout"):
         pooled({})

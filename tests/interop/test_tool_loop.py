@@ -168,7 +168,7 @@ def test_arguments_that_may_be_of_several_types_take_the_first_that_is_known() -
 
 @pytest.mark.parametrize("argument", ["class", "self", "from-date"])
 def test_an_argument_that_no_method_can_have_is_refused(argument: str) -> None:
-    with pytest.raises(ConfigError, match=f"'look' has an argument '{argument}'"):
+    with pytest.raises(ConfigError, match=f"'look' has the argument '{argument}'"):
         as_environment_factory(Served("Look.", {argument: {"type": "string"}}))
 
 
@@ -195,12 +195,12 @@ def test_a_failed_episode_has_no_reward() -> None:
 
 @pytest.mark.parametrize("name", ["reset", "get_reward", "_act", "look up"])
 def test_a_name_that_no_tool_can_have_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is not a valid tool name"):
+    with pytest.raises(ConfigError, match="cannot be a tool's name"):
         as_environment_factory(TwentyQuestionsEnv(), tool_name=name)
 
 
 def test_what_is_no_environment_is_refused() -> None:
-    with pytest.raises(ConfigError, match="needs a MultistepEnv"):
+    with pytest.raises(ConfigError, match="env must be a MultistepEnv"):
         as_environment_factory(TwentyQuestionsEnv)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"column 'task'.*prompt_dataset\(rows, instruction=...\)"):
         questions()().reset(prompt=[{"role": "user", "content": "Play."}])

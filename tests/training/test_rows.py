@@ -266,7 +266,7 @@ def test_a_row_whose_environment_cannot_be_built_is_refused(row: dict[str, Any],
 
 @pytest.mark.parametrize("env", [GuessNumber(), GuessNumber(chat_tokenizer())])
 def test_another_tokenizer_than_the_policys_is_refused(env: GuessNumber) -> None:
-    with pytest.raises(ConfigError, match=r"env\.tokenizer must be the trainer's"):
+    with pytest.raises(ConfigError, match=r"env\.tokenizer must be the policy's tokenizer"):
         Environments(env, TOKENIZER)
 
 
@@ -328,7 +328,7 @@ def test_checking_rows_names_the_row_of_another_game() -> None:
 
 
 def test_no_rows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="the dataset must hold at least one row, got none"):
+    with pytest.raises(ConfigError, match="the dataset must contain at least one row, got none"):
         Environments(GuessNumber(TOKENIZER), TOKENIZER).check([])
 
 

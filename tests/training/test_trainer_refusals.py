@@ -121,7 +121,7 @@ def test_a_task_that_cannot_be_played_is_refused_before_training(argument: str, 
     ],
 )
 def test_an_empty_dataset_is_refused(arguments: dict[str, Any], name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} must hold at least one row, got none"):
+    with pytest.raises(ConfigError, match=f"^{name} must contain at least one row, got none"):
         built(tmp_path, **arguments)
 
 
@@ -143,7 +143,7 @@ def test_several_gpus_in_one_process_are_refused(tmp_path: Path) -> None:
 
 def test_an_environment_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     _, tokenizer = policy()
-    with pytest.raises(ConfigError, match=r"env\.tokenizer must be the trainer's"):
+    with pytest.raises(ConfigError, match=r"env\.tokenizer must be the policy's tokenizer"):
         built(tmp_path, env=GuessNumber(chat_tokenizer()), processing_class=tokenizer)
 
 

@@ -70,7 +70,7 @@ def test_a_setting_that_would_go_wrong_is_named(folder: Path) -> None:
     finally:
         (folder / "twenty_questions.yaml").write_text(text)
     assert ran.returncode != 0
-    assert "GRPOConfig(mask_truncated_completions=True) is refused with rollout_func" in ran.stdout + ran.stderr
+    assert "GRPOConfig(mask_truncated_completions=True) is not supported with rollout_func" in ran.stdout + ran.stderr
 
 
 def test_the_policy_is_sampled_with_its_cache_kept_on_older_transformers(caplog: pytest.LogCaptureFixture) -> None:

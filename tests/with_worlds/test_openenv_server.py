@@ -100,7 +100,7 @@ def test_a_game_that_raises_fails_its_episode_and_the_server_plays_on(guess: Ope
 def test_a_step_that_takes_too_long_fails_and_opens_nothing_anew(guess: OpenEnvEnv) -> None:
     env = OpenEnvEnv(None, server=OpenEnvServer(url=url_of(guess), step_timeout_s=0.3))
     [one] = env.rollout([{"seed": 1}], ScriptedAgent(["sleep"]))
-    assert "took longer than 0.3 s to answer 'step', and was given up" in str(one.error)
+    assert "did not respond to 'step' within 0.3 s; the connection was closed" in str(one.error)
 
 
 def test_refused_fields_are_named_and_several_fields_are_json(board: OpenEnvEnv) -> None:
@@ -148,7 +148,9 @@ def test_the_tools_of_an_mcp_game_are_native() -> None:
 
 def test_capacity_is_a_sentence_before_play_and_free_again_behind_it(board: OpenEnvEnv) -> None:
     agent = ScriptedAgent(['{"piece": "king", "steps": 1}'], repeat_last=True)
-    with pytest.raises(ConfigError, match=r"^12 episodes are to be live at once, .* has room for 8 \(its limit is 8"):
+    with pytest.raises(
+        ConfigError, match=r"^12 episodes are to run concurrently, .* has room for 8 \(its total limit is 8"
+    ):
         board.rollout([{"seed": 1}], agent, 12)
     rollouts = board.rollout([{"seed": 1}], agent, 12, max_concurrent=8)
     assert [one.error for one in rollouts] == [None] * 12

@@ -1,4 +1,4 @@
-"""OpenEnv: environments that an OpenEnv server plays, over its WebSocket protocol."""
+"""OpenEnv: environments that run on an OpenEnv server, reached over its WebSocket protocol."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""An environment's resources in one process: a server that was started here, and open connections."""
+"""Manage an environment's resources in one process: a server that it started, and open connections."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from agentsgym.texts import sentence_of, shown
 
 logger = logging.getLogger(__name__)
 
-_FULL_GRACE_S = 1.0  # a server may still be ending an environment that was closed
+_FULL_GRACE_S = 1.0  # a server may still be closing an environment
 _RETRY_S = 0.05
-_MOST_OPENERS = 16  # connections that are opened at once
-_SEED = 20_251_021  # any
-_checked: list[tuple[OpenEnvServer, str]] = []  # servers, which cannot be hashed, and classes
+_MAX_OPENERS = 16  # connections opened concurrently
+_SEED = 20_251_021  # arbitrary
+_checked: list[tuple[OpenEnvServer, str]] = []  # a list, since servers cannot be hashed
 _checked_lock = threading.Lock()
 
 
@@ -30,7 +30,7 @@ class ServerConnections:
     """The connections of one process, created at first use.
 
     Attributes:
-        pid: The process that it belongs to.
+        pid: The id of the process.
     """
 
     def __init__(self, server: OpenEnvServer, url: str | None = None) -> None:
@@ -38,7 +38,7 @@ class ServerConnections:
 
         Args:
             server: The server.
-            url: The URL of a program that another process has started; None if this one starts it.
+            url: The URL of a program that another process started; None if this process starts it.
         """
         self.pid = os.getpid()
         self._server = server
@@ -50,14 +50,14 @@ class ServerConnections:
 
     @property
     def known_url(self) -> str | None:
-        """The URL of the server; None for a program that does not run yet."""
+        """The URL of the server; None for a program that is not running yet."""
         return self._url or (None if self._local is None else self._local.url)
 
     def url(self) -> str:
-        """The URL of the server; a program is started at first use, and again after it has ended.
+        """Return the URL of the server; a program is started at first use, and restarted after it has exited.
 
         Raises:
-            ConfigError: An environment variable of its headers is not set.
+            ConfigError: An environment variable in the server's headers is not set.
             EnvError: The program cannot be started.
         """
         if self._url is not None:
@@ -71,7 +71,7 @@ class ServerConnections:
         """Open a new connection.
 
         Raises:
-            EnvError: The server cannot be reached, is full, or creates no environment.
+            EnvError: The server cannot be reached, is full, or cannot create an environment.
         """
         url, deadline = self.url(), time.monotonic() + _FULL_GRACE_S
         while True:
@@ -83,7 +83,7 @@ class ServerConnections:
                 time.sleep(_RETRY_S)
 
     def begin(self, session_id: str) -> Connection:
-        """Open a session's connection, and close its previous one."""
+        """Open a session's connection, and close the previous one."""
         self.end(session_id)
         connection = self._sessions[session_id] = self.connect()
         return connection
@@ -95,7 +95,7 @@ class ServerConnections:
             EnvError: The session has no connection.
         """
         if session_id not in self._sessions:
-            raise EnvError(f"{self._server.label} has no episode of this session: call _initialize_episode first")
+            raise EnvError(f"{self._server.label} has no episode for this session: call _initialize_episode first")
         return self._sessions[session_id]
 
     def end(self, session_id: str) -> None:
@@ -105,17 +105,17 @@ class ServerConnections:
             connection.close()
 
     def check_capacity(self, num_live: int) -> None:
-        """Check that the server supports a number of connections by opening them, since it does not report a limit.
+        """Check that the server supports a number of connections by opening them, since it does not report its limit.
 
         Raises:
-            ConfigError: The server supports fewer.
-            EnvError: The server cannot be reached, or creates no environment.
+            ConfigError: The server supports fewer connections.
+            EnvError: The server cannot be reached, or cannot create an environment.
         """
         if num_live <= self._num_proven:
             return
         opened = [self.connect()]
         try:
-            with ThreadPoolExecutor(min(_MOST_OPENERS, num_live)) as openers:
+            with ThreadPoolExecutor(min(_MAX_OPENERS, num_live)) as openers:
                 futures = [openers.submit(self.connect) for _ in range(num_live - 1)]
                 done, left = wait(futures, return_when=FIRST_EXCEPTION)
                 for future in left:
@@ -123,31 +123,31 @@ class ServerConnections:
             opened += [one.result() for one in futures if not one.cancelled() and one.exception() is None]
             errors = [error for one in done if (error := one.exception()) is not None]
         finally:
-            with ThreadPoolExecutor(_MOST_OPENERS) as closers:
+            with ThreadPoolExecutor(_MAX_OPENERS) as closers:
                 list(closers.map(Connection.close, opened))
         for error in errors[:1]:
             if not isinstance(error, FullServerError):
                 raise error
-            most = "" if error.max_sessions is None else f" (its limit is {error.max_sessions} in all)"
+            most = "" if error.max_sessions is None else f" (its total limit is {error.max_sessions})"
             raise ConfigError(
-                f"{num_live} episodes are to be live at once, and {self._server.label} has room for {len(opened)}"
-                f"{most}: start it with max_concurrent_envs={num_live} or more, or let {len(opened)} be live at once: "
-                f"by max_concurrent={len(opened)}, in training by a smaller generation batch"
+                f"{num_live} episodes are to run concurrently, but {self._server.label} has room for {len(opened)}"
+                f"{most}: start it with max_concurrent_envs={num_live} or more, or run {len(opened)} concurrently, "
+                f"with max_concurrent={len(opened)}, or in training with a smaller generation batch"
             ) from error
         self._num_proven = num_live
 
     def check_seed(
         self, env_class: str, arguments: Mapping[str, Any], write: Callable[[Mapping[str, Any]], str]
     ) -> None:
-        """Warn, once per server and class, if two resets with one seed have different observations.
+        """Warn, once per server and class, if two resets with the same seed have different observations.
 
         Args:
             env_class: The environment's class.
             arguments: The arguments of a reset, without the seed.
-            write: Converts an observation to text.
+            write: A function that converts an observation to text.
 
         Raises:
-            EnvError: The server cannot be reached, is full, or creates no environment.
+            EnvError: The server cannot be reached, is full, or cannot create an environment.
         """
         key = (self._server, env_class)
         with _checked_lock:
@@ -161,16 +161,16 @@ class ServerConnections:
             raise
         try:
             texts = [write(connection.reset({**arguments, "seed": _SEED})["observation"]) for _ in range(2)]
-        except EnvError as error:  # a task that cannot be reset is its own episodes' failure
-            logger.warning("cannot determine whether %s respects seeds: %s", self._server.label, sentence_of(error))
+        except EnvError as error:  # if a task cannot be reset, only its episodes fail
+            logger.warning("cannot check whether %s respects seeds: %s", self._server.label, sentence_of(error))
             return
         finally:
             connection.close()
         if texts[0] != texts[1]:
             logger.warning(
-                "%s does not respect the seed of a reset: two resets with the seed %d showed %s and %s. The rollouts "
-                "of a task start differently, so that baselines over a task group compare different starts, and runs "
-                "are not reproducible",
+                "%s does not respect the seed of a reset: two resets with the seed %d produced %s and %s. The "
+                "rollouts of a task start differently, so baselines over a task group compare different starts, and "
+                "runs are not reproducible",
                 self._server.label,
                 _SEED,
                 shown(texts[0], 100),
@@ -178,7 +178,7 @@ class ServerConnections:
             )
 
     def close(self) -> None:
-        """Close all connections and stop a program that was started here; does nothing in a forked process."""
+        """Close all connections, and stop a program that was started here; do nothing in a forked process."""
         if self.pid != os.getpid():
             return
         for session_id in [*self._sessions]:

@@ -15,7 +15,7 @@ Format = Literal["text", "json", "tools"]
 ReadAction = Callable[[str], Mapping[str, Any]]
 WriteObservation = Callable[[Mapping[str, Any]], str]
 
-NOT_SHOWN = frozenset({"metadata", "done", "reward"})  # fields of every action and observation, not of the environment
+NOT_SHOWN = frozenset({"metadata", "done", "reward"})  # fields of every action and observation
 _PLACE = re.compile(r"\{(\w+)\}")
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
@@ -25,18 +25,18 @@ class UnreadableActionError(Exception):
 
 
 def as_fields(value: Any) -> dict[str, Any]:
-    """Return a JSON object as it is; empty for any other value."""
+    """Return a JSON object unchanged, and an empty one for any other value."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def fields_of(schema: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Return the schemas of the environment's fields, by name."""
+    """Return the schemas of the fields that the environment defines, by name."""
     properties = as_fields((schema or {}).get("properties"))
     return {name: one for name, one in properties.items() if name not in NOT_SHOWN and isinstance(one, dict)}
 
 
 def text_field(schema: Mapping[str, Any] | None) -> str | None:
-    """Return the field for an answer in plain text: the only one, or the only required one."""
+    """Return the field for a plain-text answer: the only field, or the only required one; None if there is none."""
     fields = fields_of(schema)
     required = [name for name in (schema or {}).get("required") or () if name in fields]
     names = [*fields] if len(fields) == 1 else required
@@ -46,16 +46,16 @@ def text_field(schema: Mapping[str, Any] | None) -> str | None:
 
 
 def action_reader(given: Any, schema: Mapping[str, Any] | None, server: str, chosen: Format) -> ReadAction:
-    """Return a function that converts an answer in text to an action.
+    """Return a function that converts a text answer to an action.
 
     Args:
         given: ``env_config["action"]``: a field's name, a template, a function, or None to use the schema.
         schema: The schema of an action; None if unknown.
         server: The name of the server in error messages.
-        chosen: The format of the answers, unless ``given`` determines it.
+        chosen: The format of answers, unless ``given`` determines it.
 
     Raises:
-        ConfigError: The schema has no such field, or no field for plain text.
+        ConfigError: The schema lacks the named field, or has no field for plain text.
     """
     if callable(given):
         return lambda text: _checked_action(given(text))
@@ -65,12 +65,12 @@ def action_reader(given: Any, schema: Mapping[str, Any] | None, server: str, cho
     fields = fields_of(schema)
     if isinstance(given, str) and fields and given not in fields:
         hint = did_you_mean(given, fields)
-        raise ConfigError(f"env_config['action'] names {given!r}, which is not a field of an action of {server}{hint}")
+        raise ConfigError(f"env_config['action'] names {given!r}, which is not a field of actions of {server}{hint}")
     name = given if isinstance(given, str) else None if chosen == "json" else text_field(schema)
     if name is None and chosen == "text":
         raise ConfigError(
-            f"env_config['format'] is 'text', but an action of {server} has the fields {', '.join(fields) or 'none'}: "
-            "name the field for the text in env_config['action']"
+            f"env_config['format'] is 'text', but actions of {server} have the fields {', '.join(fields) or 'none'}: "
+            "set env_config['action'] to the field for the text"
         )
     if name is None:
         return lambda text: object_in(text, fields)
@@ -79,7 +79,7 @@ def action_reader(given: Any, schema: Mapping[str, Any] | None, server: str, cho
 
 
 def object_in(text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse the JSON object of an answer: the whole answer, a code fence, or from its first brace on.
+    """Parse the JSON object in an answer: in its first code fence, if any, and from the first brace.
 
     Raises:
         UnreadableActionError: The answer contains no JSON object.
@@ -104,9 +104,9 @@ def observation_writer(given: Any, schema: Mapping[str, Any] | None, most: int |
 
     Args:
         given: ``env_config["observation"]``: a field's name, a template such as ``"{board} {score}"``, a function, or
-            None for the only field of the schema, if it is a text, else all as JSON.
+            None for the schema's only field, if it is a text, and otherwise the entire observation as JSON.
         schema: The schema of the observation; None if unknown.
-        most: The maximum number of characters; longer texts are cut.
+        most: The maximum number of characters; longer texts are truncated.
     """
     fields = fields_of(schema)
     name = next(iter(fields)) if len(fields) == 1 else None
@@ -133,13 +133,13 @@ def _field(observation: Mapping[str, Any], name: str) -> str:
     known = {**as_fields(observation.get("metadata")), **observation}
     if name not in known:
         hint = did_you_mean(name, known)
-        raise EnvError(f"env_config['observation'] names {name!r}, which the observation does not have{hint}")
+        raise EnvError(f"env_config['observation'] names {name!r}, which is not a field of the observation{hint}")
     value = known[name]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _filled(value: Any, text: str) -> Any:
-    """Insert the agent's text into a template."""
+    """Fill the agent's text into a template."""
     if isinstance(value, str):
         return value.replace("{text}", text)
     if isinstance(value, Mapping):
@@ -150,7 +150,7 @@ def _filled(value: Any, text: str) -> Any:
 
 
 def _number(text: str) -> Any:
-    """Convert a number; other texts are left for the server to reject."""
+    """Convert a text to a number; other texts are returned for the server to reject."""
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):

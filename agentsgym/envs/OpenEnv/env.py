@@ -1,8 +1,8 @@
-"""An environment that runs on an OpenEnv server: each session is one connection and one server-side environment.
+"""An environment on an OpenEnv server; each session has a connection and an environment on the server.
 
 ::
 
-    answer ─▶ action (a field, a template, JSON, or calls of tools) ─▶ step ─▶ observation ─▶ text, or tools' results
+    answer ─▶ action (a field, a template, JSON, or tool calls) ─▶ step ─▶ observation ─▶ text, or tool results
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from agentsgym.envs.OpenEnv.conversion import (
 from agentsgym.envs.OpenEnv.interface import ServerInterface, request_interface, result_of
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, as_server, registered_server
 from agentsgym.envs.OpenEnv.tasks import DatasetOptions, task_dataset
-from agentsgym.envs.OpenEnv.wire import RefusedActionError
+from agentsgym.envs.OpenEnv.wire import RejectedActionError
 from agentsgym.envs.shared.numbers import strip_reasoning
-from agentsgym.envs.Tools.calls import plan_of
+from agentsgym.envs.Tools.calls import plan_calls
 from agentsgym.envs.Tools.env import CUT_OFF, TOOL_FIELDS
 from agentsgym.envs.Tools.results import ToolResult, cut
 from agentsgym.errors import ConfigError, EnvError, TaskError
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SHARED_FIELDS = ("max_result_length", "max_calls_per_turn", "max_calls_per_episode", "invalid_reward")
-_MOST_CHARS = 4000  # of a server's failure in an error before play
-_REFUSED = frozenset({"VALIDATION_ERROR", "EXECUTION_ERROR"})  # the codes that are about one action
+_MAX_ERROR_CHARS = 4000  # of a server's error that is found before play
+_ACTION_ERRORS = frozenset({"VALIDATION_ERROR", "EXECUTION_ERROR"})  # codes of errors about a single action
 
 
 class _Conversion(NamedTuple):
-    """How an environment converts actions and observations, from its configuration and the server's schemas."""
+    """The conversion of actions and observations, from the configuration and the server's schemas."""
 
     format: Format
     read: ReadAction
@@ -61,33 +61,35 @@ class _Conversion(NamedTuple):
 
 
 class OpenEnvEnv(MultistepEnv):
-    """An environment on an OpenEnv server, given as ``server=`` or named in ``env_config["server"]``.
+    """An environment on an OpenEnv server, which is passed as ``server=`` or named in ``env_config["server"]``.
 
     A task is ``{"seed": int}`` and further arguments of the reset, such as ``{"split": "train", "index": 3}``. The
-    environment is reset with a seed drawn from the session's own generator. A broken connection, a timeout, an invalid
-    response and an exception of the environment fail the episode; an action that the server rejects as invalid is an
-    invalid action, answered with the server's message.
+    environment is reset with a seed drawn from the session's random generator. A broken connection, a timeout, an
+    invalid response or an exception of the environment fails the episode. If the server rejects an action as invalid,
+    the turn is invalid, and the agent is shown the server's message.
 
-    Keys of ``env_config`` beside the common ones:
+    Keys of ``env_config`` in addition to the common ones:
 
     - ``server``: a name registered with :func:`~agentsgym.envs.OpenEnv.server.register_server`.
-    - ``format``: ``"text"``: the answer is one field of the action; ``"json"``: it is a JSON object; ``"tools"``: it
-      calls the environment's tools, or without any the tool ``act``, whose arguments are the action; ``"auto"``: tools
-      if there are some, text if the action has only one field or one required field, else JSON.
-    - ``action``: for answers other than calls the name of the field that takes the text, a template such as
-      ``{"message": "{text}"}``, or a callable from the text to the action's dict (None for an invalid action); None to
-      use the server's schema.
-    - ``observation``: the name of the field that is shown, a template such as ``"{board} {score}"``, or a callable from
-      the observation's dict to a text; None for its only field, if that is a text, else all of it as JSON.
-    - ``reset``: further arguments of every reset.
+    - ``format``: with ``"text"``, the answer is one field of the action; with ``"json"``, it is a JSON object; with
+      ``"tools"``, it calls the environment's tools, or the tool ``act``, whose arguments are the action, if there are
+      none. ``"auto"`` means tools if there are any, text if the action has only one field or one required field, and
+      otherwise JSON.
+    - ``action``: the conversion of answers that are not tool calls: the name of the field for the text, a template such
+      as ``{"message": "{text}"}``, or a callable from the text to the action's dict (None for an invalid action); None
+      to use the server's schema.
+    - ``observation``: the name of the field to show, a template such as ``"{board} {score}"``, or a callable from the
+      observation's dict to a text; None for its only field, if that is a text, and otherwise the entire observation as
+      JSON.
+    - ``reset``: additional arguments of every reset.
     - ``success``: ``"reward"`` (the episode ended with a reward above 0), or the name of a field of the observation or
-      its metadata that is true if the task is solved; None if it is unknown.
-    - ``execution_error``: whether an exception of the environment is the episode's failure, ``"failed"``, or an invalid
-      action, ``"invalid"``, for environments that raise at illegal moves.
-    - ``answer``: whether an answer without a tool call is ``"invalid"`` or the ``"end"`` of the episode.
-    - ``max_result_length``, ``max_calls_per_turn``, ``max_calls_per_episode``, ``invalid_reward``: as for
-      :class:`~agentsgym.envs.Tools.env.ToolEnv`, for observations and actions too.
-    - ``check_capacity``: whether to verify before play that the server has room for all episodes that will be live.
+      its metadata that is true if the task is solved; None if success is unknown.
+    - ``execution_error``: ``"failed"`` if an exception of the environment fails the episode, ``"invalid"`` if it means
+      that the action was invalid, for environments that raise at illegal moves.
+    - ``answer``: ``"invalid"`` if an answer without a tool call is an invalid action, ``"end"`` if it ends the episode.
+    - ``max_result_length``, ``max_calls_per_turn``, ``max_calls_per_episode``, ``invalid_reward``: the same as in
+      :class:`~agentsgym.envs.Tools.env.ToolEnv`, but also applied to observations and actions.
+    - ``check_capacity``: whether to verify before play that the server supports enough concurrent episodes.
     - ``check_seed``: whether to verify before play, once per server, that two resets with one seed are equal.
     """
 
@@ -125,19 +127,19 @@ class OpenEnvEnv(MultistepEnv):
         *,
         server: OpenEnvServer | str | None = None,
     ) -> None:
-        """Store the server; no connection is opened yet.
+        """Validate the configuration without connecting to the server.
 
         Args:
-            tokenizer: The tokenizer, as for every environment.
+            tokenizer: The policy's tokenizer; None to record no tokens.
             env_config: The keys above.
             server: The server or its URL, in place of ``env_config["server"]``.
 
         Raises:
-            ConfigError: The configuration is invalid, or there is no server, or there are two.
+            ConfigError: The configuration is invalid, or it names a server in addition to ``server``.
             MissingDependencyError: The package ``websockets`` is not installed.
         """
         self._by_process: dict[int, ServerConnections] = {}  # by process id
-        self._known_url: str | None = None  # of a program that another process has started
+        self._known_url: str | None = None  # the URL of a program that another process started
         self._interface: ServerInterface | None = None
         self._made_conversion: _Conversion | None = None
         self._opening = threading.Lock()
@@ -153,7 +155,7 @@ class OpenEnvEnv(MultistepEnv):
             self._given_server = registered_server(named)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process, which opens its own connections to a server that already runs here."""
+        """Return the state for another process, which opens separate connections, to a program that runs here."""
         connections = self._by_process.get(os.getpid())
         url = self._known_url if connections is None else connections.known_url
         state: dict[str, Any] = {**super().__getstate__(), "_by_process": {}, "_known_url": url}
@@ -169,12 +171,12 @@ class OpenEnvEnv(MultistepEnv):
         """The server.
 
         Raises:
-            ConfigError: No server was given.
+            ConfigError: No server was passed or named.
         """
         if self._given_server is None:
             raise ConfigError(
-                "OpenEnvEnv requires a server: OpenEnvEnv(server='http://localhost:8000'), or in env_config['server'] "
-                "a name registered by register_server"
+                "OpenEnvEnv requires a server: pass one, as in OpenEnvEnv(server='http://localhost:8000'), or set "
+                "env_config['server'] to a name registered with register_server"
             )
         return self._given_server
 
@@ -183,7 +185,7 @@ class OpenEnvEnv(MultistepEnv):
         """The schemas and tools of the server's environment, requested at first use.
 
         Raises:
-            ConfigError: The server cannot be reached, or its answer is invalid.
+            ConfigError: The server cannot be reached, or its response is invalid.
         """
         with self._opening:
             if self._interface is None:
@@ -196,12 +198,12 @@ class OpenEnvEnv(MultistepEnv):
                         else request_interface(self.server, self._connections.url())
                     )
                 except EnvError as error:
-                    raise ConfigError(sentence_of(error, _MOST_CHARS)) from error
+                    raise ConfigError(sentence_of(error, _MAX_ERROR_CHARS)) from error
             return self._interface
 
     @property
     def _connections(self) -> ServerConnections:
-        """This process's connections; recreated after a fork, and created once if several threads need them at once."""
+        """This process's connections: recreated after a fork, and created once even if several threads request them."""
         connections = self._by_process.get(os.getpid())
         if connections is None:
             made = ServerConnections(self.server, self._known_url)
@@ -224,12 +226,12 @@ class OpenEnvEnv(MultistepEnv):
         return self._made_conversion
 
     def close(self) -> None:
-        """Close this process's connections, and stop a server started here; the environment can be used again."""
+        """Close this process's connections, and stop a server that it started; the environment can be used again."""
         connections = self._by_process.pop(os.getpid(), None)
         if connections is not None:
             connections.close()
 
-    # The hooks
+    # Hooks of the base class
 
     def _tools(self) -> Sequence[Callable[..., Any] | Mapping[str, Any]] | None:
         return self.interface.tool_schemas() if self._conversion.format == "tools" else None
@@ -239,11 +241,11 @@ class OpenEnvEnv(MultistepEnv):
         return self.interface.description(self.env_config["format"]) if given is None else None
 
     def check_task(self, task_data: Mapping[str, Any], name: str = "task_data") -> None:
-        """Check a task, and before the first one also that the server answers.
+        """Check a task and, before the first one, that the server responds.
 
         Raises:
-            TaskError: The task cannot be played.
-            ConfigError: As for :attr:`interface`, or ``env_config["action"]`` does not suit the server.
+            TaskError: The task is invalid.
+            ConfigError: See :attr:`interface`; or ``env_config["action"]`` does not match the server's schema.
         """
         _ = self.tool_schemas
         super().check_task(task_data, name)
@@ -257,14 +259,14 @@ class OpenEnvEnv(MultistepEnv):
     def _prepare_play(self, tasks: Sequence[Mapping[str, Any]], num_live: int) -> None:
         config = self.env_config
         try:
-            self._connections.url()  # restarts a program that ended, since workers only know its URL
+            self._connections.url()  # restarts a program that exited, since workers have only its URL
             if config["check_seed"]:
                 arguments, write = self._reset_arguments(tasks[0]), self._conversion.shown_after_reset
                 self._connections.check_seed(class_path(type(self)), arguments, write)
             if config["check_capacity"]:
                 self._connections.check_capacity(num_live)
         except EnvError as error:
-            raise ConfigError(sentence_of(error, _MOST_CHARS)) from error
+            raise ConfigError(sentence_of(error, _MAX_ERROR_CHARS)) from error
 
     def _reset_arguments(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
         task = {key: value for key, value in task_data.items() if value is not None and key != "seed"}
@@ -309,8 +311,8 @@ class OpenEnvEnv(MultistepEnv):
             answer = self._connections.connection(session_id).step(self._conversion.read(text))
         except UnreadableActionError as error:
             return self._invalid(state, str(error))
-        except RefusedActionError as error:
-            return self._invalid(state, self._refusal(error))
+        except RejectedActionError as error:
+            return self._invalid(state, self._rejection_message(error))
         pending = "" if answer["done"] else self._conversion.shown_after_step(answer["observation"])
         return {**state, "pending": pending}, float(answer["reward"] or 0.0), answer["done"], self._info(answer)
 
@@ -319,7 +321,7 @@ class OpenEnvEnv(MultistepEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
+        """Make training rows; see :class:`~.tasks.DatasetOptions` for the options.
 
         Raises:
             ConfigError: The configuration or an option is invalid.
@@ -328,26 +330,26 @@ class OpenEnvEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, which share no seed with those to train on; see :meth:`get_train_dataset`."""
+        """Make evaluation rows, which share no seeds with the training rows; see :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)
 
     # How a turn is played
 
-    def _refusal(self, error: RefusedActionError) -> str:
+    def _rejection_message(self, error: RejectedActionError) -> str:
         """Return the message to the agent about a rejected action.
 
         Raises:
-            EnvError: The server failed for another reason than the action.
+            EnvError: The server failed for a reason other than the action.
         """
         is_crash = error.code == "EXECUTION_ERROR" and self.env_config["execution_error"] == "failed"
-        if is_crash or error.code not in _REFUSED:
+        if is_crash or error.code not in _ACTION_ERRORS:
             raise EnvError(
                 f"the environment of {self.server.label} raised: {sentence_of(error)} ({error.code})"
             ) from error
         return cut(f"That action was rejected. {error}", self.env_config["max_result_length"])
 
     def _info(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a response to a step reports: the success, and whether the episode was truncated."""
+        """Extract the success, and whether the episode was truncated, from the response to a step."""
         known = {**as_fields(answer.get("metadata")), **answer["observation"]}
         success: str | None = self.env_config["success"]
         info: dict[str, Any] = {}
@@ -365,9 +367,9 @@ class OpenEnvEnv(MultistepEnv):
 
     def _play_calls(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
         limits = {**self.env_config, "submit_tool": None}
-        plan = plan_of(action, self.tool_schemas, limits, num_made=state["num_calls"])
+        plan = plan_calls(action, self.tool_schemas, limits, num_made=state["num_calls"])
         info: dict[str, Any] = self._unsolved
-        has_tools = bool(self.interface.tools)  # otherwise the only tool takes an action
+        has_tools = bool(self.interface.tools)  # otherwise, the arguments of the only tool are the action
         waiting, plan.made = plan.made, []
         while waiting and not any(result.done for result in plan.results if result is not None):
             index = waiting.pop(0)
@@ -377,8 +379,8 @@ class OpenEnvEnv(MultistepEnv):
                 payload = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
             try:
                 answer = self._connections.connection(session_id).step(payload)
-            except RefusedActionError as error:
-                plan.results[index] = ToolResult(content=f"Error: {self._refusal(error)}", failed=True)
+            except RejectedActionError as error:
+                plan.results[index] = ToolResult(content=f"Error: {self._rejection_message(error)}", failed=True)
             else:
                 seen = answer["observation"]
                 text, failed = result_of(seen) if has_tools else (self._conversion.shown_after_step(seen), False)
@@ -394,14 +396,14 @@ class OpenEnvEnv(MultistepEnv):
             "num_failed_calls": state["num_failed_calls"] + plan.num_failed,
         }
         is_invalid = not plan.made
-        reward = sum(result.reward for _, result in plan.answered())
+        reward = sum(result.reward for _, result in plan.calls_with_results())
         reward += self.env_config["invalid_reward"] if is_invalid else 0.0
         info = {**info, "invalid": is_invalid, **self._counts(next_state), "tool_failed": plan.num_failed > 0}
         return next_state, float(reward), plan.is_done, info
 
     @property
     def _unsolved(self) -> dict[str, bool]:
-        """The success in ``info`` after a turn that was not sent to the server."""
+        """The entry ``success`` of ``info`` after a turn that was not sent to the server."""
         return {} if self.env_config["success"] is None else {"success": False}
 
     def _counts(self, state: State) -> dict[str, int]:

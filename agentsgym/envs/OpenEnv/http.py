@@ -1,4 +1,4 @@
-"""Read an OpenEnv server's ``/health`` and ``/schema`` over plain HTTP."""
+"""Request an OpenEnv server's ``/health`` and ``/schema`` over HTTP."""
 
 from __future__ import annotations
 
@@ -15,45 +15,48 @@ from agentsgym.texts import sentence_of, shown
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: headers may hold a secret, which is for the server alone."""
+    """Follows no redirects: headers may contain a secret that only the server may receive."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 def get_json(server: OpenEnvServer, url: str, path: str, *, limit_s: float) -> dict[str, Any]:
-    """Get one of a server's JSON objects.
+    """Request a JSON object from a server.
 
     Args:
         server: The server.
-        url: Its URL.
+        url: The server's URL.
         path: The path, such as ``"schema"``.
-        limit_s: The time limit of the whole response, in seconds.
+        limit_s: The time limit for the complete response, in seconds.
 
     Raises:
         ConfigError: A header's environment variable is not set.
-        EnvError: The server does not answer, or not with a JSON object.
+        EnvError: The server does not respond, or its response is not a JSON object.
     """
     address = address_of(url, "http", path)
     request = urllib.request.Request(address, headers={"Accept": "application/json", **server.request_headers()})
+    late = f"{server.label} did not send a complete response within {limit_s:g} s"
     handlers = [_NoRedirects, *([urllib.request.ProxyHandler({})] if is_local(url) else [])]
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=limit_s) as response:
-            # urllib applies its own limit to each part of the body, and there may be many.
+            # urllib applies the limit to each part of the body separately, and there may be many.
             raw, deadline = b"", time.monotonic() + limit_s
             while len(raw) < server.max_message_bytes and (part := response.read1(server.max_message_bytes - len(raw))):
                 raw += part
                 if time.monotonic() > deadline:
-                    raise TimeoutError("its answer did not arrive completely in time")
+                    raise EnvError(late)
     except urllib.error.HTTPError as error:
         with error:
-            raise EnvError(f"{server.label} answered {address} with HTTP status {error.code}") from error
+            raise EnvError(f"{server.label} responded to {address} with HTTP status {error.code}") from error
+    except TimeoutError as error:
+        raise EnvError(late) from error
     except (OSError, HTTPException) as error:
         raise EnvError(f"{server.label} cannot be reached: {sentence_of(error)} (is it running?)") from error
     try:
         answer: Any = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise EnvError(f"{server.label} answered {address} with invalid JSON: {shown(raw, 100)}") from error
+        raise EnvError(f"{server.label} responded to {address} with invalid JSON: {shown(raw, 100)}") from error
     if not isinstance(answer, dict):
-        raise EnvError(f"{server.label} answered {address} with JSON that is not an object: {shown(answer, 100)}")
+        raise EnvError(f"{server.label} responded to {address} with JSON that is not an object: {shown(answer, 100)}")
     return cast("dict[str, Any]", answer)

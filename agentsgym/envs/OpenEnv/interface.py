@@ -1,4 +1,4 @@
-"""The interface of a server: the schemas of its actions and observations, and the tools of an MCP-style environment."""
+"""Request a server's interface: the schemas of actions and observations, and the tools of an MCP-style environment."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.OpenEnv.conversion import NOT_SHOWN, Format, as_fields, fields_of, text_field
 from agentsgym.envs.OpenEnv.http import get_json
 from agentsgym.envs.OpenEnv.server import OpenEnvServer
-from agentsgym.envs.OpenEnv.wire import Connection, RefusedActionError
+from agentsgym.envs.OpenEnv.wire import Connection, RejectedActionError
 from agentsgym.envs.Tools.results import as_text
 from agentsgym.errors import EnvError
 from agentsgym.texts import sentence_of, shown
 
-ACT = "act"  # the only tool of an environment whose actions have several fields
+ACT = "act"  # the only tool if the environment has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInterface:
-    """The interface of a server, as plain values that can be sent to another process.
+    """The interface of a server, as plain values that can be sent to other processes.
 
     Attributes:
         action: JSON schema of an action; None if it was not requested.
-        observation: JSON schema of the observation of a step.
-        reset_observation: JSON schema of the observation of a reset.
-        tools: Full schemas of an MCP-style environment's tools; empty if there are none.
+        observation: JSON schema of a step's observation.
+        reset_observation: JSON schema of a reset's observation.
+        tools: Complete schemas of an MCP-style environment's tools; empty if there are none.
     """
 
     action: dict[str, Any] | None = None
@@ -35,7 +35,7 @@ class ServerInterface:
     tools: tuple[dict[str, Any], ...] = ()
 
     def format(self, given: str) -> Format:
-        """Return the format of actions: ``env_config["format"]``, or the one that suits the schema."""
+        """Return the format of actions: ``env_config["format"]``, or the one that fits the schema."""
         if given != "auto":
             return cast("Format", given)
         if self.tools:
@@ -43,7 +43,7 @@ class ServerInterface:
         return "text" if text_field(self.action) is not None else "json"
 
     def tool_schemas(self) -> tuple[dict[str, Any], ...]:
-        """The schemas of the agent's tools: those of the environment, or a single tool that takes an action."""
+        """Return the agent's tool schemas: the environment's, or a single tool whose arguments are the action."""
         if self.tools:
             return self.tools
         action = self.action or {}
@@ -78,21 +78,21 @@ def request_interface(server: OpenEnvServer, url: str) -> ServerInterface:
     """Request a server's schemas and, if its actions are tool calls, its tools.
 
     Raises:
-        EnvError: The server does not answer, or its answer is invalid.
+        EnvError: The server does not respond, or its response is invalid.
         ConfigError: The schema of a tool is invalid.
     """
     schemas = get_json(server, url, "schema", limit_s=server.connect_timeout_s)
     for name in ("action", "observation"):
         if not isinstance(schemas.get(name), dict):
             raise EnvError(
-                f"{server.label} must return a schema of its {name}s at /schema, got {shown(schemas, 100)}: "
+                f"{server.label} must return the schema of its {name}s at /schema, got {shown(schemas, 100)}: "
                 "is it an OpenEnv server?"
             )
     reset: Any = schemas.get("reset_observation")
-    # With the references in it resolved.
+    # schemas_of resolves references.
     (act,) = schemas_of([{"name": ACT, "parameters": schemas["action"]}], server.label)
     action: dict[str, Any] = {**schemas["action"], **act["function"]["parameters"]}
-    # An action may be a tool call if it has a call's fields, or none at all.
+    # Actions may be tool calls if they have the fields of a call, or none.
     fields = fields_of(action)
     is_bare = not fields and not {"anyOf", "oneOf", "allOf"} & action.keys()
     may_be_call = is_bare or {"tool_name", "arguments"} <= fields.keys()
@@ -108,7 +108,7 @@ def _request_tools(server: OpenEnvServer, url: str, *, is_required: bool) -> tup
     connection = Connection(server, url)
     try:
         answer = connection.step({"type": "list_tools"})
-    except RefusedActionError as error:
+    except RejectedActionError as error:
         if is_required:
             raise EnvError(f"{server.label} could not list its tools: {sentence_of(error)}") from error
         return ()  # an environment whose actions have no fields
@@ -131,7 +131,7 @@ def _request_tools(server: OpenEnvServer, url: str, *, is_required: bool) -> tup
 
 
 def result_of(observation: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the result of a tool call: the text for the agent, and whether the call failed.
+    """Extract the result of a tool call: the text for the agent, and whether the call failed.
 
     Raises:
         EnvError: The server could not reach the tool.
@@ -157,7 +157,7 @@ def result_of(observation: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def _about(field: Mapping[str, Any]) -> str:
-    """Describe a field: its type unless it is a text, its choices, and its description."""
+    """Describe a field for the agent: its description, choices, and type (unless it is a string)."""
     choices: Any = field.get("enum")
     kind = field.get("type")
     about = [

@@ -1,4 +1,4 @@
-"""Start an OpenEnv server on this machine, wait until it answers, and stop it."""
+"""Start an OpenEnv server on this machine, wait until it responds, and stop it."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from agentsgym.texts import sentence_of, visible
 
 _STOPPING_S = 5.0  # between terminating a server and killing it
 _POLL_S = 0.05
-_GUARD = "trap '' TERM; read -r line; kill -TERM 0; sleep 5; kill -KILL 0"  # read ends when the owner's pipe does
-_TAIL_BYTES = 2000  # of its output, shown if it does not start
+_GUARD = "trap '' TERM; read -r line; kill -TERM 0; sleep 5; kill -KILL 0"  # read returns when the owner's pipe closes
+_TAIL_BYTES = 2000  # of the server's output, included in the error if it does not start
 
 _Process = subprocess.Popen[bytes]
 
 
 class LocalServer:
-    """A server that was started here.
+    """A server started on this machine.
 
     Attributes:
         url: URL of the server.
-        port: Its port.
-        stop: Terminates the server, and kills it if it does not end.
+        port: Port of the server.
+        stop: Function that terminates the server, and kills it if it does not exit.
     """
 
     def __init__(self, server: OpenEnvServer, port: int | None = None) -> None:
-        """Start the server and wait until it answers.
+        """Start the server and wait until it responds.
 
         Args:
-            server: The server, with its command.
-            port: Its port; None for any that is free.
+            server: The server, which must have a command.
+            port: The port; None for any free port.
 
         Raises:
             ConfigError: See :meth:`OpenEnvServer.request_headers`.
-            EnvError: The program cannot be run, ends, or does not answer in time.
+            EnvError: The program cannot be started, exits, or does not respond in time.
         """
         if port is None:
             with socket.socket() as free:
@@ -52,14 +52,14 @@ class LocalServer:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._server = server
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed as the server is stopped
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the server is stopped
         null = subprocess.DEVNULL
         try:
             # The guard kills the server's process group when this process ends for any reason.
-            watch = ["/bin/sh", "-c", _GUARD]
-            guard = subprocess.Popen(watch, stdin=subprocess.PIPE, stdout=null, stderr=null, process_group=0)
+            guard_command = ["/bin/sh", "-c", _GUARD]
+            guard = subprocess.Popen(guard_command, stdin=subprocess.PIPE, stdout=null, stderr=null, process_group=0)
             try:
-                self._process = subprocess.Popen(  # the user's own command
+                self._process = subprocess.Popen(  # the user's command
                     [part.replace("{port}", str(port)) for part in server.command or ()],
                     env={**os.environ, "PORT": str(port), **server.env},
                     cwd=server.cwd,
@@ -98,20 +98,20 @@ class LocalServer:
         text = visible(self._output.read().decode(errors="replace")).strip()
         printed = f"; it printed:\n{text}" if text else "; it printed nothing"
         if not self.is_running():
-            raise EnvError(f"{self._server.label} ended with code {self._process.returncode}{printed}")
+            raise EnvError(f"{self._server.label} exited with code {self._process.returncode}{printed}")
         raise EnvError(
-            f"{self._server.label} did not answer at {self.url}/health within {self._server.start_timeout_s:g} s: does "
-            f"it listen on the port given as {{port}} or PORT?{printed}"
+            f"{self._server.label} did not respond at {self.url}/health within {self._server.start_timeout_s:g} s: "
+            f"does it listen on the port given as {{port}} or PORT?{printed}"
         )
 
 
 def _stop(owner: int, process: _Process, guard: _Process, output: IO[bytes]) -> None:
-    """Terminate the server, then its process group; does nothing in a forked process."""
+    """Terminate, then kill, the server's process group; do nothing in a forked process."""
     if os.getpid() != owner:
         return
-    for sign in (signal.SIGTERM, signal.SIGKILL):
+    for signum in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(guard.pid, sign)
+            os.killpg(guard.pid, signum)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_STOPPING_S)
     guard.communicate()

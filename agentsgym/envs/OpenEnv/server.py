@@ -1,4 +1,4 @@
-"""Addresses and options of OpenEnv servers; no connection is opened here."""
+"""Describe and register OpenEnv servers; no connection is opened here."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _TIMES = ("connect_timeout_s", "start_timeout_s", "reset_timeout_s", "step_timeo
 
 @dataclass(frozen=True, kw_only=True)
 class OpenEnvServer:
-    """An OpenEnv server, at a URL, or a program that is started and stopped here.
+    """An OpenEnv server: at a URL, or a program that the environment starts and stops.
 
-    Nothing is opened before it is needed. Needs ``agentsgym[openenv]``.
+    It is opened at first use. Requires ``agentsgym[openenv]``.
 
     Attributes:
         url: URL of the server: ``"http://localhost:8000"``, ``"https://…"``, ``"ws://…"`` or ``"wss://…"``.
-        command: Program and arguments of a server that is started on this machine at first use, on a free port that
-            stands in place of ``{port}`` and in the environment variable ``PORT``; it ends with the environment.
-        env: Further environment variables for ``command``.
+        command: Program and arguments of a server that is started on this machine at first use, on a free port,
+            which replaces ``{port}`` and is the environment variable ``PORT``; it is stopped with the environment.
+        env: Additional environment variables for ``command``.
         cwd: Working directory of ``command``; None for the current one.
         headers: Headers of every request. ``${NAME}`` is replaced by that environment variable whenever a connection is
-            opened, so that no secret is written down: ``{"Authorization": "Bearer ${HF_TOKEN}"}``. ``$$`` is a ``$``.
-        connect_timeout_s: Time limit for opening a connection and its first answer, in seconds.
-        start_timeout_s: Time limit for ``command`` to start answering, in seconds.
-        reset_timeout_s: Time limit of a reset, in seconds.
-        step_timeout_s: Time limit of a step, in seconds.
+            opened, so that no secret is stored: ``{"Authorization": "Bearer ${HF_TOKEN}"}``. ``$$`` is a literal ``$``.
+        connect_timeout_s: Time limit for opening a connection and for its first response, in seconds.
+        start_timeout_s: Time limit for ``command`` until it responds, in seconds.
+        reset_timeout_s: Time limit for a reset, in seconds.
+        step_timeout_s: Time limit for a step, in seconds.
         max_message_bytes: Maximum size of a message.
     """
 
@@ -81,7 +81,7 @@ class OpenEnvServer:
 
     @property
     def label(self) -> str:
-        """The name in error messages."""
+        """The server's name in error messages."""
         if self.url is not None:
             return f"the OpenEnv server at {self.url}"
         return f"the OpenEnv server {shown([*(self.command or ())], 100)}"
@@ -90,7 +90,7 @@ class OpenEnvServer:
         """Return the headers with environment variables filled in.
 
         Raises:
-            ConfigError: A variable is not set, a ``$`` does not start one, or a header is not valid after substitution.
+            ConfigError: A variable is not set, a ``$`` does not start one, or a header is invalid after substitution.
         """
         filled: dict[str, str] = {}
         for name, text in self.headers.items():
@@ -104,7 +104,7 @@ class OpenEnvServer:
                 raise ConfigError(
                     f"OpenEnvServer.headers[{name!r}] has a '$' that does not start ${{NAME}}: write '$$' for a '$'"
                 ) from None
-            if not _HEADER_TEXT.fullmatch(filled[name]):  # found here, since other errors would show the secret
+            if not _HEADER_TEXT.fullmatch(filled[name]):  # checked here, since later errors would reveal the secret
                 raise ConfigError(
                     f"OpenEnvServer.headers[{name!r}] must be one line of printable ASCII once its variables are "
                     "filled in: does one of them end with a line break?"
@@ -131,7 +131,7 @@ def _check_url(url: Any) -> None:
 
 
 def address_of(url: str, scheme: str, path: str) -> str:
-    """Return the address of one of a server's paths.
+    """Return the address of a path on a server.
 
     Args:
         url: URL of the server.
@@ -147,7 +147,7 @@ def address_of(url: str, scheme: str, path: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Return whether a server runs on this machine, so that no proxy is used."""
+    """Whether a server runs on this machine, in which case no proxy is used."""
     return urlsplit(url).hostname in _LOCAL_HOSTS
 
 
@@ -155,7 +155,7 @@ _registered: dict[str, OpenEnvServer] = {}
 
 
 def register_server(name: str, server: OpenEnvServer | str) -> None:
-    """Register a server for ``env_config["server"]``; dataset rows can only use registered servers.
+    """Register a server under a name for ``env_config["server"]``; dataset rows can use only registered servers.
 
     Args:
         name: Name for ``env_config["server"]``.
@@ -179,8 +179,8 @@ def registered_server(name: str) -> OpenEnvServer:
     if name not in _registered:
         hint = did_you_mean(name, _registered) if _registered else ""
         raise ConfigError(
-            f"env_config['server'] names {shown(name)}, which is not registered by register_server{hint} (pass a URL "
-            "to the constructor: OpenEnvEnv(server=…))"
+            f"env_config['server'] names {shown(name)}, which is not registered with register_server{hint} (to pass "
+            "a URL, use OpenEnvEnv(server=…))"
         )
     return _registered[name]
 

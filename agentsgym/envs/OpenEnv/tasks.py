@@ -1,4 +1,4 @@
-"""Tasks as dataset rows: seeds and arguments of resets."""
+"""Make dataset rows of tasks: seeds and reset arguments."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class DatasetOptions(CommonOptions, total=False):
     """Options of the dataset.
 
     Attributes:
-        tasks: Arguments of the reset, one dict per task: ``[{"index": 0}, {"index": 1}]``. None for seeds only.
-        size: Number of rows; by default one per task, and 256 without tasks.
-        seed: Random seed of the tasks' order and seeds; it never moves one between training and evaluation.
-        split: ``"disjoint"``: training and evaluation share no task; ``"all"``: both have all.
-        eval_fraction: Fraction that ``"disjoint"`` keeps for evaluation, in (0, 1).
+        tasks: Reset arguments, one dict per task, such as ``[{"index": 0}, {"index": 1}]``; None for only seeds.
+        size: Number of rows; by default one per task, or 256 without ``tasks``.
+        seed: Random seed of the tasks' order and seeds; it never moves a task between training and evaluation.
+        split: ``"disjoint"`` if training and evaluation share no tasks, ``"all"`` if each gets every task.
+        eval_fraction: Fraction of tasks that ``"disjoint"`` reserves for evaluation, in (0, 1).
     """
 
     tasks: Sequence[Mapping[str, Any]] | None
@@ -58,7 +58,7 @@ _OPTIONS: Mapping[str, Field] = {
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Build the rows of a split with the given ``env_config``; the server is not contacted.
+    """Make the rows of a split, with ``env_config`` unchanged; the server is not contacted.
 
     Raises:
         ConfigError: An option is invalid, or a value cannot be stored in a row.

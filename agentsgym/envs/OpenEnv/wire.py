@@ -1,13 +1,13 @@
-"""A connection to an OpenEnv server, which is one environment there: JSON messages over a WebSocket, each answered.
+"""Connect to an environment on an OpenEnv server: JSON messages over a WebSocket, each with a response.
 
 ::
 
     {"type": "reset", "data": {"seed": 7}}      ─▶  {"type": "observation", "data": {"observation": {…}, "reward": …}}
     {"type": "step", "data": {"message": "a"}}  ─▶  {"type": "observation", "data": {…}} or {"type": "error", …}
     {"type": "state"}                           ─▶  {"type": "state", "data": {…}}
-    {"type": "close"}                           ─▶  the server ends the environment and the connection
+    {"type": "close"}                           ─▶  the server closes the environment and the connection
 
-A broken connection stays broken: the server has dropped its environment, and another connection is another one.
+A broken connection stays broken: the server has discarded its environment, and a new connection gets a new one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from agentsgym.texts import sentence_of, shown
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-_CLOSING_S = 2.0  # time for a server to end an environment
-_REFUSALS = frozenset({"CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR"})  # there is no environment
+_CLOSING_S = 2.0  # time limit for a server to close an environment
+_NO_ENVIRONMENT = frozenset({"CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR"})  # none was created
 _NOT_UNDERSTOOD = frozenset({"UNKNOWN_TYPE", "INVALID_JSON"})
 
 
-class RefusedActionError(Exception):
+class RejectedActionError(Exception):
     """The server rejected a message; the episode continues.
 
     Attributes:
@@ -49,7 +49,7 @@ class FullServerError(EnvError):
     """The server has reached its maximum number of sessions.
 
     Attributes:
-        max_sessions: That number; None if the server did not report it.
+        max_sessions: The maximum number; None if the server did not report it.
     """
 
     def __init__(self, sentence: str, max_sessions: int | None) -> None:
@@ -58,23 +58,23 @@ class FullServerError(EnvError):
 
 
 class Connection:
-    """One environment on a server; used by one thread at a time.
+    """A connection to one environment on a server; may be used by only one thread at a time.
 
     Attributes:
-        problem: Why the connection cannot be used; None while it is open.
+        problem: The reason why the connection cannot be used; None while it is open.
     """
 
     def __init__(self, server: OpenEnvServer, url: str) -> None:
-        """Connect, and request the state, since a full server only reports it in a response.
+        """Connect, and request the state, since a full server reports this only in a response.
 
         Args:
             server: The server.
-            url: Its URL; that of a program is known once it runs.
+            url: The server's URL; for a program, known only once it runs.
 
         Raises:
             ConfigError: A header's environment variable is not set.
             FullServerError: The server has reached its maximum number of sessions.
-            EnvError: The server cannot be reached, creates no environment, or does not follow the protocol.
+            EnvError: The server cannot be reached, cannot create an environment, or violates the protocol.
         """
         from websockets.exceptions import ConnectionClosed  # noqa: PLC0415  # an extra
 
@@ -82,27 +82,27 @@ class Connection:
         self._server = server
         self._is_over = True  # until a reset
         self._closed = ConnectionClosed
-        self._opened = contextlib.ExitStack()  # a connection of websockets is a context manager
+        self._opened = contextlib.ExitStack()  # websockets' connections are context managers
         self._socket = self._opened.enter_context(_connected(server, url))
         try:
             self._ask("state", None, server.connect_timeout_s)
-        except RefusedActionError as error:
+        except RejectedActionError as error:
             if error.code in _NOT_UNDERSTOOD:
-                self._break(f"does not know 'state': {sentence_of(error)} (is its protocol another version?)")
-            # else an environment that has no state before a reset: it exists
+                self._break(f"does not support 'state': {sentence_of(error)} (does it use another protocol version?)")
+            # other errors: the environment exists, but has no state before a reset
 
     def reset(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Restart the episode.
+        """Start an episode.
 
         Returns:
             ``observation`` (a dict), ``reward`` (a number or None), ``done``, and possibly ``metadata``.
 
         Raises:
-            EnvError: The connection broke, or the server refused.
+            EnvError: The connection broke, or the server rejected the reset.
         """
         try:
             answer = self._ask("reset", arguments, self._server.reset_timeout_s)
-        except RefusedActionError as error:
+        except RejectedActionError as error:
             raise EnvError(f"{self._server.label} could not reset the environment: {sentence_of(error)}") from error
         self._is_over = answer["done"]
         if self._is_over:
@@ -110,25 +110,25 @@ class Connection:
         return answer
 
     def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
-        """Take one action; the result is like that of :meth:`reset`.
+        """Take one action; the result has the form of :meth:`reset`'s.
 
         Raises:
-            RefusedActionError: The server rejected the action; the episode continues.
+            RejectedActionError: The server rejected the action; the episode continues.
             EnvError: The connection broke, or the episode has ended or was not started.
         """
         if self._is_over and action.get("type") != "list_tools":
-            raise EnvError(f"cannot send a step to {self._server.label}: the episode is over or was not reset")
+            raise EnvError(f"cannot send a step to {self._server.label}: the episode has ended or was not reset")
         answer = self._ask("step", action, self._server.step_timeout_s)
         self._is_over = self._is_over or answer["done"]
         return answer
 
     def close(self) -> None:
-        """End the environment, and wait briefly for the server, which has room for another one only then."""
+        """Close the environment, and wait briefly until the server has room for another one."""
         if self.problem is None:
             self.problem = "was closed"
-            with contextlib.suppress(Exception):  # a broken connection is closed as well
+            with contextlib.suppress(Exception):  # the connection may be broken already
                 self._socket.send('{"type": "close"}')
-                self._socket.recv(timeout=_CLOSING_S)  # raises as the server closes the connection
+                self._socket.recv(timeout=_CLOSING_S)  # raises when the server closes the connection
         self._drop()
 
     def _ask(self, kind: str, data: Mapping[str, Any] | None, limit_s: float) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Connection:
         try:
             answer: Any = json.loads(raw)
         except (ValueError, RecursionError):
-            self._break(f"answered {kind!r} with invalid JSON: {shown(raw, 100)}")
+            self._break(f"responded to {kind!r} with invalid JSON: {shown(raw, 100)}")
         fields = as_fields(answer)
         if fields.get("type") == "error":
             self._raise(fields.get("data"))
@@ -155,23 +155,23 @@ class Connection:
             if reward_fits and isinstance(result["done"], bool) and isinstance(result.get("observation"), dict):
                 return result
         received = shown(cast("object", answer), 200)
-        self._break(f"answered {kind!r} with an invalid response: {received} (is its protocol another version?)")
+        self._break(f"returned an invalid response to {kind!r}: {received} (does it use another protocol version?)")
 
     def _exchanged(self, kind: str, message: str, limit_s: float) -> str | bytes:
-        """Send a message and receive one; what the server sent before it closed the connection comes first."""
+        """Send a message and receive one, possibly a message that the server sent before it closed the connection."""
         try:
-            with contextlib.suppress(self._closed):  # its last message is still to be read
+            with contextlib.suppress(self._closed):  # the server's last message can still be received
                 self._socket.send(message)
             return self._socket.recv(timeout=limit_s)
         except TimeoutError:
-            self._break(f"took longer than {limit_s:g} s to answer {kind!r}, and was given up")
+            self._break(f"did not respond to {kind!r} within {limit_s:g} s; the connection was closed")
         except self._closed as error:
-            self._break(f"closed the connection at {kind!r}: {sentence_of(error)}")
+            self._break(f"closed the connection during {kind!r}: {sentence_of(error)}")
         except OSError as error:
             self._break(f"can no longer be reached: {sentence_of(error)}")
 
     def _raise(self, data: Any) -> Never:
-        """Raise the error that the server reports."""
+        """Raise the error that the server reported."""
         fields = as_fields(data) or {"message": shown(data)}
         code, message = str(fields.get("code")), str(fields.get("message"))[:1000]
         if code == "CAPACITY_REACHED":
@@ -180,15 +180,15 @@ class Connection:
             self.problem = f"is full: {taken} taken"
             self._drop()
             raise FullServerError(f"{self._server.label} {self.problem}", most if isinstance(most, int) else None)
-        if code in _REFUSALS:
+        if code in _NO_ENVIRONMENT:
             self._break(f"could not create an environment: {message} ({code})")
         errors = fields.get("errors")
-        details: list[str] = []  # the first few fields that fail a validation
+        details: list[str] = []  # the first few fields that failed validation
         for one in map(as_fields, cast("list[Any]", errors)[:5] if isinstance(errors, list) else []):
             place: Any = one.get("loc")
             where = ".".join(map(str, cast("list[Any]", place))) if isinstance(place, list) else ""
             details.append(f"{where}: {one.get('msg')}" if where else str(one.get("msg")))
-        raise RefusedActionError(code, f"{message}: {'; '.join(details)}" if details else message)
+        raise RejectedActionError(code, f"{message}: {'; '.join(details)}" if details else message)
 
     def _break(self, problem: str) -> Never:
         self.problem = problem
@@ -201,12 +201,12 @@ class Connection:
 
 
 class _StatusError(Exception):
-    """The server rejected the connection with an HTTP status, which the error holds."""
+    """The server rejected the connection with an HTTP status, the error's only argument."""
 
 
 @functools.cache
 def _direct_connection() -> Any:
-    """Return the class of a connection that follows no redirect: headers may hold a secret, for the server alone."""
+    """Return a connection class that follows no redirects: headers may contain a secret for only this server."""
     from websockets.exceptions import InvalidStatus  # noqa: PLC0415  # an extra
 
     base = SPEC.load("websockets.sync.client").ClientConnection
@@ -214,7 +214,7 @@ def _direct_connection() -> Any:
     def handshake(self: Any, *args: Any, **options: Any) -> None:
         try:
             base.handshake(self, *args, **options)
-        except InvalidStatus as error:  # websockets would look for a redirect in it
+        except InvalidStatus as error:  # otherwise, websockets might follow a redirect
             raise _StatusError(error.response.status_code) from error
 
     return type("DirectConnection", (base,), {"handshake": handshake})
@@ -231,7 +231,7 @@ def _connected(server: OpenEnvServer, url: str) -> AbstractContextManager[Client
             additional_headers=server.request_headers(),
             open_timeout=server.connect_timeout_s,
             max_size=server.max_message_bytes,
-            ping_timeout=None,  # a step may block the server; it has its own time limit
+            ping_timeout=None,  # a step may block the server, and has a separate time limit
             close_timeout=_CLOSING_S,
             create_connection=_direct_connection(),
             **({"proxy": None} if is_local(url) else {}),
@@ -239,9 +239,9 @@ def _connected(server: OpenEnvServer, url: str) -> AbstractContextManager[Client
     except _StatusError as error:
         (status,) = error.args
         hint = "are its headers right?" if status in {401, 403} else "is it an OpenEnv server?"
-        raise EnvError(f"{server.label} answered {address} with HTTP status {status}: {hint}") from error
+        raise EnvError(f"{server.label} responded to {address} with HTTP status {status}: {hint}") from error
     except TimeoutError as error:
-        raise EnvError(f"{server.label} did not answer within {server.connect_timeout_s:g} s") from error
+        raise EnvError(f"{server.label} did not respond within {server.connect_timeout_s:g} s") from error
     except WebSocketException as error:
         raise EnvError(f"{server.label} is not a WebSocket server: {sentence_of(error)}") from error
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Reasoning: questions with verifiable answers, from any data set or generated without limit."""
+"""Reasoning: questions with verifiable answers, from any dataset or generated without limit."""
 
 from typing import TYPE_CHECKING
 

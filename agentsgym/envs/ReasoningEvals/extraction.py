@@ -1,6 +1,6 @@
-r"""Extract the final answer from an agent's text: from a tag, ``\boxed{}``, after ``####``, a letter, a number.
+r"""Extract the final answer from an agent's text: in a tag or ``\boxed{}``, after ``####``, a letter, or a number.
 
-Only the extracted part is graded, never the whole text, so that naming many candidates is not a right answer.
+Only the extracted answer is graded, never the complete text, so that listing many candidates does not pay off.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NUMBER = re.compile(
     rf"(?:{_SIGN}\$?(?:[1-9]\d{{0,2}}(?:[ \u2009\u202f\xa0]\d{{3}})+(?![\d,])|\d[\d,]*)(?:\.\d+)?"
     r"(?:[eE][-+]?\d+\b|\s?/\s?\d+)?%?|" + _SIGN + rf"\.\d+(?:[eE][-+]?\d+\b)?%?)(?:(?<!,)[^\S\n]+{SCALE_WORD}\b)*"
 )
-_SIGN_APART = re.compile(r"\A([-\u2212+])\s+")
+_DETACHED_SIGN = re.compile(r"\A([-\u2212+])\s+")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), (r"\text{", "}"))
 _MAX_LINE = 200
 
@@ -51,7 +51,7 @@ def in_box(text: str) -> str | None:
     >>> in_box(r"so \boxed{3}, no: \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
     """
-    opened: list[int | None] = []  # where a box's content begins, None for other braces
+    opened: list[int | None] = []  # for each open brace, the start of a box's content; None for other braces
     last: str | None = None
     for brace in _BRACES.finditer(text):
         if brace[0] == "{":
@@ -96,31 +96,31 @@ def last_number(text: str) -> str | None:
     '2 million'
     """
     found = _NUMBER.findall(text)
-    return _SIGN_APART.sub(r"\1", found[-1].strip()).rstrip(",") if found else None
+    return _DETACHED_SIGN.sub(r"\1", found[-1].strip()).rstrip(",") if found else None
 
 
 def whole_line(text: str) -> str | None:
-    """Return the text itself if it is a single short line."""
+    """Return the text if it is a single short line."""
     text = text.strip()
     return text if text and "\n" not in text and len(text) <= _MAX_LINE else None
 
 
-def cleaned(answer: str) -> str | None:
-    r"""Strip an answer's wrapping: dollars, ``\text{}``, a box, bold type, a full stop; None if nothing is left.
+def strip_wrappers(answer: str) -> str | None:
+    r"""Strip an answer's wrapping: dollars, ``\text{}``, a box, bold markers, a final period; None if nothing is left.
 
-    >>> cleaned(r" $\text{north}$. ")
+    >>> strip_wrappers(r" $\text{north}$. ")
     'north'
     """
     return _without_wrappers(answer, has_stop=False) or None
 
 
-def readings(written: str) -> list[str]:
-    """Return an answer's possible readings if a full stop may belong to it: as written, and partly stripped.
+def possible_readings(written: str) -> list[str]:
+    """Return the possible readings of an answer to which a final period may belong: as written, and stripped.
 
-    >>> readings("**It is so.**")
+    >>> possible_readings("**It is so.**")
     ['**It is so.**', 'It is so.', 'It is so']
     """
-    bare = (_without_wrappers(written, has_stop=True), cleaned(written) or "")
+    bare = (_without_wrappers(written, has_stop=True), strip_wrappers(written) or "")
     return [*dict.fromkeys(one for one in (written.strip(), *bare) if one)]
 
 
@@ -139,7 +139,7 @@ def _without_wrappers(answer: str, *, has_stop: bool) -> str:
 
 
 def brace_depth(text: str) -> int | None:
-    r"""Return the maximum nesting depth of braces, except escaped ones; None if they do not match.
+    r"""Return the maximum nesting depth of unescaped braces; None if they do not match.
 
     >>> brace_depth(r"\frac{1}{x_{2}}"), brace_depth(r"\{1"), brace_depth("}{")
     (2, 0, None)
@@ -153,7 +153,7 @@ def brace_depth(text: str) -> int | None:
     return None if depth else deepest
 
 
-#: The recognized forms of an answer, by name; each extractor returns the answer as written.
+#: Extractors by the name of the answer's form; each returns the answer as written.
 FINDERS: Mapping[str, Extractor] = {
     "tag": in_tag,
     "boxed": in_box,
@@ -166,7 +166,7 @@ FINDERS: Mapping[str, Extractor] = {
 
 def _cleaned_by(find: Extractor, text: str) -> str | None:
     found = find(text)
-    return None if found is None else cleaned(found)
+    return None if found is None else strip_wrappers(found)
 
 
 #: The same extractors, with the answer's wrapping stripped.
@@ -175,13 +175,15 @@ _EXPLICIT = ("tag", "boxed", "hashes")
 _FALLBACKS: Mapping[Kind, tuple[str, ...]] = {"number": ("number",), "choice": ("choice",), "text": ("line",)}
 
 
-def extracted(text: str, kind: Kind, *, is_cut: bool, extractors: Mapping[str, Extractor] = EXTRACTORS) -> str | None:
+def extract_answer(
+    text: str, kind: Kind, *, is_cut: bool, extractors: Mapping[str, Extractor] = EXTRACTORS
+) -> str | None:
     """Extract an answer of any form (``"auto"``).
 
     Args:
-        text: The agent's text, after its thoughts.
+        text: The agent's text, without its reasoning.
         kind: The kind of the right answer.
-        is_cut: Whether a budget truncated the text: then only an explicit form counts, not the last number so far.
+        is_cut: Whether a budget truncated the text: then only explicit forms count, not the last number so far.
         extractors: :data:`EXTRACTORS`, or :data:`FINDERS` for the answer as written.
     """
     names = _EXPLICIT if is_cut else (*_EXPLICIT, *_FALLBACKS[kind])
@@ -193,5 +195,5 @@ def extracted(text: str, kind: Kind, *, is_cut: bool, extractors: Mapping[str, E
 
 
 def gold_answer(solution: str) -> str:
-    """Extract the final answer from a data set's solution if it has ``####`` or a box; otherwise return it whole."""
+    """Extract the final answer from a dataset's solution if it has ``####`` or a box; otherwise return all of it."""
     return EXTRACTORS["hashes"](solution) or EXTRACTORS["boxed"](solution) or solution.strip()

@@ -1,4 +1,4 @@
-"""Generate problems with ``reasoning-gym``: by name, difficulty and number, each with a grader of the same name."""
+"""Generate problems with ``reasoning-gym`` from a generator's name, a difficulty and a number, and grade answers."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from agentsgym.texts import sentence_of, shown
 
 Difficulty = int | Mapping[str, Any] | None
 
-_BY_GLOBAL = "its problems depend on Python's global generator and cannot be reproduced"
+_BY_GLOBAL = "its problems depend on Python's global random generator and cannot be reproduced"
 _BY_HASH = "its problems depend on the order of sets, which differs between processes, and cannot be reproduced"
 
 #: Unsupported generators, with the reason (reasoning-gym 0.1.25).
 UNSOUND: Mapping[str, str] = {
     "codeio": _BY_GLOBAL,
-    "composite": "it only combines other generators; name those",
+    "composite": "it only combines other generators, which can be named directly",
     "game_of_life_halting": "it accepts any text as the right answer to some of its problems",
     "isomorphic_strings": _BY_HASH,
     "list_functions": _BY_GLOBAL,
     "polynomial_multiplication": _BY_HASH,
-    "pool_matrix": "it seeds numpy's global generator",
+    "pool_matrix": "it seeds NumPy's global random generator",
     "ransom_note": _BY_HASH,
 }
-#: Generators that grade answers but provide no solution: no reference player can solve them.
+#: Generators that grade answers but provide no solutions, so no reference player can solve their problems.
 WITHOUT_SOLUTION = frozenset(("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"))
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One problem.
+    """A problem.
 
     Attributes:
         generator: The generator, which also grades answers.
-        entry: ``question``, ``answer`` and ``metadata``.
+        entry: The generator's output: ``question``, ``answer`` and ``metadata``.
     """
 
     generator: Any
@@ -69,7 +69,7 @@ def _factory() -> Any:
 
 
 def task_names() -> list[str]:
-    """The names of the supported generators."""
+    """Return the names of the supported generators."""
     return sorted({*_factory().DATASETS} - UNSOUND.keys())
 
 
@@ -84,7 +84,7 @@ def check_generated(task: Any, difficulty: Any) -> None:
     if not isinstance(task, str) or task not in known:
         raise ConfigError(f"reasoning-gym has no task {shown(task)}{did_you_mean(str(task), task_names())}")
     if task in UNSOUND:
-        raise ConfigError(f"the task {task!r} of reasoning-gym cannot be trained on: {UNSOUND[task]}")
+        raise ConfigError(f"the reasoning-gym task {task!r} is not supported: {UNSOUND[task]}")
     if difficulty is not None and not (is_int(0)(difficulty) or isinstance(difficulty, Mapping)):
         expected = "a level (an int >= 0), a dict of the generator's options, or None"
         raise ConfigError(f"the difficulty of {task!r} must be {expected}, got {shown(difficulty)}")
@@ -92,22 +92,22 @@ def check_generated(task: Any, difficulty: Any) -> None:
         _generator(task, cast("Difficulty", difficulty), 0)
     except ConfigError:
         raise
-    except Exception as error:  # the package's own checks, assertions among them
+    except Exception as error:  # the package's checks, which include assertions
         raise ConfigError(
-            f"{task!r} cannot be made with the difficulty {shown(cast('object', difficulty))}: {sentence_of(error)}"
+            f"{task!r} cannot be created with the difficulty {shown(cast('object', difficulty))}: {sentence_of(error)}"
         ) from error
 
 
 def make_item(task: str, difficulty: Difficulty, item: int) -> Item:
-    """Make a problem, with the same question for the same arguments on every machine; the latest few are cached.
+    """Generate a problem, or return a cached one; equal arguments give the same question on every machine.
 
-    The solution and the metadata of a few generators depend on the process, through set order: to grade in another
-    process, send the entry along (:func:`packed`).
+    In a few generators, the solution and metadata depend on the order of sets, which differs between processes: to
+    grade in another process, send the entry (:func:`pack`).
 
     Args:
         task: The name of the generator.
-        difficulty: A level of its curriculum (0 is the easiest), a dict of options, or None for its defaults.
-        item: The number of the problem, any int >= 0.
+        difficulty: A level of the generator's curriculum (0 is easiest), a dict of options, or None for the defaults.
+        item: The number of the problem, at least 0.
     """
     options = tuple(sorted(difficulty.items())) if isinstance(difficulty, Mapping) else difficulty
     try:
@@ -117,24 +117,24 @@ def make_item(task: str, difficulty: Difficulty, item: int) -> Item:
 
 
 def score(item: Item, answer: str) -> float:
-    """Grade an answer, in [0, 1]; some generators give any answer a small score, and only 1.0 is right."""
+    """Return an answer's score in [0, 1]; only 1.0 means right, and some generators give any answer a small score."""
     value = float(item.generator.score_answer(answer, item.entry))
     return min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0
 
 
-def packed(item: Item) -> str:
-    """Serialize a problem's entry for another process of this library; JSON would turn its tuples into lists."""
+def pack(item: Item) -> str:
+    """Serialize a problem's entry for another process of this library, as a pickle, since JSON has no tuples."""
     return base64.b64encode(pickle.dumps(item.entry)).decode()
 
 
-def unpacked(task: str, difficulty: Difficulty, text: str) -> Item:
-    """Deserialize the output of :func:`packed`, from a process of this library only."""
+def unpack(task: str, difficulty: Difficulty, text: str) -> Item:
+    """Rebuild a problem from the output of :func:`pack`, which must come from a process of this library."""
     return Item(_cached_generator(json.dumps([task, difficulty], sort_keys=True)), pickle.loads(base64.b64decode(text)))
 
 
 @functools.lru_cache(maxsize=16)
 def _cached_generator(settings: str) -> Any:
-    """Make a generator for grading, which needs no seed; the latest are cached."""
+    """Create a generator for grading, which needs no seed; recently used ones are cached."""
     task, difficulty = json.loads(settings)
     return _generator(task, difficulty, 0)
 

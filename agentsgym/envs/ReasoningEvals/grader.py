@@ -1,4 +1,4 @@
-"""Grade in a separate process, one per environment process: started at first use, replaced when it hangs."""
+"""Grade answers in a separate process, which is started at first use and replaced when it hangs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from agentsgym.envs.shared.child_process import ChildExitedError, ChildProcess
 from agentsgym.errors import EnvError
 from agentsgym.texts import shown
 
-_START_LIMIT_S = 120.0  # an import on a busy machine
-_GRACE_S = 3.0  # beyond a request's limit, which the process enforces itself if it can
-_GENERATION_LIMIT_S = 30.0  # to make a generator, before the answer is graded
+_START_LIMIT_S = 120.0  # imports on a busy machine
+_GRACE_S = 3.0  # in addition to a request's limit, which the process normally enforces itself
+_GENERATION_LIMIT_S = 30.0  # to create a generator before an answer is graded
 _MODULE = "agentsgym.envs.ReasoningEvals.grader_main"
 _PACKAGE = {"math": "math_verify", "generated": "reasoning_gym"}
 
 
 class Grader:
-    """A process that grades, one request after the other; safe to share between threads."""
+    """A client of the grading process, which handles one request at a time; safe to share between threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,11 +36,11 @@ class Grader:
             limit_s: The time limit in seconds.
 
         Returns:
-            ``{"score": float}``, in [0, 1]; with a ``note`` if the answer could not be graded, and is therefore wrong:
-            ``"timeout"``, or the exception.
+            ``{"score": float}``, in [0, 1]. If the answer could not be graded and is therefore wrong, ``note`` is
+            ``"timeout"`` or the exception.
 
         Raises:
-            EnvError: The process cannot be started, or ends twice on one request.
+            EnvError: The process cannot be started, or crashes twice on the same request.
         """
         package = _PACKAGE[request["kind"]]
         extra_s = _GENERATION_LIMIT_S if request["kind"] == "generated" else 0.0
@@ -57,20 +57,20 @@ class Grader:
                     return self._process.call({**request, "limit_s": limit_s}, limit_s + _GRACE_S + extra_s)
                 except ChildExitedError as ended:
                     self._end()
-                    gave_up = ended.returncode == 1 and package in self._loaded  # by its own watchdog
+                    gave_up = ended.returncode == 1 and package in self._loaded  # the process's watchdog ended it
                     if ended.timed_out or gave_up:
                         return {"score": 0.0, "note": "timeout"}
                     if is_last:
-                        raise EnvError(f"the grader's process ended twice on {shown(request)}") from ended
+                        raise EnvError(f"the grading process crashed twice on {shown(request)}") from ended
             raise AssertionError  # the loop returns or raises
 
     def close(self) -> None:
-        """End the process, if it is running; the next request starts another."""
+        """End the process, if it is running; the next request starts a new one."""
         with self._lock:
             self._end()
 
     def forget(self) -> None:
-        """Drop the process without ending it, after a fork: it belongs to the parent."""
+        """Forget the process without ending it, since after a fork it belongs to the parent."""
         self._lock = threading.Lock()
         process, self._process, self._loaded = self._process, None, set()
         if process is not None:

@@ -1,7 +1,7 @@
-"""The grader's process: reads requests, one JSON object per line, and writes one response for each.
+"""Run the grading process, which reads requests as lines of JSON and writes a response to each.
 
-It is a separate process because grading an agent's text may take forever or exhaust memory. An alarm interrupts a slow
-request; a computation that never returns to the interpreter ends the process.
+The process is separate because grading may never finish or may exhaust memory. An alarm interrupts slow requests; if a
+computation never returns to the interpreter, a watchdog ends the process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _GRACE_S = 1.0  # from the alarm, which may be swallowed, to the end of the proc
 
 
 class _TooLongError(BaseException):
-    """The alarm; not an Exception, since sympy catches those."""
+    """Raised by the alarm; not an Exception, since sympy catches those."""
 
 
 def _limit_memory() -> None:
-    """Limit further memory; libraries may already have reserved far more address space for their threads."""
+    """Limit additional memory: libraries may already have reserved far more address space for their threads."""
     if sys.platform != "linux":
         return
     import resource  # noqa: PLC0415  # not available on Windows
@@ -40,8 +40,8 @@ def _limit_memory() -> None:
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     kind, item = request["kind"], None
-    if kind == "generated":  # makes and caches the generator before the clock starts
-        item = generated.unpacked(request["task"], request["difficulty"], request["entry"])
+    if kind == "generated":  # creates and caches the generator before the time limit starts
+        item = generated.unpack(request["task"], request["difficulty"], request["entry"])
     limit_s: float | None = request.get("limit_s")
     try:
         _set_alarm(limit_s)
@@ -54,9 +54,9 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
                 return {"score": generated.score(item, request["answer"])}
             untyped: Any = SPEC.load("math_verify")
             settings = [untyped.LatexExtractionConfig(), untyped.ExprExtractionConfig()]
-            with_alarm_alone: dict[str, Any] = {"extraction_mode": "first_match", "parsing_timeout": None}
+            without_timeout: dict[str, Any] = {"extraction_mode": "first_match", "parsing_timeout": None}
             texts = (request["gold"], request["answer"])  # verify takes the reference first
-            parsed = [untyped.parse(f"${text}$", settings, **with_alarm_alone) for text in texts]
+            parsed = [untyped.parse(f"${text}$", settings, **without_timeout) for text in texts]
             return {"score": float(untyped.verify(*parsed, timeout_seconds=None)) if all(parsed) else 0.0}
         finally:
             _set_alarm(None)
@@ -67,7 +67,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set_alarm(limit_s: float | None) -> None:
-    if hasattr(signal, "setitimer"):  # not on Windows, where the process is ended by its owner
+    if hasattr(signal, "setitimer"):  # not on Windows, where the parent process enforces the limit
         signal.setitimer(signal.ITIMER_REAL, limit_s or 0.0)
     if limit_s is None:
         faulthandler.cancel_dump_traceback_later()

@@ -1,4 +1,4 @@
-"""Grade an extracted answer: equal text, equal numbers, and only then computer algebra, in the grader's process."""
+"""Grade an extracted answer by text, by number, or by computer algebra in the grading process."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from agentsgym.envs.ReasoningEvals import generated, grader
 from agentsgym.envs.ReasoningEvals.extraction import Kind, brace_depth
 from agentsgym.envs.shared.numbers import as_number, canonical, quantities
 
-_MAX_LENGTH = 1000  # of an answer for computer algebra
-_MAX_DEPTH = 20  # of its braces: parsing time explodes with it
+_MAX_LENGTH = 1000  # of an answer passed to computer algebra
+_MAX_DEPTH = 20  # of nested braces: parsing time grows steeply with it
 _LETTER = re.compile(r"\(?([A-Z])\)?")
 _OPERATORS = re.compile(r"[\d\\^=+*/<>|√π∞\u222a\u2229]")
 _IN_LATEX = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+|\b(?:sqrt|sin|cos|tan|log|exp|ln|pi|inf)\b")
 _WORD = re.compile(r"[^\W\d_]{3,}")
-_APART = re.compile(r"\d\s+\d")  # "10 8" would be parsed as the mixed number 18
+_SPACED_DIGITS = re.compile(r"\d\s+\d")  # "10 8" would be parsed as the mixed number 18
 _EQUALS = re.compile(r"(?<![<>!:])=|\\equiv(?![a-zA-Z])")
 _VALUE = re.compile(r"(?<![_\w{])\d|[\d)}]\s*[-+*/^]|\\(?:d|t)?frac|\\sqrt|\\pi|π|√")  # not a mere name, as in "x_1 ="
-_MAX_SIDES = 4  # each may use an answer's whole time limit
+_MAX_SIDES = 4  # of an equation; each may take the full time limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Verdict:
 
     Attributes:
         score: The score in [0, 1]; 1.0 is right.
-        note: Why the answer could not be graded and is therefore wrong: ``"timeout"``, or the exception; None
-            otherwise.
+        note: The reason why the answer could not be graded and is therefore wrong, ``"timeout"`` or the exception;
+            None if it was graded.
     """
 
     score: float
@@ -41,7 +41,7 @@ Grade = Callable[[str, str, float], Verdict]  # (answer, gold, limit_s)
 
 
 def kind_of(gold: str | None, *, has_choices: bool) -> Kind:
-    """Return the kind of the right answer."""
+    """Determine the kind of the right answer."""
     if has_choices or (gold is not None and _LETTER.fullmatch(gold.strip())):
         return "choice"
     return "number" if gold is not None and as_number(gold) is not None else "text"
@@ -53,24 +53,24 @@ def by_text(answer: str, gold: str, limit_s: float) -> Verdict:  # noqa: ARG001 
 
 
 def by_letter(answer: str, gold: str, limit_s: float) -> Verdict:  # noqa: ARG001
-    """Compare letters of choices, with or without brackets."""
+    """Compare letters of choices, with or without parentheses."""
     return Verdict(float(_letter(answer) == _letter(gold)))
 
 
 def by_number(answer: str, gold: str, limit_s: float) -> Verdict:  # noqa: ARG001
-    """Compare as numbers, of which the answer may have a unit; any other answer is wrong."""
+    """Compare as numbers; the answer may have a unit, and an answer that is not a number is wrong."""
     right = as_number(gold)
     return Verdict(float(right is not None and any(one.equals(right) for one in quantities(answer))))
 
 
 def by_math(answer: str, gold: str, limit_s: float) -> Verdict:
-    """Compare as expressions, with ``math-verify``; every side of an equation that is a value must be right."""
+    """Compare as expressions with ``math-verify``; every side of an equation that is a value must be right."""
     answer, gold = _without_dollars(answer), _without_dollars(gold)
     depth = brace_depth(answer)
-    if len(answer) > _MAX_LENGTH or _APART.search(answer) or depth is None or depth > _MAX_DEPTH:
+    if len(answer) > _MAX_LENGTH or _SPACED_DIGITS.search(answer) or depth is None or depth > _MAX_DEPTH:
         return Verdict(0.0)
     *before, _ = sides = _EQUALS.split(answer)
-    if len(sides) > len(_EQUALS.split(gold)):  # math-verify compares only the end of such a chain
+    if len(sides) > len(_EQUALS.split(gold)):  # math-verify would compare only the last side
         if len(sides) > _MAX_SIDES:
             return Verdict(0.0)
         for side in filter(_VALUE.search, before):
@@ -81,7 +81,7 @@ def by_math(answer: str, gold: str, limit_s: float) -> Verdict:
 
 
 def by_auto(answer: str, gold: str, limit_s: float) -> Verdict:
-    """Apply the cheapest grader that can decide."""
+    """Grade with the cheapest grader that applies."""
     if canonical(answer) == canonical(gold):
         return Verdict(1.0)
     if _LETTER.fullmatch(gold.strip()):
@@ -90,7 +90,7 @@ def by_auto(answer: str, gold: str, limit_s: float) -> Verdict:
         return Verdict(float(any(one.equals(right) for one in meant)))
     if is_mathematical(gold):
         return by_math(answer, gold, limit_s)
-    own = as_number(answer)  # the right answer may have a unit that the agent's lacks
+    own = as_number(answer)  # the right answer may have a unit that the agent's answer lacks
     return Verdict(float(own is not None and any(one.equals(own) for one in quantities(gold))))
 
 
@@ -104,18 +104,18 @@ def is_mathematical(gold: str) -> bool:
 
 
 def by_generator(task_data: Mapping[str, Any], answers: Sequence[str], limit_s: float) -> Verdict:
-    """Grade the answer to a problem of ``reasoning-gym`` with its generator.
+    """Grade the answer to a ``reasoning-gym`` problem with the problem's generator.
 
     Args:
         task_data: The problem.
-        answers: The possible readings of the answer, one or several; the best score counts.
-        limit_s: The time limit for grading each of them.
+        answers: One or more readings of the answer, of which the best score counts.
+        limit_s: The time limit for grading each reading, in seconds.
     """
     task, difficulty, item = (task_data[name] for name in ("task", "difficulty", "item"))
     problem = generated.make_item(task, difficulty, item)
     if problem.solution in answers:
         return Verdict(1.0)
-    of_problem = {"task": task, "difficulty": difficulty, "entry": generated.packed(problem)}
+    of_problem = {"task": task, "difficulty": difficulty, "entry": generated.pack(problem)}
     requests = [{"kind": "generated", **of_problem, "answer": one} for one in answers]
     verdicts = [_verdict(grader.shared.grade(request, limit_s)) for request in requests]
     return max(verdicts, key=lambda verdict: verdict.score)

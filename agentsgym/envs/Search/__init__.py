@@ -1,4 +1,4 @@
-"""Search: answer questions by searching a corpus, one fact after the other."""
+"""Search: answer questions by searching a corpus, one fact at a time."""
 
 from typing import TYPE_CHECKING
 

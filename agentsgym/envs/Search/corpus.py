@@ -1,4 +1,4 @@
-"""The passages to search: load a corpus, and check what a custom retriever returns."""
+"""Load the passages to search, and check the results of custom retrievers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COLUMNS = {
 
 
 class ProcessCache:
-    """Keeps the few most recently used values, for all environments and threads of a process."""
+    """A cache of the most recently used values, shared by all environments and threads of a process."""
 
     def __init__(self, num_kept: int = _NUM_KEPT) -> None:
         self._values: OrderedDict[Hashable, Any] = OrderedDict()
@@ -48,7 +48,7 @@ class ProcessCache:
         self._num_kept = num_kept
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """Return the value of a key; the first caller makes it, and the others wait for it."""
+        """Return the value of a key; the first caller creates it while the others wait."""
         with self._lock:
             if key not in self._values:
                 self._values[key] = make()
@@ -67,11 +67,11 @@ _corpora = ProcessCache()
 
 
 def load_corpus(source: Any, columns: Mapping[str, str] | None, world: Mapping[str, Any]) -> Sequence[Passage]:
-    """Load all passages; those of a file or of the generated world are loaded once per process.
+    """Load all passages; a file or a generated world is loaded once per process.
 
     Args:
-        source: ``"generated"``, or what :func:`~agentsgym.envs.datasets.sources.read_rows` reads.
-        columns: The names of the columns of ``text`` and ``title``, if they differ.
+        source: ``"generated"``, or any source that :func:`~agentsgym.envs.datasets.sources.read_rows` accepts.
+        columns: The columns that contain ``text`` and ``title``, if their names differ.
         world: Options of the generated world.
 
     Raises:
@@ -97,12 +97,12 @@ def _passages(rows: Any, columns: Mapping[str, str] | None) -> tuple[Passage, ..
 
 
 def as_passages(found: Any, k: int) -> list[Passage]:
-    """Check a custom retriever's results; the first ``k`` passages are kept.
+    """Check a custom retriever's results, and return the first ``k`` as passages.
 
     Raises:
         EnvError: The result is not a list of passages.
     """
-    expected = "a list of passages (a str, a Passage, or a dict with 'text' and perhaps 'title')"
+    expected = "a list of passages (a str, a Passage, or a dict with 'text' and optionally 'title')"
     if isinstance(found, str | Mapping) or not isinstance(found, Sequence):
         raise EnvError(f"the retriever must return {expected}, got {shown(cast('object', found))}")
     passages: list[Passage] = []
@@ -114,6 +114,6 @@ def as_passages(found: Any, k: int) -> list[Passage]:
             fields = cast("Mapping[str, Any]", value)
             title, text = fields.get("title") or "", fields.get("text")
         if not (isinstance(title, str) and isinstance(text, str)):
-            raise EnvError(f"the retriever must return {expected}, got {shown(cast('object', value))} in it")
+            raise EnvError(f"the retriever must return {expected}, got the item {shown(cast('object', value))}")
         passages.append(Passage(title, text))
     return passages

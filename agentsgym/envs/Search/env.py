@@ -1,4 +1,4 @@
-"""Search: the agent answers a question by searching passages, usually more than once."""
+"""The search environment: the agent answers a question by searching passages, usually more than once."""
 
 from __future__ import annotations
 
@@ -66,29 +66,29 @@ class SearchEnv(ToolEnv):
     """Questions over a corpus of passages, answered with a search tool; calls are processed as in :class:`ToolEnv`.
 
     A task is ``{"question": str, "answers": [str, …], "evidence": [title, …], "seed": int}``. ``answers`` are the
-    accepted forms of the answer; the optional ``evidence`` lists the titles of the passages that it follows from.
+    accepted forms of the answer; the optional ``evidence`` lists the titles of the passages that support it.
 
-    Keys of ``env_config`` beside the common ones and those of :class:`ToolEnv` (``answer_match``, ``answer_reward`` and
-    ``wrong_answer_reward`` excepted):
+    Keys of ``env_config`` in addition to the common ones and those of :class:`ToolEnv` (except ``answer_match``,
+    ``answer_reward`` and ``wrong_answer_reward``):
 
-    - ``corpus``: ``"generated"`` (default), a path of a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict
-      of arguments of ``datasets.load_dataset``.
-    - ``corpus_columns``: names of the columns of ``text`` and ``title``, if they differ.
-    - ``world``: options of the generated corpus, see :class:`~agentsgym.envs.Search.world.World`.
+    - ``corpus``: ``"generated"`` (default), the path to a JSONL file, a list of dicts, a ``datasets.Dataset``, or a
+      dict of arguments for ``datasets.load_dataset``.
+    - ``corpus_columns``: the columns that contain ``text`` and ``title``, if their names differ.
+    - ``world``: options of the generated corpus; see :class:`~agentsgym.envs.Search.world.World`.
     - ``retriever``: any callable ``(query, k) -> passages`` instead of BM25 over ``corpus``; a passage is a str, a dict
       with ``text`` and optionally ``title``, or a :class:`~agentsgym.envs.Search.corpus.Passage`.
     - ``top_k``: the maximum number of passages that a search shows.
-    - ``max_passage_chars``: the maximum number of characters shown of each.
+    - ``max_passage_chars``: the maximum number of characters shown per passage.
     - ``format``: ``"tools"`` (default), calls of the tool ``search`` and of any other tools; or ``"tags"``, Search-R1's
-      text format (2503.09516).
-    - ``reward``: ``"exact_match"`` (default) or ``"f1"``, the score that rewards the answer.
+      text format (arXiv:2503.09516).
+    - ``reward``: the score that is the answer's reward, ``"exact_match"`` (default) or ``"f1"``.
     - ``search_cost``: the cost of each search that is made.
     - ``invalid_penalty``: the cost of each call that cannot be made, and of each turn that is neither a call nor an
       answer.
-    - ``evidence_reward``: the total reward for finding all of a task's ``evidence``, in equal parts, each given in the
-      turn that first finds a passage of it.
+    - ``evidence_reward``: the total reward for finding a task's ``evidence``, split evenly among its passages; the
+      turn that first finds a passage gets its share.
     - ``title_weight``, ``stopwords``: indexing options; see :class:`~agentsgym.envs.Search.index.IndexOptions`.
-    - ``cache_dir``: the folder of large indexes; None for the user's cache, ``""`` for none on disk.
+    - ``cache_dir``: the folder where large indexes are cached; None for the user's cache folder, ``""`` for no cache.
     """
 
     spec = SPEC
@@ -101,7 +101,9 @@ class SearchEnv(ToolEnv):
             valid=or_none(lambda value: isinstance(value, Mapping) and all(map(is_str, cast("Any", value).values()))),
         ),
         "world": Field(
-            default={}, expected="a dict of options of the world", valid=lambda one: isinstance(one, Mapping)
+            default={},
+            expected="a dict of options of the generated world",
+            valid=lambda value: isinstance(value, Mapping),
         ),
         "retriever": Field(
             default=None, expected="a callable (query, k) -> passages, or None", valid=or_none(callable)
@@ -114,7 +116,7 @@ class SearchEnv(ToolEnv):
         "invalid_penalty": _COST,
         "evidence_reward": _COST,
         "title_weight": Field(default=2, expected="an int >= 0", valid=is_int(0)),
-        "stopwords": Field(default="en", expected="a language that bm25s knows, or None", valid=or_none(is_str)),
+        "stopwords": Field(default="en", expected="a language that bm25s supports, or None", valid=or_none(is_str)),
         "cache_dir": Field(default=None, expected="a path ('' for no cache on disk) or None", valid=or_none(is_str)),
     }
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 8, "max_result_length": None}
@@ -130,13 +132,13 @@ class SearchEnv(ToolEnv):
         """Check the configuration, load the corpus and index it.
 
         Args:
-            tokenizer: The tokenizer, as for every environment.
-            env_config: The keys above; ``search_timeout_s`` is the old name of ``tool_timeout_s``.
+            tokenizer: The policy's tokenizer; None to record no tokens.
+            env_config: The keys above.
             tools: Tools in addition to ``search``, as in :class:`ToolEnv`.
 
         Raises:
-            ConfigError: As for :class:`ToolEnv`; or the corpus cannot be read, is empty or lacks a column.
-            MissingDependencyError: The corpus needs BM25, and ``bm25s`` is not installed.
+            ConfigError: See :class:`ToolEnv`; or the corpus cannot be read, is empty or lacks a column.
+            MissingDependencyError: ``bm25s``, which the index requires, is not installed.
         """
         super().__init__(tokenizer, env_config, tools=tools)
         self._in_tags = self.env_config["format"] == "tags"
@@ -148,7 +150,7 @@ class SearchEnv(ToolEnv):
         self._retriever: Retriever | None = self._open_retriever()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the index and its threads, which another process rebuilds at its first search."""
+        """Omit the index and its threads, which another process recreates at its first search."""
         return {**super().__getstate__(), "_retriever": None}
 
     def _open_retriever(self) -> Retriever:
@@ -173,10 +175,10 @@ class SearchEnv(ToolEnv):
     def _check_config(self, config: dict[str, Any]) -> None:
         world.check_options(config["world"])
         if config["world"] and (config["corpus"] != GENERATED or config["retriever"] is not None):
-            raise ConfigError("env_config['world'] has options of the generated corpus, but another corpus is set")
+            raise ConfigError("env_config['world'] applies to the generated corpus, but another one is set")
         if config["retriever"] is not None and config["corpus"] != GENERATED:
             raise ConfigError(
-                "env_config has both a 'corpus' and a 'retriever', which searches its own passages: set only one"
+                "env_config sets both 'corpus' and 'retriever', but a retriever searches its own passages: set only one"
             )
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
@@ -194,7 +196,7 @@ class SearchEnv(ToolEnv):
 
     @property
     def tool_schemas(self) -> tuple[dict[str, Any], ...]:
-        """The JSON schemas of the tools, as for :class:`ToolEnv`; empty with ``format="tags"``."""
+        """The JSON schemas of the tools; empty with ``format="tags"``."""
         return () if self._in_tags else super().tool_schemas
 
     def _system_prompt(self) -> str:
@@ -203,7 +205,7 @@ class SearchEnv(ToolEnv):
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         self._check_task(task_data)
-        if self._retriever is None:  # here, since a search has a time limit
+        if self._retriever is None:  # opened here, since searches have a time limit
             self._retriever = self._open_retriever()
         return {
             **super()._initialize_episode(session_id, task_data),
@@ -224,16 +226,16 @@ class SearchEnv(ToolEnv):
         return messages
 
     def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
-        move, text = formats.move_in_tags(action.text) if self._in_tags else ("", "")
+        move, text = formats.parse_tagged_turn(action.text) if self._in_tags else ("", "")
         if not self._in_tags:
-            turn = super()._step_action(session_id, state, formats.with_stripped_queries(action))
+            turn = super()._step_action(session_id, state, formats.strip_queries(action))
         elif move == "search":
             search = Action(text="", tool_calls=[ToolCall(name=TOOL, arguments={"query": text})])
             turn = self._play_calls(session_id, state, search, [formats.SEARCH_SCHEMA])
         elif move == "answer":
             turn = super()._play_answer(session_id, state, text)
         else:
-            turn = self._refused(state, text)
+            turn = self._reject_turn(state, text)
         next_state, reward, done, info = turn
         searches, mistakes = (next_state[name] - state[name] for name in ("num_searches", "num_mistakes"))
         reward -= searches * self.env_config["search_cost"] + mistakes * self.env_config["invalid_penalty"]
@@ -245,8 +247,10 @@ class SearchEnv(ToolEnv):
         return next_state, reward, done, info
 
     def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, float, bool, dict[str, Any]]:
-        answer = formats.answer_in(text)
-        return super()._play_answer(session_id, state, answer) if answer else self._refused(state, formats.NO_ANSWER)
+        answer = formats.extract_answer(text)
+        if not answer:
+            return self._reject_turn(state, formats.NO_ANSWER_MESSAGE)
+        return super()._play_answer(session_id, state, answer)
 
     def _answer(self, session_id: str, state: State, text: str) -> tuple[float, bool, dict[str, Any]]:
         answers: list[str] = state["task"]["answers"]
@@ -266,9 +270,9 @@ class SearchEnv(ToolEnv):
             passages = self.search(call.arguments["query"])
         except EnvError:
             raise
-        except Exception as error:  # a tool's exception would be its result, but a retriever is not a tool
+        except Exception as error:  # a tool's exception is shown to the agent, but a retriever's fails the episode
             raise EnvError(f"the retriever raised {type(error).__name__}: {sentence_of(error)}") from error
-        content = formats.written(passages, self.env_config["max_passage_chars"], in_tags=self._in_tags)
+        content = formats.format_passages(passages, self.env_config["max_passage_chars"], in_tags=self._in_tags)
         return Found(content=content, titles=frozenset(passage.title for passage in passages))
 
     def _after(self, state: State, plan: Plan) -> State:
@@ -281,20 +285,20 @@ class SearchEnv(ToolEnv):
             "num_mistakes": state["num_mistakes"] + num_refused + plan.num_unreadable,
         }
 
-    def _refused(
+    def _reject_turn(
         self, state: State, complaint: str, num_unreadable: int = 0
     ) -> tuple[State, float, bool, dict[str, Any]]:
-        next_state, reward, done, info = super()._refused(state, complaint, num_unreadable)
+        next_state, reward, done, info = super()._reject_turn(state, complaint, num_unreadable)
         return {**next_state, "num_mistakes": state["num_mistakes"] + max(1, num_unreadable)}, reward, done, info
 
     def _state_key(self, state: State) -> Hashable:
-        """The titles found so far: if they are equal, so is what remains to be found."""
+        """The titles found so far, which determine what remains to be found."""
         return state["seen"]
 
     def vocabulary_texts(self) -> list[str]:
-        """Every text of the generated corpus and its questions, and every message of the environment.
+        """Return all texts of the generated corpus and its questions, and all messages of the environment.
 
-        Empty with another corpus or a retriever, whose texts are recorded from episodes.
+        The list is empty with another corpus or a retriever, whose texts are collected from episodes instead.
         """
         if self.env_config["corpus"] != GENERATED or self.env_config["retriever"] is not None:
             return []
@@ -302,9 +306,9 @@ class SearchEnv(ToolEnv):
         own = self.env_config["system_prompt"]
         questions = [wording.format(one) for one in made.people for wording in world.QUESTIONS.values()]
         top_k, max_chars = self.env_config["top_k"], self.env_config["max_passage_chars"]
-        found = [[Passage(one["title"], one["text"])] * top_k for one in made.passages]  # each at each rank
+        found = [[Passage(one["title"], one["text"])] * top_k for one in made.passages]  # each passage at each rank
         found.append([])
-        results = [formats.written(one, max_chars, in_tags=self._in_tags) for one in found]
+        results = [formats.format_passages(one, max_chars, in_tags=self._in_tags) for one in found]
         answers = sorted({value for facts in made.facts.values() for value in facts.values()})
         if self._in_tags:
             turns = [f"<search>{entity}</search>" for entity in made.facts]
@@ -318,14 +322,14 @@ class SearchEnv(ToolEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to train on; the options are those of :class:`~agentsgym.envs.Search.tasks.DatasetOptions`.
+        """Make training rows; see :class:`~agentsgym.envs.Search.tasks.DatasetOptions` for the options.
 
         Raises:
-            ConfigError: The configuration or an option is not valid, or the data lack a column.
+            ConfigError: The configuration or an option is invalid, or the data lacks a column.
         """
         return task_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Rows to evaluate on, with other people (custom data: other questions); see :meth:`get_train_dataset`."""
+        """Make evaluation rows, about people (for custom data: with questions) that are not in the training rows."""
         return task_dataset(cls, env_config, "eval", options)

@@ -1,4 +1,4 @@
-"""The two formats of a turn, tool calls and Search-R1's tags: parse searches and answers, and write what is found."""
+"""Parse searches and answers, and format results, in both formats of a turn: tool calls and Search-R1's tags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentsgym.types import Action
 TOOL = "search"
 MAX_QUERY_CHARS = 1000
 
-#: The schema of the tool, for the chat template.
+#: The schema of the search tool, for the chat template.
 SEARCH_SCHEMA = {
     "type": "function",
     "function": {
@@ -35,21 +35,21 @@ SEARCH_SCHEMA = {
     },
 }
 
-NO_ANSWER = "Call the search tool, or give the answer."
+NO_ANSWER_MESSAGE = "Call the search tool, or give the answer."
 
 _BLOCK = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _FORMAT_HINT = "Write <search>your query</search> to search, or <answer>your answer</answer> to answer."
 
 
-def answer_in(text: str) -> str:
+def extract_answer(text: str) -> str:
     """Extract the answer from a turn without a call: its text, or the content of its last ``<answer>``."""
     text = strip_reasoning(text)
     tagged = _ANSWER.findall(text)
     return (tagged[-1] if tagged else text).strip()
 
 
-def move_in_tags(text: str) -> tuple[Literal["search", "answer", "invalid"], str]:
+def parse_tagged_turn(text: str) -> tuple[Literal["search", "answer", "invalid"], str]:
     """Parse a turn of the tag format; the first complete block counts.
 
     Returns:
@@ -68,8 +68,8 @@ def move_in_tags(text: str) -> tuple[Literal["search", "answer", "invalid"], str
     return "search", content
 
 
-def with_stripped_queries(action: Action) -> Action:
-    """Strip the queries of an action's searches, so that a query of only white space does not fit the tool's schema."""
+def strip_queries(action: Action) -> Action:
+    """Strip the queries of an action's searches, so that a query of only whitespace fails the tool's schema."""
     calls = [*action.tool_calls]
     for index, call in enumerate(calls):
         query = call.arguments.get("query") if call.name == TOOL and call.error is None else None
@@ -78,13 +78,13 @@ def with_stripped_queries(action: Action) -> Action:
     return replace(action, tool_calls=calls)
 
 
-def written(passages: Sequence[Passage], max_chars: int, *, in_tags: bool) -> str:
-    """Write the passages that a search found for the agent: as a tool result, or as Search-R1 does (2503.09516).
+def format_passages(passages: Sequence[Passage], max_chars: int, *, in_tags: bool) -> str:
+    """Format the passages that a search found as a tool result, or in Search-R1's format (arXiv:2503.09516).
 
     Args:
         passages: The passages, the best first.
-        max_chars: The maximum number of characters of each.
-        in_tags: Whether the format is that of tags.
+        max_chars: The maximum number of characters per passage.
+        in_tags: Whether to use Search-R1's format.
     """
     pieces: list[str] = []
     for number, one in enumerate(passages, 1):

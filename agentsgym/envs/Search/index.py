@@ -1,4 +1,4 @@
-"""Find passages by their words: BM25 through ``bm25s``, indexed once and kept on disk.
+"""Find passages by their words, with BM25 from ``bm25s``; large indexes are cached on disk.
 
 A custom search engine is any callable ``(query, k) -> passages`` (``env_config["retriever"]``).
 """
@@ -22,7 +22,7 @@ from agentsgym.texts import sentence_of
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1  # version of the format on disk
-_FEWEST_KEPT = 5_000  # passages: indexing fewer is faster than reading them
+_MIN_CACHED_PASSAGES = 5_000  # indexing fewer is faster than loading an index
 _WORD = r"(?u)\b\w+\b"
 _indexes = ProcessCache()
 
@@ -32,8 +32,8 @@ class IndexOptions:
     """Options of an index.
 
     Attributes:
-        title_weight: The number of times that the words of the title count, at least 0.
-        stopwords: The language whose stop words are dropped, as ``bm25s`` names it (``"en"``); None for none.
+        title_weight: The number of times that each word of the title counts, at least 0.
+        stopwords: The language whose stop words are removed, as a ``bm25s`` code (``"en"``); None to keep all words.
     """
 
     title_weight: int = 2
@@ -43,7 +43,7 @@ class IndexOptions:
 class BM25Index:
     """Ranks passages by BM25 (Lucene's variant, k1 = 1.5, b = 0.75).
 
-    It is immutable and thread-safe. Ties go to the earlier passage.
+    It is immutable and thread-safe. Of passages with equal scores, the earlier one ranks higher.
     """
 
     def __init__(self, passages: Sequence[Passage], options: IndexOptions, ranker: Any) -> None:
@@ -53,7 +53,7 @@ class BM25Index:
 
     def __call__(self, query: str, k: int) -> list[Passage]:
         """Return at most ``k`` passages that share a word with the query, the best first."""
-        import numpy as np  # noqa: PLC0415  # like all imports here, deferred to the first search
+        import numpy as np  # noqa: PLC0415  # deferred to the first search
 
         [words] = _words([query], self._options)
         if not words:
@@ -70,22 +70,22 @@ class BM25Index:
 
 
 def open_index(passages: Sequence[Passage], options: IndexOptions, cache_dir: str | None) -> BM25Index:
-    """Return the index of these passages: the process's own, the one on disk, or a new one.
+    """Return the index of these passages: from this process's cache, from disk, or newly built.
 
     Args:
         passages: The passages to search.
         options: The indexing options.
-        cache_dir: The folder of indexes; None for the user's cache, ``""`` for none on disk.
+        cache_dir: The folder where indexes are cached; None for the user's cache folder, ``""`` for no cache on disk.
 
     Raises:
         MissingDependencyError: ``bm25s`` is not installed.
-        ConfigError: The passages contain no words, or ``bm25s`` does not know the language of the stop words.
+        ConfigError: The passages contain no words, or ``bm25s`` has no stop words for the language.
     """
     try:
         _words([""], options)
     except ValueError as error:
         raise ConfigError(
-            f"env_config['stopwords'] must be a language that bm25s knows: {sentence_of(error)}"
+            f"env_config['stopwords'] must be a language that bm25s supports: {sentence_of(error)}"
         ) from error
     made_by = [_FORMAT, importlib.metadata.version("bm25s"), options.title_weight, options.stopwords, _WORD]
     digest = hashlib.blake2b(json.dumps(made_by).encode(), digest_size=16)
@@ -96,7 +96,7 @@ def open_index(passages: Sequence[Passage], options: IndexOptions, cache_dir: st
 
 
 def forget_indexes() -> None:
-    """Drop the indexes that this process holds; environments keep theirs."""
+    """Clear this process's cache of indexes; existing environments keep theirs."""
     _indexes.clear()
 
 
@@ -107,8 +107,8 @@ def _words(texts: list[str], options: IndexOptions) -> list[list[str]]:
 
 
 def _ranker(passages: Sequence[Passage], options: IndexOptions, key: str, cache_dir: str | None) -> Any:
-    """Read an index from disk, or make it and write it there; small ones are only made."""
-    if cache_dir == "" or len(passages) < _FEWEST_KEPT:
+    """Load an index from disk, or build and save it; small indexes are built without saving."""
+    if cache_dir == "" or len(passages) < _MIN_CACHED_PASSAGES:
         return _new_ranker(passages, options)
     folder = cache_folder("bm25", cache_dir) / key
     if is_intact(folder, "the index"):

@@ -1,6 +1,6 @@
-"""Players of the generated world to measure against: one that finds every fact, one that acts at random.
+"""Baseline players for the generated world: one that finds every fact, and one that acts at random.
 
-A player reads the conversation and nothing else of the environment.
+A player sees only the conversation, no other part of the environment.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Notes(scripted_player.Notes):
     """A player's memory of one conversation.
 
     Attributes:
-        entity: The entity that the facts found so far lead to.
-        path: The relations that remain to be followed.
-        names: The names that were seen.
+        entity: The entity to which the facts found so far lead.
+        path: The relations still to be followed.
+        names: The names seen so far.
     """
 
     entity: str
@@ -54,7 +54,7 @@ class _Player(scripted_player.ScriptedPlayer[Notes]):
         return path_of_question(_new_texts(request.messages)[-1]) is not None
 
     def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
-        # Each episode of a trial counts as a conversation here, so that what was measured can be replayed.
+        # Each episode of a trial counts as a conversation here, so that measured episodes can be replayed.
         entity, path = path_of_question(_new_texts(request.messages)[-1]) or ("unknown", ())
         stream = generator if request.agent_state is None else self._new_stream()
         return Notes(generator=stream, entity=entity, path=path)
@@ -72,7 +72,7 @@ class _Player(scripted_player.ScriptedPlayer[Notes]):
 
 
 class ReferencePlayer(_Player):
-    """Looks up one entity after the other, and answers once the last fact is found; "unknown" if one is missing."""
+    """Looks up one entity at a time, and answers once the last fact is found; "unknown" if a fact is missing."""
 
     def _choose(self, notes: Notes, new: Sequence[str]) -> tuple[str | None, str]:
         for passage in (match for text in new for match in _PASSAGE.finditer(text)):
@@ -82,14 +82,14 @@ class ReferencePlayer(_Player):
                 notes.entity, notes.path = fact["value"], notes.path[1:]
                 break
         else:
-            if notes.names:  # it has searched, and its entity was not found
+            if notes.names:  # its search did not find the entity
                 notes.entity, notes.path = "unknown", ()
         notes.names.append(notes.entity)
         return (notes.entity if notes.path else None), notes.entity
 
 
 class RandomPlayer(_Player):
-    """Searches for names that it has seen, for a random number of turns, and answers with one of them."""
+    """Searches for names that it has seen, for a random number of turns, and answers with such a name."""
 
     def _choose(self, notes: Notes, new: Sequence[str]) -> tuple[str | None, str]:
         notes.names += [name for text in new for name in _NAME.findall(text)]

@@ -12,7 +12,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalized(answer: str) -> str:
-    """Lower the case and drop punctuation, articles and superfluous space (1606.05250, the official evaluation).
+    """Lowercase, and remove punctuation, articles and extra whitespace, as SQuAD's evaluation does (arXiv:1606.05250).
 
     >>> normalized(" The  River Tarn. ")
     'river tarn'
@@ -21,18 +21,18 @@ def normalized(answer: str) -> str:
 
 
 def exact_match(answer: str, references: Iterable[str]) -> float:
-    """1.0 if the answer is one of the references after normalization, else 0.0.
+    """Return 1.0 if the answer equals a reference after normalization, and 0.0 otherwise.
 
-    If normalization leaves nothing of an answer, the answer is compared verbatim.
+    Texts that normalization would empty are compared without removing punctuation and articles.
     """
     own = _compared(answer)
     return float(any(own == _compared(reference) for reference in references))
 
 
 def f1(answer: str, references: Iterable[str]) -> float:
-    """Harmonic mean of precision and recall of the answer's words, in [0, 1], for the best of the references.
+    """Return the harmonic mean of the precision and recall of words, in [0, 1], for the best reference.
 
-    Repeated words count as often as they occur in both (1606.05250, section 6.1).
+    A repeated word counts as often as it occurs in both texts (arXiv:1606.05250, section 6.1).
 
     >>> f1("the long river Tarn", ["Tarn"])
     0.5

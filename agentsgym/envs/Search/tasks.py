@@ -1,4 +1,4 @@
-"""Make tasks as dataset rows: questions about the generated world, or from a data set."""
+"""Make dataset rows of tasks: questions about the generated world, or from a dataset."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class DatasetOptions(CommonOptions, total=False):
     """Options of the generated rows.
 
     Attributes:
-        data: A custom table of questions: a path of a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict of
-            arguments of ``datasets.load_dataset``. None uses questions about the generated world.
-        columns: The names of the data's columns for ``question``, ``answers`` and ``evidence`` (optional). ``answers``
-            is a list of texts, or one text.
-        hops: The lengths of the chains of facts that lead to the answer, in the generated world; a subset of 1 to 4.
+        data: A custom table of questions: the path to a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict
+            of arguments for ``datasets.load_dataset``. None for questions about the generated world.
+        columns: The data's columns for ``question``, ``answers`` and ``evidence`` (optional). ``answers`` is a list of
+            texts, or one text.
+        hops: The numbers of facts that lead to an answer in the generated world; a subset of 1 to 4.
         size: The number of rows; by default one per question.
         seed: The seed of the order of questions and of the tasks' seeds; it never moves a question between the splits.
-        split: ``"disjoint"`` if training and evaluation share no person (generated world) or no question (custom data),
-            ``"all"`` if both have all.
-        eval_fraction: The share that ``"disjoint"`` reserves for evaluation, in (0, 1).
+        split: ``"disjoint"`` if training and evaluation share no people (generated world) or questions (custom data),
+            ``"all"`` if each gets all of them.
+        eval_fraction: The fraction that ``"disjoint"`` reserves for evaluation, in (0, 1).
     """
 
     data: Any
@@ -69,7 +69,7 @@ def task_dataset(
     """Make the rows of a split, with ``env_config`` unchanged.
 
     Raises:
-        ConfigError: An option is invalid, the data lack a column, or there are no questions for this corpus.
+        ConfigError: An option is invalid, the data lacks a column, or there are no questions for this corpus.
     """
     config = row_env(env_class, env_config, "retriever").env_config
     settings = checked_options(options, _OPTIONS)
@@ -86,5 +86,5 @@ def task_dataset(
             for path in paths_of(settings["hops"])
         ]
     else:
-        raise ConfigError(f"the corpus {shown(config['corpus'])} has no questions: pass them as data=…")
+        raise ConfigError(f"the corpus {shown(config['corpus'])} has no built-in questions: pass questions as data=…")
     return rows_of(tasks, class_path(env_class), env_config, part, settings)

@@ -1,7 +1,7 @@
-"""Make a small world from a seed, encyclopedia passages about it, and multi-hop questions.
+"""Generate a small world from a seed, with encyclopedia passages and multi-hop questions about it.
 
 People work for firms and were born in towns; firms are based in towns, towns lie on rivers, rivers flow into seas. All
-names are made of syllables, so that no language model knows an answer beforehand. No two names share a word.
+names are random syllables, so no language model can know an answer beforehand. No two names share a word.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PROFESSIONS = ("weaver", "miller", "engraver", "smith", "clerk", "joiner", "dye
 
 Path = tuple[str, ...]
 
-#: The sentence of a passage for each relation, about the entity that its title names.
+#: The pattern of the sentence that states each relation, in the passage about its subject.
 FACTS: Mapping[str, re.Pattern[str]] = {
     "works for": re.compile(r"works for (?P<value>[A-Z]\w+ [A-Z]\w+)\."),
     "born in": re.compile(r"was born in (?P<value>[A-Z]\w+)\."),
@@ -52,7 +52,7 @@ class World:
     """A generated world: its entities, and the facts that relate them.
 
     Args:
-        num_people: The number of people; each is the subject of questions.
+        num_people: The number of people, about whom questions are asked.
         num_firms: The number of firms.
         num_towns: The number of towns.
         num_rivers: The number of rivers.
@@ -60,7 +60,7 @@ class World:
         seed: The seed of names and facts.
 
     Attributes:
-        facts: The related entity, by entity and relation.
+        facts: The related entity for each entity and relation.
         passages: One passage per entity (seas have none), as ``{"title", "text"}``.
         people: The names of the people.
 
@@ -68,7 +68,7 @@ class World:
         ConfigError: A number is out of range.
     """
 
-    def __init__(  # keywords, one for each kind of entity
+    def __init__(  # one keyword for each kind of entity
         self,
         *,
         num_people: int = 200,
@@ -100,11 +100,11 @@ class World:
         self.passages: Sequence[Mapping[str, str]] = passages
 
     def task(self, person: str, path: Path) -> dict[str, Any]:
-        """Make the task of a question that follows the relations in ``path``, one after the other, from a person.
+        """Make a task whose question follows the relations in ``path``, starting from a person.
 
         Returns:
-            ``question``; ``answers``, the accepted forms of the answer, the plain one first; ``evidence``, the titles
-            of the passages that together hold the answer, in the order in which they lead to it.
+            ``question``; ``answers``, the accepted forms of the answer, beginning with the plain one; and ``evidence``,
+            the titles of the passages that lead to the answer, in order.
         """
         evidence: list[str] = []
         entity = person
@@ -133,11 +133,11 @@ def check_options(options: Mapping[str, Any]) -> None:
     known = ("num_people", "num_firms", "num_towns", "num_rivers", "num_seas", "seed")
     for key in options:
         if key not in known:
-            raise ConfigError(f"env_config['world'][{key!r}] is unknown{did_you_mean(str(key), known)}")
+            raise ConfigError(f"env_config['world'] has the unknown key {key!r}{did_you_mean(str(key), known)}")
 
 
 def path_of_question(text: str) -> tuple[str, Path] | None:
-    """Parse the person and the chain of relations from a question; None if it is not one of these."""
+    """Parse the person and the chain of relations from a question; None for any other text."""
     for path, template in QUESTIONS.items():
         before, after = template.split("{}")
         if text.startswith(before) and text.endswith(after):
@@ -168,7 +168,7 @@ def _words(generator: random.Random) -> Iterator[str]:
         syllables = [generator.choice(_ONSETS) + generator.choice(_VOWELS) for _ in range(num_syllables)]
         word = "".join(syllables) + generator.choice(_CODAS)
         if word in drawn:
-            num_syllables = 3  # two do not suffice for the largest worlds
+            num_syllables = 3  # two syllables do not yield enough words for the largest worlds
             continue
         drawn.add(word)
         num_syllables = 2

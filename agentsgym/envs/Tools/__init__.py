@@ -1,4 +1,4 @@
-"""Tools: an environment whose agent calls functions, the methods of an object, or an MCP server."""
+"""Tools: an environment whose agent calls functions, methods of an object, or tools of an MCP server."""
 
 from typing import TYPE_CHECKING
 

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 from agentsgym.envs.shared.numbers import as_number
 
-_LEADING = "\"'`([{<*_~\\" + string.whitespace  # leading characters without meaning
-_TRAILING = "\"'`)]}>*_~\\.,;:!?" + string.whitespace  # not part of a number, unit or name: 5%, C#, .5
+_LEADING = "\"'`([{<*_~\\" + string.whitespace  # leading characters to ignore
+_TRAILING = "\"'`)]}>*_~\\.,;:!?" + string.whitespace  # never the end of a number, unit or name, such as 5%, C# or .5
 _RELATIVE_TOLERANCE = Fraction(1, 10**9)  # relative tolerance, for numbers with decimals
 _ABSOLUTE_TOLERANCE = Fraction(1, 10**12)
 
 
 def normalized(text: str) -> str:
-    """Drop what does not change an answer: case, quotes and punctuation around it, runs of white space.
+    """Normalize case, surrounding quotes and punctuation, and runs of whitespace.
 
     >>> normalized('  "The  Cat." '), normalized("C#"), normalized(".5")
     ('the cat', 'c#', '.5')
@@ -26,12 +26,12 @@ def normalized(text: str) -> str:
 
 
 def is_exact(text: str, expected: Any) -> bool:
-    """Whether an answer equals the expected one, character for character, except for outer white space."""
+    """Whether an answer equals the expected one, character for character, except for outer whitespace."""
     return text.strip() == str(expected).strip()
 
 
 def is_same(text: str, expected: Any) -> bool:
-    """Whether an answer equals the expected one after normalization, numbers by their value: integers exactly.
+    """Whether an answer equals the expected one after normalization; numbers are compared by value, integers exactly.
 
     >>> is_same("1,200.0", 1200), is_same("The cat!", "the cat"), is_same("12", "1 2"), is_same("10", 11)
     (True, True, False, False)
@@ -54,11 +54,11 @@ MATCHES: dict[str, Callable[[str, Any], bool]] = {"normalized": is_same, "exact"
 
 
 def matches(text: str, expected: Any, how: str) -> bool:
-    """Whether an answer is the expected one, or one of several expected ones.
+    """Whether an answer matches the expected one, or any of several expected ones.
 
     Args:
         text: The answer.
-        expected: A text or a number, or a list of accepted ones.
+        expected: A text, a number, or a list of accepted texts and numbers.
         how: A key of :data:`MATCHES`.
     """
     is_list = isinstance(expected, list | tuple)

@@ -1,4 +1,4 @@
-"""Decide which calls of a turn can be made, make them, and write their results for the agent."""
+"""Decide which calls of a turn can be made, make them, and format their results for the agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 from agentsgym.envs.calls.checks import check_call
 from agentsgym.envs.shared.timed import CallTimeoutError
 from agentsgym.envs.Tools.process import Process
-from agentsgym.envs.Tools.results import ToolResult, as_text, cut, failed, raised
+from agentsgym.envs.Tools.results import ToolResult, as_text, cut, failed_result, result_of_exception
 from agentsgym.errors import EnvError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
@@ -24,13 +24,13 @@ class Plan:
     """The calls of one turn and their results.
 
     Attributes:
-        calls: The readable calls, in order.
-        results: The result of each call; None until it is made.
-        complaint: The message about the unreadable calls; empty if there are none.
-        num_unreadable: The number of unreadable calls.
+        calls: The calls that could be parsed, in order.
+        results: The result of each call; None if it has not been made.
+        complaint: The message about calls that could not be parsed; empty if there are none.
+        num_unreadable: The number of calls that could not be parsed.
         submitted: The answer that was passed to the submit tool; None if it was not called.
-        submitted_by: The index of the call that submitted it.
-        is_spent: Whether a call exceeded the budget of calls, which ends the episode.
+        submitted_by: The index of the call of the submit tool; None if it was not called.
+        is_spent: Whether a call exceeded the episode's limit of calls, which ends the episode.
         made: The indices of the calls that were made.
     """
 
@@ -45,39 +45,39 @@ class Plan:
 
     @property
     def num_failed(self) -> int:
-        """The number of readable calls that failed, made or not."""
+        """The number of parsed calls that failed, whether or not they were made."""
         return sum(result.failed for result in self.results if result is not None)
 
     @property
     def is_done(self) -> bool:
-        """Whether a call ended the episode, or the budget did."""
+        """Whether a call or the limit of calls ended the episode."""
         return self.is_spent or any(result.done for result in self.results if result is not None)
 
     @property
     def success(self) -> bool | None:
-        """Whether the task is solved, by the result of the call that ended the episode; False if none did."""
+        """Whether the task is solved, according to the call that ended the episode; False if no call did."""
         ends = [result.success for result in self.results if result is not None and result.done]
         return ends[0] if ends else False
 
     def end_before(self, waiting: Sequence[int]) -> None:
-        """Mark the pending calls, the answer included, as not made since an earlier call ended the episode."""
+        """Mark the pending calls, including a submitted answer, as not made after an earlier call ended the episode."""
         if self.submitted_by is not None:
             waiting, self.submitted, self.submitted_by = [*waiting, self.submitted_by], None, None
         for index in waiting:
-            self.results[index] = failed("not made, since the task had ended")
+            self.results[index] = failed_result("not made, since the task had ended")
 
-    def answered(self) -> Iterable[tuple[ToolCall, ToolResult]]:
-        """Return each call with its result; the submit tool's call is left to the answer."""
+    def calls_with_results(self) -> Iterable[tuple[ToolCall, ToolResult]]:
+        """Return each call with its result, except the call of the submit tool, which has none."""
         return [pair for pair in zip(self.calls, self.results, strict=True) if pair[1] is not None]  # type: ignore[return-value]
 
     def messages(self) -> list[Message]:
-        """Return the agent's messages: one per call, of the role ``"tool"``, in call order.
+        """Return the messages for the agent: one of the role ``"tool"`` per call, in call order.
 
-        The message about unreadable calls is appended to the last result: no template and no server accepts a result
-        without its call.
+        The message about calls that could not be parsed is appended to the last result, since templates and servers
+        reject a result without a call.
         """
         messages: list[Message] = []
-        for call, result in self.answered():
+        for call, result in self.calls_with_results():
             message: Message = {"role": "tool", "name": call.name, "content": result.content}
             if call.id is not None:
                 message["tool_call_id"] = call.id
@@ -87,8 +87,10 @@ class Plan:
         return messages or [{"role": "user", "content": self.complaint or "Submitted."}]
 
 
-def plan_of(action: Action, schemas: Sequence[Mapping[str, Any]], config: Mapping[str, Any], *, num_made: int) -> Plan:
-    """Decide which calls are made: none that is malformed, does not fit its schema, or exceeds a limit.
+def plan_calls(
+    action: Action, schemas: Sequence[Mapping[str, Any]], config: Mapping[str, Any], *, num_made: int
+) -> Plan:
+    """Decide which calls to make: those that are well-formed, match their schemas, and are within the limits.
 
     Args:
         action: The agent's turn, with at least one call.
@@ -98,7 +100,7 @@ def plan_of(action: Action, schemas: Sequence[Mapping[str, Any]], config: Mappin
     """
     calls = [call for call in action.tool_calls if call.error is None]
     errors = [call.error for call in action.tool_calls if call.error is not None]
-    lines = [  # equal errors once: an agent in a loop repeats itself
+    lines = [  # equal errors are reported once, since agents often repeat a call
         f"A call could not be read: {error}" if count == 1 else f"{count} calls could not be read: {error}"
         for error, count in Counter(errors).items()
     ]
@@ -110,17 +112,17 @@ def plan_of(action: Action, schemas: Sequence[Mapping[str, Any]], config: Mappin
         if problem is None and call.name == config["submit_tool"]:
             plan.submitted, plan.submitted_by = as_text(call.arguments["answer"]), index
         elif problem is None and most is not None and num_made + len(plan.made) >= most:
-            plan.results[index] = failed(f"not made, since an episode may have {most} calls")
+            plan.results[index] = failed_result(f"not made, since an episode may have {most} calls")
             plan.is_spent = True
         elif problem is None:
             plan.made.append(index)
         else:
-            plan.results[index] = failed(problem)
+            plan.results[index] = failed_result(problem)
     return plan
 
 
 def _problem(plan: Plan, index: int, action: Action, config: Mapping[str, Any]) -> str | None:
-    """Return the reason why a call is not made, regardless of its arguments; None if it may be made."""
+    """Return the reason, apart from its arguments, why a call is not made; None if there is none."""
     most = config["max_calls_per_turn"]
     if action.finish_reason == "length":
         return "not made, since the turn was cut off by the limit of its length"
@@ -140,18 +142,18 @@ def make_calls(
     *,
     is_own: bool,
 ) -> None:
-    """Make a plan's pending calls, in order; consecutive parallel ones run concurrently.
+    """Make a plan's calls, in order; consecutive calls of parallel tools run concurrently.
 
     Args:
         plan: The calls.
-        hook: The environment's ``_call_tool``, of a call alone.
-        process: The process in which calls run.
+        hook: The environment's ``_call_tool`` with the session and state already bound.
+        process: The resources of this process.
         session_id: The session.
         config: The environment's configuration.
-        is_own: Whether the hook is overridden by a subclass, so that no tool enforces its own time limit.
+        is_own: Whether a subclass overrides the hook, in which case no tool enforces its time limit itself.
 
     Raises:
-        EnvError: A tool failed the episode, or the hook did not return a :class:`ToolResult`.
+        EnvError: A tool raised it to fail the episode, or the hook did not return a :class:`ToolResult`.
     """
     waiting, plan.made = plan.made, []
     is_over = False
@@ -160,7 +162,7 @@ def make_calls(
         while count < len(waiting) and process.is_parallel(session_id, plan.calls[waiting[count]].name):
             count += 1
         batch, waiting = waiting[: max(count, 1)], waiting[max(count, 1) :]
-        limits_s: list[float | None] = []  # those that need a thread: none if a tool enforces the limit itself
+        limits_s: list[float | None] = []  # None if the tool enforces the limit itself, without a thread
         for index in batch:
             tool = None if is_own else process.tool_or_none(session_id, plan.calls[index].name)
             limits_s.append(None if tool is not None and tool.keeps_time else config["tool_timeout_s"])
@@ -182,17 +184,17 @@ def make_calls(
 
 
 def _result_of(work: Callable[[], Any], name: str, limit_s: float | None, max_length: int | None) -> ToolResult:
-    """Run or await a call, and return its result; an exception of the tool is the result of a failed call."""
+    """Run or await a call, and return its result; an exception of the tool becomes a failed result."""
     try:
         result = work()
     except CallTimeoutError:
-        return failed(f"{name} took longer than {limit_s:g} s, and was given up")
+        return failed_result(f"{name} took longer than {limit_s:g} s, and was given up")
     except EnvError:
         raise
-    except BaseException as error:  # a tool is foreign code; the agent may retry
+    except BaseException as error:  # tools are user code, and the agent may retry
         if is_interruption(error):
             raise
-        result = raised(error, max_length)
+        result = result_of_exception(error, max_length)
     if not isinstance(result, ToolResult):
         raise EnvError(f"_call_tool must return a ToolResult, got {shown(cast('object', result))}")
     content = cut(as_text(result.content), max_length)

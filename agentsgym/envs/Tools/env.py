@@ -1,9 +1,9 @@
-"""An environment whose agent calls tools: functions, the methods of an object, or an MCP server.
+"""An environment whose agent calls tools: functions, methods of an object, or tools of an MCP server.
 
 ::
 
-    answer ─▶ calls ─▶ which can be made? ─▶ made in order, in parallel where the tools say so ─▶ results, in call order
-      └─ none: it is the final answer ─▶ reward, and the episode ends
+    answer ─▶ calls ─▶ which can be made? ─▶ made in order, parallel tools concurrently ─▶ results, in call order
+      └─ no calls: it is the final answer ─▶ reward, and the episode ends
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentsgym.envs.conversation import check_tool_use
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.Tools import SPEC
 from agentsgym.envs.Tools.answers import MATCHES, matches
-from agentsgym.envs.Tools.calls import Plan, make_calls, plan_of
+from agentsgym.envs.Tools.calls import Plan, make_calls, plan_calls
 from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.envs.Tools.process import Process
 from agentsgym.envs.Tools.results import ToolResult, as_text
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CUT_OFF = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
-_GO_ON = "That is not the end of the task. Call a tool or answer."
+_CONTINUE = "That is not the end of the task. Call a tool or answer."
 
 TOOL_FIELDS: dict[str, Field] = {
     "tools": Field(
         default=None,
-        expected="a name, or a list of names, that register_tools knows, or None (functions, SessionTools and "
-        "McpServer are given to the constructor, as in ToolEnv(tools=[add]))",
+        expected="a name or a list of names registered with register_tools, or None (pass functions, SessionTools and "
+        "McpServer to the constructor, as in ToolEnv(tools=[add]))",
         valid=or_none(lambda value: is_str(value) or is_strings(value)),
     ),
     "parallel_tools": Field(
@@ -66,31 +66,33 @@ TOOL_FIELDS: dict[str, Field] = {
 
 
 class ToolEnv(MultistepEnv):
-    """A question, tool calls, an answer; tools are passed in, named in ``env_config``, or defined by overriding.
+    """A question that the agent answers after calling tools.
 
-    ``ToolEnv(tokenizer, tools=[add, look_up])`` takes tasks ``{"question": …, "answer": …}``. A subclass overrides
+    Tools are passed in, named in ``env_config``, or defined by a subclass.
+    ``ToolEnv(tokenizer, tools=[add, look_up])`` plays tasks ``{"question": …, "answer": …}``. A subclass overrides
     :meth:`_tools` (typed functions), or :meth:`_call_tool` and :meth:`_answer` for full control of calls and answers,
     and sets rewards with :meth:`_reward_call` and :meth:`_reward_answer`.
 
     An episode ends with an answer without a call, with the submit tool, with a call or an answer whose result ends it,
-    or with a spent budget. ``info`` counts ``num_calls`` (made), ``num_failed_calls`` (made and failed, or not made)
-    and ``num_unreadable_calls`` of the episode so far; ``tool_failed`` is whether one failed in this turn.
+    or with an exhausted budget. ``info`` contains counts over the episode so far: ``num_calls`` (made),
+    ``num_failed_calls`` (made and failed, or not made) and ``num_unreadable_calls``; ``tool_failed`` is whether a call
+    failed in this turn.
 
-    Keys of ``env_config`` beside the common ones:
+    Keys of ``env_config`` in addition to the common ones:
 
     - ``tools``: names registered with :func:`~agentsgym.envs.Tools.sources.register_tools`.
-    - ``parallel_tools``: tools whose calls run concurrently, or ``"all"``; in addition to those marked ``@parallel``.
-    - ``tool_timeout_s``: the time limit of one call; None for none.
-    - ``setup_timeout_s``: the time limit of making, and of closing, the object of a session; None for none.
-    - ``max_result_length``: the maximum number of characters of one result; longer ones are cut, with a note.
+    - ``parallel_tools``: tools, besides those marked ``@parallel``, whose calls run concurrently, or ``"all"``.
+    - ``tool_timeout_s``: the time limit for one call; None for no limit.
+    - ``setup_timeout_s``: the time limit for creating, and for closing, a session's object; None for no limit.
+    - ``max_result_length``: the maximum number of characters in one result; longer results are truncated, with a note.
     - ``max_calls_per_turn``: the maximum number of calls per turn; further ones are not made.
-    - ``max_calls_per_episode``: the maximum number of calls per episode; one more ends the episode.
-    - ``submit_tool``: the name of a tool that takes the answer; a turn without a call is then invalid.
-    - ``answer_match``: how the answer is compared with the task's.
-    - ``answer_reward``, ``wrong_answer_reward``: the rewards of a right answer, and of any other if one is expected.
-    - ``call_reward``, ``failed_call_reward``: the rewards of a call that was made and succeeded, and of one that failed
-      or could not be read or made.
-    - ``invalid_reward``: the reward of a turn in which nothing could be made.
+    - ``max_calls_per_episode``: the maximum number of calls per episode; a further call ends the episode.
+    - ``submit_tool``: the name of a tool that accepts the answer; a turn without a call is then invalid.
+    - ``answer_match``: the comparison with the task's answer.
+    - ``answer_reward``, ``wrong_answer_reward``: the rewards for a right and a wrong answer, if the task has one.
+    - ``call_reward``, ``failed_call_reward``: the rewards for a call that succeeded, and for a call that failed, was
+      not made or could not be parsed.
+    - ``invalid_reward``: the reward for a turn in which no call could be made.
     """
 
     spec = SPEC
@@ -103,79 +105,80 @@ class ToolEnv(MultistepEnv):
         *,
         tools: Sources = (),
     ) -> None:
-        """Take the tools; servers are opened later.
+        """Validate the configuration and the tools; servers are opened later.
 
         Args:
             tokenizer: The tokenizer, as for :class:`MultistepEnv`.
             env_config: The common keys and those of :data:`TOOL_FIELDS`.
-            tools: Functions, :class:`SessionTools` and :class:`McpServer`, one or several, in addition to those that
-                ``env_config["tools"]`` names.
+            tools: A function, :class:`SessionTools` or :class:`McpServer`, or a list of these, in addition to the tools
+                that ``env_config["tools"]`` names.
 
         Raises:
-            ConfigError: A key or a tool is invalid, or the chat template writes calls that cannot be parsed back.
-            TemplateError: The chat template does not allow exact tokens in general, or for tool results.
+            ConfigError: A key or a tool is invalid, or calls rendered by the chat template cannot be parsed.
+            TemplateError: The chat template does not support exact tokens, in general or for tool results.
         """
         self._processes: dict[int, Process] = {}  # by process id
         self._sources: tuple[Source, ...] = ()
-        given = as_sources(tools, f"{type(self).__name__}(tools=…) takes")
+        given = as_sources(tools, f"{type(self).__name__}(tools=…) accepts")
         super().__init__(tokenizer, env_config)
         check_tool_use(self.tokenizer, self.env_config)
         self._sources = (*given, *registered_tools(self.env_config["tools"]))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the task's question and answer among a subclass's own ``task_fields``, which are validated here.
+        """Add ``question`` and ``answer``, which are validated here, to a subclass's ``task_fields``.
 
         Raises:
-            ConfigError: As for every environment.
+            ConfigError: See :class:`MultistepEnv`.
         """
         super().__init_subclass__(**kwargs)
         if cls.task_fields is not None and cls._check_task is ToolEnv._check_task:
             cls.task_fields = tuple(dict.fromkeys(("question", "answer", *cls.task_fields)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out servers and threads, which another process opens itself."""
+        """Omit servers and threads, which another process opens itself."""
         return {**super().__getstate__(), "_processes": {}}
 
-    # What a subclass may override
+    # Methods that a subclass may override
 
     def _tools(self) -> Any:
-        """Return the tools: by default those that were passed in and named.
+        """Return the tools: by default, those passed to the constructor and those named in ``env_config``.
 
-        A subclass returns typed functions, :class:`SessionTools` and :class:`McpServer`, one or a list; or JSON
-        schemas, with a :meth:`_call_tool` that makes their calls. It is called once per process, and once more after
-        :meth:`close`, which closes the servers.
+        A subclass returns a typed function, :class:`SessionTools` or :class:`McpServer`, or a list of these; or JSON
+        schemas of tools that its :meth:`_call_tool` implements. The method is called once per process, and again after
+        :meth:`close`.
         """
         return self._sources
 
     def _call_tool(self, session_id: str, state: State, call: ToolCall) -> ToolResult:
-        """Make one call whose arguments fit its schema; an exception becomes the result of a failed call.
+        """Make one call, whose arguments match its schema; an exception becomes the result of a failed call.
 
-        It runs in a separate thread if there is a time limit, and concurrently with other calls if the tool is
-        parallel: do not change ``state``. An :class:`EnvError` fails the episode.
+        The method must not change ``state``: it runs in a separate thread if there is a time limit, and concurrently
+        with other calls if the tool is parallel. An :class:`EnvError` fails the episode.
         """
         value = self._process.tool(session_id, call.name).call(call.arguments, self.env_config["tool_timeout_s"])
         return value if isinstance(value, ToolResult) else ToolResult(content=as_text(value))
 
     def _answer(self, session_id: str, state: State, text: str) -> tuple[float, bool, dict[str, Any]]:
-        """Judge an answer without calls: (reward, done, info).
+        """Score an answer without calls; returns (reward, done, info).
 
-        ``info["success"]`` is whether it is right; if the episode continues, ``info["reply"]`` is the next observation.
+        ``info["success"]`` is whether the answer is right. If the episode continues, ``info["reply"]`` is the next
+        observation.
         """
         return self._reward_answer(state, text), True, {"success": self._is_right(state, text)}
 
     def _reward_call(self, state: State, call: ToolCall, result: ToolResult) -> float:
-        """Reward a readable call, in addition to the tool's own reward: ``call_reward`` or ``failed_call_reward``."""
+        """Return the reward for a call, in addition to its result's: ``call_reward`` or ``failed_call_reward``."""
         return self.env_config["failed_call_reward" if result.failed else "call_reward"]
 
     def _reward_answer(self, state: State, text: str) -> float:
-        """Reward a final answer: by default ``answer_reward`` or ``wrong_answer_reward``; 0 if none is expected."""
+        """Return the reward for an answer, ``answer_reward`` or ``wrong_answer_reward``; 0 if the task has none."""
         is_right = self._is_right(state, text)
         if is_right is None:
             return 0.0
         return self.env_config["answer_reward" if is_right else "wrong_answer_reward"]
 
     def _is_right(self, state: State, text: str) -> bool | None:
-        """Whether an answer is the task's ``"answer"`` (or one of a list); None if the task has none."""
+        """Whether an answer matches the task's ``"answer"`` (or one in its list); None if the task has none."""
         expected = state["task"].get("answer")
         if expected is None:
             return None
@@ -223,9 +226,9 @@ class ToolEnv(MultistepEnv):
         if action.tool_calls:
             return self._play_calls(session_id, state, action, self.tool_schemas)
         if action.finish_reason == "length":
-            return self._refused(state, CUT_OFF)
+            return self._reject_turn(state, CUT_OFF)
         if submit := self.env_config["submit_tool"]:
-            return self._refused(state, f"To answer, call {submit}.")
+            return self._reject_turn(state, f"To answer, call {submit}.")
         return self._play_answer(session_id, state, action.text)
 
     def _close_episode(self, session_id: str, state: State) -> None:
@@ -233,10 +236,10 @@ class ToolEnv(MultistepEnv):
 
     @property
     def tool_schemas(self) -> tuple[dict[str, Any], ...]:
-        """The JSON schemas of :meth:`_tools` and of the submit tool, read at first use.
+        """The JSON schemas of the tools and the submit tool, determined at first use.
 
         Raises:
-            ConfigError: There are no tools, one has no schema, or nothing makes its calls.
+            ConfigError: There are no tools, or a tool has no schema or no implementation.
         """
         if self._tool_schemas is None:
             process = self._process
@@ -276,11 +279,11 @@ class ToolEnv(MultistepEnv):
         return self._tool_schemas
 
     def check_task(self, task_data: Mapping[str, Any], name: str = "task_data") -> None:
-        """Check a task, and before the first one that the tools are valid.
+        """Check a task and, before the first one, the tools.
 
         Raises:
             TaskError: The task is invalid.
-            ConfigError: As for :attr:`tool_schemas`; a server that cannot be started is not an episode's failure.
+            ConfigError: The tools are invalid (see :attr:`tool_schemas`), or a server cannot be started.
         """
         _ = self.tool_schemas
         super().check_task(task_data, name)
@@ -293,7 +296,7 @@ class ToolEnv(MultistepEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to train on, from a table; the options are those of :class:`~.tasks.DatasetOptions`.
+        """Make training rows from a table; see :class:`~.tasks.DatasetOptions` for the options.
 
         Raises:
             ConfigError: There is no table, it lacks a column, or an option is invalid.
@@ -302,7 +305,7 @@ class ToolEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Rows to evaluate on, with other questions than those to train on; see :meth:`get_train_dataset`."""
+        """Make evaluation rows, whose questions are not in the training rows; see :meth:`get_train_dataset`."""
         return task_dataset(cls, env_config, "eval", options)
 
     # How a turn is processed
@@ -313,7 +316,7 @@ class ToolEnv(MultistepEnv):
 
     @property
     def _process(self) -> Process:
-        """This process's resources; recreated after a fork, and created once if several threads need them at once."""
+        """This process's resources: recreated after a fork, and created once even if several threads request them."""
         process = self._processes.get(os.getpid())
         if process is None:
             given = self._tools()
@@ -329,12 +332,12 @@ class ToolEnv(MultistepEnv):
     def _play_calls(
         self, session_id: str, state: State, action: Action, schemas: Sequence[Mapping[str, Any]]
     ) -> tuple[State, float, bool, dict[str, Any]]:
-        plan = plan_of(action, schemas, self.env_config, num_made=state["num_calls"])
+        plan = plan_calls(action, schemas, self.env_config, num_made=state["num_calls"])
         if not plan.calls:
-            return self._refused(state, plan.complaint, num_unreadable=plan.num_unreadable)
+            return self._reject_turn(state, plan.complaint, num_unreadable=plan.num_unreadable)
         hook = partial(self._call_tool, session_id, state)
         make_calls(plan, hook, self._process, session_id, self.env_config, is_own=self._makes_calls())
-        rewards = [result.reward + self._reward_call(state, call, result) for call, result in plan.answered()]
+        rewards = [result.reward + self._reward_call(state, call, result) for call, result in plan.calls_with_results()]
         rewards.append(plan.num_unreadable * self.env_config["failed_call_reward"])
         next_state = self._after(state, plan)
         done, success = plan.is_done, plan.success
@@ -351,7 +354,7 @@ class ToolEnv(MultistepEnv):
 
     @classmethod
     def _makes_calls(cls) -> bool:
-        """Whether a class makes calls itself."""
+        """Whether the class overrides :meth:`_call_tool`."""
         return cls._call_tool is not ToolEnv._call_tool
 
     def _after(self, state: State, plan: Plan) -> State:
@@ -365,10 +368,10 @@ class ToolEnv(MultistepEnv):
 
     def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, float, bool, dict[str, Any]]:
         reward, done, info = self._answer(session_id, state, text)
-        next_state = {**state, "pending": [{"role": "user", "content": str(info.get("reply", _GO_ON))}]}
+        next_state = {**state, "pending": [{"role": "user", "content": str(info.get("reply", _CONTINUE))}]}
         return next_state, reward, done, {**self._counts(state), "tool_failed": False, **info}
 
-    def _refused(
+    def _reject_turn(
         self, state: State, complaint: str, num_unreadable: int = 0
     ) -> tuple[State, float, bool, dict[str, Any]]:
         next_state = {

@@ -1,6 +1,6 @@
-"""Call MCP servers from synchronous code: one event loop for an environment's connections in each process.
+"""Call MCP servers from synchronous code, with one event loop per environment and process.
 
-Supports the SDK's 1.x and 2.x: the differences between them (names of fields and functions) are handled here alone.
+Versions 1.x and 2.x of the SDK are supported; only this module handles their different names of fields and functions.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import Any, Self, cast
 
 from agentsgym.envs.Tools import SPEC
 from agentsgym.envs.Tools.mcp_server import McpServer
-from agentsgym.envs.Tools.results import ToolResult, as_text, failed
+from agentsgym.envs.Tools.results import ToolResult, as_text, failed_result
 from agentsgym.errors import EnvError
 from agentsgym.texts import sentence_of, shown, visible
 
 logger = logging.getLogger(__name__)
 
-_CONNECTION_CLOSED = -32000  # JSON-RPC, as the SDK reports a server that is gone
+_CONNECTION_CLOSED = -32000  # JSON-RPC code that the SDK reports for a lost server
 _METHOD_NOT_FOUND = -32601  # JSON-RPC: the server does not support pings
-_CLOSING_S = 5.0  # time for a server to shut down
-_MOST_PAGES = 1000  # in a list of tools
+_CLOSING_S = 5.0  # time limit for a server to shut down
+_MAX_PAGES = 1000  # of a server's list of tools
 _PING_EVERY_S, _PING_LIMIT_S = 1.0, 2.0  # for a server over HTTP, when a session begins
 _GRACE_S = 1.0  # the loop enforces the limit, unless an in-process server blocks it
 _TAIL_LINES, _TAIL_LENGTH = 20, 500  # lines and characters of a failed program's stderr
-_STDERR_WAIT_S = 0.5  # a program that ended has closed its stderr, but its children may hold it open
+_STDERR_WAIT_S = 0.5  # a program that exited has closed its stderr, but its children may keep it open
 
 
 class Connection:
-    """One open connection; made by :meth:`Connections.open`.
+    """An open connection to a server; created by :class:`Connections`.
 
     Attributes:
         schemas: The JSON schemas of the server's tools.
@@ -59,7 +59,7 @@ class Connection:
         """Wait until the server has listed its tools.
 
         Raises:
-            EnvError: The server cannot be started, or takes too long.
+            EnvError: The server cannot be started, or does not list its tools in time.
         """
         limit_s = self._server.start_timeout_s
         try:
@@ -76,10 +76,10 @@ class Connection:
             raise EnvError(f"{problem}{self._printed_note()}") from error
 
     def call(self, name: str, arguments: Mapping[str, Any], limit_s: float | None) -> ToolResult:
-        """Call a tool; an error that the tool or the server reports becomes a failed result.
+        """Call a tool; an error reported by the tool or the server becomes a failed result.
 
         Raises:
-            EnvError: The server is gone.
+            EnvError: The connection to the server is lost.
         """
         if self.error is not None:
             raise self._lost_error(self.error)
@@ -88,18 +88,18 @@ class Connection:
             return future.result(None if limit_s is None else limit_s + _GRACE_S)
         except (FutureTimeoutError, TimeoutError):
             future.cancel()
-            return failed(f"{name} took longer than {limit_s:g} s")
+            return failed_result(f"{name} took longer than {limit_s:g} s")
         except Exception as error:
             if self.error is None:
                 raise
             raise self._lost_error(error) from error
         finally:
-            future.cancel()  # matters if the wait was interrupted
+            future.cancel()  # has an effect only if the wait was interrupted
 
     def is_lost(self) -> bool:
-        """Whether the server is known to be gone: a command once it has ended, a URL once it fails a ping.
+        """Whether the connection is known to be lost: a command has exited, or a URL has failed a ping.
 
-        A busy server is not gone: one that is slow to respond keeps its connection.
+        A server that is slow to respond is not considered lost.
         """
         is_silent = self._server.url is not None and time.monotonic() - self._pinged_s > _PING_EVERY_S
         if is_silent and self.error is None and self._ready.done():
@@ -110,8 +110,8 @@ class Connection:
         return self.error is not None
 
     def close(self) -> None:
-        """Close the connection, and end a server that was started for it, without waiting for its end."""
-        self.error = self.error or ConnectionError("it was closed")
+        """Close the connection, and stop a server that was started for it, without waiting for its exit."""
+        self.error = self.error or ConnectionError("the connection was closed")
         with contextlib.suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._request_end)
 
@@ -121,7 +121,7 @@ class Connection:
             self._serving.cancel()
 
     async def _serve(self) -> None:
-        """Hold the connection open: the task that opens it must close it."""
+        """Open the connection, and close it on request: both must happen in the same task."""
         try:
             async with contextlib.AsyncExitStack() as stack:
                 self._session = await self._open(stack)
@@ -170,11 +170,11 @@ class Connection:
         return session
 
     async def _list_tools(self) -> list[dict[str, Any]]:
-        """Return the schemas of the server's tools, which it lists page by page."""
+        """Request the schemas of the server's tools, page by page."""
         found: list[dict[str, Any]] = []
         cursor: str | None = None
         list_page = self._session.list_tools
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             if cursor is None:
                 page = await list_page()
             elif "cursor" in inspect.signature(list_page).parameters:
@@ -190,12 +190,12 @@ class Connection:
         names, wanted = [schema["function"]["name"] for schema in found], self._server.tools
         for name in wanted or ():
             if name not in names:
-                raise EnvError(f"it has no tool {shown(name)}; its tools are {', '.join(names)}")
+                raise EnvError(f"the server has no tool {shown(name)}; its tools are {', '.join(names)}")
         return [schema for schema in found if wanted is None or schema["function"]["name"] in wanted]
 
     def _mark_lost(self) -> None:
-        """Record that the server has ended or was closed."""
-        self.error = self.error or ConnectionError("it ended")
+        """Record that the server exited or closed the connection."""
+        self.error = self.error or ConnectionError("the server closed the connection")
         self._stop.set()
 
     async def _ping(self) -> None:
@@ -208,28 +208,28 @@ class Connection:
                 self.error = self.error or error
 
     async def _call(self, name: str, arguments: dict[str, Any], limit_s: float | None) -> ToolResult:
-        """Call a tool; the result holds the texts of the response in order, and a placeholder for other content."""
+        """Call a tool; the result contains the texts of the response in order, with placeholders for other content."""
         try:
             answer = await asyncio.wait_for(self._session.call_tool(name, arguments), limit_s)
         except TimeoutError:
-            return failed(f"{name} took longer than {limit_s:g} s")
+            return failed_result(f"{name} took longer than {limit_s:g} s")
         except Exception as error:
             code = getattr(getattr(error, "error", None), "code", None)
-            has_lost_stream = type(error).__module__.partition(".")[0] == "anyio"  # it is closed or broken
+            has_lost_stream = type(error).__module__.partition(".")[0] == "anyio"  # the stream is closed or broken
             if code == _CONNECTION_CLOSED or has_lost_stream or isinstance(error, OSError | EOFError):
                 self.error = self.error or error
                 raise
-            return failed(sentence_of(error))  # the server is there, and refused this call
+            return failed_result(sentence_of(error))  # the server is running, but rejected this call
         fields: dict[str, Any] = answer.model_dump(by_alias=True)
         parts = cast("list[dict[str, Any]]", fields.get("content") or [])
         content = "\n".join(str(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in parts)
         if not parts and fields.get("structuredContent") is not None:
             content = as_text(fields["structuredContent"])
-        return failed(content) if fields.get("isError") else ToolResult(content=content)
+        return failed_result(content) if fields.get("isError") else ToolResult(content=content)
 
     def _lost_error(self, error: BaseException) -> EnvError:
-        problem = f"{self._server.label} is gone: {type(error).__name__}: {sentence_of(error, 300)}".rstrip(": ")
-        return EnvError(f"{problem}{self._printed_note()}")
+        cause = f"{type(error).__name__}: {sentence_of(error, 300)}".rstrip(": ")
+        return EnvError(f"{self._server.label} is no longer connected: {cause}{self._printed_note()}")
 
     def _printed_note(self) -> str:
         text = self._stderr.tail() if self._stderr else ""
@@ -237,10 +237,10 @@ class Connection:
 
 
 class _Stderr:
-    """The stderr of a server's program, kept off the terminal: its lines are logged, and errors include the last ones.
+    """The stderr of a server's program: lines are logged rather than printed, and errors include the last ones.
 
     Attributes:
-        file: The end that the program writes to; closed here once the program has it.
+        file: The write end of the pipe; closed in this process once the program has inherited it.
     """
 
     def __init__(self, label: str) -> None:
@@ -251,7 +251,7 @@ class _Stderr:
         self._thread.start()
 
     def tail(self) -> str:
-        """Return the last lines, after a short wait for those of a program that ended."""
+        """Return the last lines, after a short wait for the final output of a program that exited."""
         self._thread.join(_STDERR_WAIT_S)
         return visible("".join([*self._lines]))[-_TAIL_LENGTH:].strip()
 
@@ -274,7 +274,7 @@ class Connections:
         self._thread: threading.Thread | None = None
 
     def shared(self, server: McpServer) -> Connection:
-        """Return the connection that all sessions share, opened at first use and after a loss.
+        """Return the connection that all sessions share, opened at first use and reopened after a loss.
 
         Raises:
             EnvError: The server cannot be started.
@@ -300,12 +300,12 @@ class Connections:
         return connection
 
     def release(self, connection: Connection) -> None:
-        """Close a session's private connection, without waiting for the server to end."""
+        """Close a session's private connection, without waiting for the server to exit."""
         self._opened.discard(connection)
         connection.close()
 
     def close(self) -> None:
-        """Close every connection and end the loop; does nothing in a forked process, which has no running loop."""
+        """Close all connections and stop the loop; do nothing in a forked process, which has no running loop."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -335,7 +335,7 @@ class Connections:
 
 
 async def _end_tasks() -> None:
-    """Let the closing connections finish, and cancel the rest."""
+    """Wait for closing connections to finish, and cancel the remaining tasks."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     if tasks:
         _, left = await asyncio.wait(tasks, timeout=_CLOSING_S - 1.0)
@@ -346,7 +346,7 @@ async def _end_tasks() -> None:
 
 
 class _WatchedStream:
-    """A server's message stream that reports its end; the SDK itself reports it only to calls."""
+    """A server's message stream that reports its end; the SDK reports it only to pending calls."""
 
     def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
         self._stream, self._ended = stream, ended
@@ -367,6 +367,6 @@ class _WatchedStream:
     async def __anext__(self) -> Any:
         try:
             return await self._stream.__anext__()
-        except BaseException:  # it ended, broke, or was closed
+        except BaseException:  # the stream ended, broke, or was closed
             self._ended()
             raise

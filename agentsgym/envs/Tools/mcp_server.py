@@ -1,4 +1,4 @@
-"""Describe how an MCP server is reached; nothing is opened here."""
+"""Describe how to reach an MCP server; no connection is opened here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class McpServer:
         command: The program and arguments of a server that communicates over stdin and stdout.
         url: The address of a server with streamable HTTP.
         server: A server object of the MCP SDK, or a function that makes one (required for a process pool).
-        env: Environment variables for ``command``, in addition to the few that the SDK passes on.
+        env: Environment variables for ``command``, in addition to the few that the SDK passes.
         cwd: The working directory of ``command``; None for the current one.
-        headers: HTTP headers of every request to ``url``.
+        headers: HTTP headers for every request to ``url``.
         per_session: Whether each session opens a separate server, which isolates the state of stateful servers;
-            otherwise all sessions of a process share one.
+            otherwise, all sessions of a process share one server.
         tools: The names of the tools to offer; None for all.
         start_timeout_s: The time limit for starting the server and listing its tools.
     """
@@ -60,7 +60,7 @@ class McpServer:
 
     @property
     def label(self) -> str:
-        """The server's name in errors."""
+        """The server's name in error messages."""
         if self.url is not None:
             return f"the MCP server at {self.url}"
         return f"the MCP server {shown([*self.command] if self.command else self.server, 100)}"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from agentsgym.envs.shared.timed import CallTimeoutError, Runner
 from agentsgym.envs.Tools.mcp_client import Connections
 from agentsgym.envs.Tools.mcp_server import McpServer
-from agentsgym.envs.Tools.sources import Names, SessionTools, Source, Tool, is_named, is_parallel, tool_of
+from agentsgym.envs.Tools.sources import Names, SessionTools, Source, Tool, is_named, is_parallel, make_tool
 from agentsgym.errors import ConfigError, EnvError
 from agentsgym.texts import sentence_of
 
@@ -21,7 +21,7 @@ _Closer = Callable[[], None]
 
 
 class Process:
-    """The resources of one process, made at first use and never sent to another one.
+    """The resources of one process, created at first use and never sent to another process.
 
     Attributes:
         pid: The id of the process.
@@ -32,21 +32,21 @@ class Process:
     def __init__(
         self, tools: Sequence[Source | Mapping[str, Any]], limit_s: float | None = None, parallel_names: Names = ()
     ) -> None:
-        """Take the environment's tools and limits.
+        """Store the environment's tools and limits.
 
         Args:
-            tools: The sources of tools; the calls of a bare schema are not made here.
-            limit_s: The time limit of making, and of closing, a session's object.
-            parallel_names: The tools whose calls run concurrently in addition to those marked parallel, or ``"all"``.
+            tools: The sources of tools; bare schemas have no implementation here.
+            limit_s: The time limit for creating, and for closing, a session's object, in seconds.
+            parallel_names: The tools, besides those marked as parallel, whose calls run concurrently, or ``"all"``.
         """
         self.pid = os.getpid()
-        self.runner = Runner("calls of tools", "env_config['tool_timeout_s']")
+        self.runner = Runner("tool calls", "env_config['tool_timeout_s']")
         self.tools = tools
         self._sources = [one for one in tools if isinstance(one, SessionTools | McpServer)]
         self._functions: dict[str, Tool] | None = None  # set at the first session, after validation
         self._limit_s, self._parallel_names = limit_s, parallel_names
         self._connections = Connections()
-        self._sessions: dict[str, tuple[dict[str, Tool], list[_Closer]]] = {}  # tools, and what closes them
+        self._sessions: dict[str, tuple[dict[str, Tool], list[_Closer]]] = {}  # tools, and functions that close them
 
     def schemas_of(self, server: McpServer) -> list[dict[str, Any]]:
         """Fetch the schemas of a server's tools.
@@ -60,16 +60,16 @@ class Process:
             raise ConfigError(sentence_of(error)) from error
 
     def begin(self, session_id: str, task_data: dict[str, Any], generator: random.Random) -> None:
-        """Make a session's tools: its objects, and its private or the shared servers.
+        """Create a session's tools: its objects, and connections to private or shared servers.
 
         Raises:
-            EnvError: A server cannot be started, or an object is not made within the time limit.
+            EnvError: A server cannot be started, or an object is not created within the time limit.
         """
         self.end(session_id)
         if self._functions is None:
             functions: list[Any] = [one for one in self.tools if callable(one)]
             names = self._parallel_names
-            self._functions = {one.__name__: tool_of(one, is_parallel=is_parallel(one, names)) for one in functions}
+            self._functions = {one.__name__: make_tool(one, is_parallel=is_parallel(one, names)) for one in functions}
         tools, closers = self._sessions[session_id] = {**self._functions} if self._sources else self._functions, []
         try:
             for source in self._sources:
@@ -94,7 +94,7 @@ class Process:
         """Return a session's tool.
 
         Raises:
-            EnvError: Nothing makes the calls of this tool.
+            EnvError: The tool has no implementation.
         """
         tool = self.tool_or_none(session_id, name)
         if tool is None:
@@ -102,12 +102,12 @@ class Process:
         return tool
 
     def tool_or_none(self, session_id: str, name: str) -> Tool | None:
-        """Return a session's tool; None if a subclass makes its calls itself."""
+        """Return a session's tool; None if a subclass implements it in ``_call_tool``."""
         session = self._sessions.get(session_id)
         return None if session is None else session[0].get(name)
 
     def is_parallel(self, session_id: str, name: str) -> bool:
-        """Whether a tool's calls may run concurrently: by the tool's mark, or by name if a subclass makes them."""
+        """Whether a tool's calls may run concurrently: it is marked as parallel, or named in the configuration."""
         tool = self.tool_or_none(session_id, name)
         return is_named(name, self._parallel_names) if tool is None else tool.is_parallel
 
@@ -118,13 +118,13 @@ class Process:
         for closer in closers:
             try:
                 self._within(closer, "close() of a session's tools")
-            except Exception as error:  # noqa: BLE001  # foreign code; raised below
+            except Exception as error:  # noqa: BLE001  # user code; raised below
                 errors.append(error)
         if errors:
             raise errors[0]
 
     def close(self) -> None:
-        """End servers and threads; does nothing in a forked process, which has neither."""
+        """Stop servers and threads; do nothing in a forked process, which has neither."""
         if self.pid != os.getpid():
             return
         self._sessions.clear()
@@ -134,7 +134,7 @@ class Process:
     def _make(
         self, source: SessionTools, task_data: dict[str, Any], generator: random.Random
     ) -> tuple[dict[str, Tool], _Closer]:
-        """Make a session's object; one that is made only after the time limit is closed at once."""
+        """Create a session's object; one that is finished only after the time limit is closed immediately."""
         given_up = threading.Event()
 
         def make() -> tuple[dict[str, Tool], _Closer]:
@@ -144,13 +144,13 @@ class Process:
             return made
 
         try:
-            return self._within(make, f"making {source.tools_class.__name__}")
+            return self._within(make, f"creating {source.tools_class.__name__}")
         except EnvError:
             given_up.set()
             raise
 
     def _within(self, work: Callable[[], _Made], name: str) -> _Made:
-        """Run setup or teardown of a session's object, in another thread if there is a time limit."""
+        """Run the setup or teardown of a session's object, in another thread if there is a time limit."""
         if self._limit_s is None:
             return work()
         try:

@@ -12,7 +12,7 @@ from typing import Any, cast
 from agentsgym.texts import sentence_of, shown
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_MOST_ITEMS = 1000  # from an iterator, which may be infinite
+_MAX_ITEMS = 1000  # from an iterator, which may be infinite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class ToolResult:
         reward: The reward of the call itself, in addition to ``_reward_call``.
         done: Whether the call ends the episode.
         failed: Whether the call failed: the tool raised or took too long, or the call could not be made.
-        success: Whether the task is solved, if a call that ends the episode determines it; None otherwise.
+        success: Whether the task is solved, for a call that ends the episode; None if unknown.
     """
 
     content: str
@@ -34,25 +34,25 @@ class ToolResult:
     success: bool | None = None
 
 
-def failed(sentence: str) -> ToolResult:
-    """Make the result of a call that failed."""
+def failed_result(sentence: str) -> ToolResult:
+    """Make the result of a failed call."""
     return ToolResult(content=f"Error: {sentence}", failed=True)
 
 
-def raised(error: BaseException, max_length: int | None = None) -> ToolResult:
+def result_of_exception(error: BaseException, max_length: int | None = None) -> ToolResult:
     """Make the result of a call whose tool raised.
 
-    >>> raised(ZeroDivisionError("division by zero")).content
+    >>> result_of_exception(ZeroDivisionError("division by zero")).content
     'Error: division by zero (ZeroDivisionError)'
     """
     text, kind = sentence_of(error, max_length or 10_000), type(error).__name__
-    return failed(text if text == kind else f"{text} ({kind})")
+    return failed_result(text if text == kind else f"{text} ({kind})")
 
 
 def as_text(value: Any) -> str:
-    r"""Convert a return value to text: a str unchanged, else JSON, or ``repr`` if JSON has no form for it.
+    r"""Convert a return value to text: a string unchanged, other values to JSON, or to ``repr`` if that is impossible.
 
-    Iterators are consumed, up to 1000 items; memory addresses, which differ between runs, are left out.
+    Iterators are consumed, up to 1000 items; memory addresses, which differ between runs, are removed.
 
     >>> as_text({"price": 3, "sizes": (1, 2)}), as_text(None), as_text("3\n")
     ('{"price": 3, "sizes": [1, 2]}', 'null', '3\n')
@@ -60,23 +60,23 @@ def as_text(value: Any) -> str:
     if isinstance(value, str):
         text = str.__str__(value)
     else:
-        read = [*islice(cast("Iterator[Any]", value), _MOST_ITEMS)] if isinstance(value, Iterator) else value
+        read = [*islice(cast("Iterator[Any]", value), _MAX_ITEMS)] if isinstance(value, Iterator) else value
         try:
             text = _ENCODER.encode(read)
         except (TypeError, ValueError, RecursionError):  # keys that are not strings, cycles
             text = _as_repr(read, 10_000)
-    return text if text.isascii() else text.encode(errors="backslashreplace").decode()  # half a surrogate pair
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()  # lone surrogates
 
 
 def _as_repr(value: Any, limit: int = 200) -> str:
     return _ADDRESS.sub("", shown(value, limit))
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_as_repr)  # made once: slower than encoding a short text
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_as_repr)  # created once, since creation is slow
 
 
 def cut(text: str, max_length: int | None) -> str:
-    r"""Cut a text to its first ``max_length`` characters, and append a note.
+    r"""Truncate a text to its first ``max_length`` characters, and append a note.
 
     >>> cut("abcdef", 4)
     'abcd\n[cut: the first 4 of 6 characters]'

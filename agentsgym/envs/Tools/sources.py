@@ -1,4 +1,4 @@
-"""The sources of tools: functions, the methods of a per-episode object, servers; by name."""
+"""Define and register the sources of tools: functions, methods of a per-episode object, and servers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Names = Literal["all"] | Sequence[str]
 
 _PARALLEL = "_agentsgym_parallel"
-_NO_OBJECT = object()  # stands in for self, which a schema leaves out
-_CLOSE = "close"  # method of a session's object, called when its episode ends; not a tool
+_NO_OBJECT = object()  # stands in for self, which schemas omit
+_CLOSE = "close"  # a method of a session's object that is called when its episode ends, and not a tool
 
 
 class Tool(NamedTuple):
     """One tool, bound to a session.
 
     Attributes:
-        call: The function of the arguments by name, and of the time limit.
-        is_parallel: Whether it may run concurrently with other calls of its turn.
+        call: The function that makes a call from its arguments, by name, and the time limit.
+        is_parallel: Whether it may run concurrently with other calls in the turn.
         keeps_time: Whether it enforces the time limit itself.
     """
 
@@ -61,22 +61,22 @@ def is_parallel(function: Callable[..., Any], names: Names) -> bool:
 
 
 def is_named(name: str, names: Names) -> bool:
-    """Whether a tool's name is among the given ones."""
+    """Whether ``names`` includes a tool's name."""
     return names == "all" or name in names
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionTools:
-    """Tools with a state: the public methods of an object that is made for each episode.
+    """Stateful tools: the public methods of an object that is created for each episode.
 
     Static methods are tools as well. Methods whose names begin with an underscore are not, and neither are class
-    methods, which usually construct objects, and ``close``, which is called when the episode ends. A call that arrives
+    methods, which usually construct objects, or ``close``, which is called when the episode ends. A call that arrives
     while an earlier one is still running (after its timeout) fails, except for parallel tools.
 
     Attributes:
         tools_class: The class whose typed methods define the schemas.
-        make: The function that makes the object from the task and the session's generator; None calls the class with
-            the two.
+        make: The function that creates the object from the task and the session's random generator; None to call
+            the class with both.
     """
 
     tools_class: type[Any]
@@ -104,7 +104,7 @@ class SessionTools:
     def begin(
         self, task_data: dict[str, Any], generator: random.Random, parallel_names: Names = ()
     ) -> tuple[dict[str, Tool], Callable[[], None]]:
-        """Make one episode's object; returns its tools and the function that closes it.
+        """Create an episode's object; returns its tools and the function that closes it.
 
         Args:
             task_data: The task.
@@ -116,7 +116,7 @@ class SessionTools:
         tools: dict[str, Tool] = {}
         for method in self.methods():
             bound, may_overlap = getattr(holder, method.__name__), is_parallel(method, parallel_names)
-            tools[method.__name__] = tool_of(bound, is_parallel=may_overlap, busy=busy)
+            tools[method.__name__] = make_tool(bound, is_parallel=may_overlap, busy=busy)
         return tools, getattr(holder, _CLOSE, lambda: None)
 
 
@@ -127,16 +127,16 @@ _registered: dict[str, tuple[Source, ...]] = {}
 
 
 def register_tools(name: str, tools: Sources) -> None:
-    """Register tools for ``env_config["tools"]``, so that dataset rows can name them: a row is JSON without code.
+    """Register tools under a name for ``env_config["tools"]``, since dataset rows are JSON and cannot contain code.
 
     Args:
-        name: The name for dataset rows.
-        tools: One or several functions, :class:`SessionTools` and :class:`McpServer`.
+        name: The name for ``env_config["tools"]``.
+        tools: A function, :class:`SessionTools` or :class:`McpServer`, or a list of these.
 
     Raises:
-        ConfigError: The tools are invalid, or the name is taken by other tools.
+        ConfigError: The tools are invalid, or other tools are registered under that name.
     """
-    sources = as_sources(tools, f"register_tools({name!r}) takes")
+    sources = as_sources(tools, f"register_tools({name!r}) accepts")
     if _registered.get(name, sources) != sources:
         raise ConfigError(f"other tools are already registered as {shown(name)}: choose another name")
     _registered[name] = sources
@@ -153,24 +153,24 @@ def registered_tools(names: str | Sequence[str] | None) -> tuple[Source, ...]:
         if name not in _registered:
             hint = did_you_mean(name, _registered) if _registered else ""
             raise ConfigError(
-                f"env_config['tools'] names {shown(name)}, which is not registered by register_tools{hint}"
+                f"env_config['tools'] names {shown(name)}, which is not registered with register_tools{hint}"
             )
     return tuple(source for name in chosen for source in _registered[name])
 
 
 def as_sources(tools: Any, who: str) -> tuple[Source, ...]:
-    """Validate tools that were passed in.
+    """Validate tools passed by the user.
 
     Args:
-        tools: One or several.
-        who: The beginning of the error message: ``"ToolEnv(tools=…) takes"``.
+        tools: A source of tools, or a list of these.
+        who: The beginning of error messages, such as ``"ToolEnv(tools=…) accepts"``.
 
     Raises:
-        ConfigError: One of them is not a tool.
+        ConfigError: An item is not a source of tools.
     """
     given = (tools,) if _is_source(tools) else tools
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-        raise ConfigError(f"{who} functions, SessionTools or McpServer, one or a list, got {shown(tools)}")
+        raise ConfigError(f"{who} a function, SessionTools or McpServer, or a list of these, got {shown(tools)}")
     for one in cast("Sequence[Any]", given):
         if not _is_source(one):
             hint = f": write SessionTools(tools_class={one.__name__})" if isinstance(one, type) else ""
@@ -178,17 +178,17 @@ def as_sources(tools: Any, who: str) -> tuple[Source, ...]:
     return tuple(cast("Sequence[Source]", given))
 
 
-def tool_of(function: Callable[..., Any], *, is_parallel: bool, busy: threading.Lock | None = None) -> Tool:
-    """Make a tool of a function: JSON values are converted to its annotated types, and a coroutine is run.
+def make_tool(function: Callable[..., Any], *, is_parallel: bool, busy: threading.Lock | None = None) -> Tool:
+    """Make a tool from a function: JSON values are converted to its annotated types, and coroutines are run.
 
     Args:
         function: The function, or a method of a session's object.
         is_parallel: Whether its calls may run concurrently.
-        busy: Held during a call that is not parallel; a call that finds it held is refused.
+        busy: The lock that a non-parallel call holds; while it is held, other such calls are rejected.
     """
     try:
         given = typing.get_type_hints(function)
-    except Exception:  # noqa: BLE001  # a hint may be any expression
+    except Exception:  # noqa: BLE001  # an annotation may be any expression
         given = {}
     hints = {name: hint for name, hint in given.items() if name != "return" and _needs_conversion(hint)}
     lock = None if is_parallel else busy
@@ -197,7 +197,7 @@ def tool_of(function: Callable[..., Any], *, is_parallel: bool, busy: threading.
         if lock is not None and not lock.acquire(blocking=False):
             raise BusyError("an earlier call is still running, so this call was not made")
         try:
-            converted = {name: as_hinted(arguments[name], hints[name]) for name in hints if name in arguments}
+            converted = {name: convert_to_hint(arguments[name], hints[name]) for name in hints if name in arguments}
             value = function(**{**arguments, **converted})
             return asyncio.run(value) if inspect.iscoroutine(value) else value
         finally:
@@ -207,32 +207,32 @@ def tool_of(function: Callable[..., Any], *, is_parallel: bool, busy: threading.
     return Tool(call, is_parallel)
 
 
-def as_hinted(value: Any, hint: Any) -> Any:
-    """Convert a JSON value to a hint's type: members of an Enum, tuples; unchanged if it fits no such hint.
+def convert_to_hint(value: Any, hint: Any) -> Any:
+    """Convert a JSON value to the annotated type if that contains enums or tuples; otherwise return it unchanged.
 
-    >>> as_hinted([[1, 2], [3, 4]], list[tuple[int, int]])
+    >>> convert_to_hint([[1, 2], [3, 4]], list[tuple[int, int]])
     [(1, 2), (3, 4)]
     """
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return next((member for member in hint if member.value == value), value)
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        converted = (as_hinted(value, part) for part in parts)
+        converted = (convert_to_hint(value, part) for part in parts)
         return next((one for one in converted if one is not value), value)
     if isinstance(value, list) and (origin is tuple or hint is tuple):
         items = cast("list[Any]", value)
         each = [parts[0]] * len(items) if len(parts) == 2 and parts[1] is Ellipsis else [*parts]
         rest = [None] * (len(items) - len(each))
-        return tuple(as_hinted(item, part) for item, part in zip(items, [*each, *rest], strict=False))
+        return tuple(convert_to_hint(item, part) for item, part in zip(items, [*each, *rest], strict=False))
     if isinstance(value, list) and origin is list and _needs_conversion(hint):
-        return [as_hinted(item, parts[0]) for item in cast("list[Any]", value)]
+        return [convert_to_hint(item, parts[0]) for item in cast("list[Any]", value)]
     if isinstance(value, Mapping) and origin is dict and _needs_conversion(hint):
-        return {key: as_hinted(item, parts[1]) for key, item in cast("Mapping[str, Any]", value).items()}
+        return {key: convert_to_hint(item, parts[1]) for key, item in cast("Mapping[str, Any]", value).items()}
     return cast("Any", value)
 
 
 def _needs_conversion(hint: Any) -> bool:
-    """Whether a value of the hint may have no direct JSON form."""
+    """Whether values of an annotated type may have no direct JSON form."""
     if hint is tuple or typing.get_origin(hint) is tuple or (isinstance(hint, type) and issubclass(hint, enum.Enum)):
         return True
     if typing.get_origin(hint) is typing.Literal:

@@ -1,4 +1,4 @@
-"""Make tasks for tools from any table of questions and answers."""
+"""Make tool-use tasks from any table of questions and answers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class DatasetOptions(CommonOptions, total=False):
     """Options of the generated rows.
 
     Attributes:
-        data: The table: a path of a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict of arguments of
+        data: The table: the path to a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict of arguments for
             ``datasets.load_dataset``.
-        columns: The columns that the keys of a task are read from; see :func:`tasks_from`.
+        columns: The table column for each key of a task; see :func:`tasks_from`.
         size: The number of rows; by default one per question.
         seed: The seed of the order of questions and of the tasks' seeds; it never moves a question between the splits.
-        split: ``"disjoint"`` if training and evaluation share no question, ``"all"`` if both have all.
-        eval_fraction: The share that ``"disjoint"`` reserves for evaluation, in (0, 1).
+        split: ``"disjoint"`` if training and evaluation share no questions, ``"all"`` if each gets every question.
+        eval_fraction: The fraction of questions that ``"disjoint"`` reserves for evaluation, in (0, 1).
     """
 
     data: Any
@@ -41,7 +41,7 @@ def task_dataset(
     """Make the rows of a split, with ``env_config`` unchanged.
 
     Raises:
-        ConfigError: There is no table, it lacks a column or has no rows, or an option is invalid.
+        ConfigError: There is no table, the table lacks a column or has no rows, or an option is invalid.
     """
     settings = checked_options(options, questions.OPTIONS)
     if settings["data"] is None:
@@ -51,18 +51,18 @@ def task_dataset(
 
 
 def tasks_from(data: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Read tasks from a table, in its order.
+    """Read tasks from a table, in row order.
 
     Args:
         data: Any table that :func:`~agentsgym.envs.datasets.sources.read_rows` accepts.
-        columns: The column for each key of a task, ``{"question": "prompt", "answer": "gold"}``; None for columns of
-            the same names. Further keys are copied into the task unchanged.
+        columns: The table column for each key of a task, such as ``{"question": "prompt", "answer": "gold"}``; further
+            keys and columns may follow. None for columns named ``question`` and ``answer``.
 
     Returns:
         One ``task_data`` per row.
 
     Raises:
-        ConfigError: The data are not a table, have no rows, or lack a column.
+        ConfigError: The data is not a table, has no rows, or lacks a column.
     """
     chosen = dict(COLUMNS if columns is None else columns)
     if "question" not in chosen:

@@ -1,1 +1,1 @@
-"""Datasets of tasks: their options and sources, the registry, mixtures, and what a name means."""
+"""Datasets of tasks: options, sources, mixtures, the registry of environments, and the lookup of environment names."""

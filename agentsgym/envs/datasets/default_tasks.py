@@ -1,4 +1,4 @@
-"""Find an environment's default tasks: a dataset of any signature, or seeds for a class without one."""
+"""Get an environment's default tasks: rows of its dataset, or bare seeds if it has none."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ if TYPE_CHECKING:
 def tasks_of(
     env: MultistepEnv, split: Literal["train", "eval"] | str, options: Mapping[str, Any], most: int, *, seed: int = 0
 ) -> list[Any]:
-    """Return dataset rows of the environment; for a class without a dataset, tasks that are only a seed.
+    """Return rows of the environment's dataset; for a class without one, tasks that contain only a seed.
 
     Args:
         env: The environment.
         split: ``"train"`` or ``"eval"``.
-        options: Options of its dataset.
+        options: Options for its dataset.
         most: The maximum number of tasks.
-        seed: Random seed of the tasks that are only a seed.
+        seed: Random seed of the tasks that contain only a seed.
 
     Raises:
-        ConfigError: The dataset cannot be made with these options, or there are options and no dataset.
+        ConfigError: The dataset cannot be created with these options, or options were given and there is no dataset.
     """
     make: Any = env.get_train_dataset if split == "train" else env.get_eval_dataset
     try:
         try:
             rows = make(**{"size": most, **options})
-        except TypeError:  # a user's own class may have no such option
+        except TypeError:  # a user-defined class may not accept size
             rows = make(**options)
     except NotImplementedError:
         if options:
-            raise ConfigError(f"{type(env).__name__} has no dataset with options, got {', '.join(options)}") from None
+            raise ConfigError(
+                f"{type(env).__name__} has no dataset, hence no options, got {', '.join(options)}"
+            ) from None
         rows = ({"seed": derive_seed("command line", split, seed, index)} for index in range(most))
     except TypeError as error:
-        raise ConfigError(f"the dataset of {type(env).__name__}: {error}") from error
+        raise ConfigError(f"the dataset of {type(env).__name__} cannot be created: {error}") from error
     return list(islice(rows, most))

@@ -1,4 +1,4 @@
-"""The environments that dataset rows name, one per class and configuration, and their trials."""
+"""Build the environments that dataset rows name, one per class and configuration, and trials of their tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Environments:
-    """The environments of a run, one per class and configuration that its rows name.
+    """The environments of a run: one for each class and configuration that its rows name.
 
     Attributes:
         tokenizer: The policy's tokenizer.
@@ -35,26 +35,26 @@ class Environments:
         check: Callable[[MultistepEnv], None] = lambda _env: None,
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Take the one environment of the run, or None to build each row's own.
+        """Set up the environments; those that rows name are built at first use.
 
         Args:
-            env: The one environment, or None.
+            env: The only environment of the run; None to build the environment that each row names.
             tokenizer: The policy's tokenizer.
-            check: Raises for an environment that does not fit the settings.
-            template_options: The ``chat_template_kwargs`` of rows without their own.
+            check: A function that raises if an environment is incompatible with the settings.
+            template_options: The ``chat_template_kwargs`` for rows that do not set any.
 
         Raises:
-            ConfigError: ``env`` has no tokenizer, another one than the policy's, or other ``chat_template_kwargs``.
+            ConfigError: ``env`` has no tokenizer, or a tokenizer or ``chat_template_kwargs`` that differ.
         """
         if env is not None and not same_tokenizer(env.tokenizer, tokenizer):
-            raise ConfigError("env.tokenizer must be the trainer's: build the environment with the policy's tokenizer")
+            raise ConfigError("env.tokenizer must be the policy's tokenizer: build the environment with it")
         if env is not None and template_options:
             own = env.env_config["chat_template_kwargs"]
             if own != template_options:
                 raise ConfigError(
                     f"GRPOEnvConfig(chat_template_kwargs={shown(template_options)}) and env, which was built with "
-                    f"env_config['chat_template_kwargs']={shown(own)}, differ: give the environment the same options, "
-                    "or leave them out of GRPOEnvConfig, since the environment renders every prompt"
+                    f"env_config['chat_template_kwargs']={shown(own)}, differ: build the environment with the same "
+                    "options, or omit them from GRPOEnvConfig, since the environment renders every prompt"
                 )
         self._env = env
         self._template_options = {**(template_options or {})}
@@ -67,10 +67,10 @@ class Environments:
 
         Args:
             rows: The rows of one dataset.
-            name: Its name in errors.
+            name: Name of the dataset in error messages.
 
         Raises:
-            ConfigError: There are no rows, or one has no ``task_data`` or another class or configuration than the run.
+            ConfigError: There are no rows, or a row has no ``task_data`` or does not match the run's environment.
             TaskError: A row's task cannot be played.
         """
         index = -1
@@ -82,17 +82,17 @@ class Environments:
             except TaskError as error:
                 raise TaskError(f"row {index} of {name}: {error}") from error
         if index < 0:
-            raise ConfigError(f"{name} must hold at least one row, got none")
+            raise ConfigError(f"{name} must contain at least one row, got none")
 
     def of(self, row: DatasetRow) -> MultistepEnv:
-        """Return a row's environment, with the run's chat template options if the row does not set them itself."""
+        """Return a row's environment, with the run's chat template options if the row sets none."""
         if not isinstance(row.get("task_data"), Mapping):
             raise ConfigError(f"a dataset row needs 'task_data' (a dict), got the columns {sorted(row)}")
         key = (str(row.get("env_class_path")), json.dumps(row.get("env_config"), sort_keys=True, default=repr))
         if key not in self._built:
             env = self._env
             if env is not None:
-                check_row(env, row, remedy="leave env=None, so that each row's environment is created")
+                check_row(env, row, remedy="leave env=None to build the environment that each row names")
             else:
                 config: Any = row.get("env_config")
                 if self._template_options and isinstance(config, Mapping | None):
@@ -105,13 +105,13 @@ class Environments:
         return self._built[key]
 
     def identity(self, row: DatasetRow) -> Hashable:
-        """Return a key of a row's class and configuration: equal for equal environments, also after a resume."""
+        """Return a key for a row's class and configuration that does not change when a run is resumed."""
         env = self.of(row)
         config = json.dumps(env.env_config, sort_keys=True, default=lambda value: getattr(value, "__qualname__", ""))
         return class_path(type(env)), derive_seed("game", config)
 
     def label(self, row: DatasetRow) -> str:
-        """Return the environment's name in metrics: the row's ``environment``, which ``mix`` sets, else its class."""
+        """Return the environment's name in metrics: the row's ``environment``, set by ``mix``, or else its class."""
         name = row.get("environment")
         return name if isinstance(name, str) and name else type(self.of(row)).__name__
 
@@ -124,14 +124,14 @@ class Environments:
         max_turn_tokens: int | None = None,
         max_completion_length: int | None = None,
     ) -> list[Trial]:
-        """Build one trial per row, not started yet.
+        """Build one trial per row without starting it.
 
         Args:
-            rows: The rows, (B,).
-            seeds: Seeds for rows whose task has none, (B,).
+            rows: Dataset rows, (B,).
+            seeds: Seeds for tasks that have none, (B,).
             places: Each trial's ``task_index`` and ``rollout_index``, (B,).
-            max_turn_tokens: Limit of one action; None for none.
-            max_completion_length: Limit of everything after the first prompt; None for none.
+            max_turn_tokens: Maximum number of tokens in one action; None for no limit.
+            max_completion_length: Maximum number of tokens after the first prompt; None for no limit.
         """
         trials: list[Trial] = []
         for row, seed, place in zip(rows, seeds, places, strict=True):
@@ -146,7 +146,7 @@ class Environments:
         return trials
 
     def check_starts(self, rows: Sequence[DatasetRow], trajectories: Sequence[Trajectory]) -> None:
-        """Warn once per environment if rollouts of one task group began with different prompts.
+        """Warn once per environment if the rollouts of a task group start with different prompts.
 
         Args:
             rows: The rows that were played, (B,).
@@ -161,15 +161,15 @@ class Environments:
 
 
 def group_seeds(num_rows: int, num_rollouts: int, *parts: object, first: int = 0) -> list[int]:
-    """Derive one seed per row, equal for the ``num_rollouts`` consecutive rows of a task group, hashed from ``parts``.
+    """Derive one seed per row by hashing ``parts``; the ``num_rollouts`` consecutive rows of a task group share it.
 
-    ``first`` is the index of the first row among those of all ranks.
+    ``first`` is the index of the first row among the rows of all ranks.
     """
     return [derive_seed("group", *parts, index // num_rollouts) for index in range(first, first + num_rows)]
 
 
 def same_tokenizer(one: Any, other: Any) -> bool:
-    """Whether two tokenizers, of which the first may be None, have the same ids and chat template."""
+    """Whether two tokenizers have the same vocabulary and chat template; False if the first is None."""
     if one is None:
         return False
     return one is other or bool(one.get_vocab() == other.get_vocab() and one.chat_template == other.chat_template)

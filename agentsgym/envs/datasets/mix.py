@@ -1,8 +1,8 @@
-"""Mix the tasks of several environments into one dataset whose order keeps their shares at every row.
+"""Mix the tasks of several environments into one dataset in which every prefix contains each one's share.
 
 ::
 
-    {"math": (MathEnv, config), "lake": rows, …} ─▶ schedule (which one next) ─▶ rows with the column "environment"
+    {"math": (MathEnv, config), "lake": rows, …} ─▶ schedule (next source) ─▶ rows with the column "environment"
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The column with the name of a row's source, by which metrics are grouped.
+#: The column that contains the name of a row's source; metrics are grouped by it.
 LABEL_COLUMN = "environment"
 Row = dict[str, Any]
 _SHAPES = (
@@ -46,47 +46,47 @@ def mix(
 ) -> Dataset:
     """Mix tasks of several environments into one dataset.
 
-    Which source comes next is scheduled, not drawn: with W the sum of the weights, the first t rows hold
-    ``t · weight / W`` rows of each source, off by less than 1, so that any stretch of rows is off by less than 2
-    (Tijdeman 1980, "The chairman assignment problem"). A source's own rows come in a shuffled order, each once before
-    any comes again.
+    The order of sources is scheduled, not drawn: with W the sum of the weights, the first t rows contain
+    ``t · weight / W`` rows of each source to within 1, and any contiguous range of rows has its share to within 2
+    (Tijdeman 1980, "The chairman assignment problem"). The rows of each source are shuffled, and all of them are used
+    before any is repeated.
 
-    The trainer shuffles its rows unless ``GRPOEnvConfig(shuffle_dataset=False)`` is set; the shares then hold
-    over a pass, not in each batch.
+    The trainer shuffles its rows unless ``GRPOEnvConfig(shuffle_dataset=False)`` is set; if
+    shuffled, the shares hold over an epoch, not in each batch.
 
     Args:
-        sources: By name, each of these: rows (a dataset or a list of dicts with ``env_class_path`` and ``task_data``);
-            an environment, or its class, whose own tasks are taken; ``(class, env_config)``; ``(class, env_config,
-            tasks)`` with a list of ``task_data``; ``(class, env_config, options)`` with a dict of keyword arguments for
-            its ``get_train_dataset``. Classes are registered if they are not yet.
+        sources: A dict from the name of a source to one of the following: rows (a dataset or a list of dicts with
+            ``env_class_path`` and ``task_data``); an environment or a class, whose default tasks are used; ``(class,
+            env_config)``; ``(class, env_config, tasks)`` with a list of ``task_data``; ``(class, env_config, options)``
+            with a dict of keyword arguments for ``get_train_dataset``. Classes are registered if necessary.
         weights: A positive number for each source; None for equal shares.
-        seed: Random seed of each source's order, and of the schedule where two sources are equally due.
-        size: Number of rows; None for as many as the sources have together.
-        split: Split of the environments' own tasks.
+        seed: Random seed of the order of each source's rows and of tie-breaking in the schedule.
+        size: Number of rows; None for the total number of rows in the sources.
+        split: Split of the environments' default tasks.
 
     Returns:
-        Rows of ``env_class_path``, ``env_config`` and ``task_data``, with the name of the source as ``environment``
-        (``"outer/inner"`` where a source is mixed itself). Other columns of a source are kept, None in the others.
+        Rows with ``env_class_path``, ``env_config`` and ``task_data``, with the name of the source as ``environment``
+        (``"outer/inner"`` if a source is itself a mixture). Other columns are kept; they are None where missing.
 
     Raises:
-        ConfigError: There is no source, one has no rows, an invalid form or values that rows cannot hold, or a weight,
-            an option or a key of ``env_config`` is invalid.
+        ConfigError: There are no sources; a source is empty, has an invalid form or values that rows cannot store; or
+            a weight, an option or a key of ``env_config`` is invalid.
     """
     require("size", size, or_none(is_int(1)), "a positive int or None")
     require("seed", seed, lambda value: type(value) is int, "an int")
     require("split", split, lambda value: value in ("train", "eval"), "'train' or 'eval'")
     if not isinstance(sources, Mapping) or not sources:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"mix takes at least one source by name, got {shown(sources)}")
+        raise ConfigError(f"sources must be a non-empty dict of sources by name, got {shown(sources)}")
     for name in sources:
         if not isinstance(name, str) or not name or "/" in name:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"a source's name must be a str without '/', got {shown(name)}")
-    whole = _whole_weights(sources, weights)
+            raise ConfigError(f"a source's name must be a non-empty str without '/', got {shown(name)}")
+    integers = _integer_weights(sources, weights)
     rows = {name: _checked_rows(name, source, split) for name, source in sources.items()}
     count = sum(map(len, rows.values())) if size is None else size
     shuffled = {name: _shuffled_passes(own, derive_seed("mix rows", seed, name)) for name, own in rows.items()}
     ranked = sorted(rows, key=lambda name: derive_seed("mix", seed, name))
-    mixed = [next(shuffled[ranked[index]]) for index in schedule([whole[name] for name in ranked], count)]
-    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that playing does not need
+    mixed = [next(shuffled[ranked[index]]) for index in schedule([integers[name] for name in ranked], count)]
+    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # the import takes half a second, and playing does not need it
 
     columns: dict[str, Any] = {"env_class_path": Value("string"), "env_config": Json(), "task_data": Json()}
     columns |= {LABEL_COLUMN: Value("string")}
@@ -96,14 +96,14 @@ def mix(
 
 
 def schedule(weights: Sequence[int], count: int) -> list[int]:
-    """Choose the source of each row, so that every prefix holds each source's share, off by less than 1.
+    """Choose the source of each row so that every prefix contains each source's share to within 1.
 
-    Tijdeman's rule: of the N sources that are not more than ``1 - 1 / (2N - 2)`` ahead if they come now, the one that
-    is due first. With W the sum of the weights and c how often a source came, it may come at place t as soon as
-    ``w·t/W - c >= 1 / (2N - 2)``, and has to before ``w·t/W - c`` is more than ``1 - 1 / (2N - 2)``.
+    Tijdeman's rule: of the sources that may come now, choose the one with the earliest deadline. With N sources, W the
+    sum of their weights, and c the number of earlier rows from a source of weight w, the source may come at row t once
+    ``w·t/W - c >= 1 / (2N - 2)``, and must come before ``w·t/W - c`` exceeds ``1 - 1 / (2N - 2)``.
 
     Args:
-        weights: Positive, (N,).
+        weights: Positive weights of the sources, (N,).
         count: Number of rows.
 
     Returns:
@@ -119,7 +119,7 @@ def schedule(weights: Sequence[int], count: int) -> list[int]:
     order: list[int] = []
     for place in range(1, count + 1):
         _, chosen = min(
-            (-((1 - parts * (num + 1)) * total // (parts * weight)), i)  # one after the last place in time
+            (-((1 - parts * (num + 1)) * total // (parts * weight)), i)  # the first row that would be too late
             for i, (weight, num) in enumerate(zip(weights, taken, strict=True))
             if parts * (weight * place - num * total) >= total
         )
@@ -128,27 +128,29 @@ def schedule(weights: Sequence[int], count: int) -> list[int]:
     return order
 
 
-def _whole_weights(sources: Mapping[str, Any], weights: Any) -> dict[str, int]:
-    """Return the weights as whole numbers in exactly the same proportions."""
+def _integer_weights(sources: Mapping[str, Any], weights: Any) -> dict[str, int]:
+    """Return integer weights in exactly the same proportions."""
     if weights is None:
         return dict.fromkeys(sources, 1)
     if not isinstance(weights, Mapping):
-        raise ConfigError(f"weights must be a dict of one number per source, got {shown(weights)}")
+        raise ConfigError(f"weights must be a dict with one number per source, got {shown(weights)}")
     given = cast("Mapping[str, Any]", weights)
     for name in given:
         if name not in sources:
-            raise ConfigError(f"weights has {shown(name)}, which is not a source{did_you_mean(str(name), sources)}")
+            raise ConfigError(
+                f"weights has the key {shown(name)}, which is not a source{did_you_mean(str(name), sources)}"
+            )
     for name in sources:
         if name not in given:
             raise ConfigError(f"weights has no weight for the source {shown(name)}")
-        require(f"weights[{name!r}]", given[name], is_positive_number, "a number above 0; leave out an unused source")
+        require(f"weights[{name!r}]", given[name], is_positive_number, "a number above 0; omit unused sources")
     exact = {name: Fraction(given[name]) for name in sources}
     scale = math.lcm(*(weight.denominator for weight in exact.values()))
     return {name: int(weight * scale) for name, weight in exact.items()}
 
 
 def _shuffled_passes(rows: Sequence[Row], seed: int) -> Iterator[Row]:
-    """Yield a source's rows without end, pass by pass, each in another random order."""
+    """Yield a source's rows endlessly, in a new random order in each pass."""
     generator = random.Random(seed)
     while True:
         for index in generator.sample(range(len(rows)), len(rows)):
@@ -159,12 +161,12 @@ def _checked_rows(name: str, source: Any, split: str) -> list[Row]:
     try:
         rows = _rows_of_source(source, split)
         checked = [_checked_row(name, row, f"row {index}") for index, row in enumerate(rows)]
-    except NotImplementedError as error:  # an environment without its own tasks
-        raise ConfigError(f"the source {name!r} has no tasks: {error}; or (class, env_config, tasks)") from error
+    except NotImplementedError as error:  # an environment without default tasks
+        raise ConfigError(f"the source {name!r} has no tasks: pass rows, or (class, env_config, tasks)") from error
     except AgentsGymError as error:
-        raise ConfigError(f"the source {name!r}: {sentence_of(error)}") from error
+        raise ConfigError(f"the source {name!r} is invalid: {sentence_of(error)}") from error
     if not checked:
-        raise ConfigError(f"the source {name!r} must hold at least one row, got none")
+        raise ConfigError(f"the source {name!r} must contain at least one row, got none")
     return checked
 
 
@@ -173,8 +175,8 @@ def _rows_of_source(source: Any, split: str) -> Iterable[Any]:
         parts: list[str] = vars(source)["_called_parts"]
         if parts:
             raise ConfigError(
-                f"it was built with {', '.join(parts)}, which cannot be stored in a row, but a mixture holds only "
-                "rows: build it from JSON values alone, or pass a subclass that needs nothing else"
+                f"the environment was built with {', '.join(parts)}, which cannot be stored in a dataset row: build it "
+                "from JSON values only, or pass a subclass that creates these itself"
             )
         return _default_tasks(type(source), source.given_config, {}, split)
     if _is_environment_class(source):
@@ -182,7 +184,7 @@ def _rows_of_source(source: Any, split: str) -> Iterable[Any]:
     if isinstance(source, tuple):
         return _rows_of_tuple(cast("tuple[Any, ...]", source), split)
     if isinstance(source, str | Mapping) or not isinstance(source, Sized) or not isinstance(source, Iterable):
-        raise ConfigError(f"it must be {_SHAPES}; got {shown(cast('object', source))}")
+        raise ConfigError(f"a source must be {_SHAPES}; got {shown(cast('object', source))}")
     return cast("Iterable[Any]", source)
 
 
@@ -190,17 +192,17 @@ def _rows_of_tuple(source: tuple[Any, ...], split: str) -> Iterable[Any]:
     env_class: Any
     env_class, config, third = (*source, None, None, None)[:3]
     if not _is_environment_class(env_class) or len(source) > 3 or not isinstance(config, Mapping | None):
-        raise ConfigError(f"it must be {_SHAPES}; got {shown(source)}")
+        raise ConfigError(f"a source must be {_SHAPES}; got {shown(source)}")
     if third is None or isinstance(third, Mapping):
         return _default_tasks(env_class, cast("Any", config) or {}, cast("Any", third) or {}, split)
     if isinstance(third, str) or not isinstance(third, Iterable):
-        raise ConfigError(f"the third of (class, env_config, tasks) must be a list of task_data, got {shown(third)}")
+        raise ConfigError(f"a source's third item must be a list of task_data or a dict of options, got {shown(third)}")
     row = {"env_class_path": _registered_path(env_class), "env_config": _plain(cast("Any", config) or {})}
     try:
-        env_class(None, {**cast("Row", row["env_config"])})  # as a class with its own tasks does
+        env_class(None, {**cast("Row", row["env_config"])})  # checks env_config
     except AgentsGymError:
         raise
-    except Exception:  # the user's constructor, which may need a tokenizer
+    except Exception:  # a user-defined constructor may need a tokenizer
         logger.debug("%s cannot be built without a tokenizer to check env_config", env_class, exc_info=True)
     return [{**row, "task_data": task} for task in cast("Iterable[Any]", third)]
 
@@ -221,7 +223,9 @@ def _plain(config: Mapping[str, Any]) -> Row:
     plain = plain_part(config) or {}
     for key in config:
         if key not in plain:
-            raise ConfigError(f"env_config[{key!r}] must be a JSON value, to fit in a row, got {shown(config[key])}")
+            raise ConfigError(
+                f"env_config[{key!r}] must be a JSON value to be stored in a dataset row, got {shown(config[key])}"
+            )
     return plain
 
 
@@ -249,7 +253,7 @@ def _checked_row(source: str, row: Any, name: str) -> Row:
     try:
         json.dumps(fields)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} holds a value that JSON cannot represent: {sentence_of(error)}") from error
+        raise ConfigError(f"{name} contains a value that JSON cannot represent: {sentence_of(error)}") from error
     find(path)
     if not isinstance(config, Mapping | None):
         raise ConfigError(f"{name} must have a dict or None as its 'env_config', got {shown(config)}")

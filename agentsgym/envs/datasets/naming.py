@@ -1,4 +1,4 @@
-"""Find the environment that a name on a command line or in a configuration file means."""
+"""Find the environment that a name on the command line or in a configuration file refers to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedEnv:
-    """The environment and settings behind a name.
+    """The environment and settings that a name refers to.
 
     Attributes:
         name: The name as typed.
@@ -40,26 +40,26 @@ class NamedEnv:
     dataset_options: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def build(self, tokenizer: Any = None) -> MultistepEnv:
-        """Make the environment.
+        """Build the environment.
 
         Raises:
-            ConfigError: The configuration is not valid.
-            MissingDependencyError: It needs a package that is not installed.
+            ConfigError: The configuration is invalid.
+            MissingDependencyError: The environment needs a package that is not installed.
         """
         return self.env_class(tokenizer, self.env_config)
 
 
 def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
-    """Find the environment and settings that a name means.
+    """Find the environment and settings that a name refers to.
 
     Args:
         name: The name of a packaged environment or of an entry point, a class's dotted path, or
-            ``path/to/file.py:Class`` (the class is optional if the file has one environment). If the class's
-            :class:`~agentsgym.envs.spec.EnvSpec` has a key for it, a colon and a game may follow.
+            ``path/to/file.py:Class`` (the class is optional if the file has one environment). A colon and a game may
+            follow if the class's :class:`~agentsgym.envs.spec.EnvSpec` has a key for it.
         env_config: Keys of ``env_config`` from other options.
 
     Raises:
-        ConfigError: There is no such environment; the message contains the nearest names.
+        ConfigError: There is no such environment; the message suggests similar names.
     """
     given = env_config or {}
     if ".py:" in name or name.endswith(".py"):
@@ -76,14 +76,14 @@ def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
         options = {spec.dataset_key: game.split(",")}
         return NamedEnv(name=name, env_class=env_class, env_config=given, dataset_options=options)
     if not (key := spec.game_key):
-        raise ConfigError(f"{shown(path)} does not take a game after a colon, got {shown(name)}")
+        raise ConfigError(f"{shown(path)} does not support a game after a colon, got {shown(name)}")
     if given.get(key, game) != game:
-        raise ConfigError(f"the game is given twice: {shown(game)} in {shown(name)}, and {key}={given[key]!r}")
+        raise ConfigError(f"the game is set twice: to {shown(game)} in {shown(name)}, and to {given[key]!r} in {key}")
     return NamedEnv(name=name, env_class=env_class, env_config={**given, key: game})
 
 
 def name_of_env(class_path: str | None, env_config: Mapping[str, Any]) -> str | None:
-    """Return an environment's name with its game, as :func:`find_env` accepts it; a user's own by its class.
+    """Return an environment's name, with its game, as :func:`find_env` accepts it; for a user-defined one, its class.
 
     >>> name_of_env("my_games.chess.Chess", {})
     'Chess'
@@ -103,20 +103,20 @@ def known_specs() -> dict[str, EnvSpec]:
 
 
 def known_names() -> list[str]:
-    """Return all names of environments and games, except games of entry points, which would be imported."""
+    """Return all names of environments and games; omits games of entry points, since listing them imports code."""
     specs = known_specs()
     games = [f"{name}:{game}" for name, spec in specs.items() for game in spec.known_games()]
     return [*specs, *games, *installed()]
 
 
 def completions(incomplete: str) -> list[str]:
-    """Return the names for shell completion: games only once their environment is typed."""
+    """Return names for shell completion; games are included only after their environment has been typed."""
     names = known_names()
     name, colon, _ = incomplete.partition(":")
     if colon and name in installed():
         from agentsgym.envs.datasets.registry import find  # noqa: PLC0415
 
-        with contextlib.suppress(Exception):  # foreign code; a shell that completes a word cannot show errors
+        with contextlib.suppress(Exception):  # third-party code; shell completion cannot show errors
             names += [f"{name}:{game}" for game in find(name).spec.known_games()]
     return [one for one in names if one.startswith(incomplete) and (":" not in one or ":" in incomplete)] or [
         one for one in names if one.startswith(incomplete)
@@ -124,7 +124,7 @@ def completions(incomplete: str) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """Return the known names that a misspelt one may mean, the likeliest first; case and group may differ."""
+    """Return known names that a misspelled word may stand for, the likeliest first, ignoring case and environment."""
     names = list(dict.fromkeys(known))
     low = word.lower()
     lowered: dict[str, str] = {name.lower(): name for name in names}
@@ -136,7 +136,7 @@ def nearest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown name: the nearest known ones."""
+    """Return the end of an error message about an unknown name, which suggests similar names."""
     near = nearest(word, known)
     return f"; did you mean {' or '.join(near)}?" if near else "; `agentsgym envs` lists the environments"
 
@@ -150,7 +150,7 @@ def _find_class(path: str, name: str) -> type[MultistepEnv]:
         unknown = error
     if "." in path:
         try:
-            return find(path, allow_import=True)  # a path that a user types may be imported; a dataset's rows may not
+            return find(path, allow_import=True)  # a path from the user may be imported; one from dataset rows may not
         except ConfigError as error:
             unknown = error
     reason = f" ({sentence_of(unknown.__cause__ or unknown, 200)})" if "." in path else ""
@@ -177,11 +177,11 @@ def _class_of_file(path: Path, class_name: str) -> type[MultistepEnv]:
     if class_name:
         raise ConfigError(f"{path} has no environment {shown(class_name)}; it has {', '.join(found) or 'none'}")
     among = f" with one of {', '.join(found)}" if found else ""
-    raise ConfigError(f"{path} has {len(found)} environments: write {path}:CLASS{among}")
+    raise ConfigError(f"{path} must contain exactly one environment, got {len(found)}: name one as {path}:CLASS{among}")
 
 
 def _module_of_file(path: Path) -> Any:
-    """Import a file as Python does a script: its folder's other modules can be imported from it."""
+    """Import a file as Python runs a script: it can import the other modules in its folder."""
     if not path.is_file():
         near = nearest(path.name, [one.name for one in path.parent.glob("*.py")]) if path.parent.is_dir() else []
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
@@ -192,15 +192,15 @@ def _module_of_file(path: Path) -> Any:
         origin = getattr(known, "__file__", None)
         if origin is not None and Path(origin).resolve() == path.resolve():
             return known
-        raise ConfigError(f"{path} has the same name as the module {name!r}, which is already loaded: rename the file")
+        raise ConfigError(f"{path} has the same name as the loaded module {name!r}: rename the file")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} cannot be imported as Python")
+        raise ConfigError(f"{path} cannot be imported as a Python module")
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    sys.modules[name] = module  # a copy of an environment finds its class by this name
+    sys.modules[name] = module  # unpickling an environment looks up its class under this name
     try:
         spec.loader.exec_module(module)
     except BaseException as error:

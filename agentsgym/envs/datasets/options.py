@@ -22,11 +22,11 @@ Env = TypeVar("Env", bound=ConfiguredEnv)
 
 
 class DrawnOptions(TypedDict, total=False):
-    """Options of a dataset whose tasks are drawn as needed.
+    """Options of a dataset whose tasks are sampled on demand.
 
     Attributes:
         size: Number of rows.
-        seed: Random seed of the tasks; training and evaluation never share one.
+        seed: Random seed of the tasks; training and evaluation tasks never have the same seed.
     """
 
     size: int
@@ -34,13 +34,13 @@ class DrawnOptions(TypedDict, total=False):
 
 
 class CommonOptions(TypedDict, total=False):
-    """Options of a dataset of finitely many tasks.
+    """Options of a dataset with a fixed set of tasks.
 
     Attributes:
         size: Number of rows; by default one per task.
-        seed: Random seed of the tasks' order and seeds; it never moves one between training and evaluation.
-        split: ``"disjoint"``: training and evaluation share no task; ``"all"``: both have all.
-        eval_fraction: Fraction that ``"disjoint"`` keeps for evaluation, in (0, 1).
+        seed: Random seed of the tasks' order and seeds; it never moves a task between training and evaluation.
+        split: ``"disjoint"`` if training and evaluation share no tasks, ``"all"`` if each gets every task.
+        eval_fraction: Fraction of tasks that ``"disjoint"`` reserves for evaluation, in (0, 1).
     """
 
     size: int | None
@@ -50,7 +50,7 @@ class CommonOptions(TypedDict, total=False):
 
 
 SEED_OPTION: Mapping[str, Field] = {"seed": Field(default=0, expected="an int >= 0", valid=is_int(0))}
-#: Options of every dataset of finitely many tasks: number of rows, their order, and the evaluation share.
+#: Options of every dataset with a fixed set of tasks: number of rows, order, and evaluation fraction.
 COMMON_OPTIONS: Mapping[str, Field] = {
     "size": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
     **SEED_OPTION,
@@ -62,34 +62,34 @@ COMMON_OPTIONS: Mapping[str, Field] = {
 
 
 def drawn_options(size: int) -> dict[str, Field]:
-    """Return the options of a dataset whose tasks are drawn as needed: ``size`` rows by default, and a seed."""
+    """Return the options of a dataset whose tasks are sampled on demand: ``size``, with this default, and ``seed``."""
     return {"size": Field(default=size, expected="a positive int", valid=is_int(1)), **SEED_OPTION}
 
 
 def row_env(env_class: Callable[..., Env], env_config: Mapping[str, Any] | None, *keys: str) -> Env:
-    """Build the environment of rows, which are plain JSON: it may not have a callable at one of ``keys``.
+    """Build the environment of dataset rows, which are plain JSON, so the values of ``keys`` must not be callables.
 
     Raises:
-        ConfigError: There is such a callable, or the configuration is not valid.
+        ConfigError: A value is a callable, or the configuration is invalid.
     """
     env = env_class(env_config=env_config)
     for key in keys:
         if callable(env.env_config[key]):
             raise ConfigError(
-                f"env_config[{key!r}] cannot be stored in a dataset row: pass it to the environment itself"
+                f"env_config[{key!r}] is a callable, which dataset rows cannot store: pass it to the environment itself"
             )
     return env
 
 
 def checked_options(given: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Fill in and check the options of rows.
+    """Check dataset options, and fill in their defaults.
 
     Args:
-        given: The user's options.
+        given: Options that the user set.
         fields: Every supported option.
 
     Raises:
-        ConfigError: An option is unknown, or its value is not valid.
+        ConfigError: An option is unknown, or its value is invalid.
 
     >>> checked_options({"sise": 3}, drawn_options(100))
     Traceback (most recent call last):
@@ -107,14 +107,14 @@ def checked_options(given: Mapping[str, Any], fields: Mapping[str, Field]) -> di
 def part_of(
     names: Sequence[str], part: Part, settings: Mapping[str, Any], things: str, *, topic: str | None = None
 ) -> list[str]:
-    """Return the names of training or of evaluation; the split depends on the names and ``topic`` alone.
+    """Return the names in the training or evaluation split, which depends only on the names and ``topic``.
 
     Args:
         names: All names, possibly with repetitions.
-        part: Which part to return.
-        settings: The checked options, ``split`` and ``eval_fraction`` among them.
-        things: Plural name of the items, for errors.
-        topic: Keeps the parts of one environment apart from those of another; ``things`` by default.
+        part: The split to return.
+        settings: The checked options, including ``split`` and ``eval_fraction``.
+        things: Plural name of the items in error messages.
+        topic: Salt that makes the splits of different environments independent; ``things`` by default.
 
     Raises:
         ConfigError: There are too few names to split.
@@ -123,9 +123,7 @@ def part_of(
         return list(names)
     distinct = sorted({*names}, key=lambda name: derive_seed(f"{topic or things} split", name))
     if len(distinct) < 2:
-        raise ConfigError(
-            f"split='disjoint' needs at least 2 different {things}, got {len(distinct)}; split='all' takes any"
-        )
+        raise ConfigError(f"split='disjoint' needs at least 2 different {things}, got {len(distinct)}: use split='all'")
     num_eval = min(max(1, math.floor(len(distinct) * settings["eval_fraction"] + 0.5)), len(distinct) - 1)
     kept = set(distinct[:num_eval])
     return [name for name in names if (name in kept) == (part == "eval")]
@@ -138,9 +136,9 @@ def rows_of(
     part: Part,
     settings: Mapping[str, Any],
 ) -> Dataset:
-    """Make ``size`` rows (by default one per task), each task as often as the others, ± 1, shuffled by ``seed``.
+    """Make ``size`` rows (by default one per task), shuffled by ``seed``; tasks occur equally often, to within one.
 
-    Task seeds are even for training and odd for evaluation, so that the two never share one.
+    Task seeds are even for training and odd for evaluation, so the two never share a seed.
 
     Raises:
         ConfigError: A task or ``env_config`` is not plain JSON.
@@ -153,7 +151,7 @@ def rows_of(
 
 
 def shuffled(items: Sequence[Item], size: int | None, generator: random.Random) -> list[Item]:
-    """Return ``size`` items, by default all, in a random order, each as often as the others, ± 1."""
+    """Return ``size`` items (by default all) in random order; items occur equally often, to within one."""
     count = len(items) if size is None else size
     order: list[Item] = []
     while len(order) < count:
@@ -164,7 +162,7 @@ def shuffled(items: Sequence[Item], size: int | None, generator: random.Random) 
 def dataset_of(
     tasks: Iterable[Mapping[str, Any]], env_class_path: str, env_config: Mapping[str, Any] | None
 ) -> Dataset:
-    """Make one dataset row per task of one environment, in order.
+    """Make one dataset row per task of an environment, in order.
 
     Raises:
         ConfigError: A task or ``env_config`` is not plain JSON.
@@ -176,12 +174,12 @@ def dataset_of(
 
 
 def dataset_of_rows(rows: Iterable[Mapping[str, Any]]) -> Dataset:
-    """Make a dataset of rows; ``env_config`` and ``task_data`` are JSON columns, so that any rows fit together.
+    """Make a dataset of rows; ``env_config`` and ``task_data`` are JSON columns, so rows may have different keys.
 
     Raises:
         ConfigError: A task or ``env_config`` is not plain JSON.
     """
-    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # half a second that playing does not need
+    from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # the import takes half a second, and playing does not need it
 
     listed = [dict(row) for row in rows]
     try:

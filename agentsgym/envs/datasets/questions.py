@@ -1,4 +1,4 @@
-"""Make tasks of a user's own questions: read from any table, split between training and evaluation."""
+"""Make tasks from a user's questions: read them from a table, and split them between training and evaluation."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentsgym.envs.datasets.options import COMMON_OPTIONS, Part, part_of
-from agentsgym.envs.datasets.sources import Column, is_source, read_columns, read_rows
+from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, Column, is_source, read_columns, read_rows
 from agentsgym.fields import Field, is_str, or_none
 
-#: Options of a dataset that is made of a table, in addition to the environment's own.
+#: Options of a dataset that is made from a table, in addition to those of the environment.
 OPTIONS: Mapping[str, Field] = {
     **COMMON_OPTIONS,
-    "data": Field(default=None, expected="what rows can be read from, or None", valid=or_none(is_source)),
+    "data": Field(default=None, expected=f"{EXPECTED_SOURCE}, or None", valid=or_none(is_source)),
     "columns": Field(
         default=None,
-        expected="a dict from our name of a column to the data's, or None",
+        expected="a dict from a task's key to a column of the data, or None",
         valid=or_none(lambda value: isinstance(value, Mapping)),
     ),
 }
 
 
 def is_text(value: Any) -> bool:
-    """Accept strings of more than white space."""
+    """Whether a value is a string that is not only whitespace."""
     return is_str(value) and bool(value.strip())
 
 
@@ -30,16 +30,16 @@ QUESTION = Column(default="question", valid=is_text, expected="a string")
 
 
 def read(settings: Mapping[str, Any], columns: Mapping[str, Column]) -> list[dict[str, Any]]:
-    """Read the table in ``settings["data"]``: one dict per row, with the names of ``columns``, in its order.
+    """Read the table ``settings["data"]``: one dict per row, in order, with the keys of ``columns``.
 
     Raises:
-        ConfigError: The table cannot be read, lacks a column, or holds a value that is not valid.
+        ConfigError: The table cannot be read, lacks a column, or contains an invalid value.
     """
     return read_columns(read_rows(settings["data"], "data"), columns, settings["columns"], "data")
 
 
 def of_part(tasks: list[dict[str, Any]], part: Part, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Keep the tasks whose ``"question"`` belongs to training, or to evaluation.
+    """Return the tasks whose ``"question"`` belongs to a split.
 
     Raises:
         ConfigError: There are too few different questions to split.

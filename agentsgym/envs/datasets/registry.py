@@ -1,4 +1,4 @@
-"""Build a dataset row's environment: only registered classes, since a dataset must not be able to import code."""
+"""Build the environment that a dataset row names, from registered classes only: a dataset must not import code."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def register(env_class: type[MultistepEnv], path: str | None = None) -> type[Mul
     """Register an environment class so that dataset rows can name it; usable as a decorator.
 
     Args:
-        env_class: The environment.
-        path: Its ``env_class_path``; by default module and name.
+        env_class: The class to register.
+        path: Its ``env_class_path``; by default its module and name.
 
     Raises:
-        ConfigError: The class is not an environment, or another class has that path.
+        ConfigError: ``env_class`` is not an environment class, or another class is registered under that path.
     """
     if not (isinstance(env_class, type) and issubclass(env_class, MultistepEnv)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"register takes a subclass of MultistepEnv, got {shown(env_class)}")
+        raise ConfigError(f"env_class must be a subclass of MultistepEnv, got {shown(env_class)}")
     key = path or class_path(env_class)
     if registered_classes().get(key, env_class) is not env_class or key in PACKAGED.values():
         raise ConfigError(f"env_class_path {shown(key)} is already registered for another class")
@@ -41,10 +41,10 @@ def find(path: str, *, allow_import: bool = False) -> type[MultistepEnv]:
 
     Args:
         path: An ``env_class_path``.
-        allow_import: Whether to import a path that is not registered. Only for datasets you trust as much as code.
+        allow_import: Whether to import a path that is not registered; only for datasets that you trust like code.
 
     Raises:
-        ConfigError: The path is unknown, or is not an environment.
+        ConfigError: The path is unknown, or does not name an environment.
     """
     if path in registered_classes():
         return registered_classes()[path]
@@ -54,27 +54,27 @@ def find(path: str, *, allow_import: bool = False) -> type[MultistepEnv]:
             found = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: no absolute module name
             raise ConfigError(f"env_class_path {shown(path)} cannot be imported: {sentence_of(error)}") from error
-        return _checked(path, found)
+        return _check_class(path, found)
     entry_points = installed()
     for name, entry in entry_points.items():
-        if path in {name, entry.value.replace(":", ".")}:  # the latter is what its own rows contain
-            return _checked(path, entry.load())
+        if path in {name, entry.value.replace(":", ".")}:  # the environment's own rows contain the latter
+            return _check_class(path, entry.load())
     known = {*PACKAGED.values(), *registered_classes(), *entry_points}
     raise ConfigError(
         f"env_class_path {shown(path)} is not registered{did_you_mean(path, known)}"
-        " (agentsgym.register adds your own class; allow_import=True imports one you trust)"
+        " (register your own class with agentsgym.register, or import one that you trust with allow_import=True)"
     )
 
 
 def make(
     row: DatasetRow | str, tokenizer: PreTrainedTokenizerBase | None = None, *, allow_import: bool = False
 ) -> MultistepEnv:
-    """Build the environment that a dataset row (or an ``env_class_path`` alone) names.
+    """Build the environment that a dataset row (or just an ``env_class_path``) names.
 
-    The task is not read: a row without ``task_data`` is only rejected when it is played.
+    The task is not checked: a row without ``task_data`` is rejected only when it is played.
 
     Raises:
-        ConfigError: The row has no ``env_class_path``, or the path or its ``env_config`` is not valid.
+        ConfigError: The row has no ``env_class_path``, or the path or ``env_config`` is invalid.
     """
     if isinstance(row, str):
         row = {"env_class_path": row}
@@ -86,7 +86,7 @@ def make(
     return env_class(tokenizer, drop_null_columns(cast("DatasetRow", config), env_class) if is_dict else config)
 
 
-def _checked(path: str, found: object) -> type[MultistepEnv]:
+def _check_class(path: str, found: object) -> type[MultistepEnv]:
     if isinstance(found, type) and issubclass(found, MultistepEnv):
         return found
     raise ConfigError(

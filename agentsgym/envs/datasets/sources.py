@@ -1,4 +1,4 @@
-"""Read the rows of a user's data: a JSONL file, rows in memory, or anything that ``datasets`` loads."""
+"""Read rows of user data: a JSONL file, rows in memory, or anything that ``datasets`` can load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentsgym.texts import sentence_of, shown
 
 Row = Mapping[str, Any]
 EXPECTED_SOURCE = (
-    "a path of a JSONL file, a list of dicts, a datasets.Dataset, or a dict of arguments of datasets.load_dataset"
+    "the path to a JSONL file, a list of dicts, a datasets.Dataset, or a dict of arguments for datasets.load_dataset"
 )
 
 
@@ -22,10 +22,10 @@ class Column:
     """One column to read from the data.
 
     Attributes:
-        default: The column's name if the user sets none.
-        valid: Whether a value is valid.
-        expected: What a valid value is, as the end of "must be …".
-        is_optional: Whether rows may lack it.
+        default: Name of the column unless the user sets another.
+        valid: Predicate for valid values.
+        expected: Description of a valid value that completes "must be …".
+        is_optional: Whether rows may lack the column.
     """
 
     default: str
@@ -35,12 +35,12 @@ class Column:
 
 
 def is_source(value: Any) -> bool:
-    """Whether rows could be read from a value, by its form, not its content."""
+    """Whether a value has a type from which rows can be read; its content is not checked."""
     return isinstance(value, str | Path | list | tuple) or is_load_arguments(value) or hasattr(value, "column_names")
 
 
 def is_load_arguments(value: Any) -> bool:
-    """Whether a value holds arguments of ``datasets.load_dataset``."""
+    """Whether a value is a dict of arguments for ``datasets.load_dataset``."""
     return isinstance(value, Mapping) and "path" in cast("Mapping[Any, Any]", value)
 
 
@@ -48,9 +48,9 @@ def read_rows(source: Any, name: str) -> Sequence[Row]:
     """Read all rows.
 
     Args:
-        source: A path of a JSONL file, rows, a ``datasets.Dataset``, or a dict of arguments of
-            ``datasets.load_dataset``, ``path`` and ``split`` among them.
-        name: Its name in errors.
+        source: The path to a JSONL file, rows, a ``datasets.Dataset``, or a dict of keyword arguments for
+            ``datasets.load_dataset``, including ``path`` and ``split``.
+        name: Name of the source in error messages.
 
     Raises:
         ConfigError: The source cannot be read, a line is not a JSON object, or there are no rows.
@@ -61,45 +61,48 @@ def read_rows(source: Any, name: str) -> Sequence[Row]:
     elif is_load_arguments(source):
         if source["path"] == "pandas":
             raise ConfigError(
-                f"{name} names the builder 'pandas', which unpickles files: convert them to Parquet or JSONL"
+                f"{name} uses the builder 'pandas', which is not allowed because it unpickles files: convert them "
+                "to Parquet or JSONL"
             )
-        import datasets  # noqa: PLC0415  # half a second that other sources do not need
+        import datasets  # noqa: PLC0415  # the import takes half a second, and other sources do not need it
 
         untyped: Any = datasets
         try:
             rows = untyped.load_dataset(**source)
-        except Exception as error:  # a data set's files or a server may cause any error
+        except Exception as error:  # a dataset's files or a server may cause any error
             raise ConfigError(f"{name} cannot be loaded with {shown(source)}: {sentence_of(error)}") from error
     if not is_source(rows) or isinstance(rows, str):
         raise ConfigError(f"{name} must be {EXPECTED_SOURCE}, got {shown(source)}")
     if isinstance(rows, Mapping):
         splits = cast("Mapping[str, Any]", rows)
-        raise ConfigError(f"{name} must name one split, as in split={shown(next(iter(splits), 'train'))}: {[*splits]}")
+        raise ConfigError(
+            f"{name} has several splits, {[*splits]}: choose one, as in split={shown(next(iter(splits), 'train'))}"
+        )
     if not len(rows):
-        raise ConfigError(f"{name} must hold at least one row, got none in {shown(source)}")
+        raise ConfigError(f"{name} must contain at least one row, got none in {shown(source)}")
     return rows
 
 
 def read_columns(
     rows: Sequence[Row], columns: Mapping[str, Column], names: Mapping[str, str] | None, name: str
 ) -> list[dict[str, Any]]:
-    """Read the needed columns of each row, under our own names.
+    """Read columns of each row, and rename them to their keys in ``columns``.
 
     Args:
-        rows: The data.
-        columns: The needed columns, by our names.
-        names: The data's names of columns, by our names, where they are not the defaults.
-        name: The data's name in errors.
+        rows: Rows of the data.
+        columns: The columns to read, by key.
+        names: Names of columns in the data, by key, if they differ from the defaults.
+        name: Name of the data in error messages.
 
     Returns:
-        One dict per row, without optional values that the row lacks.
+        One dict per row, without the optional values that a row lacks.
 
     Raises:
-        ConfigError: ``names`` has a key that is not needed, a column is missing, or a value is not valid.
+        ConfigError: ``names`` has an unknown key, a column is missing, or a value is invalid.
     """
     given = dict(names or {})
     if unknown := [key for key in given if key not in columns]:
-        raise ConfigError(f"columns[{shown(unknown[0])}] is unknown{did_you_mean(str(unknown[0]), columns)}")
+        raise ConfigError(f"columns has the unknown key {shown(unknown[0])}{did_you_mean(str(unknown[0]), columns)}")
     read: list[dict[str, Any]] = []
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -113,8 +116,8 @@ def read_columns(
             if place not in row:
                 hint = did_you_mean(place, map(str, row))
                 raise ConfigError(
-                    f"{name}[{index}] has no column {place!r}, from which {key!r} is read{hint} (to read another "
-                    f"column, set columns={{{key!r}: '…'}})"
+                    f"{name}[{index}] has no column {place!r}, from which {key!r} is read{hint} (to read a "
+                    f"different column, set columns={{{key!r}: '…'}})"
                 )
             if not column.valid(value):
                 raise ConfigError(f"{name}[{index}][{place!r}] must be {column.expected}, got {shown(value)}")

@@ -1,4 +1,4 @@
-"""Columns of a rollout store that describe the environment."""
+"""Describe a rollout's environment in columns of a rollout store."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def stored_columns(env: MultistepEnv, trajectory: Trajectory) -> dict[str, Any]:
 
     Args:
         env: The environment.
-        trajectory: The rollout. Tools are not read for a failed one, since they may be why it failed.
+        trajectory: The rollout. If it failed, its tools are not stored, since they may be the cause.
     """
     tools: Any = None
     if not trajectory.failed:
         try:
             tools = env.tool_schemas or None
-        except Exception:  # a user's environment, or a server that another process reached; the rollout is still stored
-            logger.exception("rollouts of %s are stored without the schemas of its tools", type(env).__name__)
+        except Exception:  # user code or an unreachable server; the rollout is still stored
+            logger.exception("rollouts of %s are stored without tool schemas", type(env).__name__)
     return {"env_class_path": class_path(type(env)), "env_config": env.env_config, "tools": tools}

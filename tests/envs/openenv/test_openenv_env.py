@@ -115,9 +115,9 @@ def test_trials_of_several_episodes_begin_anew(stub: Stub) -> None:
 def test_a_server_that_is_too_small_is_a_sentence_before_play() -> None:
     with Stub(max_sessions=1).running() as stub:
         problem = (
-            r"^8 episodes are to be live at once, and the OpenEnv server at http.* has room for 1 \(its limit is 1 in "
-            r"all\): start it with max_concurrent_envs=8 or more, or let 1 be live at once: by max_concurrent=1, "
-            r"in training by a smaller generation batch$"
+            r"^8 episodes are to run concurrently, but the OpenEnv server at http.* has room for 1 \(its total limit "
+            r"is 1\): start it with max_concurrent_envs=8 or more, or run 1 concurrently, with max_concurrent=1, or "
+            r"in training with a smaller generation batch$"
         )
         with pytest.raises(ConfigError, match=problem):
             played(stub, "a", num_rollouts=8, config={"check_seed": False})
@@ -268,7 +268,7 @@ def test_an_observation_becomes_text_as_the_configuration_says(config: dict[str,
     with Stub(lambda: begun, schemas).running() as stub:
         [one] = played(stub, "a", config={"check_seed": False, **config})
     if shown is None:
-        assert "env_config['observation'] names 'x', which the observation does not have" in str(one.error)
+        assert "env_config['observation'] names 'x', which is not a field of the observation" in str(one.error)
     else:
         assert one.messages[-2]["content"] == shown
 

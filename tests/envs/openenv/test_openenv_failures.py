@@ -64,14 +64,14 @@ def play(
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ("no JSON {", r"answered 'step' with invalid JSON: 'no JSON \{'"),
-        (b"\xff\x00", "answered 'step' with invalid JSON"),
-        ("[" * 5000, "answered 'step' with invalid JSON"),
-        ("[1, 2]", r"answered 'step' with an invalid response: \[1, 2\] \(is its protocol another version\?\)"),
-        ('{"type": "observation"}', "with an invalid response"),
-        (observation(reward="much"), "with an invalid response"),
-        (observation(done="no"), "with an invalid response"),
-        ('{"type": "observation", "data": {"observation": [], "reward": 1}}', "with an invalid response"),
+        ("no JSON {", r"responded to 'step' with invalid JSON: 'no JSON \{'"),
+        (b"\xff\x00", "responded to 'step' with invalid JSON"),
+        ("[" * 5000, "responded to 'step' with invalid JSON"),
+        ("[1, 2]", r"returned an invalid response to 'step': \[1, 2\] \(does it use another protocol version\?\)"),
+        ('{"type": "observation"}', "returned an invalid response to 'step'"),
+        (observation(reward="much"), "returned an invalid response to 'step'"),
+        (observation(done="no"), "returned an invalid response to 'step'"),
+        ('{"type": "observation", "data": {"observation": [], "reward": 1}}', "returned an invalid response to 'step'"),
         ('{"type": "observation", "data": {"observation": {"text": ""}, "reward": NaN}}', "reward"),
         (
             error("SESSION_ERROR", "the game is gone"),
@@ -80,7 +80,7 @@ def play(
         (error("UNKNOWN_TYPE", "what?"), r"raised: what\? \(UNKNOWN_TYPE\)"),
         ({"type": "error", "data": "bad"}, "'bad'"),
         ({"type": "error"}, "None"),
-        (None, "closed the connection at 'step'"),
+        (None, "closed the connection during 'step'"),
     ],
 )
 def test_nonsense_fails_its_own_episode_and_no_other(answer: Any, problem: str) -> None:
@@ -104,7 +104,7 @@ def test_a_step_that_takes_too_long_is_given_up_and_its_late_answer_is_nobodys()
 
     with Stub(Slow).running() as stub:
         [one] = play(stub, "a", step_timeout_s=0.1)
-        assert "took longer than 0.1 s to answer 'step', and was given up" in str(one.error)
+        assert "did not respond to 'step' within 0.1 s; the connection was closed" in str(one.error)
         assert stub.num_connections == 1
 
 
@@ -113,7 +113,7 @@ def test_a_connection_that_broke_stays_broken() -> None:
         connection = Connection(OpenEnvServer(url=stub.url), stub.url)
         connection.reset({"seed": 1})
         for _ in range(2):
-            with pytest.raises(EnvError, match="closed the connection at 'step'"):
+            with pytest.raises(EnvError, match="closed the connection during 'step'"):
                 connection.step({"message": "bad"})
         assert stub.num_connections == 1
 
@@ -123,7 +123,7 @@ def test_a_game_that_is_over_or_not_begun_is_sent_no_step() -> None:
         connection = Connection(OpenEnvServer(url=stub.url), stub.url)
         with closing(connection):
             for is_begun in (False, True):
-                with pytest.raises(EnvError, match="the episode is over or was not reset"):
+                with pytest.raises(EnvError, match="the episode has ended or was not reset"):
                     connection.step({"message": "a"})
                 if not is_begun:
                     connection.reset({})
@@ -173,15 +173,15 @@ def test_a_game_that_raises_fails_the_episode_or_refuses_the_action() -> None:
         (lambda: Stub(status=HTTPStatus.UNAUTHORIZED), "HTTP status 401"),
         (lambda: Stub(schemas="<html>"), "with invalid JSON: b'<html>'"),
         (lambda: Stub(schemas="[]"), "with JSON that is not an object"),
-        (lambda: Stub(schemas={"action": 3}), "must return a schema of its actions at /schema"),
+        (lambda: Stub(schemas={"action": 3}), "must return the schema of its actions at /schema"),
         (lambda: Stub(schemas={"action": {"type": "array"}, "observation": {}}), "must be a JSON schema of the type"),
         (
             lambda: Stub(lambda: lambda _: error("FACTORY_ERROR", "no GPU")),
             r"could not create an environment: no GPU \(FACTORY_",
         ),
-        (lambda: Stub(lambda: lambda _: error("UNKNOWN_TYPE", "state?")), r"does not know 'state': state\?"),
+        (lambda: Stub(lambda: lambda _: error("UNKNOWN_TYPE", "state?")), r"does not support 'state': state\?"),
         (lambda: Stub(lambda: lambda _: '{"jsonrpc": "2.0"}'), "an invalid response"),
-        (lambda: Stub(lambda: lambda _: None), "closed the connection at 'state'"),
+        (lambda: Stub(lambda: lambda _: None), "closed the connection during 'state'"),
     ],
 )
 def test_a_server_that_cannot_play_is_a_sentence_before_play(make_stub: Callable[[], Stub], problem: str) -> None:
@@ -214,7 +214,7 @@ def test_a_server_that_says_nothing_is_not_waited_for() -> None:
         silent.listen()
         server = OpenEnvServer(url=f"ws://127.0.0.1:{silent.getsockname()[1]}", connect_timeout_s=0.1)
         config = {"format": "text", "action": "message", "observation": "text"}
-        with pytest.raises(ConfigError, match=r"did not answer within 0\.1 s"):
+        with pytest.raises(ConfigError, match=r"did not respond within 0\.1 s"):
             OpenEnvEnv(None, config, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
 
 
@@ -235,7 +235,7 @@ def test_an_answer_in_drops_is_not_waited_for() -> None:
         threading.Thread(target=drip.serve_forever).start()
         server = OpenEnvServer(url=f"http://127.0.0.1:{drip.server_port}", connect_timeout_s=0.1)
         try:
-            with pytest.raises(ConfigError, match="its answer did not arrive completely in time"):
+            with pytest.raises(ConfigError, match=r"did not send a complete response within 0\.1 s"):
                 OpenEnvEnv(None, server=server).rollout([{"seed": 1}], ScriptedAgent(["a"]))
         finally:
             drip.shutdown()
@@ -314,11 +314,11 @@ def test_settings_of_a_server_are_checked(settings_of_server: dict[str, Any], pr
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"action": "massage"}, "names 'massage', which is not a field of an action of .*; did you mean 'message'"),
+        ({"action": "massage"}, "names 'massage', which is not a field of actions of .*; did you mean 'message'"),
         ({"action": 3}, r"env_config\['action'\] must be a field's name"),
         ({"observation": ""}, r"env_config\['observation'\] must be"),
         ({"execution_error": "ignored"}, "execution_error"),
-        ({"server": "http://localhost:1"}, r"not registered by register_server"),
+        ({"server": "http://localhost:1"}, r"not registered with register_server"),
     ],
 )
 def test_a_configuration_is_checked_before_play(config: dict[str, Any], problem: str) -> None:
@@ -333,7 +333,7 @@ def test_a_configuration_is_checked_before_play(config: dict[str, Any], problem:
 def test_text_that_could_be_any_of_several_fields_is_refused() -> None:
     with Stub(schemas={"action": schema_of("one", "two"), "observation": {}}).running() as stub:
         env = OpenEnvEnv(None, {"format": "text"}, server=stub.url)
-        with pytest.raises(ConfigError, match="has the fields one, two: name the field"):
+        with pytest.raises(ConfigError, match="have the fields one, two: set env_config"):
             env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
 
 
@@ -395,10 +395,10 @@ def test_a_program_that_ended_is_started_again_for_other_games(pool: EnvProcessP
     ("server", "problem"),
     [
         (OpenEnvServer(command=["no such program"]), "cannot be started: .*No such file"),
-        (started("-c", "import sys; print('no', 'GPU'); sys.exit(3)"), "ended with code 3; it printed:\nno GPU"),
+        (started("-c", "import sys; print('no', 'GPU'); sys.exit(3)"), "exited with code 3; it printed:\nno GPU"),
         (
             started("-c", "import time; time.sleep(60)", start_timeout_s=0.3),
-            r"did not answer at http://127.0.0.1:\d+/health within 0.3 s: does it listen on the port .*printed nothing",
+            r"did not respond at http://127.0.0.1:\d+/health within 0.3 s: does it listen on .*printed nothing",
         ),
     ],
 )

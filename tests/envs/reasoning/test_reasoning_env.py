@@ -154,8 +154,8 @@ def test_accuracy_pass_and_majority_are_told_apart() -> None:
         ({"task": "leg_counting", "question": "?"}, "must not have both"),
         ({"task": "leg_counting", "item": -1}, "'item'"),
         ({"task": "leg_counting", "difficulty": 10**9}, "must be a level from 0 to"),
-        ({"task": "leg_counting", "difficulty": {"legs": 3}}, "cannot be made with the difficulty"),
-        ({"task": "codeio"}, "cannot be trained on: its problems depend on Python's global generator"),
+        ({"task": "leg_counting", "difficulty": {"legs": 3}}, "cannot be created with the difficulty"),
+        ({"task": "codeio"}, "is not supported: its problems depend on Python's global random generator"),
         ({"task": "acre", "difficulty": 1}, "has no levels of difficulty"),
     ],
 )

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.envs.ReasoningEvals.extraction import EXTRACTORS, cleaned, extracted, gold_answer, in_box, last_number
+from agentsgym.envs.ReasoningEvals.extraction import (
+    EXTRACTORS,
+    extract_answer,
+    gold_answer,
+    in_box,
+    last_number,
+    strip_wrappers,
+)
 from agentsgym.envs.shared.numbers import as_number, canonical
 
 
@@ -90,20 +97,20 @@ def test_an_extractor_finds_its_form(name: str, text: str, answer: str | None) -
     ],
 )
 def test_auto_takes_explicit_forms_first(said: str, kind: Any, is_cut: bool, answer: str | None) -> None:
-    assert extracted(said, kind, is_cut=is_cut) == answer
+    assert extract_answer(said, kind, is_cut=is_cut) == answer
 
 
 @given(st.text(alphabet="{}\\boxed 1a", max_size=60), st.text(alphabet="ab1\\{} ", max_size=20))
 def test_the_last_closed_box_is_found_behind_anything(before: str, inner: str) -> None:
-    if inner.count("{") == inner.count("}") == 0 and "\\" not in inner and cleaned(inner):
-        assert EXTRACTORS["boxed"](f"{before} \\boxed{{{inner}}}") == cleaned(inner)
+    if inner.count("{") == inner.count("}") == 0 and "\\" not in inner and strip_wrappers(inner):
+        assert EXTRACTORS["boxed"](f"{before} \\boxed{{{inner}}}") == strip_wrappers(inner)
 
 
 @given(st.text(alphabet="{}\\boxed$.1a", max_size=200))
 def test_any_text_can_be_searched(text: str) -> None:
     for extractor in EXTRACTORS.values():
         answer = extractor(text)
-        assert answer is None or (answer and cleaned(answer) == answer)
+        assert answer is None or (answer and strip_wrappers(answer) == answer)
 
 
 def test_a_long_text_of_open_boxes_takes_no_long_time() -> None:

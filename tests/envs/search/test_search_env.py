@@ -338,7 +338,7 @@ def test_questions_of_ones_own_are_read_by_their_columns() -> None:
     assert all("Tarn" in row["task_data"]["answers"] for row in rows)
     with pytest.raises(ConfigError, match=r"data\[0\] has no column 'question', from which 'question' is read"):
         SearchEnv.get_train_dataset({"corpus": CORPUS}, data=data)
-    with pytest.raises(ConfigError, match="has no questions: pass them as data"):
+    with pytest.raises(ConfigError, match="has no built-in questions: pass questions as data"):
         SearchEnv.get_train_dataset({"corpus": CORPUS})
 
 
@@ -363,15 +363,15 @@ def test_tasks_are_checked(task: Any, error: str) -> None:
     [
         ({"format": "xml"}, "must be one of 'tools', 'tags'"),
         ({"world": {"num_peple": 3}}, "did you mean 'num_people'"),
-        ({"world": {"seed": 1}, "corpus": CORPUS}, "options of the generated corpus"),
-        ({"retriever": len, "corpus": CORPUS}, "'corpus' and a 'retriever'"),
+        ({"world": {"seed": 1}, "corpus": CORPUS}, "applies to the generated corpus"),
+        ({"retriever": len, "corpus": CORPUS}, "'corpus' and 'retriever'"),
         ({"corpus": []}, "at least one row"),
         ({"corpus": [{"body": "x"}]}, r"the corpus\[0\] has no column 'text'"),
         ({"corpus": [{"text": "x"}], "corpus_columns": {"title": "name"}}, "has no column 'name'"),
         ({"corpus": [{"text": "x"}], "corpus_columns": {"titel": "name"}}, "did you mean 'title'"),
         ({"corpus": [{"text": 3}]}, r"the corpus\[0\]\['text'\] must be a str, got 3"),
         ({"corpus": "/no/such/file.jsonl"}, "cannot be read"),
-        ({"corpus": 3}, "must be 'generated', a path"),
+        ({"corpus": 3}, "must be 'generated', the path"),
         ({"corpus": CORPUS, "stopwords": "klingon"}, r"env_config\['stopwords'\] must be a language"),
     ],
 )

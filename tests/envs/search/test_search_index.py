@@ -85,7 +85,7 @@ def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that holds the index of WORLD."""
-    monkeypatch.setattr(index_module, "_FEWEST_KEPT", 10)
+    monkeypatch.setattr(index_module, "_MIN_CACHED_PASSAGES", 10)
     open_index(WORLD, IndexOptions(), str(tmp_path))
     [folder] = tmp_path.iterdir()
     return folder
@@ -140,7 +140,7 @@ def test_a_damaged_index_is_made_anew(
 def test_a_cache_that_cannot_be_written_costs_only_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(index_module, "_FEWEST_KEPT", 10)
+    monkeypatch.setattr(index_module, "_MIN_CACHED_PASSAGES", 10)
     (tmp_path / "file").write_text("")
     assert open_index(WORLD, IndexOptions(), str(tmp_path / "file" / "inside"))("river", 3)
     assert "cannot be cached in" in caplog.text
