@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from agentsgym.envs.datasets.naming import name_of_env
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, require
-from agentsgym.store.rows import record_of
+from agentsgym.store.rows import record_from_row
 from agentsgym.store.values import from_json
 from agentsgym.viewer.index import Index
 from agentsgym.viewer.plain import entries
@@ -69,7 +69,7 @@ class Answers:
         self._mode: Mode = mode
         self._texts = TokenTexts(store.path, tokenizer)
         self.index = Index(store, limit)
-        self._whole = store.whole
+        self._unfiltered = store.unfiltered
         self._lock = threading.Lock()
         self._blocks: OrderedDict[int, Any] = OrderedDict()
         self._batches: OrderedDict[tuple[int, ...], WhatIf] = OrderedDict()
@@ -84,7 +84,7 @@ class Answers:
         shown, total, notes = len(self.index.rows), self.index.total, list[str]()
         if shown < total:
             notes.append(f"the newest {shown:,} of {total:,} rollouts; --limit shows more")
-        if (everything := len(self._whole)) > total:
+        if (everything := len(self._unfiltered)) > total:
             notes.append(f"selected from the {everything:,} rollouts of the store")
         if skipped := len(self.store.skipped):
             notes.append(f"{skipped} files of the store cannot be read and are skipped")
@@ -224,12 +224,12 @@ class Answers:
         with self._lock:
             block = self._blocks.get(index)
             if block is None:
-                block = self._whole[index * _BLOCK : (index + 1) * _BLOCK].table().combine_chunks()
+                block = self._unfiltered[index * _BLOCK : (index + 1) * _BLOCK].table().combine_chunks()
                 self._blocks[index] = block
                 while len(self._blocks) > 1 and sum(one.nbytes for one in self._blocks.values()) > _MOST_BYTES:
                     self._blocks.popitem(last=False)
             self._blocks.move_to_end(index)
-        return record_of(block, row % _BLOCK)
+        return record_from_row(block, row % _BLOCK)
 
 
 def _texts_of(value: Any) -> list[str]:

@@ -143,7 +143,7 @@ class Index:
         """The keys of the rollouts in and near the list, and these rollouts by batch."""
         keys = self._keys
         low, high = (max(0, min(self.rows) - _NEAR), max(self.rows) + _NEAR) if self.rows else (0, 0)
-        near = self._store.whole[low:high]
+        near = self._store.unfiltered[low:high]
         if len(self.rows) < len(near) <= _MOST_CONTEXT:
             keys = dict(zip(near.rows, _keys(_read(near, _CONTEXT)), strict=True))
         found: defaultdict[Hashable, list[int]] = defaultdict(list)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.errors import StoreError
-from agentsgym.store.stored_tokenizers import read_tokenizer, tokenizer_of
+from agentsgym.store.stored_tokenizers import read_stored_tokenizer, read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -55,7 +55,7 @@ class TokenTexts:
                 if name not in self._found:
                     tokenizer = None
                     with contextlib.suppress(StoreError):  # damaged: the ids are shown
-                        tokenizer = None if name is None else tokenizer_of(self._folder, name)
+                        tokenizer = None if name is None else read_stored_tokenizer(self._folder, name)
                     self._found[name] = None if tokenizer is None else TokenWriter(tokenizer)
                 writer = self._found[name]
             return None if writer is None else writer.texts(ids)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from agentsgym.store.rows import record_of
+from agentsgym.store.rows import record_from_row
 from agentsgym.viewer.plain import mean_of, number
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def turns_of(store: RolloutStore) -> dict[str, Any]:
         columns = _columns(table)
         for index, corrected in enumerate(table.column("corrections").to_pylist()):
             if corrected is not None:  # the columns do not hold all of it
-                for name, values in _values_of(record_of(part[index : index + 1].table(), 0)).items():
+                for name, values in _values_of(record_from_row(part[index : index + 1].table(), 0)).items():
                     columns[name][index] = values
         for name, values in columns.items():
             found[name] += values

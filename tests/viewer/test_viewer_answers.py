@@ -20,10 +20,10 @@ from test_round_trip import RECORDS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from agentsgym.errors import ConfigError, StoreError
-from agentsgym.store.columns import table_of
+from agentsgym.store.columns import rollouts_to_table
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
-from agentsgym.store.rows import record_of
+from agentsgym.store.rows import record_from_row
 from agentsgym.tiny import tiny_policy
 from agentsgym.types import StopReason, Trajectory, Turn
 from agentsgym.viewer.answers import Answers
@@ -77,12 +77,12 @@ def test_a_rollout_of_any_values_is_told_as_strict_json(record: StoredRollout) -
 @settings(max_examples=40)
 @given(st.lists(RECORDS, min_size=1, max_size=3))
 def test_turns_are_summed_up_as_one_would_by_hand(records: list[StoredRollout]) -> None:
-    table = table_of(records)
+    table = rollouts_to_table(records)
     store: Any = _Table(table)
     told = turns_of(store)
     json.loads(dumped(told))
     for i in range(len(records)):
-        own = record_of(table, i)
+        own = record_from_row(table, i)
         turns = own.trajectory.turns
         assert told["rewards"][i] == [known(turn.reward) for turn in turns]
         assert told["invalid"][i] == [int(turn.invalid) for turn in turns]
