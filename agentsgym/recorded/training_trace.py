@@ -1,6 +1,6 @@
 """Convert OpenEnv's ``TrainingTrace`` (schema 1), which contains the tokens of every model call, to a trajectory.
 
-If a prompt extends the recorded tokens, its remainder is appended to them. Any other prompt, such as that of a rewritten
+If a prompt extends the recorded tokens, its remainder is appended to them. Any other prompt, such as a rewritten
 history or a parallel conversation, begins a new segment::
 
     prompt 0 ▏ completion 0 ▏ rest of prompt 1 ▏ completion 1 ║ prompt 2 ▏ completion 2
@@ -177,7 +177,7 @@ class _Record:
 
 
 def _core(message: Message) -> tuple[Any, ...]:
-    """Return the parts of a message that agent frameworks preserve when resending it (call ids and reasoning differ)."""
+    """Return the parts of a message that agent frameworks resend unchanged, unlike e.g. call ids."""
     calls = [call.get("function") for call in message.get("tool_calls", ())]
     return message["role"], message["content"], calls
 
@@ -272,8 +272,8 @@ def _check_tokens(fields: Mapping[str, Any], where: str, vocabulary_size: float)
         )
     if len(mask) != len(prompt) + len(completion):
         raise ConfigError(
-            f"{where}['loss_mask'] must cover the prompt and completion ({len(prompt)} + {len(completion)} tokens), got "
-            f"{len(mask)} values"
+            f"{where}['loss_mask'] must cover the prompt and completion ({len(prompt)} + {len(completion)} tokens), "
+            f"got {len(mask)} values"
         )
     if any(mask[: len(prompt)]):
         raise ConfigError(f"{where}['loss_mask'] must be 0 on the prompt, got 1 at index {list(mask).index(1)}")

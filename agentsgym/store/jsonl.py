@@ -14,7 +14,7 @@ from agentsgym.types import StopReason, Trajectory, Turn
 
 
 def record_to_line(record: StoredRollout) -> str:
-    """Serialize a rollout as a line of JSON: its fields by name, with the trajectory and its turns as nested objects."""
+    """Serialize a rollout as a line of JSON: its fields by name, its trajectory and turns as nested objects."""
     plain = _fields(record)
     plain["created_at"] = record.created_at.isoformat()
     plain["trajectory"] = trajectory = _fields(record.trajectory)
