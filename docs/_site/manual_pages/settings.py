@@ -44,7 +44,8 @@ def settings_page() -> str:
     return page(
         "# Every field of `GRPOEnvConfig`",
         "This page is generated from the class. The class also has all fields of TRL's `GRPOConfig`, of which this "
-        "page lists those whose defaults or allowed values differ. [Training](../training.md) explains how they interact.",
+        "page lists those whose defaults or allowed values differ. [Training](../training.md) explains how they work "
+        "together.",
         *parts,
     )
 
