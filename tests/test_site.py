@@ -226,4 +226,4 @@ def test_a_browser_shows_the_pages_finds_by_search_and_asks_no_other_server(addr
     ],
 )
 def test_a_link_of_the_repository_leads_to_the_page_of_the_site(markdown: str, page: str, expected: str) -> None:
-    assert links.rewritten(markdown, page) == expected
+    assert links.rewrite_links(markdown, page) == expected

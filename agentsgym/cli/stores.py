@@ -12,7 +12,7 @@ from agentsgym.cli.console import UsageError
 from agentsgym.envs.datasets.stored_columns import stored_columns
 from agentsgym.errors import StoreError, did_you_mean
 from agentsgym.store.reader import RolloutStore
-from agentsgym.store.schema import INTS, OWN_INTS, OWN_TEXTS
+from agentsgym.store.schema import INTS, METADATA_INTS, METADATA_TEXTS
 from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ">=": operator.ge,
 }
 _KINDS: Final[dict[str, type]] = {
-    **dict.fromkeys((*OWN_TEXTS, "session_id", "stop_reason", "error"), str),
-    **dict.fromkeys((*OWN_INTS, *INTS, "seed", "num_turns", "num_tokens", "num_agent_tokens"), int),
+    **dict.fromkeys((*METADATA_TEXTS, "session_id", "stop_reason", "error"), str),
+    **dict.fromkeys((*METADATA_INTS, *INTS, "seed", "num_turns", "num_tokens", "num_agent_tokens"), int),
     "final_reward": float,
     "success": bool,
 }

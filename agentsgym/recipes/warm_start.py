@@ -14,7 +14,7 @@ from agentsgym.envs.players import imitation_player, random_player, reference_pl
 from agentsgym.errors import ConfigError, StoreError, TemplateError
 from agentsgym.fields import is_number
 from agentsgym.recipes.sections import PlacedError, is_mapping
-from agentsgym.recorded.replay import replay
+from agentsgym.recorded.replay import record_conversation
 from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
 from agentsgym.texts import sentence_of, shown
@@ -191,7 +191,7 @@ def _reencoded(record: StoredRollout, tokenizer: Any, formats: dict[str, ChatFor
         if key not in formats:
             formats[key] = cast("ChatFormat", chat_format_of(tokenizer, config))
         transcript = Transcript(formats[key], config["history"])
-        places = replay(transcript, own.messages, answers, formats[key])
+        places = record_conversation(transcript, own.messages, answers, formats[key])
     except TemplateError as error:
         raise ConfigError(sentence_of(error)) from error
     turns = [replace(turn, **place._asdict(), exact=False) for turn, place in zip(own.turns, places, strict=True)]

@@ -1,4 +1,4 @@
-"""Parse chat messages of any common shape, OpenAI's included, into this library's messages and actions."""
+"""Convert chat messages in common formats, including OpenAI's, to this library's messages and actions."""
 
 from __future__ import annotations
 
@@ -14,75 +14,78 @@ from agentsgym.types import Action, Message, ToolCall
 
 ROLES: Final = ("system", "user", "assistant", "tool")
 _SAME_ROLE: Final = {"developer": "system"}  # the name in OpenAI's reasoning models
-_UNWRITTEN: Final = ("function_call", "refusal", "audio")  # in OpenAI's answers, but in no template
+_UNSUPPORTED_FIELDS: Final = ("function_call", "refusal", "audio")  # of OpenAI's, rendered by no chat template
 _CALLS: Final = "tool_calls"
 
 
-def read_messages(messages: Any) -> tuple[list[Message], dict[int, Action]]:
+def parse_messages(messages: Any) -> tuple[list[Message], dict[int, Action]]:
     """Parse a conversation.
 
     Args:
-        messages: Dicts with ``role`` and ``content``: a text, null, or parts of text. An answer may have ``tool_calls``
-            (arguments as an object or as JSON text) and ``reasoning_content`` (or ``reasoning``).
+        messages: Dicts with ``role`` and ``content``, which is a string, None, or a list of text parts. An assistant
+            message may have ``tool_calls`` (arguments as an object or as JSON text) and ``reasoning_content`` (or
+            ``reasoning``).
 
     Returns:
-        The messages, without calls, and the action of each answer by its index among them.
+        The messages, without tool calls, and a dict from the index of each assistant message to its action.
 
     Raises:
-        ConfigError: There are no messages, or one is invalid; the error names its index.
+        ConfigError: There are no messages, or one is invalid (the error names its index).
     """
-    if not _is_list(messages) or not messages:
+    if not _is_sequence(messages) or not messages:
         raise ConfigError(f"messages must be a list of at least one chat message, got {shown(messages)}")
-    read: list[Message] = []
+    parsed: list[Message] = []
     actions: dict[int, Action] = {}
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         plain = _plain(message, where)
-        read.append(plain)
-        calls = [_call(one, f"{where}['{_CALLS}'][{n}]") for n, one in enumerate(_calls_of(message, where))]
+        parsed.append(plain)
+        calls = [_call(call, f"{where}['{_CALLS}'][{n}]") for n, call in enumerate(_calls_of(message, where))]
         if plain["role"] == "assistant":
             actions[index] = Action(text=plain["content"], reasoning=plain.get("reasoning_content"), tool_calls=calls)
-    return read, actions
+    return parsed, actions
 
 
-def shown_messages(messages: Any, where: str) -> list[Message]:
-    """Parse messages that only describe the tokens beside them: invalid calls are kept as written.
+def display_messages(messages: Any, where: str) -> list[Message]:
+    """Parse messages that only accompany recorded tokens, for display; invalid tool calls are left unchanged.
 
     Args:
-        messages: The messages, as for :func:`read_messages`.
-        where: The name of the messages in errors.
+        messages: The messages, as for :func:`parse_messages`.
+        where: A name for the messages, used in errors.
 
     Raises:
         ConfigError: A message has no valid role or content.
     """
-    if not _is_list(messages):
+    if not _is_sequence(messages):
         raise ConfigError(f"{where} must be a list of chat messages, got {shown(messages)}")
-    return [shown_message(message, f"{where}[{index}]") for index, message in enumerate(messages)]
+    return [display_message(message, f"{where}[{index}]") for index, message in enumerate(messages)]
 
 
-def shown_message(message: Any, where: str) -> Message:
-    """Parse one message as :func:`shown_messages` does."""
+def display_message(message: Any, where: str) -> Message:
+    """Parse one message in the same way as :func:`display_messages`."""
     plain, calls = _plain(message, where), _calls_of(message, where)
     try:
-        read = structured_calls([_call(call, where) for call in calls], 0)
+        parsed = structured_calls([_call(call, where) for call in calls], 0)
     except ConfigError:
         if not all(isinstance(_get(call, "function"), Mapping) for call in calls):
-            raise  # a call that cannot be shown
+            raise  # a call without a function cannot be displayed
         return {**plain, "tool_calls": calls}
-    return {**plain, "tool_calls": read} if read else plain
+    return {**plain, "tool_calls": parsed} if parsed else plain
 
 
 def _plain(message: Any, where: str) -> Message:
-    """Convert a message to this library's form, without calls."""
+    """Convert a message to this library's format, without its tool calls."""
     if not isinstance(message, Mapping):
         raise ConfigError(f"{where} must be a dict with 'role' and 'content', got {shown(message)}")
     given = cast("Mapping[str, Any]", message)
     role = _SAME_ROLE.get(str(given.get("role")), given.get("role"))
     if role not in ROLES:
-        raise ConfigError(f"{where} must have a role of {', '.join(ROLES)}, got {shown(given.get('role'))}")
-    for name in _UNWRITTEN:
+        raise ConfigError(f"{where} must have one of the roles {', '.join(ROLES)}, got {shown(given.get('role'))}")
+    for name in _UNSUPPORTED_FIELDS:
         if given.get(name):
-            raise ConfigError(f"{where} has a {name!r}, which chat templates ignore: put it into content or tool_calls")
+            raise ConfigError(
+                f"{where} has the field {name!r}, which chat templates ignore: move its value to content or tool_calls"
+            )
     plain: dict[str, Any] = {"role": role, "content": _text(given.get("content"), f"{where}['content']")}
     if role == "assistant":
         thought = next(
@@ -100,20 +103,22 @@ def _plain(message: Any, where: str) -> Message:
 
 
 def _text(content: Any, where: str) -> str:
-    """Convert a content to one text; null is empty, and parts of text are concatenated."""
+    """Convert message content to a string: None to an empty one, and a list of text parts to their concatenation."""
     if content is None:
         return ""
-    if _is_list(content):
+    if _is_sequence(content):
         texts: list[str] = []
         for index, part in enumerate(cast("Sequence[Any]", content)):
             text = _get(part, "text") if isinstance(part, Mapping) else part
             if not isinstance(text, str):
                 given = shown(cast("object", part))
-                raise ConfigError(f"{where}[{index}] must be a text part, {{'type': 'text', 'text': …}}, got {given}")
+                raise ConfigError(
+                    f"{where}[{index}] must be a text part such as {{'type': 'text', 'text': …}}, got {given}"
+                )
             texts.append(_text(text, f"{where}[{index}]"))
         return "".join(texts)
     if not isinstance(content, str):
-        raise ConfigError(f"{where} must be a string, a list of text parts or null, got {shown(content)}")
+        raise ConfigError(f"{where} must be a string, a list of text parts, or None, got {shown(content)}")
     try:
         content.encode()
     except UnicodeEncodeError as error:
@@ -122,7 +127,7 @@ def _text(content: Any, where: str) -> str:
 
 
 def _get(value: Any, name: str) -> Any:
-    """A field of a dict; None for any other value."""
+    """Return a dict's field; None if the value is not a dict or lacks the field."""
     return cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else None
 
 
@@ -130,13 +135,15 @@ def _calls_of(message: Mapping[str, Any], where: str) -> Sequence[Any]:
     calls = message.get(_CALLS)
     if not calls:
         return ()
-    if not _is_list(calls) or message["role"] != "assistant":
-        raise ConfigError(f"{where}['{_CALLS}'] must be a list, only in assistant messages, got {shown(calls)}")
+    if not _is_sequence(calls) or message["role"] != "assistant":
+        raise ConfigError(
+            f"{where}['{_CALLS}'] must be a list, and only assistant messages may have it, got {shown(calls)}"
+        )
     return cast("Sequence[Any]", calls)
 
 
 def _call(call: Any, where: str) -> ToolCall:
-    """Parse a call in OpenAI's form, with an object as arguments, or without the ``function`` wrapper."""
+    """Parse a tool call, with or without OpenAI's ``function`` wrapper; arguments are an object or JSON text."""
     function = _get(call, "function") or call
     arguments = _get(function, "arguments")
     try:
@@ -144,10 +151,12 @@ def _call(call: Any, where: str) -> ToolCall:
             arguments = json.loads(arguments or "{}")
         return call_of(_get(function, "name"), {} if arguments is None else arguments, _get(call, "id"))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"{where} must have arguments in JSON, got {shown(arguments)}: {error}") from error
+        raise ConfigError(
+            f"{where} must have arguments that are valid JSON, got {shown(arguments)}: {error}"
+        ) from error
     except MalformedCallError as error:
         raise ConfigError(f"{where} {error}, got {shown(call)}") from error
 
 
-def _is_list(value: Any) -> bool:
+def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)

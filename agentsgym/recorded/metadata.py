@@ -1,4 +1,4 @@
-"""The metadata of a recording: the rewards of its turns, and the identity of its rollout."""
+"""Validation of a recording's metadata and rewards, and the construction of its trajectory."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from agentsgym.texts import shown
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 
 Rewards = float | Sequence[float]
-"""One number in total, for the last turn, or one per turn, (K,)."""
+"""A single number, which becomes the reward of the last turn, or one number per turn, (K,)."""
 
 
-class About(TypedDict, total=False):
-    """The metadata of a recorded rollout; the defaults are those of :class:`~agentsgym.types.Trajectory`.
+class RecordingMetadata(TypedDict, total=False):
+    """The metadata of a recorded rollout; defaults are as in :class:`~agentsgym.types.Trajectory`.
 
     Attributes:
-        stop_reason: The reason why it ended, a :class:`~agentsgym.types.StopReason` or its value; ``"done"`` by
-            default.
-        session_id: The session's name.
-        task_index: The index of its task; rollouts of equal index are compared with each other.
-        rollout_index: The index among the rollouts of that task.
-        task_data: The task.
-        info: The environment's final info; ``info["success"]`` is whether the task was solved.
+        stop_reason: The reason why the rollout ended: a :class:`~agentsgym.types.StopReason` or its value; ``"done"``
+            by default.
+        session_id: The name of the session.
+        task_index: The index of the task; rollouts with the same index are compared with each other.
+        rollout_index: The index of the rollout among those of its task.
+        task_data: The task's data.
+        info: The environment's final info; ``info["success"]`` says whether the task was solved.
     """
 
     stop_reason: StopReason | str
@@ -45,19 +45,19 @@ def _is_dict(value: Any) -> bool:
 _VALID: Final[Mapping[str, tuple[Check, str]]] = {
     "stop_reason": (
         lambda value: value in _REASONS,
-        f"one of {', '.join(one for one in StopReason if one != 'failed')}",
+        f"one of {', '.join(reason for reason in StopReason if reason != 'failed')}",
     ),
     "session_id": (is_str, "a string"),
-    "task_index": (is_int(0), "an int from 0 on"),
-    "rollout_index": (is_int(0), "an int from 0 on"),
+    "task_index": (is_int(0), "an int of at least 0"),
+    "rollout_index": (is_int(0), "an int of at least 0"),
     "task_data": (_is_dict, "a dict"),
     "info": (_is_dict, "a dict"),
 }
-_REASONS: Final = [one for one in StopReason if one is not StopReason.FAILED]
+_REASONS: Final = [reason for reason in StopReason if reason is not StopReason.FAILED]
 
 
 def plain_rewards(rewards: Any) -> Any:
-    """Convert the rewards of an array or a tensor, scalars included, to plain numbers."""
+    """Convert rewards given as an array, a tensor, or a NumPy or torch scalar to plain Python numbers."""
     return rewards.tolist() if callable(getattr(rewards, "tolist", None)) else rewards
 
 
@@ -67,10 +67,10 @@ def turn_rewards(rewards: Any, num_turns: int, what: str) -> list[float]:
     Args:
         rewards: One number, or one per turn.
         num_turns: K, at least 1.
-        what: The name of a turn in the recording, for errors.
+        what: What the recording calls a turn, for errors.
 
     Raises:
-        ConfigError: The number of rewards does not match, or one is not a finite number.
+        ConfigError: There are several rewards but not K, or a reward is not a finite number.
 
     >>> turn_rewards(1, 3, "answer"), turn_rewards([0.5, 1], 2, "answer")
     ([0.0, 0.0, 1.0], [0.5, 1.0])
@@ -80,7 +80,8 @@ def turn_rewards(rewards: Any, num_turns: int, what: str) -> list[float]:
         values = [*cast("Sequence[Any]", given)]
         if len(values) != num_turns:
             raise ConfigError(
-                f"rewards must be one number, or one for each {what}: {num_turns}, got {len(values)}: {shown(values)}"
+                f"rewards must be a single number or one number per {what} ({num_turns}), "
+                f"got {len(values)}: {shown(values)}"
             )
     else:
         values = [*[0.0] * (num_turns - 1), given]
@@ -91,49 +92,49 @@ def turn_rewards(rewards: Any, num_turns: int, what: str) -> list[float]:
 
 
 def check_tokenizer(value: Any) -> None:
-    """Check that a value is a tokenizer, or None.
+    """Check that a value is a tokenizer or None.
 
     Raises:
         ConfigError: The value is something else, such as the name of a model.
     """
     require(
-        "tokenizer", value, lambda one: one is None or hasattr(one, "decode"), "a tokenizer of transformers or None"
+        "tokenizer", value, lambda given: given is None or hasattr(given, "decode"), "a transformers tokenizer or None"
     )
 
 
-def checked_about(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the metadata of a recording.
+def check_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the metadata of a recording, and return it with a stop reason.
 
     Raises:
-        ConfigError: A name is unknown, or a value is invalid. Failed is not a valid stop reason: there is nothing to
-            learn from such a rollout.
+        ConfigError: A name is unknown, or a value is invalid. The stop reason ``"failed"`` is not accepted, since
+            nothing can be learned from a failed rollout.
     """
-    for name, value in about.items():
+    for name, value in metadata.items():
         if name not in _VALID:
-            raise ConfigError(f"a recorded rollout has no {name!r}{did_you_mean(name, _VALID)}")
+            raise ConfigError(f"{name!r} is not a metadata field of a recorded rollout{did_you_mean(name, _VALID)}")
         valid, expected = _VALID[name]
         if not valid(value):
             raise ConfigError(f"{name} must be {expected}, got {shown(value)}")
-    return {**about, "stop_reason": StopReason(about.get("stop_reason", StopReason.DONE))}
+    return {**metadata, "stop_reason": StopReason(metadata.get("stop_reason", StopReason.DONE))}
 
 
-def finished(
+def build_trajectory(
     token_ids: Sequence[int],
     turns: Sequence[Turn],
     messages: Sequence[Message],
     logprobs: Sequence[float] | None,
-    about: Mapping[str, Any],
+    metadata: Mapping[str, Any],
 ) -> Trajectory:
-    """Make the trajectory, its rewards spread over the tokens of their turns, as an environment does by default.
+    """Build the trajectory, and compute its per-token rewards from the turn rewards as an environment does by default.
 
     Args:
         token_ids: The tokens, (T,).
-        turns: The turns, at least one, with their rewards.
+        turns: The turns with their rewards, at least one.
         messages: The conversation.
         logprobs: The log-probabilities, (T,), or None.
-        about: The result of :func:`checked_about`.
+        metadata: The result of :func:`check_metadata`.
     """
-    if about["stop_reason"] is StopReason.INVALID:  # the last action exceeded the allowance
+    if metadata["stop_reason"] is StopReason.INVALID:  # the invalid action that exceeded ``error_allowance``
         turns = [*turns[:-1], replace(turns[-1], invalid=True)]
     trajectory = Trajectory(
         token_ids=token_ids,
@@ -141,6 +142,6 @@ def finished(
         messages=messages,
         logprobs=logprobs,
         final_reward=math.fsum(turn.reward for turn in turns),
-        **about,
+        **metadata,
     )
     return replace(trajectory, per_token_rewards=per_token_rewards(trajectory))

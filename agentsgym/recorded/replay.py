@@ -1,4 +1,4 @@
-"""Replay a conversation that is known as text, and locate its answers."""
+"""Record a conversation that is available as text, and locate its assistant messages in the tokens."""
 
 from __future__ import annotations
 
@@ -12,52 +12,56 @@ from agentsgym.tokens.transcript import Transcript
 from agentsgym.types import Action, Message
 
 
-class Place(NamedTuple):
-    """The location of an answer: fields of a :class:`~agentsgym.types.Turn`."""
+class AnswerSpan(NamedTuple):
+    """The location of an assistant message in the tokens, as in :class:`~agentsgym.types.Turn`."""
 
     start: int
     stop: int
     prompt_start: int
 
 
-def replay(
-    transcript: Transcript, messages: Sequence[Message], answers: Mapping[int, Action], chat_format: ChatFormat | None
-) -> list[Place]:
-    """Record a conversation like an environment whose agent answers in text.
+def record_conversation(
+    transcript: Transcript, messages: Sequence[Message], actions: Mapping[int, Action], chat_format: ChatFormat | None
+) -> list[AnswerSpan]:
+    """Record a conversation in a transcript, as an environment does with an agent that responds in text.
 
-    Anything after the last answer is left out.
+    Messages after the last assistant message are not recorded.
 
     Args:
-        transcript: A new transcript, which receives the messages and the tokens.
+        transcript: An empty transcript, to which the messages and tokens are added.
         messages: The conversation.
-        answers: The agent's actions by the indices of their messages, in order.
-        chat_format: The transcript's chat format; None for none.
+        actions: The action of each assistant message by the message's index, in order.
+        chat_format: The transcript's chat format, or None.
 
     Returns:
-        The location of each answer.
+        The location of each assistant message.
 
     Raises:
-        ConfigError: An answer has nothing before it, or contains a word that is unknown to the tokenizer.
+        ConfigError: An assistant message follows no other message, or contains a word unknown to the tokenizer.
         TemplateError: The chat template rejects the messages.
     """
-    places: list[Place] = []
+    spans: list[AnswerSpan] = []
     next_index = 0
-    for turn, (index, action) in enumerate(answers.items()):
+    for turn, (index, action) in enumerate(actions.items()):
         if index == next_index:
-            before = (
-                f"behind the answer messages[{index - 1}]: make one answer of both" if index else "at the beginning"
+            problem = (
+                f"directly follows another one, messages[{index - 1}]: merge the two, or add a message between them"
+                if index
+                else "is the first message: add a message before it"
             )
-            raise ConfigError(f"messages[{index}] is an answer without a message before it, {before}")
+            raise ConfigError(f"the assistant message messages[{index}] {problem}")
         transcript.observe(messages[next_index:index])
-        begin = transcript.segment_start
+        prompt_start = transcript.segment_start
         start, stop = transcript.act(action)
         if chat_format is not None:
             ids = transcript.record()[start:stop]
-            if ids and ids[-1] in chat_format.stop_token_ids:  # in some tokenizers, also the unknown-word token
+            if (
+                ids and ids[-1] in chat_format.stop_token_ids
+            ):  # some tokenizers use one token for end of turn and unknown words
                 ids = ids[:-1]
             unknown = getattr(chat_format.tokenizer, "unk_token_id", None)
             if unknown is not None and unknown in ids:
-                raise ConfigError(f"the tokenizer cannot encode a part of {shown(action.text, 60)} (turn {turn})")
-        places.append(Place(start, stop, begin))
+                raise ConfigError(f"the tokenizer cannot encode part of {shown(action.text, 60)} (turn {turn})")
+        spans.append(AnswerSpan(start, stop, prompt_start))
         next_index = index + 1
-    return places
+    return spans

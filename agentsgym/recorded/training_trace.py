@@ -1,7 +1,7 @@
-"""Read OpenEnv's ``TrainingTrace`` (schema 1), which contains the tokens of every model call, as a trajectory.
+"""Convert OpenEnv's ``TrainingTrace`` (schema 1), which contains the tokens of every model call, to a trajectory.
 
-A prompt that extends the recorded tokens is appended to them; any other, from a rewritten history or a parallel
-conversation, begins a new segment::
+If a prompt extends the recorded tokens, its remainder is appended to them. Any other prompt, such as a rewritten
+history or a parallel conversation, begins a new segment::
 
     prompt 0 ▏ completion 0 ▏ rest of prompt 1 ▏ completion 1 ║ prompt 2 ▏ completion 2
     mask 0   ▏ its loss mask ▏ 0               ▏ …            ║ 0        ▏ …
@@ -19,13 +19,13 @@ from typing import Any, Final, NamedTuple, Unpack, cast
 
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Check
-from agentsgym.recorded.chat_shapes import shown_message, shown_messages
+from agentsgym.recorded.chat_shapes import display_message, display_messages
 from agentsgym.recorded.metadata import (
-    About,
+    RecordingMetadata,
     Rewards,
+    build_trajectory,
+    check_metadata,
     check_tokenizer,
-    checked_about,
-    finished,
     plain_rewards,
     turn_rewards,
 )
@@ -40,62 +40,67 @@ _TURN_FIELDS: Final = ("node_id", *_LISTS, *_DICTS)
 
 
 class _Call(NamedTuple):
-    """One validated call of the model.
+    """A validated model call.
 
     Attributes:
         prompt: The prompt tokens, (P,).
         completion: The sampled tokens, (C,).
         logprobs: The log-probabilities of the completion, (C,).
-        trained: The part of the completion that is trained on, one run of its mask; empty if none is.
-        shown: The messages of its prompt; None if the trace has none.
-        answer: The message of its completion.
+        trained: The contiguous part of the completion that is trained on; empty if none is.
+        prompt_messages: The messages of the prompt; None if the trace has none.
+        answer: The message of the completion; None if the trace has none.
     """
 
     prompt: list[int]
     completion: list[int]
     logprobs: list[float]
     trained: range
-    shown: list[Message] | None
+    prompt_messages: list[Message] | None
     answer: Message | None
 
 
 def trajectory_from_training_trace(
-    trace: str | Path | Mapping[str, Any], rewards: Rewards, *, tokenizer: Any = None, **about: Unpack[About]
+    trace: str | Path | Mapping[str, Any],
+    rewards: Rewards,
+    *,
+    tokenizer: Any = None,
+    **metadata: Unpack[RecordingMetadata],
 ) -> Trajectory:
-    """Read an OpenEnv training trace, token for token; its turns are exact.
+    """Convert an OpenEnv training trace with exactly its tokens; all turns are exact.
 
-    A turn is the part of a completion that the loss mask marks, 1 in one run. A call that the mask leaves out is
-    context for the calls whose prompts contain it, and not a turn.
+    A turn is the contiguous part of a completion where the loss mask is 1. A call whose mask is 0 throughout is not a
+    turn, but context for the calls whose prompts contain it.
 
     Args:
-        trace: The result of ``TrainingTrace.model_dump()``, the trace itself, or a JSON file of it. ``openenv`` need
-            not be installed.
-        rewards: One number in total, for the last turn, or one for each turn of the trace, 0 for those that are not
-            trained on; the trace itself has none.
-        tokenizer: The model's tokenizer; validates the ids, and decodes the messages of a trace without ``request`` and
-            ``response``.
-        **about: The rollout's metadata: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``,
-            ``task_data`` and ``info``, see :class:`~agentsgym.recorded.metadata.About`.
+        trace: The trace, the result of its ``model_dump()``, or the path to a JSON file of it. ``openenv`` need not be
+            installed.
+        rewards: A single number, which becomes the reward of the last turn that is trained on, or one number for each
+            turn of the trace, 0 for turns that are not trained on. A trace contains no rewards.
+        tokenizer: The model's tokenizer, which validates the token ids, and decodes messages if the trace has no
+            ``request`` and ``response``.
+        **metadata: The rollout's metadata: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``,
+            ``task_data`` and ``info``, see :class:`~agentsgym.recorded.metadata.RecordingMetadata`.
 
     Raises:
-        ConfigError: The trace is invalid or of another version, a field is unknown, missing or invalid, lengths do not
-            match, a node is duplicated, a mask has gaps, nothing is trained on, or messages are missing without a
-            tokenizer.
+        ConfigError: The trace is invalid or has another schema version, a field is unknown, missing or invalid, lengths
+            do not match, a node is duplicated, a mask has gaps, no token is trained on, or messages are missing and
+            there is no tokenizer.
     """
-    facts = checked_about(cast("Mapping[str, Any]", about))
+    checked_metadata = check_metadata(cast("Mapping[str, Any]", metadata))
     check_tokenizer(tokenizer)
-    given = _turns_of(trace)
-    size = math.inf if tokenizer is None else len(tokenizer)
-    calls = [_checked(turn, f"turns[{index}]", size) for index, turn in enumerate(given)]
+    turns = _turns_of(trace)
+    vocabulary_size = math.inf if tokenizer is None else len(tokenizer)
+    calls = [_parse_call(turn, f"turns[{index}]", vocabulary_size) for index, turn in enumerate(turns)]
     nodes: dict[str, int] = {}
-    for index, turn in enumerate(given):
+    for index, turn in enumerate(turns):
         if (first := nodes.setdefault(turn["node_id"], index)) != index:
             raise ConfigError(
-                f"turns[{index}] must have a unique node_id, got that of turns[{first}], {shown(turn['node_id'])}: "
-                f"a call shared by several branches must occur once in a trace"
+                f"turns[{index}] must have a unique node_id, but turns[{first}] has the same one, "
+                f"{shown(turn['node_id'])}: "
+                f"a call shared by several branches must occur only once in a trace"
             )
     if not any(call.trained for call in calls):
-        raise ConfigError("the loss masks of a training trace must be 1 for at least one token")
+        raise ConfigError("a training trace must have a loss mask of 1 for at least one token")
     last = max(index for index, call in enumerate(calls) if call.trained)
     is_list = isinstance(plain_rewards(rewards), Sequence)
     per_turn = turn_rewards(rewards, len(calls) if is_list else last + 1, "turn of the trace")
@@ -104,13 +109,14 @@ def trajectory_from_training_trace(
         if call.trained:
             record.add(call, reward, f"turns[{index}]")
         elif reward:
-            raise ConfigError(f"rewards must be 0 for a turn that is not trained on, got {reward} for turns[{index}]")
-    stop = record.turns[-1].stop  # a row ends on an agent token
-    return finished(record.token_ids[:stop], record.turns, record.messages, record.logprobs[:stop], facts)
+            raise ConfigError(f"rewards must be 0 for turns that are not trained on, got {reward} for turns[{index}]")
+    stop = record.turns[-1].stop  # a row ends with an agent token
+    tokens, logprobs = record.token_ids[:stop], record.logprobs[:stop]
+    return build_trajectory(tokens, record.turns, record.messages, logprobs, checked_metadata)
 
 
 class _Record:
-    """The record of the calls added so far."""
+    """Tokens, turns and messages of the calls added so far."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.token_ids: list[int] = []
@@ -130,8 +136,8 @@ class _Record:
             self._segment, new = len(self.token_ids), call.prompt
         begin = len(self.token_ids) + len(new)
         self.token_ids += [*new, *call.completion]
-        known = [one if index in call.trained else 0.0 for index, one in enumerate(call.logprobs)]
-        self.logprobs += [*[0.0] * len(new), *known]
+        logprobs = [value if index in call.trained else 0.0 for index, value in enumerate(call.logprobs)]
+        self.logprobs += [*[0.0] * len(new), *logprobs]
         prompt_messages = self._add_messages(call, new, where, is_continued=is_continued)
         self.turns.append(
             Turn(
@@ -145,14 +151,14 @@ class _Record:
         )
 
     def _add_messages(self, call: _Call, new: list[int], where: str, *, is_continued: bool) -> list[Message] | None:
-        """Append the new messages; returns the call's prompt messages if they differ from the record so far."""
+        """Append the new messages, and return the call's prompt messages if they do not extend the recorded ones."""
         recorded: list[Message] = self.messages
-        before = call.shown
+        before = call.prompt_messages
         if before is None:
             prompt: Message = {"role": "user", "content": self._decoded(new, where)}
             before = [*recorded, prompt] if is_continued else [prompt]
         answer: Message = call.answer or {"role": "assistant", "content": self._decoded(call.completion, where)}
-        if len(before) > 1 and before[-1]["role"] == "assistant":  # the answer continues a prefilled one
+        if len(before) > 1 and before[-1]["role"] == "assistant":  # the answer continues a prefilled message
             answer = {**answer, "content": before[-1]["content"] + answer["content"]}
             before = before[:-1]
         is_extended = [*map(_core, before[: len(recorded)])] == [*map(_core, recorded)]
@@ -165,59 +171,64 @@ class _Record:
     def _decoded(self, ids: list[int], where: str) -> str:
         if self._tokenizer is None:
             raise ConfigError(
-                f"{where} has no messages in request and response: pass tokenizer=… to decode them from the tokens"
+                f"{where} has no messages in request or response: pass tokenizer=… to decode them from the tokens"
             )
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def _core(message: Message) -> tuple[Any, ...]:
-    """The parts of a message that harnesses preserve when they resend an answer, unlike call ids and thoughts."""
+    """Return the parts of a message that agent frameworks resend unchanged, unlike e.g. call ids."""
     calls = [call.get("function") for call in message.get("tool_calls", ())]
     return message["role"], message["content"], calls
 
 
 def _turns_of(trace: Any) -> list[Mapping[str, Any]]:
-    """The turns of a trace, dicts with the fields of the schema alone."""
+    """Return the turns of a trace, after checking its version and fields."""
     value = trace
     if isinstance(trace, str | Path):
         path = Path(trace)
         try:
             value = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
-            reason = error.strerror if isinstance(error, OSError) else sentence_of(error)  # with the path once
+            reason = (
+                error.strerror if isinstance(error, OSError) else sentence_of(error)
+            )  # the full text repeats the path
             raise ConfigError(f"{shown(str(path), 300)} cannot be read as JSON: {reason}") from error
     value = value.model_dump() if callable(getattr(value, "model_dump", None)) else value
     if not isinstance(value, Mapping):
         raise ConfigError(f"a training trace must be a dict with 'schema_version' and 'turns', got {shown(value)}")
     fields = cast("Mapping[str, Any]", value)
-    version = fields.get("schema_version", SCHEMA_VERSION)  # the schema's own default
+    version = fields.get("schema_version", SCHEMA_VERSION)  # the schema's default
     if type(version) is not int or version != SCHEMA_VERSION:
         raise ConfigError(f"a training trace must have schema_version {SCHEMA_VERSION}, got {shown(version)}")
     _check_fields(fields, _TRACE_FIELDS, ("turns",), "a training trace")
     turns: Any = fields["turns"]
     if not isinstance(turns, list | tuple) or not turns:
-        raise ConfigError(f"the turns of a training trace must be a list of at least one, got {shown(fields['turns'])}")
+        raise ConfigError(f"the turns of a training trace must be a non-empty list, got {shown(fields['turns'])}")
     return [*cast("Sequence[Mapping[str, Any]]", turns)]
 
 
-def _check_fields(fields: Mapping[str, Any], known: Sequence[str], needed: Sequence[str], where: str) -> None:
+def _check_fields(fields: Mapping[str, Any], known: Sequence[str], required: Sequence[str], where: str) -> None:
     for name in fields:
         if name not in known:
             raise ConfigError(
-                f"{where} has no field {name!r} in schema {SCHEMA_VERSION}{did_you_mean(str(name), known)}"
+                f"{where} has the field {name!r}, which schema {SCHEMA_VERSION} does not have"
+                f"{did_you_mean(str(name), known)}"
             )
-    for name in needed:
+    for name in required:
         if name not in fields:
-            raise ConfigError(f"{where} must have {name!r}, got only {', '.join(map(repr, fields)) or 'nothing'}")
+            raise ConfigError(
+                f"{where} must have the field {name!r}, got only {', '.join(map(repr, fields)) or 'none'}"
+            )
 
 
-def _checked(turn: Any, where: str, vocabulary_size: float) -> _Call:
+def _parse_call(turn: Any, where: str, vocabulary_size: float) -> _Call:
     if not isinstance(turn, Mapping):
         raise ConfigError(f"{where} must be a dict, got {shown(turn)}")
     fields = cast("Mapping[str, Any]", turn)
     _check_fields(fields, _TURN_FIELDS, ("node_id", *_LISTS), where)
     if not isinstance(fields["node_id"], str) or not fields["node_id"]:
-        raise ConfigError(f"{where}['node_id'] must be a string, got {shown(fields['node_id'])}")
+        raise ConfigError(f"{where}['node_id'] must be a non-empty string, got {shown(fields['node_id'])}")
     for name in _LISTS:
         if not isinstance(fields[name], list | tuple):
             raise ConfigError(f"{where}[{name!r}] must be a list, got {shown(fields[name])}")
@@ -226,10 +237,10 @@ def _checked(turn: Any, where: str, vocabulary_size: float) -> _Call:
             raise ConfigError(f"{where}[{name!r}] must be a dict, got {shown(fields[name])}")
     _check_tokens(fields, where, vocabulary_size)
     prompt, completion, logprobs, mask = ([*fields[name]] for name in _LISTS)
-    marked = [index for index, one in enumerate(mask[len(prompt) :]) if one]
+    marked = [index for index, flag in enumerate(mask[len(prompt) :]) if flag]
     if any(after != before + 1 for before, after in pairwise(marked)):
         raise ConfigError(
-            f"{where}['loss_mask'] must mark one contiguous run of tokens, got gaps: {shown(mask[len(prompt) :])}"
+            f"{where}['loss_mask'] must be 1 on one contiguous span of tokens, got gaps: {shown(mask[len(prompt) :])}"
         )
     trained = range(marked[0], marked[-1] + 1) if marked else range(0)
     return _Call(prompt, completion, logprobs, trained, *_messages_of(fields, where))
@@ -240,30 +251,32 @@ def _check_tokens(fields: Mapping[str, Any], where: str, vocabulary_size: float)
         "prompt_token_ids": (_is_id(vocabulary_size), f"ints in [0, {vocabulary_size})"),
         "completion_token_ids": (_is_id(vocabulary_size), f"ints in [0, {vocabulary_size})"),
         "per_token_logps": (
-            lambda one: type(one) in {int, float} and -sys.float_info.max <= one <= 0,
+            lambda value: type(value) in {int, float} and -sys.float_info.max <= value <= 0,
             "finite log-probabilities, at most 0",
         ),
-        "loss_mask": (lambda one: type(one) is int and one in {0, 1}, "0 or 1"),
+        "loss_mask": (lambda value: type(value) is int and value in {0, 1}, "0 or 1"),
     }
     for name, (is_valid, expected) in checks.items():
-        for index, one in enumerate(fields[name]):
-            if not is_valid(one):
-                raise ConfigError(f"{where}[{name!r}] must be {expected}, got {shown(one)} at {index}")
+        for index, value in enumerate(fields[name]):
+            if not is_valid(value):
+                raise ConfigError(
+                    f"{where}[{name!r}] must contain only {expected}, got {shown(value)} at index {index}"
+                )
     prompt, completion, logprobs, mask = (cast("Sequence[Any]", fields[name]) for name in _LISTS)
     if not prompt:
         raise ConfigError(f"{where}['prompt_token_ids'] must not be empty")
     if len(logprobs) != len(completion):
         raise ConfigError(
-            f"{where}['per_token_logps'] must have one value for each of {len(completion)} completion_token_ids, got "
+            f"{where}['per_token_logps'] must have one value per completion token ({len(completion)}), got "
             f"{len(logprobs)}"
         )
     if len(mask) != len(prompt) + len(completion):
         raise ConfigError(
-            f"{where}['loss_mask'] must cover prompt and completion, {len(prompt)} + {len(completion)} tokens, got "
-            f"{len(mask)}"
+            f"{where}['loss_mask'] must cover the prompt and completion ({len(prompt)} + {len(completion)} tokens), "
+            f"got {len(mask)} values"
         )
     if any(mask[: len(prompt)]):
-        raise ConfigError(f"{where}['loss_mask'] must be 0 on the prompt, got 1 at {list(mask).index(1)}")
+        raise ConfigError(f"{where}['loss_mask'] must be 0 on the prompt, got 1 at index {list(mask).index(1)}")
 
 
 def _is_id(vocabulary_size: float) -> Check:
@@ -271,15 +284,15 @@ def _is_id(vocabulary_size: float) -> Check:
 
 
 def _messages_of(fields: Mapping[str, Any], where: str) -> tuple[list[Message] | None, Message | None]:
-    """The messages of the prompt and of the answer, each None if the trace has none."""
+    """Return the prompt's messages and the response message, each None if the trace has none."""
     request: Any = fields.get("request", {}).get("messages")
     choices: Any = fields.get("response", {}).get("choices")
     first = cast("list[Any]", choices)[0] if isinstance(choices, list | tuple) and choices else None
     message = cast("Mapping[str, Any]", first).get("message") if isinstance(first, Mapping) else None
-    shown_before = shown_messages(request, f"{where}['request']['messages']") if request else None
+    prompt_messages = display_messages(request, f"{where}['request']['messages']") if request else None
     if message is None:
-        return shown_before, None
+        return prompt_messages, None
     what = f"{where}['response']['choices'][0]['message']"
     if not isinstance(message, Mapping):
         raise ConfigError(f"{what} must be a dict, got {shown(message)}")
-    return shown_before, shown_message({**message, "role": "assistant"}, what)
+    return prompt_messages, display_message({**message, "role": "assistant"}, what)

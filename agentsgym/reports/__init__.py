@@ -1,1 +1,1 @@
-"""Show results: plain-text ``tables``, ``plots``, and HTML and data frames for notebooks."""
+"""Presentation of results: plain-text ``tables``, ``plots``, and HTML and data frames for notebooks."""

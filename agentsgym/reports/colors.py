@@ -1,7 +1,7 @@
 """Colors of pages and plots, distinguishable with any kind of color vision.
 
-Blue stands for training and positive values, vermilion for evaluation and negative ones; no meaning is conveyed by
-color alone. The tests measure contrast, and color distances as people with red, green or blue weakness see them.
+Blue stands for training and positive values, vermilion for evaluation and negative values; no meaning is conveyed only
+by color. The tests measure contrast, and color differences as perceived with red, green or blue color blindness.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ AXIS: Final = "#9ca3af"
 PAPER: Final = "#ffffff"
 
 POSITIVE, NEGATIVE = BLUE, VERMILION
-#: Colors of the lines in one plot, in this order; the first is for the subject of the plot.
+#: Colors of the lines in a plot, in this order; the first is for the plot's main subject.
 SERIES: Final = (BLUE, VERMILION, GRAY, BROWN, VIOLET, ORCHID)
 #: Colors of baselines in a plot, such as random and greedy play.
 REFERENCES: Final = (GRAY, VIOLET, BROWN, ORCHID)
 #: Colors by ``Trajectory.outcome``.
 OUTCOMES: Final = {"won": BLUE, "lost": VERMILION, "played": GRAY, "failed": BROWN}
 
-#: Colors of pages by theme, as values of the CSS variables ``--NAME``; triples allow transparency.
+#: Colors of pages by theme, as values of the CSS variables ``--NAME``; RGB triples allow transparency.
 CSS: Final = {
     "light": {
         "paper": PAPER,
@@ -59,7 +59,7 @@ CSS: Final = {
 def strength(value: float, limit: float) -> float:
     """Return the signed color intensity of a value, in [-1, 1]: ``value / limit``, but at least a fifth.
 
-    Zero, NaN and a limit of 0 give 0, no color.
+    Returns 0, for no color, if the value is 0 or NaN or the limit is 0.
 
     >>> strength(0.5, 2.0), strength(-9.0, 2.0), strength(1e-9, 2.0), strength(0.0, 2.0)
     (0.25, -1.0, 0.2, 0.0)
@@ -71,5 +71,5 @@ def strength(value: float, limit: float) -> float:
 
 
 def largest(values: Iterable[float]) -> float:
-    """Return the largest magnitude of the finite values, the limit of a color scale; 0.0 if there are none."""
+    """Return the largest absolute value of the finite values, the limit of a color scale; 0.0 if there are none."""
     return max((abs(value) for value in values if isfinite(value)), default=0.0)

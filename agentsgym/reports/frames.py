@@ -1,7 +1,7 @@
 """Rollouts as pandas tables, with one row per rollout, turn or token."""
 
 # pyright: reportUnknownMemberType=false
-# pandas types its constructor in part only.
+# pandas' constructor is only partly typed.
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _Rows = Callable[[Trajectory], list[dict[str, Any]]]
 
 
 def trajectory_frame(trajectory: Trajectory, by: str = "turn") -> DataFrame:
-    """Return one rollout as a table, one row per turn or token: see :func:`turn_rows` and :func:`token_rows`.
+    """Return a rollout as a table with one row per turn or token; see :func:`turn_rows` and :func:`token_rows`.
 
     Raises:
-        ConfigError: ``by`` is neither.
+        ConfigError: ``by`` is neither ``"turn"`` nor ``"token"``.
     """
     return _frame([trajectory], by, {"turn": turn_rows, "token": token_rows})
 
@@ -36,19 +36,20 @@ def rollouts_frame(trajectories: Iterable[Trajectory], by: str = "rollout") -> D
             (:func:`token_rows`).
 
     Raises:
-        ConfigError: ``by`` is none of these.
+        ConfigError: ``by`` has another value.
     """
     kinds: dict[str, _Rows] = {"rollout": lambda one: [rollout_row(one)], "turn": turn_rows, "token": token_rows}
     return _frame(trajectories, by, kinds)
 
 
 def rollout_row(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the row of a rollout.
+    """Return the table row of a rollout.
 
-    Its columns are ``task`` and ``rollout`` (indices), ``reward``, ``outcome`` ("won", "lost", "failed", "played"),
-    ``success`` (None if unknown), ``failed``, ``stop_reason``, ``turns``, ``invalid_turns``, ``tokens``,
-    ``agent_tokens``, ``exact``, ``retries``, ``session`` and ``error`` (its first line; None if it did not fail);
-    ``reward/ROLE`` for each role if rewards are given by role; and ``info/KEY`` for each number in ``info``.
+    Its columns are ``task`` and ``rollout`` (indices), ``reward``, ``outcome`` ("won", "lost", "failed", or "played" if
+    success is unknown), ``success`` (None if unknown), ``failed``, ``stop_reason``, ``turns``, ``invalid_turns``,
+    ``tokens``, ``agent_tokens``, ``exact``, ``retries``, ``session`` and ``error`` (its first line; None if the rollout
+    did not fail); ``reward/ROLE`` for each role that has a separate reward; and ``info/KEY`` for each number in
+    ``info``.
     """
     return {
         "task": trajectory.task_index,
@@ -75,9 +76,9 @@ def turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
     """Return one row per turn.
 
     Its columns are ``task`` and ``rollout``; ``turn`` (its index in the trajectory) and ``episode``; ``role``,
-    ``reward``, ``invalid`` and ``exact``; ``start`` and ``stop`` (its span of tokens), ``tokens``, ``prompt_tokens``;
-    ``logprob`` (the sum over its tokens; NaN if one is unknown, None if all are or there are none) and ``text`` (the
-    agent's answer; None if the messages do not contain it).
+    ``reward``, ``invalid`` and ``exact``; ``start`` and ``stop`` (the span of its tokens), ``tokens``,
+    ``prompt_tokens``; ``logprob`` (the sum over its tokens; NaN if some are unknown, None if all are or there are no
+    tokens) and ``text`` (the agent's message; None if the rollout's messages do not contain it).
     """
     logprobs, messages = trajectory.logprobs, trajectory.messages
     return [
@@ -104,8 +105,8 @@ def turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
 def token_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
     """Return one row per token.
 
-    Its columns are ``task``, ``rollout`` and ``position``; ``token_id``; ``mask`` (1 for the agent's); ``turn`` (None
-    for a token of the environment); and ``reward`` and ``logprob``, None if unknown.
+    Its columns are ``task``, ``rollout`` and ``position``; ``token_id``; ``mask`` (1 for the agent's tokens);
+    ``turn`` (None for environment tokens); and ``reward`` and ``logprob``, None if unknown.
     """
     turns: list[int | None] = [None] * len(trajectory.token_ids)
     for index, turn in enumerate(trajectory.turns):
@@ -128,6 +129,6 @@ def token_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
 def _frame(trajectories: Iterable[Trajectory], by: str, kinds: dict[str, _Rows]) -> DataFrame:
     if by not in kinds:
         raise ConfigError(f"by must be one of {', '.join(kinds)}, got {by!r}{did_you_mean(str(by), kinds)}")
-    from pandas import DataFrame  # noqa: PLC0415  # takes half a second, and a notebook's HTML does not need it
+    from pandas import DataFrame  # noqa: PLC0415  # takes half a second, and the HTML view does not need it
 
     return DataFrame(list(chain.from_iterable(map(kinds[by], trajectories))))

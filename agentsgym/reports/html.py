@@ -1,7 +1,7 @@
 """Rollouts and evaluations as HTML for notebooks, without scripts or external resources.
 
-Everything that environments, agents and models wrote is escaped, and control characters are written out. Of long texts,
-conversations and token lists, the beginning and the end are shown, and the number of omitted items between them.
+All text from environments, agents and models is escaped, including control characters. For long texts, conversations
+and token lists, only the beginning and the end are shown, with the number of omitted items in between.
 """
 
 from __future__ import annotations
@@ -56,50 +56,50 @@ _LIGHT, _DARK = (
     for theme in ("light", "dark")
 )
 _STYLE: Final = f"{_LIGHT}@media(prefers-color-scheme:dark){{{_DARK}}}.agentsgym{{color-scheme:light dark}}{_LAYOUT}"
-_MOST_MESSAGES = 24
-_MOST_TOKENS = 480
-_MOST_ROLLOUTS = 20
-_MOST_CALLS = 8  # of a message
-_MOST_PARTS = 12  # environments or roles of an evaluation
+_MAX_MESSAGES = 24
+_MAX_TOKENS = 480
+_MAX_ROLLOUTS = 20
+_MAX_CALLS = 8  # per message
+_MAX_PARTS = 12  # environments and roles of an evaluation
 
 
 def page(*parts: str) -> str:
-    """Put parts into one box with its own style, light or dark as the reader's system is."""
+    """Wrap parts in a box whose style follows the system's light or dark theme."""
     return f'<div class="agentsgym"><style>{_STYLE}</style>{"".join(parts)}</div>'
 
 
-def text(value: str, most: int = 1200) -> str:
-    """Escape a text, omitting the middle if it is longer than ``most`` bytes."""
-    return escape(visible(shortened(value, most)))
+def text(value: str, limit: int = 1200) -> str:
+    """Escape a text, and omit its middle if it is longer than ``limit`` bytes."""
+    return escape(visible(shortened(value, limit)))
 
 
 def tag(name: str, content: str, kind: str = "") -> str:
-    """Wrap escaped content in an element with a class."""
+    """Wrap content that is already escaped in an element, with a class if ``kind`` is not empty."""
     return f'<{name} class="{kind}">{content}</{name}>' if kind else f"<{name}>{content}</{name}>"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Make a table; cells are escaped here."""
+    """Return a table; this function escapes the cells."""
     head = "".join(f"<th>{text(cell, 200)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{text(cell, 200)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def ends(items: Sequence[Item], most: int) -> tuple[Sequence[Item], int, Sequence[Item]]:
-    """Split a sequence into its beginning, the number of omitted items if there are more than ``most``, and its end.
+def head_and_tail(items: Sequence[Item], limit: int) -> tuple[Sequence[Item], int, Sequence[Item]]:
+    """Return a sequence's head, the number of items omitted so that at most ``limit`` remain, and its tail.
 
-    >>> ends("abcdefg", 4)
+    >>> head_and_tail("abcdefg", 4)
     ('abc', 3, 'g')
     """
-    if len(items) <= most:
+    if len(items) <= limit:
         return items, 0, items[:0]
-    tail = most // 4
-    return items[: most - tail], len(items) - most, items[len(items) - tail :]
+    tail = limit // 4
+    return items[: limit - tail], len(items) - limit, items[len(items) - tail :]
 
 
-def left_out(count: int, what: str) -> str:
-    """Describe how many items are not shown; empty if none."""
-    return tag("p", f"… {count:,} {text(what)} are left out …", "faint") if count else ""
+def omission_note(count: int, what: str) -> str:
+    """Return a note on the number of omitted items; empty if none are."""
+    return tag("p", f"… {count:,} {text(what)} omitted …", "faint") if count else ""
 
 
 def trajectory_html(
@@ -108,20 +108,20 @@ def trajectory_html(
     tokenizer: PreTrainedTokenizerBase | None = None,
     advantages: Sequence[float] | None = None,
 ) -> str:
-    """Draw a rollout: its outcome, its conversation, and its tokens colored by reward or advantage.
+    """Render a rollout: its outcome, its conversation, and its tokens colored by reward or advantage.
 
     Hovering over a token shows its position, id, turn, reward, log-probability and advantage.
 
     Args:
         trajectory: The rollout.
-        tokenizer: The tokenizer that decodes tokens; without one they are empty boxes.
-        advantages: The advantages that color the agent's tokens, (T,); None for ``per_token_rewards``.
+        tokenizer: The tokenizer that decodes tokens; without one, tokens are shown as empty boxes.
+        advantages: The advantages by which the agent's tokens are colored, (T,); None for ``per_token_rewards``.
 
     Returns:
         One HTML element with its own style, of bounded size.
 
     Raises:
-        ConfigError: The numbers of advantages and tokens differ.
+        ConfigError: The number of advantages is not the number of tokens.
     """
     if advantages is not None and len(advantages) != len(trajectory.token_ids):
         raise ConfigError(
@@ -130,28 +130,28 @@ def trajectory_html(
     rewards = {f"reward of {role}": f"{reward:zg}" for role, reward in trajectory.final_rewards.items()}
     turns = {turn.message_index: (index, turn) for index, turn in enumerate(trajectory.turns)}
     messages = [*enumerate(cast("Sequence[Mapping[str, Any]]", trajectory.messages))]
-    begin, num_omitted, end = ends(messages, _MOST_MESSAGES)
+    begin, num_omitted, end = head_and_tail(messages, _MAX_MESSAGES)
     first, last = ("".join(_message(one, turns.get(index)) for index, one in part) for part in (begin, end))
     return page(
         tag("p", tag("b", text(trajectory.outcome)) + " · " + text(trajectory.headline, 400)),
         table([*rewards], [[*rewards.values()]]) if rewards else "",
-        first + left_out(num_omitted, "messages") + last,
+        first + omission_note(num_omitted, "messages") + last,
         _tokens(trajectory, tokenizer, advantages),
-        tag("p", text(f"ended: {trajectory.stop_reason}"), "faint"),
+        tag("p", text(f"stop reason: {trajectory.stop_reason}"), "faint"),
         "" if trajectory.error is None else tag("div", text(trajectory.error, 4000), "text"),
         _folded("info", shown(dict(trajectory.info), 1000)) if trajectory.info else "",
     )
 
 
 def evaluation_html(evaluation: Evaluation) -> str:
-    """Draw an evaluation: its estimates, overall and by environment and role, its stop reasons and its rollouts.
+    """Render an evaluation: its estimates, overall and by environment and role, its stop reasons, and its rollouts.
 
     Returns:
         One HTML element with its own style, of bounded size.
     """
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in evaluation.stop_reasons.items())
+    reasons = ", ".join(f"{reason} ({count:,})" for reason, count in evaluation.stop_reasons.items())
     counts = f"{evaluation.num_episodes:,} episodes, {evaluation.num_failed:,} failed"
-    counts += f", {evaluation.num_left_out:,} left out" if evaluation.num_left_out else ""
+    counts += f", {evaluation.num_left_out:,} excluded (task group too small)" if evaluation.num_left_out else ""
     parts: list[tuple[str, Evaluation]] = [("all", evaluation), *evaluation.by_environment.items()]
     parts += [(_role(role), one) for role, one in evaluation.by_role.items()]
     rows = [
@@ -164,22 +164,22 @@ def evaluation_html(evaluation: Evaluation) -> str:
             f"{one.num_episodes:,}",
             f"{one.num_failed:,}",
         ]
-        for name, one in parts[: _MOST_PARTS + 1]
+        for name, one in parts[: _MAX_PARTS + 1]
     ]
     rollouts = evaluation.trajectories
     return page(
-        tag("p", tag("b", "Evaluation") + text(f" · {counts} · ended by {reasons}", 400)),
-        table(["", "win rate", "reward", "turns", "of optimal", "episodes", "failed"], rows),
-        left_out(len(parts) - len(rows), "environments and roles"),
-        tag("p", f"mean [{evaluation.confidence:.0%} interval over tasks]", "faint"),
+        tag("p", tag("b", "Evaluation") + text(f" · {counts} · stop reasons: {reasons}", 400)),
+        table(["", "win rate", "reward", "turns", "% of optimal", "episodes", "failed"], rows),
+        omission_note(len(parts) - len(rows), "environments and roles"),
+        tag("p", f"mean [{evaluation.confidence:.0%} confidence interval over tasks]", "faint"),
         tag("details", f"<summary>{len(rollouts):,} rollouts</summary>{_rollout_table(rollouts)}") if rollouts else "",
     )
 
 
 def rollouts_html(trajectories: Sequence[Trajectory]) -> str:
-    """Draw a table of rollouts, one row each with its turn rewards; of many, the first and the last.
+    """Render a table of rollouts with their turn rewards; if there are many, only the first and last are shown.
 
-    Only the rollouts that are shown are read, so a store of any size may be passed.
+    Only these are read, so a store of any size may be passed.
 
     Returns:
         One HTML element with its own style, of bounded size.
@@ -187,28 +187,28 @@ def rollouts_html(trajectories: Sequence[Trajectory]) -> str:
     return page(tag("p", tag("b", f"{len(trajectories):,} rollouts")), _rollout_table(trajectories))
 
 
-def _message(message: Mapping[str, Any], played: tuple[int, Turn] | None) -> str:
-    """Draw a message, and the turn whose answer it is with that turn's index."""
+def _message(message: Mapping[str, Any], turn_at: tuple[int, Turn] | None) -> str:
+    """Render a message; for a message of the agent, ``turn_at`` is its turn with the turn's index."""
     notes = [str(message.get("role"))]
-    if played is not None:
-        index, turn = played
+    if turn_at is not None:
+        index, turn = turn_at
         notes += [f"turn {index}", f"reward {turn.reward:+zg}"]
         if turn.role is not None:
             notes.append(_role(turn.role))
         if turn.invalid:
             notes.append("invalid")
         if turn.prompt_messages is not None:
-            notes.append(f"saw a rewritten history of {len(turn.prompt_messages)} messages")
-    begin, num_omitted, end = ends(cast("Sequence[Any]", message.get("tool_calls") or ()), _MOST_CALLS)
-    thought = message.get("reasoning_content")
+            notes.append(f"prompt: a rewritten history of {len(turn.prompt_messages)} messages")
+    begin, num_omitted, end = head_and_tail(cast("Sequence[Any]", message.get("tool_calls") or ()), _MAX_CALLS)
+    reasoning = message.get("reasoning_content")
     lines = [
         tag("div", text(" · ".join(notes), 200), "faint"),
-        _folded("thought", str(thought)) if thought else "",
+        _folded("reasoning", str(reasoning)) if reasoning else "",
         tag("div", text(str(message.get("content") or "")), "text"),
         *(tag("div", tag("code", _call(call), "call")) for call in [*begin, *end]),
-        left_out(num_omitted, "calls"),
+        omission_note(num_omitted, "tool calls"),
     ]
-    return tag("div", "".join(lines), "message assistant" if played is not None else "message")
+    return tag("div", "".join(lines), "message assistant" if turn_at is not None else "message")
 
 
 def _role(role: object) -> str:
@@ -216,7 +216,7 @@ def _role(role: object) -> str:
 
 
 def _call(call: Any) -> str:
-    """Format a tool call as ``name(key=value)``, and anything else as it is."""
+    """Render a tool call as ``name(key=value)``, or any other value as its repr."""
     inner: Any = cast("Mapping[str, Any]", call).get("function") if isinstance(call, Mapping) else None
     if not isinstance(inner, Mapping):
         return text(shown(cast("object", call), 400))
@@ -232,7 +232,7 @@ def _call(call: Any) -> str:
 def _tokens(
     trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase | None, advantages: Sequence[float] | None
 ) -> str:
-    """Draw the tokens and the legend of their colors."""
+    """Render the tokens, and the legend for their colors."""
     num_tokens = len(trajectory.token_ids)
     if not num_tokens:
         return ""
@@ -241,21 +241,21 @@ def _tokens(
         turn_of[turn.start : turn.stop] = [index] * (turn.stop - turn.start)
     name, values = ("reward", trajectory.per_token_rewards) if advantages is None else ("advantage", advantages)
     limit = largest(value for value, turn in zip(values, turn_of, strict=False) if turn is not None)
-    begin, num_omitted, end = ends(range(num_tokens), _MOST_TOKENS)
+    begin, num_omitted, end = head_and_tail(range(num_tokens), _MAX_TOKENS)
 
     def cell(position: int) -> str:
         turn, token_id = turn_of[position], trajectory.token_ids[position]
         label = f"<b>turn {turn}</b>" if turn is not None and trajectory.turns[turn].start == position else ""
-        strong = strength(values[position], limit) if values and turn is not None else 0.0
-        kind = "" if turn is None else f' class="a{" p" if strong > 0 else " n" if strong < 0 else ""}"'
-        style = f' style="--s:{abs(strong):.2f}"' if strong else ""
+        intensity = strength(values[position], limit) if values and turn is not None else 0.0
+        kind = "" if turn is None else f' class="a{" p" if intensity > 0 else " n" if intensity < 0 else ""}"'
+        style = f' style="--s:{abs(intensity):.2f}"' if intensity else ""
         hint = text(_hint(trajectory, position, turn, advantages), 300)
         decoded = "" if tokenizer is None else str(cast("Any", tokenizer).decode([token_id])).replace("\n", "⏎")
         return f'{label}<i{kind}{style} title="{hint}">{text(decoded, 64)}</i>'
 
     first, last = ("".join(map(cell, part)) for part in (begin, end))
-    between = f' <span class="faint">… {num_omitted:,} tokens are left out …</span> ' if num_omitted else ""
-    keys = [("", "given by the environment"), ("a", f"the agent's, {name} 0")]
+    between = f' <span class="faint">… {num_omitted:,} tokens omitted …</span> ' if num_omitted else ""
+    keys = [("", "environment tokens"), ("a", f"agent tokens, {name} 0")]
     if limit:
         keys += [("a p", f"{name} up to +{limit:.3g}"), ("a n", f"{name} down to -{limit:.3g}")]
     legend = " ".join(f'<i class="{kind}"></i> {text(word)} ' for kind, word in keys)
@@ -263,15 +263,18 @@ def _tokens(
 
 
 def _hint(trajectory: Trajectory, position: int, turn: int | None, advantages: Sequence[float] | None) -> str:
-    """Describe a token in the words that hovering over it shows."""
-    parts = [f"token {position}", f"id {trajectory.token_ids[position]}", "given" if turn is None else f"turn {turn}"]
+    """Return the text of a token's tooltip."""
+    source = "environment token" if turn is None else f"turn {turn}"
+    parts = [f"token {position}", f"id {trajectory.token_ids[position]}", source]
     if turn is not None:
-        named = (
+        quantities = (
             ("reward", trajectory.per_token_rewards),
             ("log-probability", trajectory.logprobs),
             ("advantage", advantages),
         )
-        parts += [f"{name} {values[position]:z.4g}" for name, values in named if values is not None and len(values)]
+        parts += [
+            f"{name} {values[position]:z.4g}" for name, values in quantities if values is not None and len(values)
+        ]
     return ", ".join(parts)
 
 
@@ -287,18 +290,18 @@ def _estimate(estimate: Estimate | None, form: str) -> str:
 
 
 def _rollout_table(trajectories: Sequence[Trajectory]) -> str:
-    header = ["task, rollout", "outcome", "reward", "turns", "ended by", "tokens", "turn rewards"]
-    begin, num_omitted, end = ends(trajectories, _MOST_ROLLOUTS)
+    header = ["task, rollout", "outcome", "reward", "turns", "stop reason", "tokens", "turn rewards"]
+    begin, num_omitted, end = head_and_tail(trajectories, _MAX_ROLLOUTS)
     return (
         table(header, map(_rollout_cells, begin))
-        + left_out(num_omitted, "rollouts")
+        + omission_note(num_omitted, "rollouts")
         + (table(header, map(_rollout_cells, end)) if num_omitted else "")
     )
 
 
 def _rollout_cells(trajectory: Trajectory) -> list[str]:
-    first, num_omitted, last = ends(trajectory.turn_rewards, 12)
-    between = [f"… {num_omitted} more …"] if num_omitted else []
+    first, num_omitted, last = head_and_tail(trajectory.turn_rewards, 12)
+    between = [f"… {num_omitted} omitted …"] if num_omitted else []
     return [
         f"{trajectory.task_index}, {trajectory.rollout_index}",
         trajectory.outcome,

@@ -7,25 +7,28 @@ from collections.abc import Mapping, Sequence
 from agentsgym.statistics.metrics import Estimate, Evaluation
 from agentsgym.texts import visible
 
-_MOST_CHARACTERS = 100  # of a cell
+_MAX_CELL_CHARS = 100
 
 
 def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
-    """Compare agents, one row each: win rate, turns and reward with their intervals, and the number of episodes.
+    """Return a table that compares agents by win rate, turns and reward, each with its interval, one agent per row.
 
-    The fraction of optimal play gets a column if it is known for any agent, and failed rollouts if there are any.
+    It has a column for the fraction of optimal play if that is known for any agent, and for failed rollouts if there
+    are any.
 
     Args:
         evaluations: Evaluations by agent name, in the order of the rows.
 
     Raises:
-        ValueError: There are no evaluations, or they differ in confidence.
+        ValueError: There are no evaluations, or their confidence levels differ.
     """
+    if not evaluations:
+        raise ValueError("evaluations must contain at least one evaluation")
     confidences = {evaluation.confidence for evaluation in evaluations.values()}
     if len(confidences) != 1:
-        raise ValueError(f"evaluations in a table must have the same confidence, got {sorted(confidences)}")
+        raise ValueError(f"all evaluations in a table must have the same confidence level, got {sorted(confidences)}")
     any_failed = any(evaluation.num_failed for evaluation in evaluations.values())
-    any_placed = any(evaluation.fraction_of_optimal for evaluation in evaluations.values())
+    any_fraction = any(evaluation.fraction_of_optimal for evaluation in evaluations.values())
     interval = f"{confidences.pop():.0%} interval"
     header = [
         "agent",
@@ -35,7 +38,7 @@ def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
         interval,
         "reward",
         interval,
-        *(["of optimal", interval] if any_placed else []),
+        *(["% of optimal", interval] if any_fraction else []),
         "episodes",
     ]
     rows = [
@@ -44,7 +47,7 @@ def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
             *_cells(evaluation.win_rate, "{:z.1%}"),
             *_cells(evaluation.turns, "{:z.1f}"),
             *_cells(evaluation.reward, "{:z.2f}"),
-            *(_cells(evaluation.fraction_of_optimal, "{:z.1%}") if any_placed else []),
+            *(_cells(evaluation.fraction_of_optimal, "{:z.1%}") if any_fraction else []),
             str(evaluation.num_episodes),
             *([str(evaluation.num_failed)] if any_failed else []),
         ]
@@ -54,13 +57,13 @@ def comparison_table(evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Align cells in columns: the first to the left, the others to the right.
+    """Return a table with aligned columns: the first one to the left, the others to the right.
 
-    A cell is one line: line ends, control characters and escape sequences are written out; long ones are truncated.
+    Each cell is one line: newlines, control characters and escape sequences are escaped, and long cells are truncated.
 
     Args:
         header: The names of the columns.
-        rows: The rows, each with as many cells.
+        rows: The rows, each with one cell per column.
 
     >>> print(text_table(["agent", "episodes"], [["random", "512"], ["me", "8"]]))
     agent   episodes
@@ -78,8 +81,8 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _one_line(cell: str) -> str:
-    text = visible(cell[:_MOST_CHARACTERS]).replace("\n", "\\n").replace("\t", "\\t")
-    return text if len(cell) <= _MOST_CHARACTERS else f"{text}…"
+    text = visible(cell[:_MAX_CELL_CHARS]).replace("\n", "\\n").replace("\t", "\\t")
+    return text if len(cell) <= _MAX_CELL_CHARS else f"{text}…"
 
 
 def _cells(estimate: Estimate | None, form: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Keep finished rollouts on disk: append-only parquet files that any tool can read.
+"""Storage of finished rollouts on disk, in append-only parquet files that any tool can read.
 
 ::
 

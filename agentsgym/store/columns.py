@@ -1,7 +1,7 @@
-"""Lay stored rollouts out as the columns of an arrow table.
+"""Convert stored rollouts to the columns of an arrow table.
 
-Any value that a typed column cannot hold exactly is also in ``corrections``, by field, which takes precedence on
-reading.
+The column ``corrections`` contains, by field, the values that a typed column cannot represent exactly. These take
+precedence when a rollout is read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from agentsgym.store.schema import (
     FLOATS,
     INTS,
     JSONS,
-    OWN_FLOATS,
-    OWN_INTS,
-    OWN_TEXTS,
+    METADATA_FLOATS,
+    METADATA_INTS,
+    METADATA_TEXTS,
     SCHEMA,
     TURN,
     TURN_FLAGS,
@@ -32,47 +32,49 @@ from agentsgym.store.schema import (
 from agentsgym.store.values import is_utf8, messages_to_json, to_json
 from agentsgym.types import StopReason, Trajectory, Turn
 
-_EXACT: Final = 2**53  # every integer up to it is a float64
+_EXACT: Final = 2**53  # float64 represents every integer up to this
 _INT64: Final = range(-(2**63), 2**63)
-_REFUSED: Final = (TypeError, ValueError, OverflowError, struct.error)  # raised for values outside a number type
+_CONVERSION_ERRORS: Final = (TypeError, ValueError, OverflowError, struct.error)
 _TURN_FIELDS: Final = (*TURN_INTS, *TURN_FLAGS, "reward", "potential", *TURN_JSONS)
 
 
-def table_of(records: Sequence[StoredRollout]) -> pa.Table:
-    """Make a table with one row per rollout."""
+def rollouts_to_table(records: Sequence[StoredRollout]) -> pa.Table:
+    """Build a table with one row per rollout."""
     columns = _Columns()
     for record in records:
         columns.add(record)
-    return columns.table()
+    return columns.to_table()
 
 
 class _Lists:
-    """A column of lists of numbers: one buffer with all of them, and the end of each list; None is a missing list."""
+    """A column of number lists: a buffer of all numbers, and the end of each list; a list may be missing (None)."""
 
     def __init__(self, type_code: str, value_type: pa.DataType) -> None:
         self._values = bytearray()
         self._code, self._size, self._type = type_code, struct.calcsize(type_code), value_type
         self._ends, self._missing = array("i", [0]), bytearray()
 
-    def add(self, given: Sequence[Any] | None) -> bool:
-        """Add a row; returns whether it is held exactly, equal numbers counting as exact."""
+    def add(self, values: Sequence[Any] | None) -> bool:
+        """Add a row, and return whether the column represents it exactly (equal numbers count as exact)."""
         is_exact = True
-        if given is not None:
+        if values is not None:
             try:
-                packed = struct.pack(f"{len(given)}{self._code}", *given)  # several times faster than array or numpy
-            except _REFUSED:
+                packed = struct.pack(f"{len(values)}{self._code}", *values)  # several times faster than array or numpy
+            except _CONVERSION_ERRORS:
                 is_exact = False
             else:
                 self._values += packed
-                if self._code == "d" and packed:  # floats may differ from large ints
-                    largest = np.abs(np.frombuffer(packed, dtype=np.float64)).max()  # NaN if one is
-                    is_exact = bool(largest < _EXACT) or all(type(one) is not int or float(one) == one for one in given)
-        self._missing.append(given is None)
+                if self._code == "d" and packed:  # large ints may have been rounded
+                    largest = np.abs(np.frombuffer(packed, dtype=np.float64)).max()  # NaN if any value is
+                    is_exact = bool(largest < _EXACT) or all(
+                        type(value) is not int or float(value) == value for value in values
+                    )
+        self._missing.append(values is None)
         self._ends.append(len(self._values) // self._size)
         return is_exact
 
-    def array(self) -> pa.Array:
-        """The column."""
+    def to_array(self) -> pa.Array:
+        """Build the arrow array of the column."""
         size = len(self._values) // self._size
         values = pa.Array.from_buffers(self._type, size, [None, pa.py_buffer(self._values)])
         return pa.ListArray.from_arrays(
@@ -83,15 +85,15 @@ class _Lists:
 
 
 class _Columns:
-    """The columns of some rollouts, one entry per rollout."""
+    """The columns of the rollouts added so far, with one entry per rollout."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[Any]] = {
-            one.name: []
-            for one in SCHEMA
-            if not pa.types.is_nested(one.type) or one.name in {"inexact", "turn_policy_versions"}
+            field.name: []
+            for field in SCHEMA
+            if not pa.types.is_nested(field.type) or field.name in {"inexact", "turn_policy_versions"}
         }
-        self._lists = {name: _Lists("d", pa.float64()) for name in (*FLOATS, *OWN_FLOATS)}
+        self._lists = {name: _Lists("d", pa.float64()) for name in (*FLOATS, *METADATA_FLOATS)}
         self._lists["token_ids"] = _Lists("i", pa.int32())
         self._mask = bytearray()
         self._mask_ends = array("i", [0])
@@ -107,12 +109,12 @@ class _Columns:
         self._add_tokens(record, lost, corrections)
         self._add_turns(record.trajectory, lost, corrections)
         self._values["corrections"].append(to_json(corrections, lost) if corrections else None)
-        self._values["inexact"].append([*dict.fromkeys(lost)] or None)  # a rollout from a store has its losses already
+        self._values["inexact"].append([*dict.fromkeys(lost)] or None)  # a rollout from a store already lists its own
 
-    def table(self) -> pa.Table:
-        """The table of all rollouts added."""
+    def to_table(self) -> pa.Table:
+        """Build the table of all rollouts added."""
         arrays = {name: pa.array(values, type=SCHEMA.field(name).type) for name, values in self._values.items()} | {
-            name: column.array() for name, column in self._lists.items()
+            name: column.to_array() for name, column in self._lists.items()
         }
         mask = pa.array(np.frombuffer(self._mask, dtype=np.bool_))
         arrays["agent_token_mask"] = pa.ListArray.from_arrays(pa.array(self._mask_ends, pa.int32()), mask)
@@ -122,17 +124,18 @@ class _Columns:
         return pa.table([arrays[name] for name in SCHEMA.names], schema=SCHEMA)
 
     def _add_metadata(self, record: StoredRollout, lost: list[str], corrections: dict[str, Any]) -> None:
-        for name in (*OWN_INTS, "created_at"):
+        for name in (*METADATA_INTS, "created_at"):
             self._values[name].append(getattr(record, name))
-        for name in OWN_TEXTS:
+        for name in METADATA_TEXTS:
             self._values[name].append(_text(record, name, corrections))
         for name in ("env_config", "tools"):
-            # Most rollouts of a part share these objects: each is written once. Functions in them count as no loss.
+            # Most rollouts of a part share these objects, so each is serialized once. Functions in them are not stored,
+            # but also not reported as losses.
             value = getattr(record, name)
             known = self._shared.get(id(value))
             if known is None and value is not None:
                 plain = [*value] if isinstance(value, tuple) else value
-                known = self._shared[id(value)] = (value, to_json(plain))  # the value is held, so its id stays unique
+                known = self._shared[id(value)] = (value, to_json(plain))  # referring to the value keeps its id unique
             self._values[name].append(None if known is None else known[1])
         self._values["extra"].append(to_json(record.extra, lost))
 
@@ -140,9 +143,9 @@ class _Columns:
         values, seed = self._values, trajectory.seed
         for name in INTS:
             value = getattr(trajectory, name)
-            is_held = type(value) is int and value in _INT64
-            values[name].append(value if is_held else None)
-            if not is_held:
+            is_exact = type(value) is int and value in _INT64
+            values[name].append(value if is_exact else None)
+            if not is_exact:
                 corrections[name] = value
         for name in ("session_id", "error"):
             values[name].append(_text(trajectory, name, corrections))
@@ -153,7 +156,7 @@ class _Columns:
         values["stop_reason"].append(StopReason(trajectory.stop_reason).value)
         try:
             success = trajectory.success
-        except Exception:  # noqa: BLE001  # foreign: what an environment put into its info
+        except Exception:  # noqa: BLE001  # the environment's info may contain objects that raise
             success = None
         values["success"].append(success)
         values["num_turns"].append(len(trajectory.turns))
@@ -165,13 +168,13 @@ class _Columns:
 
     def _add_tokens(self, record: StoredRollout, lost: list[str], corrections: dict[str, Any]) -> None:
         for name, column in self._lists.items():
-            given = getattr(record if name in OWN_FLOATS else record.trajectory, name)
-            kind = type(given)
-            is_held = column.add(given)
-            if kind in {tuple, np.ndarray} or not is_held:
-                corrections[name] = given
-            elif given is not None and kind is not list:
-                lost.append(f"{name}: given as {kind.__qualname__}, kept as list")
+            values = getattr(record if name in METADATA_FLOATS else record.trajectory, name)
+            kind = type(values)
+            is_exact = column.add(values)
+            if kind in {tuple, np.ndarray} or not is_exact:
+                corrections[name] = values
+            elif values is not None and kind is not list:
+                lost.append(f"{name}: {kind.__qualname__} stored as list")
         mask = bytearray(len(record.trajectory.token_ids))
         num_agent_tokens = 0
         for turn in record.trajectory.turns:
@@ -183,24 +186,24 @@ class _Columns:
 
     def _add_turns(self, trajectory: Trajectory, lost: list[str], corrections: dict[str, Any]) -> None:
         turns = trajectory.turns
-        is_held = all(map(_is_usual, turns))
-        columns = turns if is_held else [_nearest_turn(turn) for turn in turns]
+        is_exact = all(map(_is_exact, turns))
+        stored = turns if is_exact else [_nearest_turn(turn) for turn in turns]
         for name in (*TURN_INTS, *TURN_FLAGS, "reward", "potential"):
-            self._turns[name] += [getattr(turn, name) for turn in columns]
+            self._turns[name] += [getattr(turn, name) for turn in stored]
         for name in TURN_JSONS:
-            given = [getattr(turn, name) for turn in columns]
-            self._turns[name] += [None if one is None else to_json(one, lost) for one in given]
+            values = [getattr(turn, name) for turn in stored]
+            self._turns[name] += [None if value is None else to_json(value, lost) for value in values]
         self._turn_ends.append(len(self._turns["start"]))
         versions = [turn.policy_version for turn in turns]
         is_known = any(version is not None for version in versions)
         self._values["turn_policy_versions"].append(versions if is_known else None)
-        if not is_held or type(turns) is not list:
+        if not is_exact or type(turns) is not list:
             plain = [{name: getattr(turn, name) for name in _TURN_FIELDS} for turn in turns]
             corrections["turns"] = tuple(plain) if type(turns) is tuple else plain
 
 
-def _is_usual(turn: Turn) -> bool:
-    """Whether the columns hold a turn exactly."""
+def _is_exact(turn: Turn) -> bool:
+    """Whether the columns represent a turn exactly."""
     return (
         type(turn.start) is type(turn.stop) is type(turn.episode) is int
         and type(turn.message_index) is type(turn.prompt_start) is int
@@ -213,7 +216,7 @@ def _is_usual(turn: Turn) -> bool:
 
 
 def _nearest_turn(turn: Turn) -> Turn:
-    """Approximate a turn that the columns cannot hold, for other tools."""
+    """Approximate a turn that the columns cannot represent exactly, for filters and other tools."""
     numbers = {name: int(getattr(turn, name)) for name in TURN_INTS}
     return replace(
         turn,
@@ -230,10 +233,10 @@ def _is_float(value: Any) -> bool:
 
 
 def _nearest(value: Any) -> float | None:
-    """The closest float64 to a number, for filters and other tools."""
+    """Return the float64 closest to a number, for filters and other tools; None if there is none."""
     try:
         return float(value)
-    except _REFUSED:
+    except _CONVERSION_ERRORS:
         return None
 
 

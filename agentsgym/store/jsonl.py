@@ -1,4 +1,4 @@
-"""One line of JSON per rollout."""
+"""Conversion of stored rollouts to lines of JSON and back."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agentsgym.store.values import from_json, to_json
 from agentsgym.types import StopReason, Trajectory, Turn
 
 
-def line_of(record: StoredRollout) -> str:
-    """Serialize a rollout as one line: its fields by name, with the trajectory's and the turns' nested in them."""
+def record_to_line(record: StoredRollout) -> str:
+    """Serialize a rollout as a line of JSON: its fields by name, its trajectory and turns as nested objects."""
     plain = _fields(record)
     plain["created_at"] = record.created_at.isoformat()
     plain["trajectory"] = trajectory = _fields(record.trajectory)
@@ -23,20 +23,20 @@ def line_of(record: StoredRollout) -> str:
     trajectory["turns"] = (tuple if isinstance(turns, tuple) else list)(map(_fields, turns))
     lost: list[str] = []
     line = to_json(plain, lost)
-    if new := [one for one in lost if not any(one in known for known in record.inexact)]:
+    if new := [loss for loss in lost if not any(loss in known for known in record.inexact)]:
         line = to_json(plain | {"inexact": [*record.inexact, *new]})
     return line
 
 
-def record_of_line(line: str) -> StoredRollout:
-    """Parse a rollout.
+def record_from_line(line: str) -> StoredRollout:
+    """Parse a line written by :func:`record_to_line`.
 
     Raises:
         StoreError: The line is not a rollout.
     """
     plain = from_json(line)
     if not isinstance(plain, Mapping) or "trajectory" not in plain:
-        raise StoreError("a line must be an object with a 'trajectory'")
+        raise StoreError("each line must be a JSON object with the key 'trajectory'")
     values: dict[str, Any] = {**plain}
     trajectory: dict[str, Any] = {**values["trajectory"]}
     turns = trajectory["turns"]
@@ -48,4 +48,4 @@ def record_of_line(line: str) -> StoredRollout:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {one.name: getattr(value, one.name) for one in fields(value)}
+    return {field.name: getattr(value, field.name) for field in fields(value)}

@@ -1,7 +1,7 @@
-"""The files of a rollout store: each written atomically, and recognized by its name.
+"""The part files of a rollout store, which are written atomically and recognized by their names.
 
-A part is written under a temporary name, synced to the disk, and renamed. A writer that dies in between leaves a file
-whose name ends in ``.unfinished``, which is never read.
+A part is written under a temporary name, synced to disk, and renamed. If the writing process dies before the rename, it
+leaves a file whose name ends in ``.unfinished``, which is never read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentsgym.errors import StoreError
-from agentsgym.store.schema import DICTIONARY, LATER, SCHEMA, SPLIT, VERSION, VERSION_KEY
+from agentsgym.store.schema import ADDED_LATER, DICTIONARY, SCHEMA, SPLIT, VERSION, VERSION_KEY
 from agentsgym.texts import sentence_of
 
 try:
@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 
 SUFFIX: Final = ".parquet"
 UNFINISHED: Final = ".unfinished"
-ROWS_PER_GROUP: Final = 128  # read together for one rollout
+ROWS_PER_GROUP: Final = 128  # reading one rollout reads its entire row group
 _NUM_READERS: Final = 8
-_OWN_NAME: Final = re.compile(rf"part-v{VERSION}-\d{{8}}T\d{{6}}\.\d{{9}}-\w+-\d+-([1-9]\d*)\{SUFFIX}")
-_MAGIC: Final = b"PAR1"  # begins and ends a parquet file
+_PART_NAME: Final = re.compile(rf"part-v{VERSION}-\d{{8}}T\d{{6}}\.\d{{9}}-\w+-\d+-([1-9]\d*)\{SUFFIX}")
+_MAGIC: Final = b"PAR1"  # the first and last bytes of a parquet file
 _TAIL: Final = struct.Struct("<I4s")  # the end of a parquet file: the size of its footer, and the magic
-_MOST_NAMED: Final = 5  # files, named in a warning
-_REMEDY: Final = "move it out of the folder to read the others"
+_MAX_NAMED: Final = 5  # files listed in a warning
+_REMEDY: Final = "move it out of the folder to read the other files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Part:
 
     Attributes:
         path: The file.
-        row_groups: The number of rows of each of its row groups.
+        row_groups: The number of rows in each of its row groups.
     """
 
     path: Path
@@ -57,9 +57,9 @@ class Part:
 
 
 def part_name(writer: str, number: int, num_rollouts: int) -> str:
-    """Name a part: by time, so that names sort in order, by its writer, so that names are unique, and by its size.
+    """Return the name of a part, which contains the time (for the order), the writer (for uniqueness) and the size.
 
-    A folder of thousands of parts is opened by their names, without reading their footers.
+    Thanks to these names, a folder of thousands of parts can be opened without reading their footers.
     """
     moment = time.time_ns()
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(moment // 10**9))
@@ -74,7 +74,7 @@ def encode(table: pa.Table) -> pa.Buffer:
         sink,
         row_group_size=ROWS_PER_GROUP,
         compression="zstd",
-        use_dictionary=[*DICTIONARY, "token_ids.list.element"],  # pyright: ignore[reportArgumentType]  # it takes names
+        use_dictionary=[*DICTIONARY, "token_ids.list.element"],  # pyright: ignore[reportArgumentType]  # column names are accepted
         column_encoding=dict.fromkeys(SPLIT, "BYTE_STREAM_SPLIT"),
         write_statistics=False,
         write_page_checksum=True,
@@ -86,16 +86,18 @@ def write_part(folder: Path, name: str, data: pa.Buffer) -> None:
     """Write a file atomically.
 
     Raises:
-        OSError: The file cannot be written; no partial file is left.
-        FileExistsError: Another writer has a file of this name, complete or not.
+        OSError: The file cannot be written; no partial file remains.
+        FileExistsError: A complete or unfinished file with this name already exists.
     """
     path = folder / f"{name}{SUFFIX}"
     unfinished = folder / f"{name}{SUFFIX}{UNFINISHED}"
-    with unfinished.open("xb") as file:  # exclusive creation claims the name
+    with unfinished.open("xb") as file:  # exclusive creation reserves the name
         try:
             if fcntl is not None:
-                with contextlib.suppress(OSError):  # a file system without locks
-                    fcntl.flock(file, fcntl.LOCK_EX)  # ends with this process, which shows whether it is alive
+                with contextlib.suppress(OSError):  # the file system may not support locks
+                    fcntl.flock(
+                        file, fcntl.LOCK_EX
+                    )  # held until this process ends, which shows others that it is alive
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -104,7 +106,7 @@ def write_part(folder: Path, name: str, data: pa.Buffer) -> None:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             raise
-    with contextlib.suppress(OSError):  # sync the new name, on systems where folders can be synced
+    with contextlib.suppress(OSError):  # sync the rename, where the system can sync folders
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -113,24 +115,25 @@ def write_part(folder: Path, name: str, data: pa.Buffer) -> None:
 
 
 def scan(folder: Path) -> tuple[list[Part], dict[Path, str]]:
-    """Find the parts in a folder: by their names, and by their footers for foreign names.
+    """Find the parts in a folder, by their names or, for files with other names, by their footers.
 
     Returns:
-        The readable parts, in the order in which they were started, and why each other parquet file is unreadable.
+        The readable parts, in the order in which writing them began, and the reason why each other parquet file cannot
+        be read.
 
     Raises:
-        StoreError: The folder does not exist, or a part's number of rollouts differs from its name.
+        StoreError: The folder does not exist, or a part's number of rollouts is not the one in its name.
     """
     if not folder.is_dir():
         what = "a file" if folder.exists() else "nothing"
-        raise StoreError(f"there is no rollout store at {folder}: it must be a folder of parquet files, found {what}")
+        raise StoreError(f"there is no rollout store at {folder}: expected a folder of parquet files, found {what}")
     files = sorted(file for file in folder.iterdir() if file.name.endswith(SUFFIX) and not file.name.startswith("."))
     found: dict[Path, Part | str] = {file: part for file in files if (part := _by_name(file)) is not None}
     others = [file for file in files if file not in found]
     with ThreadPoolExecutor(_NUM_READERS) as pool:
         found |= zip(others, pool.map(_open, others), strict=True)
-    parts = [one for file in files if isinstance(one := found[file], Part)]
-    skipped = {file: one for file, one in found.items() if isinstance(one, str)}
+    parts = [part for file in files if isinstance(part := found[file], Part)]
+    skipped = {file: why for file, why in found.items() if isinstance(why, str)}
     if skipped:
         logger.warning(
             "%s: %d of %d parquet files cannot be read and are skipped: %s",
@@ -140,19 +143,19 @@ def scan(folder: Path) -> tuple[list[Part], dict[Path, str]]:
 
 
 def warn_of_unfinished(folder: Path) -> None:
-    """Warn of the files left behind by writers that died, but not of those that are being written."""
-    left = [file for file in sorted(folder.glob(f"*{UNFINISHED}")) if not _is_locked(file)]
-    if left:
+    """Warn about files left behind by writers that died, but not about files that are still being written."""
+    leftovers = [file for file in sorted(folder.glob(f"*{UNFINISHED}")) if not _is_locked(file)]
+    if leftovers:
         logger.warning(
-            "%s contains %d unfinished parts of processes that ended while writing: %s; their rollouts are lost, and "
+            "%s contains %d unfinished parts of processes that ended while writing: %s. Their rollouts are lost, and "
             "the files can be deleted",
-            *(folder, len(left), _named(file.name for file in left)),
+            *(folder, len(leftovers), _named(file.name for file in leftovers)),
         )
 
 
 def _by_name(file: Path) -> Part | None:
     """Recognize a complete part by its name; None for any other file."""
-    match = _OWN_NAME.fullmatch(file.name)
+    match = _PART_NAME.fullmatch(file.name)
     if match is None:
         return None
     try:
@@ -161,7 +164,7 @@ def _by_name(file: Path) -> Part | None:
             footer_bytes, magic = _TAIL.unpack(opened.read())
     except OSError:
         return None
-    # A footer takes kilobytes per 128 rollouts: a larger number is rejected, and nothing of its size is allocated.
+    # A footer has kilobytes per 128 rollouts: an implausible number is rejected before so much memory is allocated.
     if magic != _MAGIC or int(match[1]) > min(footer_bytes, size):
         return None
     groups, rest = divmod(int(match[1]), ROWS_PER_GROUP)
@@ -169,10 +172,10 @@ def _by_name(file: Path) -> Part | None:
 
 
 def _open(file: Path) -> Part | str:
-    """Read a footer, or return why it is unreadable.
+    """Read a file's footer, or return why it cannot be read.
 
     Raises:
-        StoreError: The number of rollouts differs from the file's name.
+        StoreError: The number of rollouts is not the one in the file's name.
     """
     try:
         metadata = pq.read_metadata(file)
@@ -180,12 +183,13 @@ def _open(file: Path) -> Part | str:
         return f"not a complete parquet file: {sentence_of(error, 200)}"
     version = (metadata.metadata or {}).get(VERSION_KEY)
     if version is None:
-        return "a parquet file, but not part of a rollout store"
+        return "a parquet file, but not one of a rollout store"
     if version != str(VERSION).encode():
-        return f"format version {version.decode(errors='replace')}, but this library reads {VERSION}: update it"
-    named = _OWN_NAME.fullmatch(file.name)
+        found = version.decode(errors="replace")
+        return f"format version {found}, but this version of agentsgym reads format {VERSION}: update agentsgym"
+    named = _PART_NAME.fullmatch(file.name)
     if named is not None and int(named[1]) != metadata.num_rows:
-        _refuse_size(file, metadata.num_rows, int(named[1]))
+        _raise_wrong_size(file, metadata.num_rows, int(named[1]))
     return Part(file, _row_groups(metadata))
 
 
@@ -193,10 +197,9 @@ def _row_groups(metadata: pq.FileMetaData) -> tuple[int, ...]:
     return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
 
 
-def _refuse_size(file: Path, held: int, expected: int) -> NoReturn:
+def _raise_wrong_size(file: Path, actual: int, expected: int) -> NoReturn:
     raise StoreError(
-        f"{file} contains {held} rollouts, but should contain {expected} according to its name: rename it back, "
-        f"or {_REMEDY}"
+        f"{file} contains {actual} rollouts, but its name says {expected}: restore its original name, or {_REMEDY}"
     )
 
 
@@ -204,37 +207,37 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
     """Read one row group of a part.
 
     Raises:
-        StoreError: The file is missing, damaged, lacks a column, or its number of rollouts differs from its name.
+        StoreError: The file is missing or damaged, lacks a column, or has changed since the store was opened.
     """
     try:
         with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
-            held = _row_groups(file.metadata)
-            if held != part.row_groups:
-                _refuse_size(part.path, sum(held), sum(part.row_groups))
+            row_groups = _row_groups(file.metadata)
+            if row_groups != part.row_groups:
+                _raise_wrong_size(part.path, sum(row_groups), sum(part.row_groups))
             table = file.read_row_group(index, columns=None if columns is None else [*columns])
-            for name in LATER:
+            for name in ADDED_LATER:
                 if name not in table.column_names:
                     field = SCHEMA.field(name)
                     table = table.append_column(field, pa.nulls(len(table), field.type))
             return table.select(SCHEMA.names if columns is None else columns)
-    except StoreError:  # also an OSError
+    except StoreError:  # which is also an OSError
         raise
     except KeyError as error:
-        raise StoreError(f"{part.path} lacks a column that a part must have: {error}; {_REMEDY}") from error
+        raise StoreError(f"{part.path} lacks a required column: {error}; {_REMEDY}") from error
     except (OSError, pa.ArrowException, ValueError, IndexError) as error:
         raise StoreError(f"{part.path} can no longer be read: {sentence_of(error, 300).rstrip()}; {_REMEDY}") from error
 
 
 def _rename(unfinished: Path, path: Path) -> None:
-    if path.exists():  # no race: the name is claimed by the unfinished file
+    if path.exists():  # no race: the unfinished file reserves the name
         raise FileExistsError(f"{path} already exists")
     unfinished.rename(path)
 
 
 def _named(names: Iterator[str]) -> str:
-    every = list(names)
-    more = len(every) - _MOST_NAMED
-    return ", ".join(every[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    listed = list(names)
+    more = len(listed) - _MAX_NAMED
+    return ", ".join(listed[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _is_locked(path: Path) -> bool:
@@ -243,7 +246,7 @@ def _is_locked(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:  # it has been renamed
+    except FileNotFoundError:  # its writer has renamed it
         return True
     except OSError as error:
         return isinstance(error, BlockingIOError)

@@ -1,4 +1,4 @@
-"""Read a rollout store: lazily, by row, by slice, by filter, and as tables."""
+"""Lazy reading of a rollout store: by row, slice or filter, and as tables."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from agentsgym._lazy import deferred
 from agentsgym.errors import ConfigError, StoreError, did_you_mean
-from agentsgym.store.jsonl import line_of, record_of_line
+from agentsgym.store.jsonl import record_from_line, record_to_line
 from agentsgym.store.parts import Part, read_row_group, scan, warn_of_unfinished
 from agentsgym.store.records import StoredRollout
-from agentsgym.store.rows import record_of, trajectory_of
+from agentsgym.store.rows import record_from_row, trajectory_from_row
 from agentsgym.store.schema import JSONS, SCALARS, SCHEMA, Expression, Table
 from agentsgym.store.values import from_json
 from agentsgym.store.writer import RolloutWriter
@@ -34,14 +34,15 @@ _html_of = deferred("agentsgym.reports.html", "rollouts_html")
 
 
 class RolloutStore(Sequence["Trajectory"]):
-    """The rollouts of a folder, as of when it was opened, in the order in which their parts were written.
+    """The rollouts of a folder at the time of opening, in the order in which their parts were written.
 
-    Opening reads the names of its files. ``store[i]`` reads the 128 rollouts around it, the most recent of which are
-    cached, so that iterating over a store reads everything once. Slices and filters are stores too, and equally lazy.
+    Opening a store reads only the names of its files. ``store[i]`` reads the row group (up to 128 rollouts) that
+    contains the rollout. The last row group is cached, so iterating over a store reads everything once. Slices and
+    filtered stores are stores, too, and just as lazy.
 
     Attributes:
         path: The folder.
-        skipped: The unreadable parquet files in it, each with the reason; they are also logged.
+        skipped: The parquet files in the folder that cannot be read, each with the reason, which is also logged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -62,25 +63,25 @@ class RolloutStore(Sequence["Trajectory"]):
 
     @property
     def rows(self) -> Sequence[int]:
-        """The index of each of its rollouts among all rollouts of the folder."""
+        """The index of each rollout of this store among all rollouts of the folder."""
         return self._rows if isinstance(self._rows, range) else self._rows.tolist()
 
     @property
-    def whole(self) -> RolloutStore:
-        """The store of all rollouts of the folder, as of the time of opening."""
+    def unfiltered(self) -> RolloutStore:
+        """A store of all rollouts that the folder had at the time of opening, without any slice or filter."""
         return self._view(range(self._files.num_rows))
 
     @staticmethod
     def writer(
         path: str | Path, *, flush_every: int = 256, flush_seconds: float = 10.0, **shared: Any
     ) -> RolloutWriter:
-        """Make a writer, and the folder if it does not exist.
+        """Create a writer, and the folder if it does not exist.
 
         Args:
             path: The folder.
-            flush_every: The number of rollouts at which a part is written.
-            flush_seconds: The time after the first rollout of a part at which the part is written, in seconds.
-            **shared: Values of :class:`~agentsgym.store.records.StoredRollout` fields for all its rollouts.
+            flush_every: A part is written once it has this many rollouts.
+            flush_seconds: A part is written this many seconds after its first rollout.
+            **shared: Fields of :class:`~agentsgym.store.records.StoredRollout` for all rollouts that are added.
 
         Raises:
             StoreError: The folder cannot be created.
@@ -102,14 +103,14 @@ class RolloutStore(Sequence["Trajectory"]):
     @overload
     def __getitem__(self, index: slice) -> RolloutStore: ...
     def __getitem__(self, index: int | slice) -> Trajectory | RolloutStore:
-        """Read one rollout; a slice returns a store of these rollouts."""
+        """Read one rollout, or return a store with the rollouts of a slice."""
         if isinstance(index, slice):
             return self._view(self._rows[index])
-        return trajectory_of(*self._files.locate(self._row(index)))
+        return trajectory_from_row(*self._files.locate(self._row(index)))
 
     def __iter__(self) -> Iterator[Trajectory]:
         for row in self._rows:
-            yield trajectory_of(*self._files.locate(int(row)))
+            yield trajectory_from_row(*self._files.locate(int(row)))
 
     def record(self, index: int) -> StoredRollout:
         """Read one rollout with all its metadata.
@@ -117,21 +118,21 @@ class RolloutStore(Sequence["Trajectory"]):
         Raises:
             StoreError: The file is missing or damaged.
         """
-        return record_of(*self._files.locate(self._row(index)))
+        return record_from_row(*self._files.locate(self._row(index)))
 
     def records(self) -> Iterator[StoredRollout]:
-        """Read all of them, one after another."""
+        """Iterate over all rollouts with all their metadata."""
         for row in self._rows:
-            yield record_of(*self._files.locate(int(row)))
+            yield record_from_row(*self._files.locate(int(row)))
 
     def filter(self, expression: Expression | None = None, /, **columns: Any) -> RolloutStore:
-        """Keep the rollouts that match, as a store; only the named columns are read.
+        """Return a store with the rollouts that match; only the necessary columns are read.
 
         Args:
-            expression: An expression over columns that are not lists, such as ``pyarrow.compute.field("final_reward") >
-                0``.
-            **columns: The wanted value by column (None: unknown), or a predicate of the column's value; the value of a
-                JSON column is the parsed text, such as the dict ``task_data``.
+            expression: An expression over columns that are not lists, such as
+                ``pyarrow.compute.field("final_reward") > 0``.
+            **columns: For each column, the value to match (None matches unknown values) or a predicate; the values of
+                JSON columns are parsed first, so ``task_data`` is a dict.
 
         Raises:
             ConfigError: A column is unknown, or the expression cannot be evaluated.
@@ -149,8 +150,8 @@ class RolloutStore(Sequence["Trajectory"]):
             try:
                 passed = table.append_column(_INDEX, pa.array(np.arange(len(self)))).filter(expression)
             except (pa.ArrowException, TypeError) as error:
-                why = sentence_of(error).splitlines()[0]  # arrow adds the whole schema
-                raise ConfigError(f"the filter cannot be evaluated: {why}") from error
+                why = sentence_of(error).splitlines()[0]  # arrow appends the entire schema
+                raise ConfigError(f"the filter expression cannot be evaluated: {why}") from error
             kept &= np.isin(np.arange(len(self)), passed.column(_INDEX).to_numpy())
         return self._view(np.asarray(self._rows, dtype=np.int64)[kept])
 
@@ -163,19 +164,19 @@ class RolloutStore(Sequence["Trajectory"]):
         """
         for name in columns or ():
             if name not in SCHEMA.names:
-                raise ConfigError(f"a store has no column {name!r}{did_you_mean(name, SCHEMA.names)}")
+                raise ConfigError(f"a rollout store has no column {name!r}{did_you_mean(name, SCHEMA.names)}")
         return self._files.table(self._rows, columns)
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> DataFrame:
-        """Read columns as a ``pandas.DataFrame``; by default those with one value per rollout."""
+        """Read columns as a ``pandas.DataFrame``; by default all that have one value per rollout."""
         return self.table(SCALARS if columns is None else columns).to_pandas()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every rollout with its metadata, as plain JSON values, in memory.
+        """Return all rollouts with their metadata, in memory, as plain JSON values.
 
-        The keys are ``path``, ``num_rollouts``, ``skipped`` (reasons by file) and ``rollouts``, each from
-        :meth:`~agentsgym.store.records.StoredRollout.as_dict`. For a large store, use a part:
-        ``store[:100].as_dict()``, or a filter; :meth:`to_jsonl` writes all of it one rollout at a time.
+        The keys are ``path``, ``num_rollouts``, ``skipped`` (reasons by file) and ``rollouts``, each as returned by
+        :meth:`~agentsgym.store.records.StoredRollout.as_dict`. For a large store, use a slice or a filter, such as
+        ``store[:100].as_dict()``, or :meth:`to_jsonl`, which writes one rollout at a time.
         """
         return {
             "path": str(self.path),
@@ -192,28 +193,28 @@ class RolloutStore(Sequence["Trajectory"]):
         return Dataset(InMemoryTable(self.table(columns).replace_schema_metadata()))
 
     def to_jsonl(self, path: str | Path) -> Path:
-        """Write the rollouts as lines of JSON, which :meth:`from_jsonl` reads bit for bit; a file there is replaced."""
+        """Write the rollouts as JSON lines, which :meth:`from_jsonl` restores exactly; an existing file is replaced."""
         path = Path(path)
         with path.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{line_of(record)}\n" for record in self.records())
+            file.writelines(f"{record_to_line(record)}\n" for record in self.records())
         return path
 
     @classmethod
     def from_jsonl(cls, source: str | Path, path: str | Path) -> Self:
-        """Add the rollouts of a file written by :meth:`to_jsonl` to a store, and open it.
+        """Add the rollouts of a file written by :meth:`to_jsonl` to a store, and open the store.
 
         Args:
             source: The file; empty lines are skipped.
-            path: The store; it is created if it does not exist.
+            path: The folder of the store, which is created if it does not exist.
 
         Raises:
-            StoreError: A line is not a rollout; those before it are in the store.
+            StoreError: A line is not a rollout; the rollouts before it have been added to the store.
         """
         with RolloutWriter(path) as writer, Path(source).open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 try:
                     if text := line.decode("utf-8-sig" if number == 1 else "utf-8").strip():
-                        writer.add_record(record_of_line(text))
+                        writer.add_record(record_from_line(text))
                 except (StoreError, ConfigError, TypeError, ValueError, KeyError, json.JSONDecodeError) as error:
                     raise StoreError(f"{source}, line {number} is not a stored rollout: {shown(str(error))}") from error
         return cls(path)
@@ -241,7 +242,7 @@ class _Files:
         self._last: tuple[int, Table] | None = None
 
     def locate(self, row: int) -> tuple[Table, int]:
-        """The row group that contains a row, and its index there."""
+        """Return the row group that contains a row, and the row's index in it."""
         group = int(np.searchsorted(self._stops, row, side="right"))
         last = self._last  # read once: another thread may replace it
         if last is None or last[0] != group:
@@ -249,18 +250,18 @@ class _Files:
         return last[1], row - self._start(group)
 
     def table(self, rows: NDArray[np.int64] | range, columns: Sequence[str] | None) -> Table:
-        """Read some rows, in the given order, of some columns."""
+        """Read columns (None: all) of rows, in the order of ``rows``."""
         wanted = np.asarray(rows, dtype=np.int64)
         names = SCHEMA.names if columns is None else [*columns]
         pieces = [SCHEMA.empty_table().select(names)]
         groups = np.searchsorted(self._stops, wanted, side="right")
-        for own in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(groups)) + 1) if len(wanted) else ():
-            group = int(groups[own[0]])
+        for positions in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(groups)) + 1) if len(wanted) else ():
+            group = int(groups[positions[0]])
             part, index = self._groups[group]
             table = read_row_group(part, index, names)
-            inside = wanted[own] - self._start(group)
-            is_whole = len(inside) == len(table) and bool((np.diff(inside) == 1).all())
-            pieces.append(table if is_whole else table.take(pa.array(inside)))
+            inside = wanted[positions] - self._start(group)
+            is_complete = len(inside) == len(table) and bool((np.diff(inside) == 1).all())
+            pieces.append(table if is_complete else table.take(pa.array(inside)))
         return pa.concat_tables([piece.replace_schema_metadata(SCHEMA.metadata) for piece in pieces])
 
     def _start(self, group: int) -> int:

@@ -1,4 +1,4 @@
-"""A stored rollout: its trajectory, and the metadata that only its producer has."""
+"""A stored rollout: its trajectory, and metadata that only its producer can supply."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any, Final
 
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int, is_str, or_none, require
-from agentsgym.store.schema import OWN_FLOATS, OWN_INTS, OWN_TEXTS
+from agentsgym.store.schema import METADATA_FLOATS, METADATA_INTS, METADATA_TEXTS
 from agentsgym.texts import as_json, shown
 from agentsgym.types import StopReason, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRollout:
-    """One finished rollout of a store. None means that the value was not provided.
+    """A finished rollout in a store. None means that a value was not provided.
 
     Attributes:
         trajectory: The trajectory.
-        source: The origin of the rollout: ``"evaluation"``, ``"training"``, ``"play"`` or a custom word.
-        env_class_path: The environment's class, as named in dataset rows.
-        env_config: The environment's configuration, with defaults filled in.
+        source: The origin of the rollout: ``"evaluation"``, ``"training"``, ``"play"`` or a custom label.
+        env_class_path: The path of the environment's class, as in dataset rows.
+        env_config: The environment's configuration, including defaults.
         tools: The JSON schemas of the environment's tools, as the chat template shows them; None without tools.
         step: The number of optimizer steps at the time of the rollout, in training.
-        generation: The number of its generation batch, from 1, in training.
-        group: The index of its task group over all ranks: in its generation batch for training, in that evaluation for
-            an evaluation within training.
-        advantages: One number per token, (T,), 0.0 on environment tokens, before weights of the loss.
+        generation: The number of the rollout's generation batch, from 1, in training.
+        group: The index of the rollout's task group over all ranks: within its generation batch in training, or within
+            the evaluation for an evaluation during training.
+        advantages: One number per token, (T,), 0.0 on environment tokens, before they are weighted for the loss.
         trainer_logprobs: The trained model's log-probability of each agent token, (T,), 0.0 on environment tokens,
             NaN where the model did not compute it.
         entropies: The entropy of the trained model's distribution before each agent token, in nats, (T,), 0.0 on
             environment tokens, NaN where the model did not compute it.
-        tokenizer: The tokenizer of the ids, by the name that ``RolloutWriter.keep_tokenizer`` returns.
+        tokenizer: The name of the tokenizer of the ids, as returned by ``RolloutWriter.keep_tokenizer``.
         policy_version: The version of the policy's weights: in training, the number of optimizer steps.
         agent: The agent's name.
         run: The name of the run.
-        created_at: The time at which it was added to the store.
+        created_at: The time at which the rollout was added to the store.
         extra: Any other values.
-        inexact: Sentences on the values that could not be stored exactly, for a rollout that was read.
+        inexact: For a rollout that was read from a store, descriptions of the values that could not be stored exactly.
     """
 
     trajectory: Trajectory
@@ -64,30 +64,33 @@ class StoredRollout:
     def __post_init__(self) -> None:
         trajectory = self.trajectory
         if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"a stored rollout must be a Trajectory, got {shown(trajectory)}")
+            raise ConfigError(f"trajectory must be a Trajectory, got {shown(trajectory)}")
         if trajectory.stop_reason not in set(StopReason):
-            raise ConfigError(f"a trajectory's stop_reason must be a StopReason, got {shown(trajectory.stop_reason)}")
-        for name in OWN_TEXTS:
+            raise ConfigError(f"the trajectory's stop_reason must be a StopReason, got {shown(trajectory.stop_reason)}")
+        for name in METADATA_TEXTS:
             require(name, getattr(self, name), or_none(is_str), "a string or None")
-        for name in OWN_INTS:
+        for name in METADATA_INTS:
             require(
                 name,
                 getattr(self, name),
                 or_none(lambda value: is_int(-(2**63))(value) and value < 2**63),
-                "an int below 2**63 or None",
+                "a 64-bit int or None",
             )
         require(
             "created_at",
             self.created_at,
             lambda value: isinstance(value, datetime) and value.tzinfo is not None,
-            "a datetime with its time zone",
+            "a timezone-aware datetime",
         )
         for name in ("env_config", "extra"):
-            require(name, getattr(self, name), or_none(lambda value: isinstance(value, Mapping)), "a dict")
+            require(name, getattr(self, name), or_none(lambda value: isinstance(value, Mapping)), "a dict or None")
         require(
-            "tools", self.tools, or_none(lambda value: isinstance(value, list | tuple)), "a list of schemas or None"
+            "tools",
+            self.tools,
+            or_none(lambda value: isinstance(value, list | tuple)),
+            "a list of JSON schemas or None",
         )
-        for name in OWN_FLOATS:
+        for name in METADATA_FLOATS:
             values = getattr(self, name)
             if values is not None and len(values) != len(trajectory.token_ids):
                 raise ConfigError(
@@ -95,21 +98,21 @@ class StoredRollout:
                 )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the trajectory's ``as_dict`` and all metadata, in one dict of plain JSON values.
+        """Return the items of the trajectory's ``as_dict`` and all metadata, in one dict of plain JSON values.
 
         Values that JSON cannot represent are written as in :meth:`~agentsgym.types.Trajectory.as_dict`; ``created_at``
         is in ISO 8601.
         """
-        own = {one.name: as_json(getattr(self, one.name)) for one in fields(self) if one.name != "trajectory"}
-        return {**self.trajectory.as_dict(), **own, "created_at": self.created_at.isoformat()}
+        metadata = {item.name: as_json(getattr(self, item.name)) for item in fields(self) if item.name != "trajectory"}
+        return {**self.trajectory.as_dict(), **metadata, "created_at": self.created_at.isoformat()}
 
 
-COLUMNS: Final = tuple(one.name for one in fields(StoredRollout) if one.name not in {"trajectory", "inexact"})
-"""The columns of a stored rollout other than the trajectory."""
+COLUMNS: Final = tuple(item.name for item in fields(StoredRollout) if item.name not in {"trajectory", "inexact"})
+"""The metadata fields of a stored rollout that a writer accepts."""
 
 
 def check_columns(given: Mapping[str, Any]) -> None:
-    """Raise :class:`ConfigError` for names that are not columns of a stored rollout."""
+    """Raise :class:`ConfigError` if a name is not one of :data:`COLUMNS`."""
     for name in given:
         if name not in COLUMNS:
-            raise ConfigError(f"a stored rollout has no {name!r}{did_you_mean(name, COLUMNS)}")
+            raise ConfigError(f"{name!r} is not a field of a stored rollout{did_you_mean(name, COLUMNS)}")

@@ -1,4 +1,4 @@
-"""Read stored rollouts from the rows of an arrow table."""
+"""Conversion of arrow table rows to stored rollouts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import Any
 
 from agentsgym.errors import StoreError
 from agentsgym.store.records import StoredRollout
-from agentsgym.store.schema import FLOATS, INTS, JSONS, OWN_FLOATS, OWN_INTS, OWN_TEXTS, TURN_JSONS, Table
+from agentsgym.store.schema import (
+    FLOATS,
+    INTS,
+    JSONS,
+    METADATA_FLOATS,
+    METADATA_INTS,
+    METADATA_TEXTS,
+    TURN_JSONS,
+    Table,
+)
 from agentsgym.store.values import from_json
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import StopReason, Trajectory, Turn
@@ -15,23 +24,23 @@ from agentsgym.types import StopReason, Trajectory, Turn
 _COPIED = (*INTS, "session_id", "final_reward", "error")
 
 
-def record_of(table: Table, row: int) -> StoredRollout:
-    """Read one row."""
+def record_from_row(table: Table, row: int) -> StoredRollout:
+    """Read the rollout in a row, with its metadata."""
     corrections = from_json(_value(table, "corrections", row) or "{}")
-    own = {name: _value(table, name, row) for name in (*OWN_INTS, *OWN_TEXTS, "created_at")}
+    metadata = {name: _value(table, name, row) for name in (*METADATA_INTS, *METADATA_TEXTS, "created_at")}
     for name in ("env_config", "tools"):
         text = _value(table, name, row)
-        own[name] = None if text is None else from_json(text)
-    own["extra"] = from_json(_value(table, "extra", row))
-    own |= {name: _numbers(table, name, row) for name in OWN_FLOATS}
-    own |= {name: value for name, value in corrections.items() if name in own}
+        metadata[name] = None if text is None else from_json(text)
+    metadata["extra"] = from_json(_value(table, "extra", row))
+    metadata |= {name: _numbers(table, name, row) for name in METADATA_FLOATS}
+    metadata |= {name: value for name, value in corrections.items() if name in metadata}
     return StoredRollout(
-        trajectory=_trajectory(table, row, corrections), inexact=_value(table, "inexact", row) or (), **own
+        trajectory=_trajectory(table, row, corrections), inexact=_value(table, "inexact", row) or (), **metadata
     )
 
 
-def trajectory_of(table: Table, row: int) -> Trajectory:
-    """Read the trajectory of one row."""
+def trajectory_from_row(table: Table, row: int) -> Trajectory:
+    """Read the trajectory in a row."""
     return _trajectory(table, row, from_json(_value(table, "corrections", row) or "{}"))
 
 
@@ -61,6 +70,6 @@ def _value(table: Table, name: str, row: int) -> Any:
 
 
 def _numbers(table: Table, name: str, row: int) -> list[Any] | None:
-    """One list of numbers, much faster than by ``as_py``."""
+    """Return a list of numbers, much faster than with ``as_py``."""
     values: Any = table.column(name)[row].values
     return None if values is None else values.to_numpy(zero_copy_only=False).tolist()

@@ -1,8 +1,8 @@
-"""Keep the tokenizers of stored rollouts with them, so that any reader of a store can decode ids.
+"""Storage of tokenizers together with rollouts, so that any reader of a store can decode token ids.
 
-A store with a tokenizer contains ``__tokenizers/NAME.json``, the tokenizer's own serialization, once; the rollouts
-refer to it in their column ``tokenizer``. pyarrow skips names that begin with ``_``, and ``datasets`` skips folders
-that begin with ``__``. Nothing in such a file is executed, and nothing is downloaded.
+Each tokenizer is saved once, in its native serialization, as ``__tokenizers/NAME.json`` in the store; rollouts refer to
+it in their column ``tokenizer``. pyarrow skips names that begin with ``_``, and ``datasets`` skips folders whose names
+begin with ``__``. Reading such a file executes no code and downloads nothing.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _NAME: Final = re.compile(r"[0-9a-f]{16}")
 
 
 def tokenizer_path(folder: Path, name: str) -> Path:
-    """The path of a tokenizer in a store."""
+    """Return the path of a tokenizer in a store."""
     return folder / "__tokenizers" / f"{name}.json"
 
 
 def keep_tokenizer(folder: Path, tokenizer: Any) -> str | None:
-    """Write a tokenizer to a store that does not have it yet, atomically.
+    """Save a tokenizer in a store, atomically, unless the store already has it.
 
     Args:
         folder: The store.
-        tokenizer: A tokenizer of transformers or of ``tokenizers``; None for none.
+        tokenizer: A ``transformers`` or ``tokenizers`` tokenizer, or None.
 
     Returns:
-        The first 16 digits of the SHA-256 of its file, by which rollouts refer to it; None if nothing is kept: a slow
-        tokenizer has no serialization of this kind, and a write error, such as a full disk, is logged.
+        The tokenizer's name for rollouts, which is the first 16 digits of the SHA-256 of its file. None if no tokenizer
+        was saved: slow tokenizers cannot be serialized this way, and a write error, such as a full disk, is logged.
     """
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(backend, "to_str"):
         return None
-    # The padding and truncation of the last batch are part of the serialization, but not of the tokenizer.
+    # The serialization includes the padding and truncation of the last batch, which do not belong to the tokenizer.
     plain = {**json.loads(backend.to_str()), "truncation": None, "padding": None}
     data = json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
     name = hashlib.sha256(data).hexdigest()[:16]
@@ -61,19 +61,19 @@ def keep_tokenizer(folder: Path, tokenizer: Any) -> str | None:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                unfinished.replace(path)  # concurrent writers have the same bytes
+                unfinished.replace(path)  # concurrent writers write the same bytes
             except BaseException:
                 with contextlib.suppress(OSError):
                     unfinished.unlink()
                 raise
     except OSError as error:
-        logger.warning("%s: the tokenizer cannot be stored (%s); its tokens will be shown as ids", folder, error)
+        logger.warning("%s: the tokenizer cannot be saved (%s); tokens will be shown as ids", folder, error)
         return None
     return name
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer from its file, in a store or a ``tokenizer.json``; no code is executed.
+    """Read a tokenizer from a file of a store or a ``tokenizer.json``; no code is executed.
 
     Raises:
         StoreError: The file is missing or not a tokenizer.
@@ -82,17 +82,17 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises bare ones
+    except Exception as error:  # the library raises plain Exceptions
         raise StoreError(f"cannot load a tokenizer from {path}: {sentence_of(error, 200)}") from error
 
 
-def tokenizer_of(folder: Path, name: str) -> Tokenizer | None:
-    """Read the tokenizer that rollouts of a store refer to; None if the store does not have it.
+def read_stored_tokenizer(folder: Path, name: str) -> Tokenizer | None:
+    """Read a tokenizer that rollouts of a store refer to, by name; None if the store does not have it.
 
     Raises:
         StoreError: The file is damaged, or the name is invalid.
     """
     if not _NAME.fullmatch(name):
-        raise StoreError(f"the tokenizer of a rollout must be named by 16 hexadecimal digits, got {shown(name)}")
+        raise StoreError(f"a stored tokenizer's name must be 16 hexadecimal digits, got {shown(name)}")
     path = tokenizer_path(folder, name)
     return read_tokenizer(path) if path.exists() else None

@@ -1,8 +1,8 @@
-"""Serialize any Python value as JSON text: exactly if possible, and marked otherwise.
+"""Serialization of any Python value as JSON text: exactly if possible, and with a mark otherwise.
 
-JSON values are written directly. Any other value is an object with one key that begins with ``$``, such as ``{"$tuple":
-[1, 2]}``; a dict that has such a key, or keys that are not strings, is a list of pairs, ``{"$dict": [[1, "one"]]}``.
-Reading never imports or calls anything.
+JSON values are written directly. Any other value becomes an object with a single key that begins with ``$``, such as
+``{"$tuple": [1, 2]}``. A dict with such a key, or with keys that are not strings, becomes a list of pairs, ``{"$dict":
+[[1, "one"]]}``. Reading never imports modules or calls user code.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from agentsgym.errors import StoreError
 from agentsgym.texts import shown
 
 _MAX_DEPTH: Final = 100
-_TEXT_LIMIT: Final = 2000  # characters of the repr of a value that is not stored otherwise
+_TEXT_LIMIT: Final = 2000  # characters of the repr that is stored in place of a value
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
-_KEPT_KINDS: Final = "biuf"  # of numpy's data types: bool, int, unsigned, float
-_TEXT_KINDS: Final = "US"  # stored as Python's strings, bytes, and lists of them
+_NUMERIC_KINDS: Final = "biuf"  # NumPy data types that are stored exactly: bool, int, unsigned, float
+_TEXT_KINDS: Final = "US"  # NumPy data types that are stored as Python strings or bytes, or lists of them
 _INT_RANGE = range(-(2**63), 2**63)
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -36,8 +36,8 @@ class Unkept:
     """The value read in place of one that could not be stored.
 
     Attributes:
-        type_name: The type, with the module.
-        text: The ``repr``, truncated if long; for a function or a class, the name.
+        type_name: The name of its type, with the module.
+        text: Its ``repr``, truncated if long; for a function or a class, its name.
     """
 
     type_name: str
@@ -45,11 +45,11 @@ class Unkept:
 
 
 def to_json(value: Any, lost: list[str] | None = None) -> str:
-    r"""Write a value as JSON text.
+    r"""Serialize a value as JSON text.
 
     Args:
         value: Any value.
-        lost: A list to which a phrase is added for each value that is not stored exactly.
+        lost: A list to which a description of each inexactly stored value is added.
 
     >>> to_json({"board": (1, None), "score": float("-inf")})
     '{"board":{"$tuple":[1,null]},"score":{"$float":"-inf"}}'
@@ -74,7 +74,7 @@ def from_json(text: str) -> Any:
 
 
 def messages_to_json(messages: Sequence[Mapping[str, Any]], lost: list[str]) -> str:
-    """Serialize a conversation like :func:`to_json`, faster if it is all text, as most conversations are."""
+    """Serialize a conversation as :func:`to_json` does, but faster if it contains only text, as most do."""
     plain: Any = messages if type(messages) in {list, tuple} else [*messages]
     if type(plain) is list and all(
         type(one) is dict and len(one) == 2 and type(one.get("role")) is str and type(one.get("content")) is str
@@ -96,7 +96,7 @@ class _Writer:
 
     def __init__(self, lost: list[str]) -> None:
         self._lost = lost
-        self._open: set[int] = set()  # the containers being written, since one may contain itself
+        self._open: set[int] = set()  # ids of the containers being written, since a container may contain itself
 
     def write(self, value: Any) -> Any:
         kind = cast("type[Any]", type(value))
@@ -110,7 +110,7 @@ class _Writer:
         self._open.add(id(value))
         try:
             return self._container(value, kind)
-        except Exception:  # noqa: BLE001  # foreign code: a user's type may raise anything
+        except Exception:  # noqa: BLE001  # a user's type may raise anything
             return self._unkept(value)
         finally:
             self._open.discard(id(value))
@@ -129,9 +129,9 @@ class _Writer:
         return self._other(value, kind)
 
     def _other(self, value: Any, kind: type[Any]) -> Any:
-        """Convert a value of numpy, or of a subclass of a built-in type."""
+        """Convert a NumPy value, or an instance of a subclass of a built-in type."""
         if isinstance(value, np.generic | np.ndarray) and (array := cast("Any", value)).dtype.kind not in _TEXT_KINDS:
-            if array.dtype.kind not in _KEPT_KINDS or array.dtype.itemsize > 8:
+            if array.dtype.kind not in _NUMERIC_KINDS or array.dtype.itemsize > 8:
                 return self._unkept(value)
             data = base64.b64encode(array.tobytes()).decode()
             if isinstance(value, np.generic):
@@ -140,14 +140,14 @@ class _Writer:
         for base, as_plain in _PLAIN.items():
             if isinstance(value, base):
                 plain = as_plain(value)
-                self._lost.append(f"given as {kind.__qualname__}, kept as {type(plain).__name__}")
+                self._lost.append(f"{kind.__qualname__} stored as {type(plain).__name__}")
                 return {"$as": [_name(kind), self.write(plain)]}
         return self._unkept(value)
 
     def _unkept(self, value: Any) -> dict[str, Any]:
-        is_read = isinstance(value, Unkept)  # from a store, where it was lost before
+        is_read = isinstance(value, Unkept)  # read from a store, which did not contain the value
         name = value.type_name.rpartition(".")[2] if is_read else type(value).__qualname__
-        self._lost.append(f"of {name} only the text is kept")
+        self._lost.append(f"only the text of {name} was stored")
         if is_read:
             return {"$unkept": [value.type_name, value.text]}
         is_named = callable(value) and hasattr(value, "__qualname__")
@@ -160,7 +160,7 @@ def _as_utf8(text: str) -> str:
 
 
 def _name(value: Any) -> str:
-    module = getattr(value, "__module__", None)  # a method of a built-in class has none
+    module = getattr(value, "__module__", None)  # methods of built-in classes have no module
     return _as_utf8(f"{module}.{value.__qualname__}" if isinstance(module, str) else value.__qualname__)
 
 
@@ -199,8 +199,8 @@ def _read(value: dict[str, Any]) -> Any:
 
 def _numpy_of(data_type: str, data: str) -> Any:
     kind = np.dtype(data_type)
-    if kind.kind not in _KEPT_KINDS:
-        raise ValueError(f"not a numeric data type: {data_type!r}")
+    if kind.kind not in _NUMERIC_KINDS:
+        raise ValueError(f"{data_type!r} is not a numeric data type")
     return np.frombuffer(base64.b64decode(data), dtype=kind)
 
 
@@ -214,7 +214,7 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "$tuple": tuple,
     "$set": set,
     "$frozenset": frozenset,
-    "$dict": lambda pairs: {key: item for key, item in pairs},  # noqa: C416  # each pair is a list of two
+    "$dict": lambda pairs: {key: item for key, item in pairs},  # noqa: C416  # each pair is a list of two items
     "$numpy": lambda given: _numpy_of(given[0], given[1])[0],
     "$array": lambda given: _numpy_of(given[0], given[2]).reshape(given[1]).copy(),
     "$as": lambda given: given[1],

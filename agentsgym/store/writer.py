@@ -1,4 +1,4 @@
-"""Write finished rollouts to a store, from any thread, while further episodes run."""
+"""Writing of finished rollouts to a store in the background, from any thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from agentsgym.errors import ConfigError, StoreError
 from agentsgym.fields import is_int, is_positive_number, require
-from agentsgym.store.columns import table_of
+from agentsgym.store.columns import rollouts_to_table
 from agentsgym.store.parts import encode, part_name, warn_of_unfinished, write_part
 from agentsgym.store.records import StoredRollout, check_columns
 from agentsgym.store.stored_tokenizers import keep_tokenizer
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 10.0  # between attempts to write to a full disk
-_LAST: Final = 0  # the lowest priority: other exit handlers may still add rollouts
-_MOST_NAMES: Final = 100  # to try: another writer may have the same names, by chance or by equal random draws
-_MOST_UNWRITTEN: Final = 1 << 30  # bytes of parts in memory while a disk is full
+_LAST: Final = 0  # the lowest exit priority, since other exit handlers may still add rollouts
+_MAX_NAMES: Final = 100  # attempts to find an unused file name
+_MAX_UNWRITTEN: Final = 1 << 30  # bytes of parts in memory while the disk is full
 
 
 class RolloutWriter:
-    """Appends rollouts to a store, in parts: made by ``RolloutStore.writer``.
+    """Appends rollouts to a store, in parts; created by ``RolloutStore.writer``.
 
-    A rollout is on disk once its part is written: after ``flush_every`` rollouts, ``flush_seconds`` after the first of
-    them, with :meth:`flush`, and with :meth:`close` at the latest, which the end of a ``with`` and of the process call.
-    Parts are written in a separate thread. Any number of writers, in any processes, may write to one folder.
+    A rollout is on disk once its part is written, which happens after ``flush_every`` rollouts, ``flush_seconds`` after
+    the first of them, by :meth:`flush`, or by :meth:`close`, which is called at the end of a ``with`` block and of the
+    process. Parts are written in a separate thread. Any number of writers, in any processes, may share a folder.
 
-    If the disk is full, that is logged once, and finished parts stay in memory (compressed, up to 1 GiB, the oldest
-    dropped first) until a later attempt succeeds.
+    If the disk is full, the error is logged once, and parts stay in memory until a later attempt succeeds (compressed,
+    up to 1 GiB, beyond which the oldest are dropped).
 
     Attributes:
         path: The folder.
-        shared: Columns of all rollouts, unless overridden in ``add``.
+        shared: Fields of all rollouts, unless ``add`` overrides them.
     """
 
     def __init__(self, path: str | Path, *, flush_every: int = 256, flush_seconds: float = 10.0, **shared: Any) -> None:
@@ -61,9 +61,7 @@ class RolloutWriter:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
-            raise StoreError(
-                f"cannot create a rollout store at {self.path}: it must be a folder, but is a file"
-            ) from error
+            raise StoreError(f"cannot create a rollout store at {self.path}: a file with this name exists") from error
         except OSError as error:
             raise StoreError(f"cannot create a rollout store at {self.path}: {error}") from error
         warn_of_unfinished(self.path)
@@ -75,29 +73,29 @@ class RolloutWriter:
         self._id = secrets.token_hex(6)
         self._changed = threading.Condition()
         self._waiting: list[StoredRollout] = []
-        self._parts: deque[tuple[int, pa.Buffer]] = deque()  # number of rollouts, file
+        self._parts: deque[tuple[int, pa.Buffer]] = deque()  # number of rollouts, content of the file
         self._thread: threading.Thread | None = None
         self._at_end: Finalize | None = None
-        self._due: float | None = None  # when the waiting rollouts are to be written
-        self._is_flush_requested = self._is_closed = self._has_complained = self._has_reported = False
+        self._due: float | None = None  # the time at which the waiting rollouts will be written
+        self._is_flush_requested = self._is_closed = self._has_logged_failure = self._has_reported = False
         self._num_begun = self._num_attempted = self._num_parts = 0
         self._error: Exception | None = None  # of the last attempt
         self._bug: Exception | None = None
 
     def _begin_if_forked(self) -> None:
-        """Begin anew after a fork: the unwritten rollouts, and the lock, which may be held, are the parent's."""
+        """Start over after a fork: unwritten rollouts belong to the parent, which may also have held the lock."""
         if os.getpid() != self._process:
             self._begin()
 
     @property
     def num_unwritten(self) -> int:
-        """The rollouts that are not on disk yet."""
+        """The number of rollouts that are not on disk yet."""
         self._begin_if_forked()
         with self._changed:
             return len(self._waiting) + sum(number for number, _ in self._parts)
 
     def add(self, trajectory: Trajectory, **columns: Any) -> None:
-        """Add a finished rollout, to be written soon.
+        """Add a finished rollout, which the writing thread will write later.
 
         Args:
             trajectory: The rollout; it must not be modified afterwards.
@@ -114,7 +112,7 @@ class RolloutWriter:
         self._begin_if_forked()
         with self._changed:
             if self._is_closed:
-                raise ConfigError(f"the writer of {self.path} is closed: create another")
+                raise ConfigError(f"the writer of {self.path} is closed: create another one")
             self._waiting.append(record)
             if self._due is None:
                 self._due = time.monotonic() + self._flush_seconds
@@ -123,13 +121,13 @@ class RolloutWriter:
                 self._changed.notify_all()
 
     def keep_tokenizer(self, tokenizer: Any) -> str | None:
-        """Keep a tokenizer in the store, once, and return the name for the column ``tokenizer`` of its rollouts.
+        """Save a tokenizer in the store, unless it is there already.
 
         Args:
-            tokenizer: A tokenizer of transformers or of ``tokenizers``; None for none.
+            tokenizer: A ``transformers`` or ``tokenizers`` tokenizer, or None.
 
         Returns:
-            The name; None if nothing is kept, as for a slow tokenizer.
+            The name for the column ``tokenizer`` of its rollouts; None if none was saved, as for a slow tokenizer.
         """
         return keep_tokenizer(self.path, tokenizer)
 
@@ -137,15 +135,15 @@ class RolloutWriter:
         """Write everything that has been added so far.
 
         Args:
-            wait: Whether to return only once it is on disk.
+            wait: Whether to return only when everything is on disk.
 
         Raises:
-            StoreError: The rollouts cannot be written; they stay in memory, and the next flush retries.
+            StoreError: The rollouts cannot be written; they stay in memory until another attempt succeeds.
         """
         self._begin_if_forked()
         with self._changed:
             self._is_flush_requested = True
-            wanted = self._num_begun + 1  # an attempt that has begun may have left the newest behind
+            wanted = self._num_begun + 1  # an attempt in progress may not include the newest rollouts
             self._start()
             self._changed.notify_all()
             if not wait:
@@ -160,13 +158,13 @@ class RolloutWriter:
                 raise StoreError(f"{number} rollouts cannot be written to {self.path}: {self._error}") from self._error
 
     def close(self, *, strict: bool = True) -> None:
-        """Write the rest and end the thread; a second call retries failed writes.
+        """Write all remaining rollouts and end the thread; calling this again retries failed writes.
 
         Args:
-            strict: Whether a failed write raises; it is logged otherwise.
+            strict: Whether to raise an error if writing fails, rather than log it.
 
         Raises:
-            StoreError: Some rollouts cannot be written: they stay in memory.
+            StoreError: Some rollouts cannot be written; they stay in memory.
         """
         if os.getpid() != self._process:
             return
@@ -195,13 +193,13 @@ class RolloutWriter:
         self.close(strict=error is None)
 
     def _cancel_exit(self) -> None:
-        """Do nothing when the process ends."""
+        """Cancel the closing of the writer at the end of the process."""
         if self._at_end is not None:
             self._at_end.cancel()
             self._at_end = None
 
     def _at_exit(self) -> None:
-        with contextlib.suppress(Exception):  # logged where it happened
+        with contextlib.suppress(Exception):  # errors have been logged already
             self.close(strict=False)
 
     # The thread
@@ -209,7 +207,7 @@ class RolloutWriter:
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
             self._cancel_exit()
-            # Not atexit, which does not run in children of multiprocessing.
+            # ``atexit`` handlers do not run in children of multiprocessing.
             self._at_end = Finalize(None, self._at_exit, exitpriority=_LAST)
             self._thread = threading.Thread(target=self._run, name=f"rollouts to {self.path.name}", daemon=True)
             self._thread.start()
@@ -241,52 +239,54 @@ class RolloutWriter:
                 self._changed.notify_all()
 
     def _encoded(self, batch: Sequence[StoredRollout]) -> list[tuple[int, pa.Buffer]]:
-        """Encode rollouts as a part; if one of them cannot be stored, the others as separate parts."""
+        """Encode rollouts as one part, or, if one of them cannot be stored, each of the others as a separate part."""
         if not batch:
             return []
         try:
-            return [(len(batch), encode(table_of(batch)))]
+            return [(len(batch), encode(rollouts_to_table(batch)))]
         except Exception as error:
             if len(batch) > 1:
                 return [part for record in batch for part in self._encoded([record])]
-            logger.exception("session %s cannot be stored, and is lost to the store", batch[0].trajectory.session_id)
+            logger.exception(
+                "the rollout of session %s cannot be stored and is skipped", batch[0].trajectory.session_id
+            )
             self._bug = error
             return []
 
     def _write(self) -> Exception | None:
-        """Write the pending parts, oldest first; returns the error, if any."""
+        """Write the pending parts, oldest first, and return the error, if any."""
         while self._parts:
             try:
                 self._write_part(*self._parts[0])
             except OSError as error:
-                if not self._has_complained:
-                    self._has_complained = True
+                if not self._has_logged_failure:
+                    self._has_logged_failure = True
                     logger.error(  # noqa: TRY400  # no traceback needed
-                        "%s: rollouts cannot be written (%s); they stay in memory, and every flush retries",
+                        "%s: rollouts cannot be written (%s); they stay in memory, and every flush tries again",
                         self.path,
                         error,
                     )
                 with self._changed:
-                    while len(self._parts) > 1 and sum(data.size for _, data in self._parts) > _MOST_UNWRITTEN:
+                    while len(self._parts) > 1 and sum(data.size for _, data in self._parts) > _MAX_UNWRITTEN:
                         logger.error(  # noqa: TRY400
-                            "%s: %d rollouts are lost, since too many were waiting for the disk",
+                            "%s: %d rollouts are lost, because unwritten rollouts exceeded the memory limit of 1 GiB",
                             self.path,
                             self._parts.popleft()[0],
                         )
                 return error
             with self._changed:
                 self._parts.popleft()
-        if self._has_complained:
-            logger.warning("%s: earlier rollouts that could not be written have now been written", self.path)
-            self._has_complained = False
+        if self._has_logged_failure:
+            logger.warning("%s: rollouts that could not be written earlier have now been written", self.path)
+            self._has_logged_failure = False
         return None
 
     def _write_part(self, num_rollouts: int, data: pa.Buffer) -> None:
         """Write a part under an unused name."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for _ in range(_MOST_NAMES):
+        for _ in range(_MAX_NAMES):
             self._num_parts += 1
             with contextlib.suppress(FileExistsError):
                 write_part(self.path, part_name(self._id, self._num_parts, num_rollouts), data)
                 return
-        raise OSError(f"{_MOST_NAMES} names of part files are already taken")
+        raise OSError(f"no unused name for a part file was found in {_MAX_NAMES} attempts")

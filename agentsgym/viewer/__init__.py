@@ -1,9 +1,9 @@
-"""View stored rollouts on a page: every token with its credit, task groups side by side, and what-if.
+"""A web page that shows stored rollouts: per-token credit, task groups side by side, and what-if advantages.
 
 ::
 
-    RolloutStore ─▶ Answers ─▶ serve       the page requests what it shows
-                          └──▶ write_page  one file that contains all of it
+    RolloutStore ─▶ Answers ─▶ serve       the page requests the data that it shows
+                          └──▶ write_page  a single file that contains all data
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answer the page's requests about a store; the same answers are served, and written into a page."""
+"""Responses to the page's requests for data, whether they are served or written into the page."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from agentsgym.envs.datasets.naming import name_of_env
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, require
-from agentsgym.store.rows import record_of
+from agentsgym.store.rows import record_from_row
 from agentsgym.store.values import from_json
 from agentsgym.viewer.index import Index
 from agentsgym.viewer.plain import entries
-from agentsgym.viewer.rollouts import group_of, rollout_of
+from agentsgym.viewer.rollouts import group_data, rollout_data
 from agentsgym.viewer.token_texts import TokenTexts
-from agentsgym.viewer.turns import turns_of
+from agentsgym.viewer.turns import turn_summaries
 from agentsgym.viewer.what_if import (
     Request,
     WhatIf,
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
 Mode = Literal["served", "written"]
 
 _SEARCH_S: Final = 10.0  # a longer search stops, and is reported as incomplete
-_PER_SEARCH: Final = 1024
-_BLOCK: Final = 128  # rollouts read together, as in the row group of a part
-_MOST_BYTES: Final = 256 << 20  # of cached blocks
-_MOST_BATCHES: Final = 64
+_PER_SEARCH: Final = 1024  # rollouts read at a time
+_BLOCK: Final = 128  # rollouts read together, as many as in a row group of a part
+_MAX_CACHED_BYTES: Final = 256 << 20  # of blocks
+_MAX_CACHED_BATCHES: Final = 64
 
 
 class Answers:
-    """The answers to the page's requests; thread-safe.
+    """The responses to the page's requests; thread-safe.
 
     Attributes:
         index: The listed rollouts.
-        store: The rollouts, also those beyond the limit.
+        store: The rollouts, including those beyond the limit.
     """
 
     def __init__(self, store: RolloutStore, *, limit: int, mode: Mode, tokenizer: Path | None = None) -> None:
-        """Read the list.
+        """Read the columns of the list.
 
         Args:
-            store: The rollouts: a store, or a part of one.
-            limit: The number of rollouts listed, the newest ones.
-            mode: Whether the page requests its data, or contains all of it.
+            store: The rollouts: a store, or a slice or filter of one.
+            limit: The maximum number of rollouts listed; the newest are chosen.
+            mode: Whether the page requests its data (``"served"``) or contains all of it (``"written"``).
             tokenizer: A ``tokenizer.json``, or its folder, for all rollouts; None for the tokenizers in the store.
 
         Raises:
@@ -69,7 +69,7 @@ class Answers:
         self._mode: Mode = mode
         self._texts = TokenTexts(store.path, tokenizer)
         self.index = Index(store, limit)
-        self._whole = store.whole
+        self._unfiltered = store.unfiltered
         self._lock = threading.Lock()
         self._blocks: OrderedDict[int, Any] = OrderedDict()
         self._batches: OrderedDict[tuple[int, ...], WhatIf] = OrderedDict()
@@ -83,14 +83,16 @@ class Answers:
         """Return the list of rollouts by column, and the choices for :meth:`what_if`."""
         shown, total, notes = len(self.index.rows), self.index.total, list[str]()
         if shown < total:
-            notes.append(f"the newest {shown:,} of {total:,} rollouts; --limit shows more")
-        if (everything := len(self._whole)) > total:
+            notes.append(f"only the newest {shown:,} of {total:,} rollouts; a larger --limit shows more")
+        if (everything := len(self._unfiltered)) > total:
             notes.append(f"selected from the {everything:,} rollouts of the store")
         if skipped := len(self.store.skipped):
-            notes.append(f"{skipped} files of the store cannot be read and are skipped")
+            notes.append(f"{skipped} files of the store cannot be read and were skipped")
         return {
             "title": self.title,
-            "path": str(self.store.path) if self._mode == "served" else None,  # written pages are passed around
+            "path": str(self.store.path)
+            if self._mode == "served"
+            else None,  # a written page may be shared with others
             "total": total,
             "shown": shown,
             "mode": self._mode,
@@ -101,21 +103,21 @@ class Answers:
         }
 
     def rollout(self, row: int) -> dict[str, Any]:
-        """Return one rollout: conversation, turns, tokens.
+        """Return a rollout: its conversation, turns and tokens.
 
         Raises:
-            ConfigError: The list has no such rollout.
-            StoreError: Its file is missing or damaged.
+            ConfigError: The list does not contain the rollout.
+            StoreError: The rollout's file is missing or damaged.
         """
         if row not in self.index:
-            raise ConfigError(f"the list has no rollout in row {row}")
-        return rollout_of(row, self._record(row), self._texts.texts)
+            raise ConfigError(f"there is no rollout {row} among the rollouts shown")
+        return rollout_data(row, self._record(row), self._texts.texts)
 
     def group(self, key: int) -> dict[str, Any]:
-        """Return the rollouts of one task group, side by side.
+        """Return the rollouts of a task group, for display side by side.
 
         Raises:
-            ConfigError: The list has no such group.
+            ConfigError: The list does not contain the group.
             StoreError: A file is missing or damaged.
         """
         rows = self._rows_of(key)
@@ -125,7 +127,7 @@ class Answers:
         generation = "" if first.generation is None else f"generation {first.generation}, "
         task = f"task {first.trajectory.task_index}" if first.group is None else f"task group {first.group}"
         settings = settings_of(first)
-        return group_of(key, f"{environment}: {generation}{task}", rows, records) | {
+        return group_data(key, f"{environment}: {generation}{task}", rows, records) | {
             "settings": None if settings is None else settings_as_dict(settings, turn_credit_of(first))
         }
 
@@ -135,16 +137,16 @@ class Answers:
         Raises:
             StoreError: A file is missing or damaged.
         """
-        return turns_of(self.store[max(0, self.index.total - len(self.index.rows)) :])
+        return turn_summaries(self.store[max(0, self.index.total - len(self.index.rows)) :])
 
     def search(self, text: str) -> dict[str, Any]:
-        """Find the rollouts with a text in their messages, ignoring case.
+        """Find the rollouts whose messages contain a text, ignoring case.
 
         Raises:
             StoreError: A file is missing or damaged.
         """
         wanted = text.lower()
-        raw = json.dumps(text, ensure_ascii=False)[1:-1].lower()  # as in the column
+        raw = json.dumps(text, ensure_ascii=False)[1:-1].lower()  # the text as written in the JSON column
         rows: list[int] = []
         deadline = time.monotonic() + _SEARCH_S
         end = self.index.total
@@ -153,10 +155,10 @@ class Answers:
             if time.monotonic() > deadline:
                 return {"rows": rows, "complete": False}
             part = self.store[max(begin, end - _PER_SEARCH) : end]
-            found = part.table(["messages"]).column("messages").to_pylist()
-            for row, messages in zip(part.rows, found, strict=True):
+            column = part.table(["messages"]).column("messages").to_pylist()
+            for row, messages in zip(part.rows, column, strict=True):
                 lowered = (messages or "").lower()
-                # The messages are parsed only where they may contain the text.
+                # Messages are parsed only if they may contain the text.
                 is_candidate = raw in lowered or '"$str"' in lowered
                 if is_candidate and any(wanted in one.lower() for one in _texts_of(from_json(messages))):
                     rows.append(row)
@@ -164,21 +166,21 @@ class Answers:
         return {"rows": sorted(rows), "complete": True}
 
     def what_if(self, key: int, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """Return the advantages of a task group under another estimator, discount, scale or turn credit.
+        """Return a task group's advantages under another estimator, discount, scale or turn credit.
 
         Args:
             key: The group.
-            parameters: As for :func:`~agentsgym.viewer.what_if.request_of`.
+            parameters: The parameters of :func:`~agentsgym.viewer.what_if.request_of`.
 
         Raises:
-            ConfigError: The list has no such group, a parameter is invalid, or the estimator cannot be used on these
-                rollouts.
+            ConfigError: The list does not contain the group, a parameter is invalid, or the estimator cannot be
+                applied to these rollouts.
             StoreError: A file is missing or damaged.
         """
         return self.what_if_of(key, request_of(parameters, self.batch(key).settings))
 
     def what_if_of(self, key: int, request: Request) -> dict[str, Any]:
-        """Return the same as :meth:`what_if`, for a parsed request."""
+        """Return the result of :meth:`what_if` for a parsed request."""
         rows, batch = self._rows_of(key), self.batch(key)
         places = {row: index for index, row in enumerate(self.index.batch(key).rows)}
         advantages = batch.advantages(request)
@@ -192,10 +194,10 @@ class Answers:
         }
 
     def batch(self, key: int) -> WhatIf:
-        """Return the rollouts that a group's advantages are computed with, cached.
+        """Return all rollouts with which a group's advantages are computed; the last batches are cached.
 
         Raises:
-            ConfigError: The list has no such group.
+            ConfigError: The list does not contain the group.
             StoreError: A file is missing or damaged.
         """
         self._rows_of(key)
@@ -209,31 +211,31 @@ class Answers:
         with self._lock:
             self._batches[rows] = batch
             self._batches.move_to_end(rows)
-            while len(self._batches) > _MOST_BATCHES:
+            while len(self._batches) > _MAX_CACHED_BATCHES:
                 self._batches.popitem(last=False)
         return batch
 
     def _rows_of(self, key: int) -> list[int]:
         if key not in self.index.groups:
-            raise ConfigError(f"the list has no task group {key}")
+            raise ConfigError(f"there is no task group {key} among the rollouts shown")
         return self.index.groups[key]
 
     def _record(self, row: int) -> StoredRollout:
-        """Read one rollout of the folder, with its neighbors; the last blocks are cached."""
+        """Read a rollout of the folder, together with its neighbors; the last blocks are cached."""
         index = row // _BLOCK
         with self._lock:
             block = self._blocks.get(index)
             if block is None:
-                block = self._whole[index * _BLOCK : (index + 1) * _BLOCK].table().combine_chunks()
+                block = self._unfiltered[index * _BLOCK : (index + 1) * _BLOCK].table().combine_chunks()
                 self._blocks[index] = block
-                while len(self._blocks) > 1 and sum(one.nbytes for one in self._blocks.values()) > _MOST_BYTES:
+                while len(self._blocks) > 1 and sum(one.nbytes for one in self._blocks.values()) > _MAX_CACHED_BYTES:
                     self._blocks.popitem(last=False)
             self._blocks.move_to_end(index)
-        return record_of(block, row % _BLOCK)
+        return record_from_row(block, row % _BLOCK)
 
 
 def _texts_of(value: Any) -> list[str]:
-    """All texts in a conversation but roles, types and ids."""
+    """Return all texts of a conversation except roles, types and ids."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):

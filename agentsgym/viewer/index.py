@@ -1,4 +1,4 @@
-"""The list of rollouts: its columns, and which rollouts share a task group, a task or a generation batch."""
+"""The list of rollouts: its columns, and the rollouts that share a task group, a task or a generation batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentsgym.envs.datasets.naming import name_of_env
 from agentsgym.errors import StoreError
 from agentsgym.store.values import from_json
 from agentsgym.types import StopReason, Trajectory
-from agentsgym.viewer.plain import cut, number, text_of
+from agentsgym.viewer.plain import number, text_of, truncate
 
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
@@ -24,19 +24,19 @@ _COPIED: Final = (
     "final_reward",
 )
 _OUTCOMES: Final = ("won", "lost", "played", "failed")
-_NEAR: Final = 4096  # rollouts before and after the list that may belong to a group in it
-_MOST_CONTEXT: Final = 200_000
-_LONGEST_TASK: Final = 200  # characters in the list
-_MOST_METRICS: Final = 16  # columns
+_MARGIN: Final = 4096  # rollouts before and after the list that may belong to one of its groups
+_MAX_CONTEXT: Final = 200_000  # rollouts in the list and the margin
+_MAX_TASK_CHARS: Final = 200
+_MAX_METRICS: Final = 16  # columns
 
 
 class Keys(NamedTuple):
-    """What related rollouts share.
+    """Keys that are equal for related rollouts.
 
     Attributes:
-        group: Shared within a task group.
-        task: Shared by the rollouts of one task of one environment.
-        batch: Shared by the rollouts whose advantages were computed together; None outside training.
+        group: The key of the task group.
+        task: The key of the task, which includes its environment.
+        batch: The key of the rollouts whose advantages were computed together; None outside training.
     """
 
     group: Hashable
@@ -45,12 +45,12 @@ class Keys(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Rollouts whose advantages are computed together: a generation batch of training, or any other task group.
+    """Rollouts whose advantages are computed together: a generation batch, or a task group outside training.
 
     Attributes:
-        rows: Their indices in the folder, including those beyond the list.
-        groups: The task group of each.
-        is_training: Whether they were trained on.
+        rows: The indices of the rollouts in the folder, including rollouts beyond the list.
+        groups: The task group of each rollout.
+        is_training: Whether the rollouts belong to training.
     """
 
     rows: Sequence[int]
@@ -64,8 +64,8 @@ class Index:
     Attributes:
         total: The number of rollouts in the store.
         rows: The indices of the listed rollouts in the folder, oldest first.
-        columns: One value per rollout by column; for columns in ``words``, indices into them.
-        words: The texts of these columns.
+        columns: One value per rollout for each column; for columns in ``words``, indices into its lists.
+        words: The distinct texts of each text column.
         groups: The rollouts of each task group by its key, as indices in the folder.
     """
 
@@ -74,7 +74,7 @@ class Index:
 
         Args:
             store: The rollouts.
-            limit: The number of rollouts listed, the newest ones.
+            limit: The maximum number of rollouts listed; the newest are chosen.
 
         Raises:
             StoreError: A file is missing or damaged.
@@ -92,8 +92,8 @@ class Index:
         groups: dict[Hashable, int] = {}
         tasks: dict[Hashable, int] = {}
         keys = [*_keys(values)]
-        self.columns["group"] = [groups.setdefault(one.group, len(groups)) for one in keys]
-        self.columns["task"] = [tasks.setdefault(one.task, len(tasks)) for one in keys]
+        self.columns["group"] = [groups.setdefault(key.group, len(groups)) for key in keys]
+        self.columns["task"] = [tasks.setdefault(key.task, len(tasks)) for key in keys]
         self._keys = dict(zip(self.rows, keys, strict=True))
         self.groups: dict[int, list[int]] = defaultdict(list)
         for row, group in zip(self.rows, self.columns["group"], strict=True):
@@ -115,7 +115,7 @@ class Index:
         self.columns["group_index"] = [number(value) for value in values["group"]]
         self.columns["created_at"] = [value and round(value.timestamp(), 3) for value in values["created_at"]]
         metrics = [_metrics(text) for text in values["info"]]
-        for name in [*dict.fromkeys(name for one in metrics for name in one)][:_MOST_METRICS]:
+        for name in [*dict.fromkeys(name for one in metrics for name in one)][:_MAX_METRICS]:
             self.columns[f"info/{name}"] = [number(one.get(name)) for one in metrics]
 
     def _add_words(self, name: str, values: Sequence[str | None]) -> None:
@@ -127,29 +127,29 @@ class Index:
         return row in self._keys
 
     def batch(self, group: int) -> Batch:
-        """Find the rollouts that a task group's advantages are computed with, by its key.
+        """Find the rollouts with which a task group's advantages are computed, by the group's key.
 
         Raises:
             StoreError: A file is missing or damaged.
         """
-        own = self._keys[self.groups[group][0]]
+        first = self._keys[self.groups[group][0]]
         with self._lock:
-            keys, together = self._around
-        rows = together[own.batch or own.group]
-        return Batch(rows=rows, groups=[keys[row].group for row in rows], is_training=own.batch is not None)
+            keys, batches = self._context
+        rows = batches[first.batch or first.group]
+        return Batch(rows=rows, groups=[keys[row].group for row in rows], is_training=first.batch is not None)
 
     @functools.cached_property
-    def _around(self) -> tuple[Mapping[int, Keys], Mapping[Hashable, list[int]]]:
-        """The keys of the rollouts in and near the list, and these rollouts by batch."""
+    def _context(self) -> tuple[Mapping[int, Keys], Mapping[Hashable, list[int]]]:
+        """The keys of the rollouts in and around the list, and these rollouts by batch."""
         keys = self._keys
-        low, high = (max(0, min(self.rows) - _NEAR), max(self.rows) + _NEAR) if self.rows else (0, 0)
-        near = self._store.whole[low:high]
-        if len(self.rows) < len(near) <= _MOST_CONTEXT:
+        low, high = (max(0, min(self.rows) - _MARGIN), max(self.rows) + _MARGIN) if self.rows else (0, 0)
+        near = self._store.unfiltered[low:high]
+        if len(self.rows) < len(near) <= _MAX_CONTEXT:
             keys = dict(zip(near.rows, _keys(_read(near, _CONTEXT)), strict=True))
-        found: defaultdict[Hashable, list[int]] = defaultdict(list)
-        for row, one in keys.items():
-            found[one.batch or one.group].append(row)
-        return keys, found
+        batches: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for row, key in keys.items():
+            batches[key.batch or key.group].append(row)
+        return keys, batches
 
 
 def _read(store: RolloutStore, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -159,7 +159,7 @@ def _read(store: RolloutStore, names: Sequence[str]) -> dict[str, list[Any]]:
 
 @functools.lru_cache(256)
 def environment_label(class_path: str | None, config: str | None) -> str | None:
-    """Name an environment as the command line does, with its game; a user's environment by its class.
+    """Return an environment's name as on the command line, with its variant; for a user's environment, the class name.
 
     >>> environment_label("my_games.chess.Chess", None)
     'Chess'
@@ -173,32 +173,32 @@ def environment_label(class_path: str | None, config: str | None) -> str | None:
 
 @functools.lru_cache(4096)
 def _task_line(task_data: str | None) -> str | None:
-    """A task in one line; the seed has its own column."""
+    """Return a task's data in one line, without the seed, which has a separate column."""
     try:
         task = from_json(task_data or "{}")
     except StoreError:
         return None
     parts = [f"{text_of(name)}: {text_of(value)}" for name, value in task.items() if name != "seed"]
-    return cut(" · ".join(parts), _LONGEST_TASK)[0] or None
+    return truncate(" · ".join(parts), _MAX_TASK_CHARS)[0] or None
 
 
 @functools.lru_cache(4096)
 def _metrics(info: str | None) -> Mapping[str, float]:
-    """The numbers in ``info``, as in :attr:`Trajectory.metrics`."""
+    """Return the numbers in ``info``, as in :attr:`Trajectory.metrics`."""
     try:
-        given = from_json(info or "{}")
+        parsed = from_json(info or "{}")
     except StoreError:
         return {}
     return Trajectory(
-        token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE, info=given
+        token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE, info=parsed
     ).metrics
 
 
 def _keys(values: dict[str, list[Any]]) -> Iterator[Keys]:
     for row in zip(*(values[name] for name in _CONTEXT), strict=True):
         run, source, agent, path, config, step, generation, group, task_index, task_data = row
-        own_task = (run, task_index) if task_data in {None, "{}"} else task_data
-        task = (path, config, own_task)
+        identity = (run, task_index) if task_data in {None, "{}"} else task_data
+        task = (path, config, identity)
         if generation is not None and group is not None:
             yield Keys((run, generation, group), task, (run, generation))
         else:

@@ -1,7 +1,7 @@
-"""Assemble the page: style, data and script in one document that loads nothing from elsewhere.
+"""Assembly of the page: style, data and script in a single document that loads nothing from elsewhere.
 
-Texts of environments and models are data in it. A content security policy allows only our own style and script, by
-their hashes, and forbids the script to parse texts as HTML.
+Texts from environments and models are included as data. A content security policy allows only the viewer's style and
+script, by their hashes, and forbids the script to parse texts as HTML.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class Assets:
 
     @classmethod
     def read(cls, folder: Path = STATIC) -> Self:
-        """Read the style sheets and the scripts, each concatenated in the order of their names."""
+        """Read and concatenate the style sheets and the scripts, in the order of their names."""
         style, scripts = (
             "\n".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob(pattern)))
             for pattern in ("*.css", "*.js")
         )
         light, dark = ("".join(f"--{name}:{value};" for name, value in CSS[one].items()) for one in ("light", "dark"))
-        theme = (  # that of the system, unless the page's own switch overrides it
+        theme = (  # the system's theme, unless the page's switch overrides it
             f":root{{{light}}}@media(prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
             f":root[data-theme=dark]{{{dark}}}"
         )
         return cls(style=f"{theme}\n{style}", script=f'(() => {{\n"use strict";\n{scripts}\n}})();\n')
 
     def policy(self, mode: Mode) -> str:
-        """The content security policy."""
+        """Return the content security policy."""
         connected = "'self'" if mode == "served" else "'none'"
         return "; ".join([
             "default-src 'none'",
@@ -56,7 +56,7 @@ class Assets:
 
 
 def begin(assets: Assets, title: str, mode: Mode) -> str:
-    """The document before its data."""
+    """Return the document before its data."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(assets.policy(mode))}">\n'
@@ -66,17 +66,17 @@ def begin(assets: Assets, title: str, mode: Mode) -> str:
         f"<title>{escape(title.encode(errors='replace').decode())} · agentsgym</title>\n"
         f"<style>{assets.style}</style>\n</head>\n"
         f'<body data-mode="{mode}">\n<main id="app"></main>\n'
-        "<noscript>This page is drawn by its own script: enable JavaScript to see it.</noscript>\n"
+        "<noscript>This page requires JavaScript: enable it to see the rollouts.</noscript>\n"
     )
 
 
 def data_element(name: str, text: str, kind: str = "text/plain") -> str:
-    """An element with data: text without ``<``, so that nothing in it ends the element."""
+    """Return an element that contains data, which must have no ``<``, so that nothing in it ends the element."""
     return f'<script type="{kind}" id="{name}">{text}</script>\n'
 
 
 def end(assets: Assets) -> str:
-    """The document after its data."""
+    """Return the document after its data."""
     return f"<script>{assets.script}</script>\n</body>\n</html>\n"
 
 

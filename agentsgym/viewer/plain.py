@@ -1,4 +1,4 @@
-"""Write values as the JSON that the page reads: NaN is null, infinities are texts, and all is ASCII."""
+"""Conversion of values to the JSON that the page reads: NaN is null, infinities are strings, and all text is ASCII."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXACT: Final = 2**53  # JavaScript represents every integer up to it
 
 
 def number(value: Any) -> float | str | None:
-    """A number for JSON: NaN, which means unknown, is None, and an infinity is ``"inf"`` or ``"-inf"``.
+    """Convert a number for JSON: NaN (unknown) to None, and infinities to ``"inf"`` and ``"-inf"``.
 
     >>> number(float("nan")), number(float("-inf")), number(0.5), number(2**60)
     (None, '-inf', 0.5, '1152921504606846976')
@@ -28,17 +28,17 @@ def number(value: Any) -> float | str | None:
 
 
 def numbers(values: Iterable[Any] | None) -> list[Any] | None:
-    """Numbers for JSON; None stays None."""
+    """Convert numbers for JSON; None stays None."""
     return None if values is None else [number(value) for value in values]
 
 
 def entries(turns: Sequence[Any]) -> list[Any]:
-    """Numbers, or lists of numbers, for JSON."""
+    """Convert numbers, or lists of numbers, for JSON."""
     return [numbers(cast("Sequence[Any]", entry)) if isinstance(entry, Sequence) else number(entry) for entry in turns]
 
 
 def mean_of(values: Sequence[float]) -> float | None:
-    """The mean of the values that are not NaN, exact if all are equal; None if there are none."""
+    """Return the mean of the values that are not NaN, exactly if all are equal; None if there are none."""
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return None
@@ -46,23 +46,23 @@ def mean_of(values: Sequence[float]) -> float | None:
 
 
 def text_of(value: Any) -> str:
-    """Any value as text: a text unchanged, None as the empty text, everything else as JSON."""
+    """Convert any value to text: a string unchanged, None to an empty string, and everything else to JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(as_json(value), ensure_ascii=False, indent=1)
 
 
-def cut(text: str, most: int) -> tuple[str, int]:
-    """The beginning of a text, and the number of characters left out.
+def truncate(text: str, limit: int) -> tuple[str, int]:
+    """Return the first ``limit`` characters of a text, and the number of characters omitted.
 
-    >>> cut("abcdef", 4), cut("abc", 4)
+    >>> truncate("abcdef", 4), truncate("abc", 4)
     (('abcd', 2), ('abc', 0))
     """
-    return (text, 0) if len(text) <= most else (text[:most], len(text) - most)
+    return (text, 0) if len(text) <= limit else (text[:limit], len(text) - limit)
 
 
 def dumped(value: Any) -> str:
-    r"""Write an answer as ASCII, which can represent lone surrogates; nothing in it ends an element.
+    r"""Serialize a response as ASCII JSON, which can represent lone surrogates and cannot end an HTML element.
 
     >>> dumped({"text": "</script>\ud800"})
     '{"text":"\\u003c/script>\\ud800"}'

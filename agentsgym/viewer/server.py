@@ -1,8 +1,8 @@
-"""Serve the page on this machine only.
+"""A local server for the page.
 
-The server reads one store and answers only GET; an address is never the path of a file. It listens on 127.0.0.1 and
-refuses requests under any other name, so that a foreign page cannot reach it through a name of its own (DNS rebinding);
-nor does it send data to other sites.
+The server reads one store and accepts only GET requests; a URL never names a file. It listens on 127.0.0.1 and rejects
+requests for any other host name, which prevents other sites from reaching it through DNS rebinding. It does not send
+data to other sites' pages.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 HOST: Final = "127.0.0.1"
 SERVED_LIMIT: Final = 50_000
 _NAMES: Final = (HOST, "localhost")
-_MOST_ADDRESS: Final = 16_384  # characters
-_IDLE_S: Final = 60.0  # until a connection without requests is closed
+_MAX_URL_CHARS: Final = 16_384
+_IDLE_S: Final = 60.0  # after which a connection without requests is closed
 
 Parameters = Mapping[str, str]
 
@@ -43,14 +43,14 @@ def serve(
     tokenizer: str | Path | None = None,
     on_ready: Callable[[str], None] = print,
 ) -> None:
-    """Serve a page that shows rollouts, on this machine only, until Ctrl-C.
+    """Serve a page that shows rollouts, to this machine only, until Ctrl-C.
 
     Args:
-        store: The rollouts: a store, or a part of one, such as ``store.filter(…)``.
-        port: Port on 127.0.0.1; 0 picks a free one.
-        limit: The number of rollouts listed, the newest ones.
+        store: The rollouts: a store, or a slice or filter of one, such as ``store.filter(…)``.
+        port: The port on 127.0.0.1; 0 picks a free one.
+        limit: The maximum number of rollouts listed; the newest are chosen.
         tokenizer: A ``tokenizer.json``, or its folder, for rollouts stored without a tokenizer.
-        on_ready: Called with the address once it can be opened; prints it by default.
+        on_ready: A function that is called with the page's URL once it can be opened; by default, prints the URL.
 
     Raises:
         ConfigError: The port is in use or not allowed, or ``limit`` is not positive.
@@ -66,12 +66,12 @@ def serve(
 
 
 class ViewerServer(ThreadingHTTPServer):
-    """Serves the page, each request in a thread.
+    """Serves the page, with a thread per connection.
 
     Attributes:
-        answers: The answers to requests for data.
-        assets: Style and script of the page.
-        url: The address of the page.
+        answers: The responses to requests for data.
+        assets: The style and script of the page.
+        url: The URL of the page.
     """
 
     daemon_threads = True
@@ -89,7 +89,7 @@ class ViewerServer(ThreadingHTTPServer):
         except OSError as error:
             why = f"cannot be used: {error.strerror or error}"
             if error.errno == errno.EADDRINUSE:
-                why = "is in use: give another --port, or leave --port out for a free one"
+                why = "is in use: choose another --port, or omit --port to use a free one"
             raise ConfigError(f"port {port} {why}") from error
         except OverflowError as error:
             raise ConfigError(f"a port must be a number from 0 to 65535, got {port}") from error
@@ -99,7 +99,7 @@ class ViewerServer(ThreadingHTTPServer):
             self.hosts |= {*_NAMES}
 
     def server_bind(self) -> None:
-        """Bind without a lookup of this machine's name."""
+        """Bind without looking up this machine's name."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = HOST, int(self.server_address[1])
 
@@ -112,16 +112,16 @@ class ViewerServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one connection."""
+    """Handles the requests of a connection."""
 
-    server: ViewerServer  # pyright: ignore[reportIncompatibleVariableOverride]  # its only server
+    server: ViewerServer  # pyright: ignore[reportIncompatibleVariableOverride]  # always a ViewerServer
     protocol_version = "HTTP/1.1"
     server_version = "agentsgym"
     sys_version = ""
     timeout = _IDLE_S
 
     def do_GET(self) -> None:
-        """Answer the page or a piece of its data."""
+        """Respond with the page or with part of its data."""
         try:
             self._answer()
         except ConfigError as error:
@@ -132,39 +132,39 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         server = self.server
         if self.headers.get_all("Host", []) not in [[host] for host in server.hosts]:
-            why = f"this is {server.url}, and requests under any other name are refused"
+            why = f"this server is {server.url}; requests for any other host are rejected"
             self._refuse(HTTPStatus.FORBIDDEN, why)
             return
-        if len(self.path) > _MOST_ADDRESS:
-            self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
+        if len(self.path) > _MAX_URL_CHARS:
+            self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG, "the URL is too long")
             return
         try:
             address = urlsplit(self.path)
         except ValueError as error:
-            raise ConfigError(f"the address cannot be read: {sentence_of(error, 200)}") from error
+            raise ConfigError(f"the URL cannot be parsed: {sentence_of(error, 200)}") from error
         answer = _ANSWERS.get(address.path)
         if address.path == "/":
             document = begin(server.assets, server.answers.title, "served") + end(server.assets)
             policy = f"{server.assets.policy('served')}; frame-ancestors 'none'"
             self._send(HTTPStatus.OK, document.encode(), "text/html; charset=utf-8", policy)
         elif answer is None:
-            self._refuse(HTTPStatus.NOT_FOUND, f"there is nothing at {address.path[:200]}")
+            self._refuse(HTTPStatus.NOT_FOUND, f"there is no page at {address.path[:200]}")
         elif self.headers.get("Sec-Fetch-Site", "same-origin") not in {"same-origin", "none"}:
             self._refuse(HTTPStatus.FORBIDDEN, "only the viewer's own page may request data")
         else:
             self._json(HTTPStatus.OK, answer(server.answers, _parameters(address.query)))
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse every other method, whose handler http.server looks up by name."""
+        """Reject every other method, whose handler http.server looks up by name."""
         if name.startswith("do_"):
-            return functools.partial(self.send_error, HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered")
+            return functools.partial(self.send_error, HTTPStatus.METHOD_NOT_ALLOWED, "only GET requests are supported")
         raise AttributeError(name)
 
-    def log_message(self, format: str, *args: Any) -> None:  # http.server's name
+    def log_message(self, format: str, *args: Any) -> None:  # the name in http.server
         """Log nothing."""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse a request of another method or without valid HTTP, in the same form as any other."""
+        """Reject a request with another method or invalid HTTP, in the same form as other rejected requests."""
         self.close_connection = True  # the rest of the request is not read
         self._refuse(HTTPStatus(code), message or HTTPStatus(code).phrase)
 
@@ -198,21 +198,21 @@ def _parameters(query: str) -> dict[str, str]:
     try:
         return dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=20))
     except ValueError as error:
-        raise ConfigError(f"the address cannot be read: {sentence_of(error, 200)}") from error
+        raise ConfigError(f"the URL cannot be parsed: {sentence_of(error, 200)}") from error
 
 
 def _number(parameters: Parameters, name: str) -> int:
     text = parameters.get(name, "")
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise ConfigError(f"{name} must be a number, got {text[:100]!r}")
+        raise ConfigError(f"{name} must be an integer from 0 to 10**18 - 1, got {text[:100]!r}")
     return int(text)
 
 
 _ANSWERS: Final[Mapping[str, Callable[[Answers, Parameters], Any]]] = {
     "/data/list": lambda answers, _: answers.list(),
-    "/data/rollout": lambda answers, given: answers.rollout(_number(given, "row")),
-    "/data/group": lambda answers, given: answers.group(_number(given, "key")),
+    "/data/rollout": lambda answers, query: answers.rollout(_number(query, "row")),
+    "/data/group": lambda answers, query: answers.group(_number(query, "key")),
     "/data/turns": lambda answers, _: answers.turns(),
-    "/data/search": lambda answers, given: answers.search(given.get("text", "")),
-    "/data/what-if": lambda answers, given: answers.what_if(_number(given, "key"), given),
+    "/data/search": lambda answers, query: answers.search(query.get("text", "")),
+    "/data/what-if": lambda answers, query: answers.what_if(_number(query, "key"), query),
 }

@@ -1,4 +1,4 @@
-"""Summarize every turn of many rollouts in numbers, for the curves."""
+"""Numeric summaries of every turn of many rollouts, for the curves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from agentsgym.store.rows import record_of
+from agentsgym.store.rows import record_from_row
 from agentsgym.viewer.plain import mean_of, number
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
     from agentsgym.store.records import StoredRollout
 
-_PER_READ: Final = 1024  # rollouts whose tokens are in memory at once
+_PER_READ: Final = 1024  # rollouts whose tokens are in memory at the same time
 _MEANS: Final = {"advantages": "advantages", "surprisals": "logprobs", "entropies": "entropies"}
 
 
-def turns_of(store: RolloutStore) -> dict[str, Any]:
-    """Return the reward, and the means over its tokens, of each turn of each rollout, (N, K).
+def turn_summaries(store: RolloutStore) -> dict[str, Any]:
+    """Return each turn's reward, validity, and means over its tokens, for each rollout, (N, K).
 
     Raises:
         StoreError: A file is missing or damaged.
@@ -37,8 +37,8 @@ def turns_of(store: RolloutStore) -> dict[str, Any]:
         table: Any = part.table(["turns", "corrections", *_MEANS.values()]).combine_chunks()
         columns = _columns(table)
         for index, corrected in enumerate(table.column("corrections").to_pylist()):
-            if corrected is not None:  # the columns do not hold all of it
-                for name, values in _values_of(record_of(part[index : index + 1].table(), 0)).items():
+            if corrected is not None:  # the columns do not represent it exactly
+                for name, values in _values_of(record_from_row(part[index : index + 1].table(), 0)).items():
                     columns[name][index] = values
         for name, values in columns.items():
             found[name] += values
@@ -57,7 +57,7 @@ def _columns(table: Any) -> dict[str, list[Any]]:
         first = values.offsets[:-1][owner]
         is_known = values.is_known[owner]
         sign = -1.0 if name == "surprisals" else 1.0
-        with np.errstate(invalid="ignore", over="ignore"):  # infinities may be among them
+        with np.errstate(invalid="ignore", over="ignore"):  # some values may be infinite
             means = _means(values.flat.to_numpy(zero_copy_only=False) * sign, first + starts, first + stops, is_known)
         nested = turns.nested([number(one) for one in means.tolist()])
         found[name] = [own if known else None for own, known in zip(nested, values.is_known, strict=True)]
@@ -65,7 +65,7 @@ def _columns(table: Any) -> dict[str, list[Any]]:
 
 
 class _Lists:
-    """A column of lists: its concatenated values, and the beginning of each list."""
+    """A column of lists: its concatenated values, and the offset of each list."""
 
     def __init__(self, chunks: Any) -> None:
         column = chunks.combine_chunks()
@@ -75,7 +75,7 @@ class _Lists:
         self.is_known: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
 
     def nested(self, values: Sequence[Any]) -> list[list[Any]]:
-        """Split values, one for each value of the column, into lists like the column's."""
+        """Split values, one per value of the column, into lists with the lengths of the column's lists."""
         ends = self.offsets.tolist()
         return [[*values[begin:end]] for begin, end in itertools.pairwise(ends)]
 
@@ -83,7 +83,7 @@ class _Lists:
 def _means(
     values: NDArray[np.float64], starts: NDArray[np.int64], stops: NDArray[np.int64], is_known: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """The mean of the known values in each span; NaN if there are none."""
+    """Return the mean of the known values in each span; NaN if there are none."""
     found = np.full(len(starts), math.nan)
     some = is_known & (stops > starts)
     if not some.any():
@@ -97,7 +97,7 @@ def _means(
 
 
 def _values_of(record: StoredRollout) -> dict[str, list[Any] | None]:
-    """The values of one rollout, computed from its trajectory."""
+    """Return the values of a rollout, computed from its trajectory."""
     turns = record.trajectory.turns
     found: dict[str, list[Any] | None] = {
         "rewards": [number(turn.reward) for turn in turns],

@@ -1,4 +1,4 @@
-"""Estimate the advantages of stored rollouts under other settings, by the functions that training calls."""
+"""Estimation of stored rollouts' advantages under other settings, with the same functions as in training."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 SCALES: Final = get_args(Scale)
 NOTE: Final = (
-    "Not available: turn_gae and bilevel_gae need the predictions of a value head, and rae and the baseline role_ema "
-    "need averages over earlier batches; neither is stored with rollouts."
+    "Not available: turn_gae and bilevel_gae (they need a value head's predictions), and rae and the baseline role_ema "
+    "(they need averages over earlier batches). Neither is stored with rollouts."
 )
-_OF_STATE: Final = {"state", "decay"}  # options of running averages only
-_MOST_KEPT: Final = 64
-_HUGE: Final = 1e100  # of a reward: squares of sums of larger ones overflow
+_STATE_OPTIONS: Final = {"state", "decay"}  # used only for running averages
+_MAX_CACHED: Final = 64
+_HUGE: Final = 1e100  # squares of sums of rewards this large may overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Request:
 
     Attributes:
         settings: The credit settings.
-        turn_credit: The turn that is rewarded; None for that of each rollout's environment.
+        turn_credit: The turns that receive the rewards; None for the setting of each rollout's environment.
     """
 
     settings: CreditSettings
@@ -60,15 +60,15 @@ class Request:
         known = options_of(name)
         for option, value in options.items():
             if option not in known:
-                hint = did_you_mean(option, known) if known else "; it has none"
-                raise ConfigError(f"the estimator {name!r} has no option {option!r} here{hint}")
+                hint = did_you_mean(option, known) if known else " (it has no options here)"
+                raise ConfigError(f"the estimator {name!r} has no option {option!r} in a what-if{hint}")
             if (choices := known[option]["choices"]) is not None:
                 check_choice(option, value, choices)
         self.settings.estimator()  # checks the values of its options
 
 
 def settings_as_dict(settings: CreditSettings, turn_credit: str) -> dict[str, Any]:
-    """Describe settings for the page: those that it can change, and any others that are not at their defaults."""
+    """Return the settings that the page can change, and any other settings that differ from their defaults."""
     chosen = ("advantage_estimator", "options", "discount", "scale_rewards")
     return {
         "estimator": settings.advantage_estimator,
@@ -82,13 +82,15 @@ def settings_as_dict(settings: CreditSettings, turn_credit: str) -> dict[str, An
 
 @functools.cache
 def available() -> list[str]:
-    """The estimators that need only stored rollouts."""
+    """Return the names of the estimators that need only stored rollouts."""
     traits = {name: traits_of(function) for name, function in ESTIMATORS.items()}
-    return [name for name, own in traits.items() if _is_stateless(name) and not (own is not None and own.reads_values)]
+    return [
+        name for name, trait in traits.items() if _is_stateless(name) and not (trait is not None and trait.reads_values)
+    ]
 
 
 def choices() -> dict[str, Any]:
-    """The choices that the page offers."""
+    """Return the choices that the page offers."""
     estimators = [
         {
             "name": name,
@@ -108,12 +110,12 @@ def choices() -> dict[str, Any]:
 
 @functools.cache
 def options_of(name: str) -> dict[str, dict[str, Any]]:
-    """The options of an estimator, each with its default and, if its values are names, these names."""
+    """Return an estimator's options, each with its default and, if its values are names, the allowed names."""
     function = cast("Callable[..., Any]", ESTIMATORS[name])
     hints = get_type_hints(function)
     found: dict[str, dict[str, Any]] = {}
     for one in [*inspect.signature(function).parameters.values()][1:]:
-        if one.name not in {"discount", "scale", *_OF_STATE}:
+        if one.name not in {"discount", "scale", *_STATE_OPTIONS}:
             hint, values = hints[one.name], None
             if get_origin(hint) is Literal:
                 values = [value for value in get_args(hint) if _is_stateless(name, **{one.name: value})]
@@ -126,11 +128,11 @@ def _is_stateless(name: str, **options: Any) -> bool:
 
 
 class WhatIf:
-    """Rollouts whose advantages are computed together, to be estimated under other settings.
+    """Estimates of the advantages of rollouts that are computed together, under other settings.
 
     Attributes:
-        records: The rollouts of a generation batch, over all ranks, or of one task group, (N,).
-        is_training: Whether they were trained on, so that the filters of the settings apply.
+        records: The rollouts of a generation batch, over all ranks, or of a task group, (N,).
+        is_training: Whether the rollouts belong to training, in which case the settings' filters apply.
     """
 
     def __init__(self, records: Sequence[StoredRollout], groups: Sequence[Hashable], *, is_training: bool) -> None:
@@ -138,7 +140,7 @@ class WhatIf:
         self.records, self.is_training = records, is_training
         self._groups = [numbers.setdefault(group, len(numbers)) for group in groups]
         self._environments = [(one.env_class_path, to_json(one.env_config)) for one in records]
-        self._known: dict[str, list[list[Any]]] = {}
+        self._cache: dict[str, list[list[Any]]] = {}
 
     @property
     def settings(self) -> CreditSettings | None:
@@ -152,26 +154,26 @@ class WhatIf:
             return None
         num_rollouts: Any = max((_credit(one).get("num_rollouts", 0) for one in self.records), default=0)
         if num_rollouts > len(self.records):
-            return f"of the {num_rollouts} rollouts of the generation batch only {len(self.records)} are available"
+            return f"only {len(self.records)} of the {num_rollouts} rollouts of the generation batch are available"
         return None
 
     def advantages(self, request: Request) -> list[list[Any]]:
-        """Estimate, (N, K): for each turn a number, or under ``reward`` a list of numbers, one per token.
+        """Estimate the advantage of each turn, (N, K); under ``reward`` it is a list of numbers, one per token.
 
         Raises:
-            ConfigError: The estimator cannot be used on these rollouts.
+            ConfigError: The estimator cannot be applied to these rollouts.
         """
         key = repr(request)  # the same for all task groups of a batch
-        found = self._known.get(key)
+        found = self._cache.get(key)
         if found is None:
             found = self._estimate(request)
-            if len(self._known) >= _MOST_KEPT:  # another thread may read it: it is replaced, not emptied
-                self._known = {}
-            self._known[key] = found
+            if len(self._cache) >= _MAX_CACHED:  # replaced, not cleared, since another thread may be reading it
+                self._cache = {}
+            self._cache[key] = found
         return found
 
     def _estimate(self, request: Request) -> list[list[Any]]:
-        assigner = AdvantageAssigner(cast("AdvantageSettings", request.settings))  # frozen, and only read
+        assigner = AdvantageAssigner(cast("AdvantageSettings", request.settings))  # frozen, and not modified
         try:
             rollouts = [self._scored(place, request) for place in range(len(self.records))]
             found = assigner.estimate(rollouts, is_training=self.is_training)
@@ -186,7 +188,7 @@ class WhatIf:
             beyond = next((reward for reward in rewards if not abs(reward) < _HUGE), None)
             if beyond is None:
                 raise
-            raise ConfigError(f"advantages cannot be computed if a reward is {beyond:g}") from error
+            raise ConfigError(f"advantages cannot be computed, because a reward is too large: {beyond:g}") from error
         is_on_tokens = reads_token_rewards(assigner.estimator.traits)
         estimates: list[list[Any]] = []
         for place, (record, turns) in enumerate(zip(self.records, found.entries, strict=True)):
@@ -213,23 +215,23 @@ class WhatIf:
         except ValueError as error:  # rollouts recorded elsewhere may be inconsistent
             own = record.trajectory
             which = f"rollout {own.rollout_index} of task {own.task_index}"
-            raise ConfigError(f"{which} cannot be given advantages: {error}") from error
+            raise ConfigError(f"advantages cannot be computed for {which}: {error}") from error
 
 
 def settings_of(record: StoredRollout) -> CreditSettings | None:
-    """The settings of a rollout's stored advantages; None if unknown."""
+    """Return the settings of a rollout's stored advantages; None if unknown."""
     credit = _credit(record)
     return CreditSettings.from_dict(credit) if credit else None
 
 
 def turn_credit_of(record: StoredRollout) -> str:
-    """The ``turn_credit`` of a rollout's environment."""
-    given = str((record.env_config or {}).get("turn_credit"))
-    return given if given in TURN_CREDITS else "step"
+    """Return the ``turn_credit`` of a rollout's environment."""
+    turn_credit = str((record.env_config or {}).get("turn_credit"))
+    return turn_credit if turn_credit in TURN_CREDITS else "step"
 
 
 def request_of(parameters: Mapping[str, str], run: CreditSettings | None) -> Request:
-    """Parse a request of the page; settings that it omits are the run's, or else the defaults.
+    """Parse a request of the page; settings that it omits are those of the run, or the defaults if these are unknown.
 
     Args:
         parameters: Query parameters: ``estimator``, ``options`` (JSON), ``discount``, ``scale``, ``turn_credit``,
@@ -254,7 +256,7 @@ def request_of(parameters: Mapping[str, str], run: CreditSettings | None) -> Req
     estimator = changes.get("advantage_estimator", settings.advantage_estimator)
     traits = traits_of(ESTIMATORS[estimator]) if estimator in ESTIMATORS else None
     if "potential_weight" not in parameters and (traits is None or "turn_rewards" not in traits.uses):
-        changes["potential_weight"] = 0.0  # the estimator takes no potentials
+        changes["potential_weight"] = 0.0  # the estimator does not use potentials
     return Request(settings=replace(settings, **changes), turn_credit=parameters.get("turn_credit") or None)
 
 
@@ -264,7 +266,7 @@ def _credit(record: StoredRollout) -> Mapping[str, Any]:
 
 
 def _token_entries(record: StoredRollout, turns: Sequence[Any], request: Request, estimator: Any) -> list[Any]:
-    """The per-token rewards of each turn: the environment's, unless another ``turn_credit`` is requested."""
+    """Return the token advantages of each turn, from the stored token rewards or those of another ``turn_credit``."""
     trajectory: Trajectory = record.trajectory
     turn_credit = request.turn_credit
     if turn_credit is not None and turn_credit != turn_credit_of(record):

@@ -1,4 +1,4 @@
-"""Write a page that contains everything it shows, in one file that can be passed around."""
+"""Writing of a self-contained page: a single file that can be shared."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
 
 WRITTEN_LIMIT: Final = 1000
-_PER_CHUNK: Final = 32  # rollouts; a task group stays together
+_PER_CHUNK: Final = 32  # rollouts; task groups are never split
 
 
 def write_page(
     store: RolloutStore, path: str | Path, *, limit: int = WRITTEN_LIMIT, tokenizer: str | Path | None = None
 ) -> Path:
-    """Write rollouts with their tokens, groups and what-ifs as one page; an existing file is replaced atomically.
+    """Write a page with rollouts, their tokens, groups and what-ifs; an existing file is replaced atomically.
 
     Args:
-        store: The rollouts: a store, or a part of one, such as ``store.filter(…)``.
-        path: The file.
-        limit: The number of rollouts, the newest ones.
+        store: The rollouts: a store, or a slice or filter of one, such as ``store.filter(…)``.
+        path: The path of the file.
+        limit: The maximum number of rollouts; the newest are chosen.
         tokenizer: A ``tokenizer.json``, or its folder, for rollouts stored without a tokenizer.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
         ConfigError: ``limit`` is not positive.
@@ -63,7 +63,7 @@ def write_page(
 
 
 def _document(answers: Answers) -> Iterator[str]:
-    """Yield the parts of the page, its data in chunks of whole task groups."""
+    """Yield the parts of the page, with its data in chunks of complete task groups."""
     index = answers.index
     chunks: list[list[int]] = []
     chunk_of: dict[int, int] = {}
@@ -89,20 +89,20 @@ def _document(answers: Answers) -> Iterator[str]:
 
 
 def _what_ifs(answers: Answers, key: int) -> list[dict[str, Any]]:
-    """Those of the chosen set that can be computed for a task group."""
-    found: list[dict[str, Any]] = []
-    for request in chosen(answers.batch(key).settings):
-        with contextlib.suppress(ConfigError):  # the estimator cannot be used on these rollouts
-            one = answers.what_if_of(key, request)
-            found.append({name: one[name] for name in ("settings", "advantages", "rows", "compared", "note")})
-    return found
+    """Return the what-ifs among :func:`included_requests` that can be computed for a task group."""
+    results: list[dict[str, Any]] = []
+    for request in included_requests(answers.batch(key).settings):
+        with contextlib.suppress(ConfigError):  # the estimator cannot be applied to these rollouts
+            result = answers.what_if_of(key, request)
+            results.append({name: result[name] for name in ("settings", "advantages", "rows", "compared", "note")})
+    return results
 
 
-def chosen(run: CreditSettings | None) -> list[Request]:
-    """The what-ifs that a written page contains.
+def included_requests(run: CreditSettings | None) -> list[Request]:
+    """Return the what-if requests whose results a written page contains.
 
-    First the run's own settings, if known, with every turn credit; then every estimator with its defaults, scaled by
-    group and not at all; and the choices of its options.
+    The first are the run's settings, if known, with every turn credit. They are followed by every estimator with its
+    defaults, with the scales "group" and "none", and with each choice of its options.
 
     Args:
         run: The settings of the run; None if unknown.
@@ -128,7 +128,7 @@ def chosen(run: CreditSettings | None) -> list[Request]:
 
 
 def _allowed(settings: CreditSettings) -> list[Request]:
-    """A request of the settings; none if it is not allowed, as with some options of runs."""
+    """Return a list with a request for the settings; empty if they are not allowed, as with some options of runs."""
     try:
         return [Request(settings=settings)]
     except ConfigError:
@@ -136,5 +136,5 @@ def _allowed(settings: CreditSettings) -> list[Request]:
 
 
 def _packed(value: Any) -> str:
-    """JSON, compressed for ``DecompressionStream("deflate")`` and encoded in base64."""
+    """Return a value as JSON, compressed for ``DecompressionStream("deflate")`` and encoded in base64."""
     return base64.b64encode(zlib.compress(dumped(value).encode("ascii"), 6)).decode("ascii")

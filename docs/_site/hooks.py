@@ -1,7 +1,7 @@
-"""What mkdocs calls while it builds the site (``mkdocs.yml`` names this file).
+"""Hooks that mkdocs calls while it builds the site, as configured in ``mkdocs.yml``.
 
-Pages that nobody has to keep up are made here: every environment, every setting, every public name, the notebooks, and
-the files beside the manual that it links to. Links are rewritten to where things stand in the site.
+They generate the pages that need no manual maintenance: every environment, setting and public name, the notebooks, and
+files outside the manual to which it links. Links are rewritten to their targets in the site.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ DOCS = links.ROOT / "docs"
 
 
 @functools.cache
-def made_pages() -> dict[str, str]:
-    """The pages of the navigation that are made, by where they stand in the site."""
-    pages = {settings.WHERE: settings.settings_page(), **environments.environment_pages(), **reference.api_pages()}
+def generated_pages() -> dict[str, str]:
+    """Return the generated pages of the navigation, by their paths in the site."""
+    pages = {settings.PATH: settings.settings_page(), **environments.environment_pages(), **reference.api_pages()}
     for notebook in sorted((DOCS / "notebooks").glob("*.ipynb")):
         pages[f"notebooks/{notebook.stem}.md"] = notebooks.notebook_page(notebook)
     for name in links.PROJECT_PAGES:
@@ -32,15 +32,15 @@ def made_pages() -> dict[str, str]:
 
 
 def source_pages() -> dict[str, str]:
-    """The pages of the files that the manual links to."""
+    """Return the pages of source files to which the manual links, by their paths in the site."""
     texts = {f"docs/{file.name}": file.read_text(encoding="utf-8") for file in DOCS.glob("*.md")}
-    texts |= {links.repository_path(where): text for where, text in made_pages().items()}
-    linked = {path for page, text in texts.items() for path in links.outside(text, page)}
+    texts |= {links.repository_path(where): text for where, text in generated_pages().items()}
+    linked = {path for page, text in texts.items() for path in links.linked_source_files(text, page)}
     return {links.site_path(path): links.source_page(path) for path in sorted(linked)}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the pages that are made into the navigation, where it has a pattern such as ``reference/api/*.md``."""
+    """Replace patterns in the navigation, such as ``reference/api/*.md``, with the generated pages that match."""
     config.nav = list(_expanded(config.nav))
     return config
 
@@ -48,7 +48,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def _expanded(entries: Any) -> Iterator[Any]:
     for entry in entries:
         if isinstance(entry, str) and "*" in entry:
-            yield from sorted(where for where in made_pages() if fnmatch(where, entry))
+            yield from sorted(where for where in generated_pages() if fnmatch(where, entry))
         elif isinstance(entry, dict):
             yield {
                 title: list(_expanded(inner)) if isinstance(inner, list) else inner for title, inner in entry.items()
@@ -58,8 +58,8 @@ def _expanded(entries: Any) -> Iterator[Any]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made."""
-    for where, text in made_pages().items():
+    """Add the generated pages."""
+    for where, text in generated_pages().items():
         files.append(File.generated(config, where, content=text))
     for where, text in source_pages().items():
         files.append(File.generated(config, where, content=text, inclusion=InclusionLevel.NOT_IN_NAV))
@@ -67,13 +67,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Rewrite the links of a page that was written for readers of the repository."""
+    """Rewrite a page's links, which are written for readers of the repository."""
     where = page.file.src_uri
-    return markdown if where.startswith("source/") else links.rewritten(markdown, where)
+    return markdown if where.startswith("source/") else links.rewrite_links(markdown, where)
 
 
 def on_serve(server: Any, **_: Any) -> Any:
-    """Build again when what the pages are made from changes."""
+    """Rebuild the site if a source of the generated pages changes."""
     for path in (*(links.ROOT / name for name in links.PROJECT_PAGES), Path(__file__).parent):
         server.watch(str(path))
     return server

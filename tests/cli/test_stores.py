@@ -297,7 +297,7 @@ def test_a_damaged_file_is_a_failure(game: str, tmp_path: Path) -> None:
         done = ran(*command)
         assert done.code == 1
         assert f"{part} can no longer be read" in done.words
-        assert "move it out of the folder to read the others" in done.words
+        assert "move it out of the folder to read the other files" in done.words
         assert "cannot be written" not in done.words
     assert not (tmp_path / "out.jsonl").exists()
 

@@ -67,7 +67,7 @@ def test_a_port_in_use_is_said_with_the_way_out(store: Path) -> None:
         port = taken.getsockname()[1]
         done = ran("view", store, "--port", str(port), columns=200)
     assert done.code == 2
-    assert f"port {port} is in use: give another --port" in done.words
+    assert f"port {port} is in use: choose another --port" in done.words
 
 
 def test_it_serves_until_ctrl_c_and_ends_quietly(store: Path) -> None:

@@ -164,7 +164,7 @@ def test_too_many_calls_that_never_return_fail_the_episode_until_some_do(monkeyp
     env = env_of(gate.wait, tool_timeout_s=0.05)
     trajectory = play(env, [call("wait")] * 2, [call("wait")], "done")
     assert trajectory.failed
-    assert "tool calls have exceeded env_config['tool_timeout_s']" in str(trajectory.error)
+    assert "tool calls exceeded env_config['tool_timeout_s']" in str(trajectory.error)
     gate.opened.set()
     jobs = env._process.runner._abandoned
     assert all(job.wait(20) for job in jobs)

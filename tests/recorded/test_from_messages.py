@@ -142,7 +142,12 @@ def test_without_a_template_texts_are_put_together_and_a_warning_says_so(caplog:
         ("hello", 1.0, {}, "messages must be a list of at least one chat message, got 'hello'"),
         (CHAT[:2], 1.0, {}, "messages must contain an assistant message"),
         ([*CHAT[:2], "x"], 1.0, {}, r"messages\[2\] must be a dict with 'role' and 'content', got 'x'"),
-        ([{"role": "robot", "content": "x"}], 1.0, {}, r"messages\[0\] must have a role of system, .*got 'robot'"),
+        (
+            [{"role": "robot", "content": "x"}],
+            1.0,
+            {},
+            r"messages\[0\] must have one of the roles system, .*got 'robot'",
+        ),
         ([{"role": "user", "content": 3}], 1.0, {}, r"messages\[0\]\['content'\] must be a string, .*got 3"),
         ([{"role": "user", "content": "\ud800"}], 1.0, {}, r"messages\[0\]\['content'\] must be valid Unicode"),
         (
@@ -155,31 +160,36 @@ def test_without_a_template_texts_are_put_together_and_a_warning_says_so(caplog:
             [*CHAT[:2], {"role": "assistant", "refusal": "No."}],
             1.0,
             {},
-            r"messages\[2\] has a 'refusal', which chat templates",
+            r"messages\[2\] has the field 'refusal', which chat templates",
         ),
-        (CHAT[2:], 1.0, {}, r"messages\[0\] is an answer without a message before it, at the beginning"),
+        (CHAT[2:], 1.0, {}, r"the assistant message messages\[0\] is the first message: add a message before it"),
         (
             [*CHAT[:3], CHAT[4]],
             1.0,
             {},
-            r"messages\[3\] is an answer without a message before it, behind the answer messages\[2\]",
+            r"the assistant message messages\[3\] directly follows another one, messages\[2\]: merge the two",
         ),
-        (CHAT, [1.0], {}, r"rewards must be one number, or one for each answer: 2, got 1: \[1.0\]"),
-        (CHAT, 10**400, {}, "rewards must be finite numbers, got 10+… for answer 1"),
-        (CHAT, math.nan, {}, "rewards must be finite numbers, got nan for answer 1"),
-        (CHAT, [0.0, math.inf], {}, "rewards must be finite numbers, got inf for answer 1"),
-        (CHAT, True, {}, "rewards must be finite numbers, got True for answer 1"),
-        (CHAT, "1", {}, "rewards must be finite numbers, got '1' for answer 1"),
+        (CHAT, [1.0], {}, r"rewards must be a single number or one number per assistant message \(2\), got 1: \[1.0\]"),
+        (CHAT, 10**400, {}, "rewards must be finite numbers, got 10+… for assistant message 1"),
+        (CHAT, math.nan, {}, "rewards must be finite numbers, got nan for assistant message 1"),
+        (CHAT, [0.0, math.inf], {}, "rewards must be finite numbers, got inf for assistant message 1"),
+        (CHAT, True, {}, "rewards must be finite numbers, got True for assistant message 1"),
+        (CHAT, "1", {}, "rewards must be finite numbers, got '1' for assistant message 1"),
         (CHAT, 1.0, {"stop_reason": "failed"}, "stop_reason must be one of done, max_turns, max_tokens, invalid, got"),
-        (CHAT, 1.0, {"task_index": -1}, "task_index must be an int from 0 on, got -1"),
-        (CHAT, 1.0, {"sesion_id": "a"}, "a recorded rollout has no 'sesion_id'; did you mean 'session_id'"),
+        (CHAT, 1.0, {"task_index": -1}, "task_index must be an int of at least 0, got -1"),
+        (
+            CHAT,
+            1.0,
+            {"sesion_id": "a"},
+            "'sesion_id' is not a metadata field of a recorded rollout; did you mean 'session_id'",
+        ),
         (CHAT, 1.0, {"tools": {}}, "tools must be a list of JSON schemas, got {}"),
         (CHAT, 1.0, {"history": "last"}, "history must be 'append' or 'rerender', got 'last'"),
         (
             [CHAT[1], {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]}],
             1.0,
             {},
-            r"messages\[1\]\['tool_calls'\]\[0\] must have arguments in JSON, got '{'",
+            r"messages\[1\]\['tool_calls'\]\[0\] must have arguments that are valid JSON, got '{'",
         ),
         (
             [CHAT[1], {"role": "assistant", "tool_calls": [{"id": "c"}]}],
@@ -191,7 +201,7 @@ def test_without_a_template_texts_are_put_together_and_a_warning_says_so(caplog:
             [{**CHAT[1], "tool_calls": [CALL]}, CHAT[2]],
             1.0,
             {},
-            r"messages\[0\]\['tool_calls'\] must be a list, only in assistant messages",
+            r"messages\[0\]\['tool_calls'\] must be a list, and only assistant messages may have it",
         ),
     ],
 )
@@ -201,7 +211,7 @@ def test_what_cannot_be_read_is_named(messages: Any, rewards: Any, options: Any,
 
 
 def test_a_name_is_no_tokenizer() -> None:
-    with pytest.raises(ConfigError, match="tokenizer must be a tokenizer of transformers or None, got 'Qwen/Qwen3'"):
+    with pytest.raises(ConfigError, match="tokenizer must be a transformers tokenizer or None, got 'Qwen/Qwen3'"):
         Trajectory.from_messages("Qwen/Qwen3", CHAT, 1.0)
 
 
@@ -221,5 +231,5 @@ def test_a_token_for_unknown_words_that_also_ends_turns_is_no_unknown_word() -> 
 def test_words_that_a_tokenizer_does_not_know_are_not_imitated() -> None:
     _, tokenizer = tiny_policy(["Guess.", "Higher.", "Seven?"])
     chat = [CHAT[1], {"role": "assistant", "content": "Zanzibar"}]
-    with pytest.raises(ConfigError, match=r"cannot encode a part of 'Zanzibar' \(turn 0\)"):
+    with pytest.raises(ConfigError, match=r"cannot encode part of 'Zanzibar' \(turn 0\)"):
         Trajectory.from_messages(tokenizer, chat, 1.0)

@@ -128,20 +128,20 @@ def test_they_are_imitated() -> None:
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        ("x", "row 1: it must be an object with 'messages' and 'rewards', got 'x'"),
+        ("x", "row 1 must be an object with 'messages' and 'rewards', got 'x'"),
         ({"reward": 1.0}, r"row 1: messages must be a list of at least one chat message, got \(\)"),
         (
             {"messages": chat("a", "b")},
-            "row 1: it must have 'rewards' or 'reward', got neither",
+            "row 1: 'rewards' or 'reward' is missing",
         ),
-        ({"messages": chat("a", "b"), "reward": 1, "rewards": [1]}, "row 1: it must have .* got both"),
+        ({"messages": chat("a", "b"), "reward": 1, "rewards": [1]}, "row 1: only one of .* got both"),
         (
             {"messages": chat("a", "b"), "reward": 1, "success": "yes"},
             "row 1: success must be true or false, got 'yes'",
         ),
         (
             {"messages": chat("a", "b"), "rewards": [1, 2]},
-            "row 1: rewards must be one number, or one for each answer: 1,",
+            r"row 1: rewards must be a single number or one number per assistant message \(1\),",
         ),
         (
             {"messages": chat("a", "b"), "reward": 1, "info": "won", "success": True},
@@ -149,9 +149,9 @@ def test_they_are_imitated() -> None:
         ),
         (
             {"messages": chat("a", "b"), "reward": 1, "tools": "[" * 100_000},
-            "row 1: its tools: it must be a JSON object",
+            "row 1: tools is not valid JSON",
         ),
-        ({"messages": chat("a", "b"), "reward": 1, "tools": "{"}, "row 1: its tools: it must be a JSON object"),
+        ({"messages": chat("a", "b"), "reward": 1, "tools": "{"}, "row 1: tools is not valid JSON"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_named(row: Any, sentence: str) -> None:
@@ -162,9 +162,9 @@ def test_a_row_that_cannot_be_read_is_named(row: Any, sentence: str) -> None:
 def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     file = tmp_path / "chats.jsonl"
     file.write_text(f"{json.dumps(ROWS[0])}\n{{\n")
-    with pytest.raises(ConfigError, match=r"chats.jsonl, line 2: it must be a JSON object: "):
+    with pytest.raises(ConfigError, match=r"chats.jsonl, line 2 is not valid JSON: "):
         trajectories_from_messages(chat_tokenizer(), file)
-    with pytest.raises(ConfigError, match="rows must be the path of a JSON Lines file, or a list of rows, got None"):
+    with pytest.raises(ConfigError, match="rows must be the path to a JSON Lines file, or a list of rows, got None"):
         trajectories_from_messages(chat_tokenizer(), None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"none.jsonl cannot be read: .*No such file"):
         trajectories_from_messages(chat_tokenizer(), tmp_path / "none.jsonl")

@@ -86,7 +86,7 @@ def test_what_the_mask_leaves_out_is_context() -> None:
     assert [one.message_index for one in made.turns] == [1, 5]
     assert audit([made]).ok
     with pytest.raises(
-        ConfigError, match=r"rewards must be 0 for a turn that is not trained on, got 1.0 for turns\[1\]"
+        ConfigError, match=r"rewards must be 0 for turns that are not trained on, got 1.0 for turns\[1\]"
     ):
         Trajectory.from_training_trace(trace(FIRST, unseen, third), [0.0, 1.0, 0.0])
     ended = Trajectory.from_training_trace(trace(FIRST, unseen), 1.0)
@@ -111,7 +111,7 @@ def test_every_call_is_found_in_the_record_behind_its_own_prompt(calls: Any) -> 
         turns.append(turn(str(len(turns)), prompt, completion, **said("q", "a")))
     trained = [one for one in turns if one["completion_token_ids"]]
     if not trained:
-        with pytest.raises(ConfigError, match="must be 1 for at least one token"):
+        with pytest.raises(ConfigError, match="must have a loss mask of 1 for at least one token"):
             Trajectory.from_training_trace(trace(*turns), 0.0)
         return
     made = Trajectory.from_training_trace(trace(*turns), 1.0)
@@ -142,10 +142,11 @@ def test_without_messages_a_tokenizer_writes_them() -> None:
     made = Trajectory.from_training_trace(bare, 1.0, tokenizer=tokenizer)
     assert "Guess." in made.messages[0]["content"]
     assert made.messages[1] == {"role": "assistant", "content": "Seven?"}
-    with pytest.raises(ConfigError, match=r"turns\[0\] has no messages in request and response: pass tokenizer="):
+    with pytest.raises(ConfigError, match=r"turns\[0\] has no messages in request or response: pass tokenizer="):
         Trajectory.from_training_trace(bare, 1.0)
     with pytest.raises(
-        ConfigError, match=r"turns\[0\]\['prompt_token_ids'\] must be ints in \[0, \d+\), got 99999 at 0"
+        ConfigError,
+        match=r"turns\[0\]\['prompt_token_ids'\] must contain only ints in \[0, \d+\), got 99999 at index 0",
     ):
         Trajectory.from_training_trace(trace(turn("a", [99999], [1])), 1.0, tokenizer=tokenizer)
 
@@ -168,14 +169,14 @@ def test_calls_of_tools_are_shown_as_messages_hold_them() -> None:
         (3, "a training trace must be a dict with 'schema_version' and 'turns', got 3"),
         (trace(FIRST, schema_version=2), "a training trace must have schema_version 1, got 2"),
         (trace(FIRST, schema_version=True), "a training trace must have schema_version 1, got True"),
-        (trace(FIRST, rewards=[1]), "a training trace has no field 'rewards' in schema 1"),
-        ({"schema_version": 1}, "a training trace must have 'turns', got only 'schema_version'"),
-        (trace(), r"the turns of a training trace must be a list of at least one, got \[\]"),
+        (trace(FIRST, rewards=[1]), "a training trace has the field 'rewards', which schema 1 does not have"),
+        ({"schema_version": 1}, "a training trace must have the field 'turns', got only 'schema_version'"),
+        (trace(), r"the turns of a training trace must be a non-empty list, got \[\]"),
         (trace(3), r"turns\[0\] must be a dict, got 3"),
-        (trace({**FIRST, "logps": []}), r"turns\[0\] has no field 'logps' in schema 1"),
-        (trace({**FIRST, 3: 4}), r"turns\[0\] has no field 3 in schema 1"),
-        (trace({"node_id": "a"}), r"turns\[0\] must have 'prompt_token_ids', got only 'node_id'"),
-        (trace({**FIRST, "node_id": ""}), r"turns\[0\]\['node_id'\] must be a string, got ''"),
+        (trace({**FIRST, "logps": []}), r"turns\[0\] has the field 'logps', which schema 1 does not have"),
+        (trace({**FIRST, 3: 4}), r"turns\[0\] has the field 3, which schema 1 does not have"),
+        (trace({"node_id": "a"}), r"turns\[0\] must have the field 'prompt_token_ids', got only 'node_id'"),
+        (trace({**FIRST, "node_id": ""}), r"turns\[0\]\['node_id'\] must be a non-empty string, got ''"),
         (
             trace({**FIRST, "response": {"choices": [{"message": "x"}]}}),
             r"turns\[0\]\['response'\]\['choices'\]\[0\]\['message'\] must be a dict, got 'x'",
@@ -186,33 +187,48 @@ def test_calls_of_tools_are_shown_as_messages_hold_them() -> None:
         ),
         (
             trace({**FIRST, "per_token_logps": [-1.0, -(10**400)]}),
-            "must be finite log-probabilities, at most 0, got -10+… at 1",
+            "must contain only finite log-probabilities, at most 0, got -10+… at index 1",
         ),
         (trace({**FIRST, "request": []}), r"turns\[0\]\['request'\] must be a dict, got \[\]"),
         (trace({**FIRST, "loss_mask": "0011"}), r"turns\[0\]\['loss_mask'\] must be a list, got '0011'"),
-        (trace({**FIRST, "loss_mask": [0, 0, 1]}), r"turns\[0\]\['loss_mask'\] must cover .* 2 \+ 2 tokens, got 3"),
-        (trace({**FIRST, "loss_mask": [0, 1, 1, 1]}), r"turns\[0\]\['loss_mask'\] must be 0 on the prompt, got 1 at 1"),
-        (trace({**FIRST, "loss_mask": [0, 0, 1, 2]}), r"turns\[0\]\['loss_mask'\] must be 0 or 1, got 2 at 3"),
+        (trace({**FIRST, "loss_mask": [0, 0, 1]}), r"turns\[0\]\['loss_mask'\] must cover .* \(2 \+ 2 tokens\), got 3"),
+        (
+            trace({**FIRST, "loss_mask": [0, 1, 1, 1]}),
+            r"turns\[0\]\['loss_mask'\] must be 0 on the prompt, got 1 at index 1",
+        ),
+        (
+            trace({**FIRST, "loss_mask": [0, 0, 1, 2]}),
+            r"turns\[0\]\['loss_mask'\] must contain only 0 or 1, got 2 at index 3",
+        ),
         (
             trace({**FIRST, "loss_mask": [0, 0, 0, 0]}),
-            "the loss masks of a training trace must be 1 for at least one token",
+            "a training trace must have a loss mask of 1 for at least one token",
         ),
-        (trace({**FIRST, "per_token_logps": [-1.0]}), r"must have one value for each of 2 completion_token_ids, got 1"),
-        (trace({**FIRST, "per_token_logps": [-1.0, 0.1]}), "must be finite log-probabilities, at most 0, got 0.1 at 1"),
+        (trace({**FIRST, "per_token_logps": [-1.0]}), r"must have one value per completion token \(2\), got 1"),
+        (
+            trace({**FIRST, "per_token_logps": [-1.0, 0.1]}),
+            "must contain only finite log-probabilities, .* got 0.1 at index 1",
+        ),
         (
             trace({**FIRST, "per_token_logps": [-1.0, float("nan")]}),
-            "must be finite log-probabilities, .* got nan at 1",
+            "must contain only finite log-probabilities, .* got nan at index 1",
         ),
         (trace(turn("a", [], [1])), r"turns\[0\]\['prompt_token_ids'\] must not be empty"),
-        (trace(turn("a", [-1], [1])), r"turns\[0\]\['prompt_token_ids'\] must be ints in \[0, inf\), got -1 at 0"),
-        (trace(turn("a", [1], [True])), r"turns\[0\]\['completion_token_ids'\] must be ints .* got True at 0"),
+        (
+            trace(turn("a", [-1], [1])),
+            r"turns\[0\]\['prompt_token_ids'\] must contain only ints in \[0, inf\), got -1 at index 0",
+        ),
+        (
+            trace(turn("a", [1], [True])),
+            r"turns\[0\]\['completion_token_ids'\] must contain only ints .* got True at index 0",
+        ),
         (
             trace(FIRST, {**SECOND, "node_id": "a"}),
-            r"turns\[1\] must have a unique node_id, got that of turns\[0\]",
+            r"turns\[1\] must have a unique node_id, but turns\[0\] has the same one",
         ),
         (
             trace(turn("a", [1], [2, 3, 4], loss_mask=[0, 1, 0, 1])),
-            r"turns\[0\]\['loss_mask'\] must mark one contiguous run of tokens, got gaps: \[1, 0, 1\]",
+            r"turns\[0\]\['loss_mask'\] must be 1 on one contiguous span of tokens, got gaps: \[1, 0, 1\]",
         ),
     ],
 )
@@ -246,7 +262,9 @@ def test_an_answer_is_the_assistants_whatever_its_message_says() -> None:
 
 
 def test_rewards_and_files_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="rewards must be one number, or one for each turn of the trace: 2, got 1"):
+    with pytest.raises(
+        ConfigError, match=r"rewards must be a single number or one number per turn of the trace \(2\), got 1"
+    ):
         Trajectory.from_training_trace(trace(FIRST, SECOND), [1.0])
     with pytest.raises(ConfigError, match="rewards must be finite numbers, got nan for turn of the trace 1"):
         Trajectory.from_training_trace(trace(FIRST, SECOND), float("nan"))
@@ -259,5 +277,5 @@ def test_rewards_and_files_are_checked(tmp_path: Path) -> None:
     deep.write_text("[" * 100_000)
     with pytest.raises(ConfigError, match=r"deep.json' cannot be read as JSON: maximum recursion"):
         Trajectory.from_training_trace(deep, 1.0)
-    with pytest.raises(ConfigError, match="tokenizer must be a tokenizer of transformers or None, got 'Qwen/Qwen3'"):
+    with pytest.raises(ConfigError, match="tokenizer must be a transformers tokenizer or None, got 'Qwen/Qwen3'"):
         Trajectory.from_training_trace(trace(FIRST), 1.0, tokenizer="Qwen/Qwen3")

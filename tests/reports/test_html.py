@@ -88,11 +88,11 @@ def test_a_rollout_tells_its_outcome_turns_calls_and_tokens() -> None:
     assert "assistant · turn 0 · reward +1.5 · as north" in page.text
     assert "assistant · turn 1 · reward -0.5 · invalid" in page.text
     assert "add(a=3, b='x')" in page.text
-    assert "ended: done" in page.text
+    assert "stop reason: done" in page.text
     assert [cell.get("class") for cell in page.tokens] == [None, "a p", "a p", None, "a n"]
     assert [cell.get("style") for cell in page.tokens] == [None, "--s:1.00", "--s:1.00", None, "--s:0.67"]
     assert page.tokens[1]["title"] == "token 1, id 6, turn 0, reward 0.75, log-probability -0.25"
-    assert page.tokens[0]["title"] == "token 0, id 5, given"
+    assert page.tokens[0]["title"] == "token 0, id 5, environment token"
     assert "reward up to +0.75" in page.text
 
 
@@ -160,14 +160,14 @@ def test_long_things_are_shown_by_their_ends_with_how_much_is_left_out() -> None
     html = record._repr_html_()
     page = Checker(html)
     assert len(html) < 1_000_000
-    assert "… 9,976 messages are left out …" in page.text
-    assert "… 9,520 tokens are left out …" in page.text
-    assert "… 92 calls are left out …" in page.text
+    assert "… 9,976 messages omitted …" in page.text
+    assert "… 9,520 tokens omitted …" in page.text
+    assert "… 92 tool calls omitted …" in page.text
     assert "characters are omitted" in page.text
     assert "token 9999," in (page.tokens[-1]["title"] or "")
     many = rollouts_html([record] * 5000)
     assert len(many) < 50_000
-    assert "… 4,980 rollouts are left out …" in Checker(many).text
+    assert "… 4,980 rollouts omitted …" in Checker(many).text
 
 
 def test_an_ordinary_page_is_small() -> None:
@@ -178,7 +178,7 @@ def test_an_ordinary_page_is_small() -> None:
 def test_an_evaluation_tells_estimates_parts_and_rollouts() -> None:
     rows = [rollout(task_index=index, info={"success": index < 2}) for index in range(4)]
     page = Checker(summarize(rows, environments=["maze", "maze", "guess", "guess"])._repr_html_())
-    for words in ("4 episodes, 0 failed · ended by done 4", "50.0% [0.0, 100.0%]", "maze", "guess"):
+    for words in ("4 episodes, 0 failed · stop reasons: done (4)", "50.0% [0.0, 100.0%]", "maze", "guess"):
         assert words in page.text
     assert "4 rollouts" in page.text
     both = rollout(turns=[Turn(start=0, stop=1, reward=1.0, role="north"), Turn(start=1, stop=1, reward=0.0, role=2)])

@@ -153,7 +153,7 @@ def test_batches_of_an_evaluation_share_no_task_groups(tmp_path: Path) -> None:
             writer.add(one, source="evaluation", run="x", step=2, group=0)
     store = RolloutStore(tmp_path)
     with pytest.raises(
-        ConfigError, match="a rollout group must consist of rollouts of one task, got those of tasks 0, 1"
+        ConfigError, match="a rollout group must consist of rollouts of one task, got rollouts of tasks 0, 1"
     ):
         rollout_group(store)
     same = [replace(one, task_index=index % 2) for index, one in enumerate([*rows, *rows])]

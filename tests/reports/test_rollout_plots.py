@@ -60,14 +60,14 @@ def test_means_by_turn_are_over_the_rollouts_that_have_this_turn() -> None:
     assert [*drawn] == [
         "reward",
         "advantage",
-        "tokens of the agent",
+        "agent tokens",
         "-log p of the sampled tokens",
         "rollouts with this turn",
     ]
     assert line(drawn["reward"]) == [(0, 0.5), (1, 0.25), (2, 0.25)]
     assert line(drawn["advantage"]) == [(0, 2.0), (1, -0.5), (2, 0.0)]
     assert line(drawn["-log p of the sampled tokens"]) == [(0, 1.0), (1, 2.0), (2, 3.0)]
-    assert line(drawn["tokens of the agent"]) == [(0, 1.0), (1, 1.0), (2, 1.0)]
+    assert line(drawn["agent tokens"]) == [(0, 1.0), (1, 1.0), (2, 1.0)]
     assert bars(drawn["rollouts with this turn"]) == {0.0: 3.0, 1.0: 2.0, 2.0: 1.0}
 
 
@@ -77,7 +77,7 @@ def test_entropies_take_the_place_of_log_probabilities() -> None:
     assert line(drawn["entropy"]) == [(0, 0.5), (1, 0.5), (2, 0.5)]
     assert "advantage" not in drawn
     unknown = panels(by_turn([rollout([1.0], logprobs=None), rollout([1.0], task=1, logprobs=[0.0, math.nan])]))
-    assert [*unknown] == ["reward", "tokens of the agent", "rollouts with this turn"]
+    assert [*unknown] == ["reward", "agent tokens", "rollouts with this turn"]
 
 
 def test_failed_rollouts_and_late_turns_are_left_out() -> None:
@@ -112,8 +112,8 @@ def test_lengths_are_counted_by_outcome() -> None:
 def test_credit_lies_on_the_agents_tokens() -> None:
     record = rollout([0.5, -1.0])
     drawn = panels(credit_along(record, advantages=[9.0, 2.0, 9.0, math.nan]))
-    assert [*drawn] == ["reward of a token", "advantage", "log-probability (sampler)"]
-    assert bars(drawn["reward of a token"]) == {1.0: 0.5, 3.0: -1.0}
+    assert [*drawn] == ["reward per token", "advantage", "log-probability (sampler)"]
+    assert bars(drawn["reward per token"]) == {1.0: 0.5, 3.0: -1.0}
     assert bars(drawn["advantage"]) == {1.0: 2.0}
     assert line(drawn["log-probability (sampler)"]) == [(1.0, -1.0), (3.0, -2.0)]
 
@@ -122,7 +122,7 @@ def test_a_rollout_without_numbers_still_shows_its_turns() -> None:
     picture = credit_along(rollout([1.0], logprobs=None, per_token_rewards=[]), title="costs $x$")
     assert len(picture.axes) == 1
     assert picture._repr_png_()[0].startswith(b"\x89PNG")
-    with pytest.raises(ConfigError, match="was played without a tokenizer"):
+    with pytest.raises(ConfigError, match="was recorded without a tokenizer"):
         credit_along(rollout([]))
 
 
@@ -155,7 +155,7 @@ def test_what_rounding_leaves_of_zero_is_drawn_as_zero() -> None:
 
 def test_what_is_no_group_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match="a rollout group must consist of rollouts of one task, got those of tasks 0, 1, 2"
+        ConfigError, match="a rollout group must consist of rollouts of one task, got rollouts of tasks 0, 1, 2"
     ):
         rollout_group(ROWS)
     with pytest.raises(ConfigError, match="rollouts of one task, got none"):
@@ -197,7 +197,7 @@ def test_what_no_axis_holds_is_said_and_not_drawn(worst: float, tmp_path: Path) 
     rows = [rollout([worst, 1.0]), rollout([0.5, -0.5], index=1)]
     advantages = [[0.0, worst, 0.0, 2.0], [0.0, 1.0, 0.0, math.nan]]
     along = panels(credit_along(rows[0], advantages=advantages[0], path=tmp_path / "along.png"))
-    assert bars(along["reward of a token (1 too large to draw)"]) == {3.0: 1.0}
+    assert bars(along["reward per token (1 too large to draw)"]) == {3.0: 1.0}
     assert bars(along["advantage (1 too large to draw)"]) == {3.0: 2.0}
     group = panels(rollout_group(rows, advantages=advantages, path=tmp_path / "group.png"))
     [told] = [title for title in group if title.endswith("(2 too large to draw)")]

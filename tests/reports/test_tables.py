@@ -62,11 +62,14 @@ def test_nothing_is_printed_as_minus_zero() -> None:
     assert row.split() == ["a", "0.0%", "[-0.4,", "0.0]", "0.0", "[0.0,", "0.0]", "0.00", "[0.00,", "0.00]", "512"]
 
 
-def test_different_confidences_do_not_compare() -> None:
-    with pytest.raises(ValueError, match=r"the same confidence, got \[0\.9, 0\.95\]"):
-        comparison_table({"a": evaluation(), "b": evaluation(confidence=0.9)})
-    with pytest.raises(ValueError, match=r"the same confidence, got \[\]"):
+def test_a_comparison_needs_an_evaluation() -> None:
+    with pytest.raises(ValueError, match="must contain at least one evaluation"):
         comparison_table({})
+
+
+def test_different_confidences_do_not_compare() -> None:
+    with pytest.raises(ValueError, match=r"the same confidence level, got \[0\.9, 0\.95\]"):
+        comparison_table({"a": evaluation(), "b": evaluation(confidence=0.9)})
 
 
 cells = st.text(st.characters(codec="ascii", exclude_categories=["C", "Z"]), min_size=1, max_size=8)

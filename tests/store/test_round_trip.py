@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym.errors import ConfigError, StoreError
-from agentsgym.store.columns import table_of
-from agentsgym.store.jsonl import line_of, record_of_line
+from agentsgym.store.columns import rollouts_to_table
+from agentsgym.store.jsonl import record_from_line, record_to_line
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
-from agentsgym.store.rows import record_of
+from agentsgym.store.rows import record_from_row
 from agentsgym.store.values import Unkept, from_json, to_json
 from agentsgym.types import StopReason, Trajectory, Turn
 
@@ -125,17 +125,17 @@ RECORDS = st.builds(
 
 @given(st.lists(RECORDS, min_size=1, max_size=3))
 def test_records_come_back_bit_for_bit(records: list[StoredRollout]) -> None:
-    table = table_of(records)
+    table = rollouts_to_table(records)
     for row, record in enumerate(records):
-        assert bits(record_of(table, row)) == bits(record)
+        assert bits(record_from_row(table, row)) == bits(record)
 
 
 @given(RECORDS)
 def test_lines_of_json_come_back_bit_for_bit(record: StoredRollout) -> None:
-    line = line_of(record)
+    line = record_to_line(record)
     assert "\n" not in line
     json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert bits(record_of_line(line)) == bits(record)
+    assert bits(record_from_line(line)) == bits(record)
 
 
 @given(VALUES)
@@ -152,7 +152,7 @@ def record_of_info(info: dict[str, Any]) -> StoredRollout:
     trajectory = Trajectory(
         token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE, info=info
     )
-    return record_of(table_of([StoredRollout(trajectory=trajectory)]), 0)
+    return record_from_row(rollouts_to_table([StoredRollout(trajectory=trajectory)]), 0)
 
 
 def test_numbers_of_numpy_come_back_as_they_were() -> None:
@@ -191,10 +191,10 @@ def test_what_cannot_be_kept_is_marked_and_loses_nothing_else() -> None:
     assert read["method"] == Unkept("builtins.method_descriptor", "str.upper")
     assert read["broken"].text.startswith("<Broken object: its repr raised")
     assert (read["color"], read["move"]) == ("red", (1, 2))
-    assert "info: of Board only the text is kept" in record.inexact
-    assert "info: given as Color, kept as str" in record.inexact
+    assert "info: only the text of Board was stored" in record.inexact
+    assert "info: Color stored as str" in record.inexact
     assert isinstance(read["itself"][0], Unkept)
-    again = record_of(table_of([record]), 0)  # and a copy of the store says the same
+    again = record_from_row(rollouts_to_table([record]), 0)  # and a copy of the store says the same
     assert (again.trajectory, again.inexact[: len(record.inexact)]) == (record.trajectory, record.inexact)
 
 
@@ -205,14 +205,14 @@ def test_a_copy_of_a_copy_says_no_more_of_what_was_lost_than_the_first(tmp_path:
             writer.add_record(record)
         lines = RolloutStore(tmp_path / str(number)).to_jsonl(tmp_path / f"{number}.jsonl")
         record = RolloutStore.from_jsonl(lines, tmp_path / f"{number} again").record(0)
-        assert record.inexact == ["info: of Board only the text is kept"]
+        assert record.inexact == ["info: only the text of Board was stored"]
 
 
 def test_texts_of_numpy_are_kept_as_texts() -> None:
     given = {"word": np.str_("clock"), "bytes": np.bytes_(b"a"), "words": np.array([["a", "b"]])}
     record = record_of_info(given)
     assert record.trajectory.info == {"word": "clock", "bytes": b"a", "words": [["a", "b"]]}
-    assert "info: given as str_, kept as str" in record.inexact
+    assert "info: str_ stored as str" in record.inexact
 
 
 @pytest.mark.parametrize("reward", [True, np.float32(1.0), 2**60 + 1])
@@ -238,12 +238,12 @@ def test_arrays_in_the_place_of_lists_come_back_and_other_sequences_are_marked()
         logprobs=array("d", [0.5, math.nan, -0.0]),
         per_token_rewards=[0, 1, 2**60 + 1],
     )
-    record = record_of(table_of([StoredRollout(trajectory=trajectory)]), 0)
+    record = record_from_row(rollouts_to_table([StoredRollout(trajectory=trajectory)]), 0)
     read: Any = record.trajectory
     assert isinstance(read.token_ids, np.ndarray)
     assert read.token_ids.tolist() == [5, 6, 7]
     assert bits(read.logprobs) == bits([0.5, math.nan, -0.0])
-    assert record.inexact == ["logprobs: given as array, kept as list"]
+    assert record.inexact == ["logprobs: array stored as list"]
     assert read.per_token_rewards == [0, 1, 2**60 + 1]
 
 
@@ -258,12 +258,12 @@ def test_a_text_that_nobody_wrote_is_an_error_with_the_text(text: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"stepp": 1}, "a stored rollout has no 'stepp'; did you mean 'step'?"),
-        ({"step": "one"}, "step must be an int below 2"),
+        ({"stepp": 1}, "'stepp' is not a field of a stored rollout; did you mean 'step'?"),
+        ({"step": "one"}, "step must be a 64-bit int"),
         ({"advantages": [1.0]}, "advantages must have one value per token, got 1 for 2 tokens"),
         ({"agent": 3}, "agent must be a string or None"),
-        ({"created_at": "today"}, "created_at must be a datetime with its time zone"),
-        ({"created_at": datetime(2026, 1, 1)}, "created_at must be a datetime with its time zone"),
+        ({"created_at": "today"}, "created_at must be a timezone-aware datetime"),
+        ({"created_at": datetime(2026, 1, 1)}, "created_at must be a timezone-aware datetime"),
     ],
 )
 def test_columns_that_are_none_are_refused_at_once(columns: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ def test_slices_and_filters_are_stores_and_go_together(tmp_path: Path) -> None:
     assert indices_of(store.filter(task_data={"seed": 3}, env_config=None, extra={})) == [3]
     assert len(store.filter(agent="c")) == 0
     assert list(store.filter(agent="c")) == []
-    with pytest.raises(ConfigError, match="a store has no column 'stepp'; did you mean 'step'"):
+    with pytest.raises(ConfigError, match="a rollout store has no column 'stepp'; did you mean 'step'"):
         store.filter(stepp=1)
-    with pytest.raises(ConfigError, match=r"the filter cannot be evaluated: .*nothing.*\Z"):
+    with pytest.raises(ConfigError, match=r"the filter expression cannot be evaluated: .*nothing.*\Z"):
         store.filter(pc.field("nothing") > 1)
 
 
@@ -100,7 +100,7 @@ def test_lines_of_json_make_the_same_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["missing", "file"])
 def test_a_folder_that_is_none_is_said_to_be(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=f"there is no rollout store at .*{name}: it must be a folder"):
+    with pytest.raises(StoreError, match=f"there is no rollout store at .*{name}: expected a folder"):
         RolloutStore(tmp_path / name)
 
 
@@ -126,8 +126,10 @@ def test_files_that_cannot_be_read_are_named_and_the_others_stay_readable(
     assert {file.name for file in store.skipped} == {
         f"{name}.parquet" for name in ("cut", "empty", "noise", "foreign", "newer")
     }
-    assert store.skipped[tmp_path / "foreign.parquet"] == "a parquet file, but not part of a rollout store"
-    assert "format version 99, but this library reads 1" in store.skipped[tmp_path / "newer.parquet"]
+    assert store.skipped[tmp_path / "foreign.parquet"] == "a parquet file, but not one of a rollout store"
+    assert (
+        "format version 99, but this version of agentsgym reads format 1" in store.skipped[tmp_path / "newer.parquet"]
+    )
     [warning] = caplog.records
     assert (
         "5 of 6 parquet files cannot be read and are skipped: cut.parquet (not a complete parquet file"
@@ -166,7 +168,7 @@ def test_a_part_that_holds_other_rollouts_than_its_name_says_is_an_error(claimed
     tracemalloc.start()
     try:
         with pytest.raises(
-            StoreError, match=rf"-{claimed}\.parquet contains 200 rollouts, but should contain {claimed} "
+            StoreError, match=rf"-{claimed}\.parquet contains 200 rollouts, but its name says {claimed}: "
         ):
             RolloutStore(tmp_path).to_pandas()
         assert tracemalloc.get_traced_memory()[1] < 8e6  # nothing as large as the name claims

@@ -17,8 +17,8 @@ from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import StoreError
 from agentsgym.evaluation.run import evaluate
 from agentsgym.store.reader import RolloutStore
-from agentsgym.store.schema import LATER
-from agentsgym.store.stored_tokenizers import read_tokenizer, tokenizer_of
+from agentsgym.store.schema import ADDED_LATER
+from agentsgym.store.stored_tokenizers import read_stored_tokenizer, read_tokenizer
 from agentsgym.tiny import tiny_policy
 
 TEXT = "Is it an animal? yes no"
@@ -38,7 +38,7 @@ def test_a_tokenizer_is_kept_once_and_reads_as_it_was(tmp_path: Path) -> None:
     assert name is not None
     [file] = (tmp_path / "a" / "__tokenizers").iterdir()
     assert file.name == f"{name}.json"
-    again = tokenizer_of(tmp_path / "a", name)
+    again = read_stored_tokenizer(tmp_path / "a", name)
     assert again is not None
     ids = ours(TEXT, add_special_tokens=False)["input_ids"]
     assert again.encode(TEXT, add_special_tokens=False).ids == ids
@@ -64,7 +64,7 @@ def test_evaluations_keep_theirs(tmp_path: Path) -> None:
     evaluate(type(env)(ours, env.env_config), PolicyAgent(model, ours), [{"solution": "dog"}], store=tmp_path / "a")
     record = RolloutStore(tmp_path / "a").record(0)
     assert record.tokenizer is not None
-    found = tokenizer_of(tmp_path / "a", record.tokenizer)
+    found = read_stored_tokenizer(tmp_path / "a", record.tokenizer)
     assert found is not None
     assert found.decode([*record.trajectory.token_ids], skip_special_tokens=False) == ours.decode(
         record.trajectory.token_ids
@@ -88,15 +88,15 @@ def test_a_full_disk_leaves_no_part_of_it_and_stops_nothing(
         disk.setattr("agentsgym.store.stored_tokenizers.os.fsync", full)
         assert writer.keep_tokenizer(tokenizer()) is None
     assert [*tmp_path.rglob("*.*")] == []
-    assert "the tokenizer cannot be stored" in caplog.text
+    assert "the tokenizer cannot be saved" in caplog.text
 
 
 def test_no_other_file_is_ever_read_as_one(tmp_path: Path) -> None:
     (tmp_path / "secret.json").write_text("{}")
     for name in ("../secret", "x", "0" * 17, ""):
-        with pytest.raises(StoreError, match="must be named by 16 hexadecimal digits"):
-            tokenizer_of(tmp_path, name)
-    assert tokenizer_of(tmp_path, "0" * 16) is None
+        with pytest.raises(StoreError, match="name must be 16 hexadecimal digits"):
+            read_stored_tokenizer(tmp_path, name)
+    assert read_stored_tokenizer(tmp_path, "0" * 16) is None
     with pytest.raises(StoreError, match="cannot load a tokenizer from"):
         read_tokenizer(tmp_path / "secret.json")
 
@@ -105,7 +105,7 @@ def test_parts_without_the_newest_columns_are_read_with_nulls_in_them(tmp_path: 
     stored(tmp_path, range(2))
     [part] = tmp_path.glob("*.parquet")
     table = pq.read_table(part)
-    pq.write_table(table.drop_columns([*LATER]), part)
+    pq.write_table(table.drop_columns([*ADDED_LATER]), part)
     with RolloutStore.writer(tmp_path) as writer:
         writer.add(rollout(2), tokenizer="t", entropies=[0.5] * 4)
     store = RolloutStore(tmp_path)
@@ -126,4 +126,4 @@ def test_a_view_knows_its_place_in_the_whole(tmp_path: Path) -> None:
     store = stored(tmp_path, range(5, 10))
     view = store.filter(task_index=lambda index: index % 3 == 0)[1:]
     assert [*view.rows] == [3, 6, 9]
-    assert [*view[1:].whole.rows] == [*store.rows] == [*range(10)]
+    assert [*view[1:].unfiltered.rows] == [*store.rows] == [*range(10)]

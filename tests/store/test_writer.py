@@ -139,7 +139,7 @@ def test_a_disk_that_stays_full_raises_at_the_end_unless_something_else_did(
 def test_what_waits_for_a_full_disk_has_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(writer, "_MOST_UNWRITTEN", 50_000)
+    monkeypatch.setattr(writer, "_MAX_UNWRITTEN", 50_000)
     store = RolloutStore.writer(tmp_path)
     with monkeypatch.context() as full:
         full.setattr(parts.os, "fsync", full_disk)
@@ -281,13 +281,13 @@ def test_the_end_of_a_child_of_multiprocessing_is_the_end_of_a_process(tmp_path:
 def test_a_rollout_that_cannot_be_stored_does_not_take_others_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table_of = writer.table_of
+    rollouts_to_table = writer.rollouts_to_table
 
     def breaking(records: Any) -> Any:
         assert all(record.trajectory.task_index != 1 for record in records), "a bug of ours"
-        return table_of(records)
+        return rollouts_to_table(records)
 
-    monkeypatch.setattr(writer, "table_of", breaking)
+    monkeypatch.setattr(writer, "rollouts_to_table", breaking)
     with pytest.raises(AssertionError, match="a bug of ours"):
         stored(tmp_path, range(3))
     assert indices_of(RolloutStore(tmp_path)) == [0, 2]
@@ -295,5 +295,5 @@ def test_a_rollout_that_cannot_be_stored_does_not_take_others_with_it(
 
 def test_a_folder_that_cannot_be_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=r"a rollout store at .*file: it must be a folder, but is a file"):
+    with pytest.raises(StoreError, match=r"a rollout store at .*file: a file with this name exists"):
         RolloutStore.writer(tmp_path / "file")

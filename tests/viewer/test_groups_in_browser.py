@@ -53,11 +53,11 @@ def test_a_group_stands_side_by_side_and_shows_where_it_parts(either: Opened) ->
             if turn:
                 own, _ = record_of(one["row"])
                 before = own.messages[own.turns[turn].message_index - 1]["content"]
-                assert (cell.locator(".seen").text_content(), played["seen"]) == (before, before)
-            assert ("parts" in (cell.get_attribute("class") or "").split()) == (group["diverges"][member] == turn)
+                assert (cell.locator(".seen").text_content(), played["observation"]) == (before, before)
+            assert ("parts" in (cell.get_attribute("class") or "").split()) == (group["diverges_at"][member] == turn)
     for turn in range(rows):
         playing = [one["turns"][turn : turn + 1] for one in group["members"]]
-        count = sum(bool(own) and apart == turn for own, apart in zip(playing, group["diverges"], strict=True))
+        count = sum(bool(own) and apart == turn for own, apart in zip(playing, group["diverges_at"], strict=True))
         said = table.locator("tbody tr").nth(turn).get_by_text(re.compile("diverge"))
         expect(said).to_have_text([f"≠ {count} of {GROUP} diverge{'s' * (count == 1)}"] if count else [])
     expect(table.locator("td.alike")).to_have_count(GROUP * group["common_turns"])
@@ -128,7 +128,7 @@ def test_rollouts_that_a_batch_lacks_and_actions_that_are_cut_are_said(
     with opened(browser, RolloutStore(tmp_path / "kept"), mode, tmp_path) as shown:
         page = shown.go(view="what-if", row=0)
         words = page.locator(".difference")
-        expect(words).to_contain_text("Not exact: of the 8 rollouts of the generation batch only 6 are available")
+        expect(words).to_contain_text("Not exact: only 6 of the 8 rollouts of the generation batch are available")
         expect(words).to_contain_text("Computed with all 6 rollouts")
         page = shown.go(view="group", row=0)
         expect(page.locator("td").first).to_contain_text("… 1,000 more characters in the conversation")
@@ -140,7 +140,7 @@ def test_differences_are_seen_on_tokens_too(served: Opened) -> None:
     member = ROW % GROUP
     page.get_by_label("estimator").select_option("rloo")
     settled(page, "rloo")
-    page.get_by_role("link", name="its tokens").nth(member).click()
+    page.get_by_role("link", name="tokens", exact=True).nth(member).click()
     settled(page, "view=tokens")
     expect(page.get_by_role("radio", name="what-if minus stored")).to_have_attribute("aria-checked", "true")
     settings = json.loads(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('wi')"))

@@ -175,7 +175,7 @@ def test_the_share_that_was_won_is_that_of_what_passes_the_filters(either: Opene
     outcomes = [one for one, env in zip(either.column("outcome"), either.column("env"), strict=True) if env == "Boards"]
     won, told = outcomes.count("won"), outcomes.count("won") + outcomes.count("lost")
     assert len(outcomes) > told > won > 0  # some failed
-    expect(page.locator(".count .won")).to_have_text(f"{100 * won / told:.1f} % won ({won} of {told})")
+    expect(page.locator(".count .won")).to_have_text(f"{100 * won / told:.1f}% won ({won} of {told})")
 
 
 def test_the_list_shows_each_task_with_its_answer_and_its_group(browser: Browser, tmp_path: Path) -> None:

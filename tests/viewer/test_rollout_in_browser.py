@@ -39,7 +39,7 @@ def test_a_conversation_shows_boards_thoughts_calls_and_why_it_stopped(either: O
         notes = page.locator(f"#turn-{index} .value")
         assert float(notes.nth(0).get_attribute("title") or "") == turn.reward
         assert float(notes.nth(1).get_attribute("title") or "") == pytest.approx(mean, rel=1e-12)
-    expect(page.locator(".ending")).to_contain_text(f"stopped: {trajectory.stop_reason.value}")
+    expect(page.locator(".ending")).to_contain_text(f"stop reason: {trajectory.stop_reason.value}")
 
 
 def test_every_value_of_a_token_is_the_stores(either: Opened) -> None:
@@ -64,7 +64,7 @@ def test_every_value_of_a_token_is_the_stores(either: Opened) -> None:
         gap = record.trainer_logprobs[at] - trajectory.logprobs[at]
         assert float(values["sampler/trainer gap"]) == pytest.approx(gap, rel=1e-12)
     tokens.nth(0).hover()
-    expect(page.locator(".hint dd[data-name='turn']")).to_have_text("given by the environment")
+    expect(page.locator(".hint dd[data-name='turn']")).to_have_text("none: an environment token")
     text = WORDS[trajectory.token_ids[trajectory.turns[0].start]]
     assert text in tokens.nth(trajectory.turns[0].start).inner_text()
 
@@ -120,7 +120,7 @@ def test_tokens_of_an_evaluation_are_not_said_to_be_trained_on(browser: Browser,
         page = shown.go(view="tokens", row=0, by="mask")
         expect(page.locator(".legend")).to_contain_text("agent tokens that training would use")
         page.locator(".stream .token.agent").first.hover()
-        expect(page.locator(".hint [data-name='trained on']")).to_have_text("no, but it would be")
+        expect(page.locator(".hint [data-name='trained on']")).to_have_text("no, but training would use it")
 
 
 def test_hostile_text_is_shown_and_nothing_of_it_runs(either: Opened) -> None:

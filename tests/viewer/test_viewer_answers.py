@@ -20,18 +20,18 @@ from test_round_trip import RECORDS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from agentsgym.errors import ConfigError, StoreError
-from agentsgym.store.columns import table_of
+from agentsgym.store.columns import rollouts_to_table
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
-from agentsgym.store.rows import record_of
+from agentsgym.store.rows import record_from_row
 from agentsgym.tiny import tiny_policy
 from agentsgym.types import StopReason, Trajectory, Turn
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.index import environment_label
 from agentsgym.viewer.plain import dumped, entries, number
-from agentsgym.viewer.rollouts import first_difference, group_of, rollout_of
-from agentsgym.viewer.token_texts import TokenWriter
-from agentsgym.viewer.turns import turns_of
+from agentsgym.viewer.rollouts import first_difference, group_data, rollout_data
+from agentsgym.viewer.token_texts import TokenDecoder
+from agentsgym.viewer.turns import turn_summaries
 
 
 def answers_of(folder: Path, limit: int = 1000, **options: Any) -> Answers:
@@ -60,7 +60,7 @@ def as_json(text: str | None) -> str | None:
 @settings(max_examples=40)
 @given(RECORDS)
 def test_a_rollout_of_any_values_is_told_as_strict_json(record: StoredRollout) -> None:
-    told = dumped(rollout_of(7, record, lambda _name, _ids: None))
+    told = dumped(rollout_data(7, record, lambda _name, _ids: None))
     assert told.isascii()
     assert "<" not in told
     read = json.loads(told, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -71,18 +71,18 @@ def test_a_rollout_of_any_values_is_told_as_strict_json(record: StoredRollout) -
     assert read["tokens"]["trained"] == record.trajectory.agent_token_mask
     assert [turn["reward"] for turn in read["turns"]] == [known(turn.reward) for turn in record.trajectory.turns]
     assert read["error"] == as_json(record.trajectory.error)
-    json.loads(dumped(group_of(1, "", [7, 8], [record, record])))
+    json.loads(dumped(group_data(1, "", [7, 8], [record, record])))
 
 
 @settings(max_examples=40)
 @given(st.lists(RECORDS, min_size=1, max_size=3))
 def test_turns_are_summed_up_as_one_would_by_hand(records: list[StoredRollout]) -> None:
-    table = table_of(records)
+    table = rollouts_to_table(records)
     store: Any = _Table(table)
-    told = turns_of(store)
+    told = turn_summaries(store)
     json.loads(dumped(told))
     for i in range(len(records)):
-        own = record_of(table, i)
+        own = record_from_row(table, i)
         turns = own.trajectory.turns
         assert told["rewards"][i] == [known(turn.reward) for turn in turns]
         assert told["invalid"][i] == [int(turn.invalid) for turn in turns]
@@ -137,7 +137,7 @@ def test_the_list_has_the_newest_rollouts_and_their_columns(tmp_path: Path) -> N
     told = answers_of(tmp_path, limit=10).list()
     json.loads(dumped(told))
     assert (told["total"], told["shown"], told["mode"]) == (13, 10, "served")
-    assert told["note"] == "the newest 10 of 13 rollouts; --limit shows more"
+    assert told["note"] == "only the newest 10 of 13 rollouts; a larger --limit shows more"
     columns, words = told["columns"], told["words"]
     assert columns["row"] == [*range(3, 13)]
     assert {len(values) for values in columns.values()} == {10}
@@ -242,15 +242,15 @@ def test_a_group_tells_common_turns_calls_and_means(tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": "tree"}}}
     third = played("a", "b", "d")
     third.messages[-2]["tool_calls"] = [call]  # type: ignore[index]
-    told = group_of(
+    told = group_data(
         0, "x", [1, 2, 3], [StoredRollout(trajectory=one) for one in (played("a", "b", "c"), played("a", "b"), third)]
     )
-    assert told["diverges"] == [None, 2, 2]
+    assert told["diverges_at"] == [None, 2, 2]
     assert told["common_turns"] == 2
     assert told["members"][2]["turns"][2]["text"] == 'd\nlook({\n "at": "tree"\n})'
     assert told["members"][0]["turns"][0]["advantage"] is None
-    long = group_of(0, "x", [1], [StoredRollout(trajectory=played("a" * 10_000))])
-    assert long["members"][0]["turns"][0]["left_out"] == 6000
+    long = group_data(0, "x", [1], [StoredRollout(trajectory=played("a" * 10_000))])
+    assert long["members"][0]["turns"][0]["num_omitted"] == 6000
 
 
 def test_a_search_finds_what_is_said_in_any_case_and_nothing_else(tmp_path: Path) -> None:
@@ -283,8 +283,8 @@ def test_a_search_that_takes_too_long_says_so(tmp_path: Path, monkeypatch: pytes
 def test_long_messages_are_cut_and_say_by_how_much(tmp_path: Path) -> None:
     write(tmp_path, [StoredRollout(trajectory=played("x" * 1_000_000))])
     message = answers_of(tmp_path).rollout(0)["messages"][1]
-    assert message["left_out"] + len(message["content"]) == 1_000_000
-    assert message["left_out"] > 0
+    assert message["num_omitted"] + len(message["content"]) == 1_000_000
+    assert message["num_omitted"] > 0
 
 
 def test_long_thoughts_and_values_are_cut_and_say_by_how_much(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_long_thoughts_and_values_are_cut_and_say_by_how_much(tmp_path: Path) ->
     own = replace(played("a", info={"notes": "y" * 1_000_000}), messages=[{"role": "user", "content": "Begin."}, said])
     write(tmp_path, [StoredRollout(trajectory=own)])
     told = answers_of(tmp_path).rollout(0)
-    assert told["messages"][1]["left_out"] == 800_000
+    assert told["messages"][1]["num_omitted"] == 800_000
     assert re.search(r"… 900,0\d\d characters omitted$", told["info"])
 
 
@@ -308,11 +308,11 @@ def test_token_ids_in_an_array_are_shown_like_a_list(tmp_path: Path) -> None:
 def test_what_the_list_does_not_have_is_a_sentence(tmp_path: Path) -> None:
     write(tmp_path, [StoredRollout(trajectory=rollout(i)) for i in range(3)])
     answers = answers_of(tmp_path, limit=2)
-    with pytest.raises(ConfigError, match="the list has no rollout in row 0"):
+    with pytest.raises(ConfigError, match="there is no rollout 0 among the rollouts shown"):
         answers.rollout(0)
-    with pytest.raises(ConfigError, match="the list has no task group 9"):
+    with pytest.raises(ConfigError, match="there is no task group 9 among"):
         answers.group(9)
-    with pytest.raises(ConfigError, match="the list has no task group -1"):
+    with pytest.raises(ConfigError, match="there is no task group -1 among"):
         answers.what_if(-1, {})
     with pytest.raises(ConfigError, match="limit must be a positive int"):
         answers_of(tmp_path, limit=0)
@@ -366,7 +366,7 @@ def test_the_texts_of_tokens_add_up_to_the_text(text: str) -> None:
     text = text.encode(errors="ignore").decode()
     tokenizer = byte_level()
     ids = tokenizer.encode(text).ids
-    texts = TokenWriter(tokenizer).texts(ids)
+    texts = TokenDecoder(tokenizer).texts(ids)
     assert len(texts) == len(ids)
     assert "".join(texts) == text
 
@@ -374,12 +374,12 @@ def test_the_texts_of_tokens_add_up_to_the_text(text: str) -> None:
 def test_pieces_of_a_character_stand_at_the_last_of_them() -> None:
     tokenizer = byte_level()
     ids = tokenizer.encode("a€b").ids
-    assert TokenWriter(tokenizer).texts(ids) == ["a", "", "", "€", "b"]
+    assert TokenDecoder(tokenizer).texts(ids) == ["a", "", "", "€", "b"]
 
 
 @given(st.lists(st.integers(-2, 300), max_size=40))
 def test_any_ids_have_a_text_each(ids: list[int]) -> None:
-    assert len(TokenWriter(byte_level()).texts(ids)) == len(ids)
+    assert len(TokenDecoder(byte_level()).texts(ids)) == len(ids)
 
 
 @given(st.floats() | st.integers() | st.none())

@@ -90,7 +90,7 @@ def test_another_name_than_its_own_is_refused(server: ViewerServer, host: str) -
     for path in ("/", "/data/list"):
         status, said = refused(server, path, Host=host.format(port=server.server_port))
         assert status == 403
-        assert "requests under any other name are refused" in said
+        assert "requests for any other host are rejected" in said
 
 
 def test_its_own_names_are_answered_and_other_sites_get_no_data(server: ViewerServer) -> None:
@@ -102,7 +102,7 @@ def test_its_own_names_are_answered_and_other_sites_get_no_data(server: ViewerSe
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "WHATEVER"])
 def test_nothing_but_get_is_answered(server: ViewerServer, method: str) -> None:
-    assert refused(server, "/data/list", method) == (405, "only GET is answered")
+    assert refused(server, "/data/list", method) == (405, "only GET requests are supported")
 
 
 def test_head_has_no_body(server: ViewerServer) -> None:
@@ -113,19 +113,19 @@ def test_head_has_no_body(server: ViewerServer) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "said"),
     [
-        ("/etc/passwd", 404, "there is nothing at /etc/passwd"),
-        ("/../../etc/passwd", 404, "there is nothing at"),
-        ("/data/", 404, "there is nothing at /data/"),
-        ("/data/rollout", 400, "row must be a number, got ''"),
-        ("/data/rollout?row=-1", 400, "row must be a number"),
-        ("/data/rollout?row=%C2%B2", 400, "row must be a number"),
-        ("/data/rollout?row=999", 400, "the list has no rollout in row 999"),
-        ("/data/rollout?row=99999999999999999999", 400, "row must be a number"),
-        ("/data/group?key=300", 400, "the list has no task group 300"),
+        ("/etc/passwd", 404, "there is no page at /etc/passwd"),
+        ("/../../etc/passwd", 404, "there is no page at"),
+        ("/data/", 404, "there is no page at /data/"),
+        ("/data/rollout", 400, "row must be an integer from 0 to"),
+        ("/data/rollout?row=-1", 400, "row must be an integer"),
+        ("/data/rollout?row=%C2%B2", 400, "row must be an integer"),
+        ("/data/rollout?row=999", 400, "there is no rollout 999 among"),
+        ("/data/rollout?row=99999999999999999999", 400, "row must be an integer"),
+        ("/data/group?key=300", 400, "there is no task group 300 among"),
         ("/data/what-if?key=0&estimator=x", 400, "estimator cannot be 'x'"),
         ("/data/what-if?key=0&estimator=grpo&options=" + "[" * 8000, 400, "options must be a JSON object"),
-        ("/data/search?" + "&".join("a=1" for _ in range(30)), 400, "the address cannot be read"),
-        ("/data/search?text=" + "x" * 20_000, 414, "the address is too long"),
+        ("/data/search?" + "&".join("a=1" for _ in range(30)), 400, "the URL cannot be parsed"),
+        ("/data/search?text=" + "x" * 20_000, 414, "the URL is too long"),
         ("/data/search?text=" + "x" * 70_000, 414, "Request-URI Too Long"),
     ],
 )
@@ -151,7 +151,7 @@ def test_an_address_that_is_none_is_a_sentence(server: ViewerServer) -> None:
         connection.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: connection.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b"the address cannot be read: Invalid IPv6 URL" in answer
+    assert b"the URL cannot be parsed: Invalid IPv6 URL" in answer
 
 
 def test_many_ask_at_once(server: ViewerServer) -> None:
@@ -174,7 +174,7 @@ def test_a_part_that_vanishes_is_said_and_the_rest_goes_on(server: ViewerServer,
 
 
 def test_a_port_in_use_names_the_port_and_the_way_out(server: ViewerServer) -> None:
-    with pytest.raises(ConfigError, match=rf"port {server.server_port} is in use: give another --port"):
+    with pytest.raises(ConfigError, match=rf"port {server.server_port} is in use: choose another --port"):
         ViewerServer(server.answers, server.server_port)
     with pytest.raises(ConfigError, match="a port must be a number from 0 to 65535, got 70000"):
         ViewerServer(server.answers, 70_000)

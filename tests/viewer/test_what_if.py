@@ -17,7 +17,7 @@ from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.types import Trajectory
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.what_if import available, options_of
-from agentsgym.viewer.written import chosen
+from agentsgym.viewer.written import included_requests
 
 
 def trained(folder: Path, env_config: dict[str, Any] | None = None, **changes: Any) -> RolloutStore:
@@ -175,7 +175,7 @@ def test_a_batch_of_which_a_file_is_gone_is_said_to_be_incomplete(tmp_path: Path
         for record in [*trained(tmp_path, max_steps=1).records()][:6]:
             writer.add_record(record)
     answer = answers_of(RolloutStore(tmp_path / "part")).what_if(1, {})
-    assert answer["note"] == "of the 8 rollouts of the generation batch only 6 are available"
+    assert answer["note"] == "only 6 of the 8 rollouts of the generation batch are available"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,10 @@ def test_a_batch_of_which_a_file_is_gone_is_said_to_be_incomplete(tmp_path: Path
         ({"estimator": "rae"}, "rae cannot be computed from stored rollouts.*averages over earlier batches"),
         ({"estimator": "grop"}, "estimator cannot be 'grop'; did you mean 'grpo'"),
         ({"estimator": "return_to_go", "options": '{"baseline": "role_ema"}'}, "baseline cannot be 'role_ema'"),
-        ({"estimator": "gigpo", "options": '{"step_wieght": 1}'}, "no option 'step_wieght' here; did you mean 'step_w"),
+        (
+            {"estimator": "gigpo", "options": '{"step_wieght": 1}'},
+            "no option 'step_wieght' in a what-if; did you mean 'step_w",
+        ),
         ({"estimator": "gigpo", "options": '{"step_weight": "x"}'}, "step_weight must be a finite number"),
         ({"estimator": "gigpo", "options": '{"step_weight": NaN}'}, "step_weight must be a finite number"),
         ({"estimator": "gigpo", "options": "[1]"}, "options must be a JSON object"),
@@ -214,7 +217,9 @@ def test_a_function_of_ones_own_is_told_and_is_not_asked_for(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="estimator cannot be"):
         answers.what_if(0, {})
     assert answers.what_if(0, {"estimator": "grpo"})["settings"]["estimator"] == "grpo"
-    assert {request.settings.advantage_estimator for request in chosen(answers.batch(0).settings)} == {*available()}
+    assert {request.settings.advantage_estimator for request in included_requests(answers.batch(0).settings)} == {
+        *available()
+    }
 
 
 def everything_is_one(rollouts: Any, *, discount: float, scale: str) -> list[list[float]]:
@@ -235,7 +240,7 @@ def test_every_choice_that_is_offered_can_be_computed(tmp_path: Path) -> None:
                 asked = {"estimator": one["name"], "options": json.dumps(options), "scale": scale}
                 assert len(answers.what_if(0, asked)["advantages"]) == 4
     assert options_of("return_to_go") == {"baseline": {"default": "others", "choices": ["none", "batch", "others"]}}
-    requests = [*chosen(answers.batch(0).settings)]
+    requests = [*included_requests(answers.batch(0).settings)]
     assert requests[0].settings == answers.batch(0).settings
     assert len(requests) == len({repr(one) for one in requests}) < 40
 

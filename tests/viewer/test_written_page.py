@@ -54,7 +54,7 @@ def test_a_page_holds_the_answers(tmp_path: Path) -> None:
     told = json.loads(element(page, "list"))
     chunks = told["columns"].pop("chunk")
     assert told == json.loads(json.dumps(answers.list()))
-    assert (told["shown"], told["note"]) == (90, "the newest 90 of 100 rollouts; --limit shows more")
+    assert (told["shown"], told["note"]) == (90, "only the newest 90 of 100 rollouts; a larger --limit shows more")
     assert chunk(page, "chunk-turns") == json.loads(json.dumps(answers.turns()))
     for place, row in enumerate(told["columns"]["row"]):
         own = chunk(page, f"chunk-{chunks[place]}")
@@ -91,13 +91,13 @@ SEATS = [Turn(start=1, stop=2, reward=0.0, role="X"), Turn(start=2, stop=4, rewa
         *(
             (
                 {"final_reward": reward, "turns": [Turn(start=1, stop=4, reward=reward)]},
-                rf"advantages cannot be computed if a reward is {re.escape(f'{reward:g}')}",
+                rf"advantages cannot be computed, because a reward is too large: {re.escape(f'{reward:g}')}",
             )
             for reward in (1e200, -1e200, 1.7e308)
         ),
         (
             {"turns": SEATS, "final_rewards": {"X": 1.0}},
-            r"rollout 0 of task 0 cannot be given advantages: final_rewards must have .* none for \{'O'\}",
+            r"advantages cannot be computed for rollout 0 of task 0: final_rewards must have .* none for \{'O'\}",
         ),
         ({"turns": SEATS[:1], "final_rewards": {"O": 1.0}}, r"none for \{'X'\}"),
     ],

@@ -116,10 +116,10 @@ def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[s
     import json  # noqa: PLC0415
 
     from agentsgym.export import examples  # noqa: PLC0415
-    from agentsgym.store.jsonl import line_of  # noqa: PLC0415
+    from agentsgym.store.jsonl import record_to_line  # noqa: PLC0415
 
     if to == "jsonl":
-        return map(line_of, store.records())
+        return map(record_to_line, store.records())
     if to == "sft":
         found = examples.sft_examples(store.records(), min_reward)
     elif to == "kto":

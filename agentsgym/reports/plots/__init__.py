@@ -1,4 +1,4 @@
-"""Plots of training runs and rollouts, drawn without a display and without pyplot's global state, in one style."""
+"""Plots of training runs and rollouts in a common style, drawn without a display or pyplot's global state."""
 
 from agentsgym.reports.plots.credit import credit_along, rollout_group
 from agentsgym.reports.plots.curve import learning_curve, moving_average, spread

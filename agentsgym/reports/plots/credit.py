@@ -1,7 +1,7 @@
-"""Credit assignment: along the tokens of one rollout, and over the rollouts of one task."""
+"""Plots of credit assignment: along the tokens of a rollout, and over the rollouts of a task."""
 
 # pyright: reportUnknownMemberType=false
-# matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
+# matplotlib leaves **kwargs untyped, so the types of its methods are partly unknown.
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from agentsgym.reports.plots.style import (
     check_values,
     draw_frame,
     drawable,
-    finished,
+    escape_math,
     leave_room,
     mean_of,
     not_drawn,
-    plain,
+    save_if_requested,
 )
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
@@ -35,8 +35,8 @@ from agentsgym.types import Trajectory
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_ROLLOUTS = 16
-_MOST_LABELS = 24  # of turns
+_MAX_ROLLOUTS = 16
+_MAX_LABELS = 24  # turn numbers
 
 
 def credit_along(
@@ -46,27 +46,27 @@ def credit_along(
     path: str | Path | None = None,
     title: str | None = None,
 ) -> Picture:
-    """Draw one rollout along its tokens: their source, rewards and advantages.
+    """Plot a rollout along its tokens: their source, rewards and advantages.
 
-    The agent's turns are shaded and numbered. Positive values are blue and above the line, negative ones are vermilion
-    and below it.
+    The agent's turns are shaded and numbered. Positive values are blue and above the line, negative values are
+    vermilion and below it.
 
     Args:
         trajectory: The rollout, with tokens; ``store.record(i)`` includes its advantages.
-        advantages: The advantages, (T,); None for those of a stored rollout, without which that panel is left out.
-        path: The path of an optional PNG; its folder is created if needed.
-        title: The headline; None for the rollout's own.
+        advantages: The advantages, (T,); None for the stored ones. If there are none, that panel is omitted.
+        path: The PNG file to save to, if any; its folder is created if needed.
+        title: The headline; None for the rollout's ``headline``.
 
     Raises:
-        ConfigError: The rollout has no tokens, or the number of advantages differs from that of its tokens.
+        ConfigError: The rollout has no tokens, or the number of advantages is not the number of tokens.
     """
     if isinstance(trajectory, StoredRollout):
         advantages = trajectory.advantages if advantages is None else advantages
         trajectory = trajectory.trajectory
     if not len(trajectory.token_ids):
-        raise ConfigError("cannot plot credit: the rollout was played without a tokenizer and has no tokens")
+        raise ConfigError("cannot plot credit: the rollout has no tokens, because it was recorded without a tokenizer")
     check_values("advantages", None if advantages is None else [advantages], [len(trajectory.token_ids)])
-    panels = [("reward of a token", trajectory.per_token_rewards)] if len(trajectory.per_token_rewards) else []
+    panels = [("reward per token", trajectory.per_token_rewards)] if len(trajectory.per_token_rewards) else []
     panels += [] if advantages is None else [("advantage", advantages)]
     logprobs = trajectory.logprobs
     num_panels = len(panels) + (logprobs is not None)
@@ -83,10 +83,10 @@ def credit_along(
         draw_frame(grid[0], "", "", "")
         grid[0].set_yticks([])
     _mark_turns(grid, trajectory)
-    grid[-1].set_xlabel("token (shaded: the agent's, by turn)", color=FAINT_INK, fontsize=9)
+    grid[-1].set_xlabel("token (shaded: agent tokens, by turn)", color=FAINT_INK, fontsize=9)
     grid[-1].set_xlim(-0.5, len(trajectory.token_ids) - 0.5)
-    picture.suptitle(plain(title or trajectory.headline), x=0.01, ha="left", fontsize=11, fontweight="bold")
-    return finished(picture, path)
+    picture.suptitle(escape_math(title or trajectory.headline), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    return save_if_requested(picture, path)
 
 
 def rollout_group(
@@ -96,28 +96,30 @@ def rollout_group(
     path: str | Path | None = None,
     title: str | None = None,
 ) -> Picture:
-    """Draw the rollouts of one task side by side: the reward of each turn, and its advantage if available.
+    """Plot the rollouts of a task side by side: the reward of each turn, and its advantage if available.
 
-    At most the first 16 rollouts are drawn; the headline notes any omission.
+    Only the first 16 rollouts are drawn; the headline says if others are omitted.
 
     Args:
-        trajectories: Rollouts of one task; for a store, filtered to them, only the plotted columns are read.
-        advantages: The advantages, (T,) for each rollout; that of a turn is the mean over its tokens. None for those of
-            a store, without which only rewards are drawn.
-        path: The path of an optional PNG; its folder is created if needed.
-        title: The headline; None for the task's index.
+        trajectories: Rollouts of one task, or a store filtered to them, of which only the plotted columns are read.
+        advantages: The advantages, (T,) for each rollout; a turn's advantage is the mean over its tokens. None for
+            those in the store; if there are none, only rewards are drawn.
+        path: The PNG file to save to, if any; its folder is created if needed.
+        title: The headline; None for one with the task's index.
 
     Raises:
-        ConfigError: There are no rollouts, they are of several tasks, or an advantage is missing.
+        ConfigError: There are no rollouts, they belong to several tasks, or an advantage is missing.
     """
     rollouts, stored_advantages = turns_of(trajectories)
-    tasks = sorted({one.task for one in rollouts})
+    tasks = sorted({rollout.task for rollout in rollouts})
     if len(tasks) != 1:
-        found = f"those of tasks {', '.join(map(str, tasks[:8]))}{', …' if len(tasks) > 8 else ''}" if tasks else "none"
+        found = (
+            f"rollouts of tasks {', '.join(map(str, tasks[:8]))}{', …' if len(tasks) > 8 else ''}" if tasks else "none"
+        )
         raise ConfigError(f"a rollout group must consist of rollouts of one task, got {found}")
     check_values("advantages", advantages, [one.num_tokens for one in rollouts])
     advantages = stored_advantages if advantages is None else advantages
-    shown = rollouts[:_MOST_ROLLOUTS]
+    shown = rollouts[:_MAX_ROLLOUTS]
     num_columns = min(4, len(shown))
     num_rows = -(-len(shown) // num_columns)
     picture = Picture(1.0 + 1.7 * num_rows)
@@ -125,34 +127,34 @@ def rollout_group(
     heights: list[float] = []
     for index, (axes, rollout) in enumerate(zip(grid, shown, strict=False)):
         heights += _draw_rollout(axes, rollout, None if advantages is None else advantages[index])
-    leave_room(grid[0], heights)  # all share its scale
+    leave_room(grid[0], heights)  # all panels share its scale
     for axes in grid[len(shown) :]:
         axes.set_visible(False)
     more = f", {len(shown)} of {len(rollouts)} rollouts" if len(shown) < len(rollouts) else ""
     named = "Rollouts of one task" if isinstance(trajectories, RolloutStore) else f"Task {tasks[0]}"
-    headline = plain(title or named) + more
+    headline = escape_math(title or named) + more
     picture.suptitle(headline, x=0.01, ha="left", fontsize=13, fontweight="bold")
     picture.supxlabel("turn", color=FAINT_INK, fontsize=9)
     if advantages is not None:
         keys = [Patch(color=GRAY, label="reward"), Patch(fill=False, edgecolor=INK, hatch="////", label="advantage")]
         picture.legend(handles=keys, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
-    return finished(picture, path)
+    return save_if_requested(picture, path)
 
 
 def _draw_signed(axes: Axes, trajectory: Trajectory, name: str, values: Sequence[float]) -> None:
-    own = [value if is_own else 0.0 for value, is_own in zip(values, trajectory.agent_token_mask, strict=True)]
-    draw_frame(axes, name + not_drawn(own), size=10)
-    heights = np.array(drawable(own))
-    places = np.arange(len(heights))
+    masked = [value if is_agent else 0.0 for value, is_agent in zip(values, trajectory.agent_token_mask, strict=True)]
+    draw_frame(axes, name + not_drawn(masked), size=10)
+    heights = np.array(drawable(masked))
+    positions = np.arange(len(heights))
     for color, part in ((POSITIVE, heights.clip(min=0)), (NEGATIVE, heights.clip(max=0))):
-        axes.bar(places[part != 0], part[part != 0], width=0.9, color=color, zorder=3)
+        axes.bar(positions[part != 0], part[part != 0], width=0.9, color=color, zorder=3)
     axes.axhline(0, color=FAINT_INK, linewidth=0.8, zorder=4)
     axes.margins(y=0.08)
-    leave_room(axes, own)
+    leave_room(axes, masked)
 
 
 def _mark_turns(grid: Sequence[Axes], trajectory: Trajectory) -> None:
-    """Shade the agent's turns in all panels, and number them above the first."""
+    """Shade the agent's turns in all panels, and number them above the first panel."""
     for axes in grid:
         for turn in trajectory.turns:
             if turn.stop > turn.start:
@@ -160,7 +162,7 @@ def _mark_turns(grid: Sequence[Axes], trajectory: Trajectory) -> None:
     axes = grid[0]
     title = axes.get_title(loc="left")
     axes.set_title(title, loc="left", color=INK, fontsize=10, fontweight="bold", pad=16)  # above the numbers
-    every = -(-len(trajectory.turns) // _MOST_LABELS)
+    every = -(-len(trajectory.turns) // _MAX_LABELS)
     for index, turn in enumerate(trajectory.turns):
         if index % every == 0:
             label = f"turn {index}" if index == 0 else str(index)

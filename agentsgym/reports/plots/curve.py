@@ -1,7 +1,7 @@
-"""The learning curve of a run."""
+"""The plot of a run's learning curve."""
 
 # pyright: reportUnknownMemberType=false
-# matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
+# matplotlib leaves **kwargs untyped, so the types of its methods are partly unknown.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.ticker import PercentFormatter
 
 from agentsgym.reports.colors import BLUE, PAPER, REFERENCES, VERMILION
 from agentsgym.reports.plots.stored import curve_of
-from agentsgym.reports.plots.style import Picture, draw_frame, draw_legend, finished
+from agentsgym.reports.plots.style import Picture, draw_frame, draw_legend, save_if_requested
 from agentsgym.statistics.metrics import Estimate
 from agentsgym.store.reader import RolloutStore
 
@@ -34,14 +34,15 @@ def learning_curve(
     x_label: str = "episodes played in training",
     title: str = "Win rate",
 ) -> Picture:
-    """Draw a win rate over training, with a moving average, evaluations with their intervals, and other agents' levels.
+    """Plot the win rate in training, its moving average, evaluations with intervals, and levels of other agents.
 
     Args:
-        points: The training curve as pairs (x, win rate in [0, 1]), x ascending; may be empty. Or a store of a training
-            run (``store_rollouts``), which has a point per generation batch, evaluations and references; those that are
-            passed are drawn as well.
-        path: The path of an optional PNG of 1600 × 900 pixels, replaced atomically; its folder is created if needed.
-        evaluations: Pairs (x, estimate), for example from before and after training.
+        points: The training curve as pairs (x, win rate in [0, 1]) with x ascending (may be empty), or the store of
+            a training run (``store_rollouts``), which supplies a point per generation batch, evaluations and
+            references in addition to those that are passed.
+        path: The PNG file to save to, if any, of 1600 × 900 pixels, replaced atomically; its folder is created if
+            needed.
+        evaluations: Pairs (x, estimate), for example of evaluations before and after training.
         references: Other agents' win rates by name, for example of random and greedy play.
         x_label: The label of the x axis.
         title: The headline.
@@ -50,9 +51,9 @@ def learning_curve(
         ConfigError: The store has neither training rollouts nor evaluations.
     """
     if isinstance(points, RolloutStore):
-        found = curve_of(points)
-        points, evaluations = found.points, [*found.evaluations, *evaluations]
-        references = {**found.references, **(references or {})}
+        stored = curve_of(points)
+        points, evaluations = stored.points, [*stored.evaluations, *evaluations]
+        references = {**stored.references, **(references or {})}
     picture = Picture()
     axes = picture.add_subplot()
     draw_frame(axes, title, x_label)
@@ -67,11 +68,11 @@ def learning_curve(
     axes.set_xlim(-0.03 * span, 1.03 * span)
     if points or evaluations:
         draw_legend(axes, loc="lower right")
-    return finished(picture, path)
+    return save_if_requested(picture, path)
 
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
-    """Average each value with at most ``window - 1`` values before it.
+    """Return the means of each value and up to ``window - 1`` values before it.
 
     >>> moving_average([0.0, 1.0, 1.0, 0.0], window=2)
     [0.0, 0.5, 1.0, 0.5]
@@ -133,10 +134,10 @@ def _draw_evaluations(axes: Axes, evaluations: Sequence[tuple[float, Estimate]])
     errors = [[e.mean - e.low for _, e in evaluations], [e.high - e.mean for _, e in evaluations]]
     axes.errorbar(
         xs, means, yerr=errors, fmt="o", color=_EVALUATION, markersize=6, capsize=4, linewidth=1.6, zorder=5,
-        label="evaluation, with its interval",
+        label="evaluation, with interval",
     )  # fmt: skip
     for x, estimate in evaluations:
-        is_below = estimate.low > 0.1  # else it would run into the axis
+        is_below = estimate.low > 0.1  # otherwise the label would overlap the axis
         axes.annotate(
             f"{estimate.mean:.0%}",
             xy=(x, estimate.low if is_below else estimate.high),

@@ -1,4 +1,4 @@
-"""Read the plotted fields of rollouts; of a store, only their columns, in chunks."""
+"""Reading of the plotted fields of rollouts; of a store, only the necessary columns are read, in chunks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentsgym.statistics.metrics import Estimate, summarize_outcomes
 from agentsgym.store.reader import RolloutStore
 from agentsgym.types import StopReason, Trajectory, outcome_of
 
-_CHUNK: Final = 2048  # rollouts that are read at once
+_CHUNK: Final = 2048  # rollouts read together
 _OUTCOME: Final = ("stop_reason", "success", "final_reward")
 _TASK: Final = ("run", "generation", "group", "env_class_path", "env_config", "task_data", "task_index")
 _CURVE: Final = ("source", "step", "agent", "num_turns")
@@ -31,10 +31,10 @@ class DrawnRollout:
         final_reward: The final reward.
         num_turns: The number of turns.
         num_tokens: The number of tokens, T.
-        task: A key shared by rollouts of one task, or in training of one task group of one batch.
+        task: A number shared by all rollouts of the same task, or in training of the same task group of a batch.
         rollout_index: The index among the rollouts of its task.
-        turns: The spans and rewards of its turns; empty if only lengths are drawn.
-        logprobs: The log-probabilities, (T,); None if they are unknown or not drawn.
+        turns: The spans and rewards of the turns; empty if only lengths are plotted.
+        logprobs: The log-probabilities, (T,); None if they are unknown or not plotted.
     """
 
     outcome: str
@@ -48,7 +48,7 @@ class DrawnRollout:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Self:
-        """Select the plotted fields of a trajectory."""
+        """Build one from the plotted fields of a trajectory."""
         return cls(
             outcome=trajectory.outcome,
             final_reward=trajectory.final_reward,
@@ -62,7 +62,7 @@ class DrawnRollout:
 
 
 class DrawnTurn(NamedTuple):
-    """The span of a turn's tokens, and its reward."""
+    """The token span and the reward of a turn."""
 
     start: int
     stop: int
@@ -74,8 +74,8 @@ class CurveOfStore:
     """The learning curve of a stored training run.
 
     Attributes:
-        points: Pairs (number of training rollouts so far, win rate), one per generation batch.
-        evaluations: Pairs (number of training rollouts before it, win rate), one per evaluation of the policy.
+        points: One pair (number of training rollouts so far, win rate) per generation batch.
+        evaluations: One pair (number of training rollouts before it, win rate) per evaluation of the policy.
         references: The win rates of other agents, by name.
     """
 
@@ -85,7 +85,7 @@ class CurveOfStore:
 
 
 def lengths_of(source: Sequence[Trajectory] | RolloutStore) -> Sequence[DrawnRollout]:
-    """Return rollouts; those of a store with their lengths and outcomes only."""
+    """Return rollouts to plot; from a store, only their lengths and outcomes are read."""
     if not isinstance(source, RolloutStore):
         return [*map(DrawnRollout.of, source)]
     return [_drawn(row, num_turns=row["num_turns"]) for row in _rows(source, (*_OUTCOME, "num_turns", "num_tokens"))]
@@ -94,9 +94,9 @@ def lengths_of(source: Sequence[Trajectory] | RolloutStore) -> Sequence[DrawnRol
 def turns_of(
     source: Sequence[Trajectory] | RolloutStore, *, logprobs: bool = False
 ) -> tuple[Sequence[DrawnRollout], TokenValues | None]:
-    """Return rollouts with their turns, and the stored advantages of each, (T,).
+    """Return rollouts with their turns, and the stored advantages of each rollout, (T,).
 
-    Unknown advantages of a rollout are empty; None stands for all of them if no rollout has any.
+    A rollout without advantages has an empty sequence; if no rollout has any, None is returned in their place.
     """
     if not isinstance(source, RolloutStore):
         return [*map(DrawnRollout.of, source)], None
@@ -119,8 +119,8 @@ class _Batch:
     """A generation batch or an evaluation.
 
     Attributes:
-        run: The run that it belongs to.
-        step: The number of optimizer steps before it.
+        run: The name of the run.
+        step: The number of optimizer steps before the batch or evaluation.
         tasks: The task of each rollout.
         rollouts: The outcome of each rollout.
     """
@@ -132,7 +132,7 @@ class _Batch:
 
     @property
     def win_rate(self) -> float | None:
-        """The fraction of rollouts that were won; None if success is unknown for all of them."""
+        """The fraction of rollouts that succeeded; None if it is unknown for all of them."""
         wins = [bool(one.success) for one in self.rollouts if not one.failed]
         is_known = any(one.success is not None for one in self.rollouts)
         return sum(wins) / len(wins) if wins and is_known else None
@@ -156,7 +156,7 @@ def curve_of(store: RolloutStore) -> CurveOfStore:
             batches, key = evaluated, (str(row["agent"]), row["step"])
         else:
             continue
-        if key not in batches or batches[key].run != row["run"]:  # a resumed run plays some batches again
+        if key not in batches or batches[key].run != row["run"]:  # a resumed run repeats some batches
             batches[key] = _Batch(run=row["run"], step=row["step"] or 0)
         reason = StopReason(row["stop_reason"])
         outcome = SeatOutcome(
@@ -170,12 +170,14 @@ def curve_of(store: RolloutStore) -> CurveOfStore:
         batches[key].tasks.append(task)
         batches[key].rollouts.append(outcome)
     if not trained and not evaluated:
-        raise ConfigError(f"{store!r} has no learning curve: it has no training rollouts and no evaluations")
+        raise ConfigError(
+            f"{store!r} has no learning curve, because it contains neither training rollouts nor evaluations"
+        )
     return _curve([trained[generation] for generation in sorted(trained)], evaluated)
 
 
 def _curve(batches: Sequence[_Batch], evaluated: Mapping[tuple[str, int | None], _Batch]) -> CurveOfStore:
-    """Place batches and evaluations by the number of training rollouts so far."""
+    """Order batches and evaluations by the number of training rollouts so far."""
     counts = [*accumulate(len(batch.rollouts) for batch in batches)]
     curve = CurveOfStore(points=[])
     for count, batch in zip(counts, batches, strict=True):
@@ -185,7 +187,7 @@ def _curve(batches: Sequence[_Batch], evaluated: Mapping[tuple[str, int | None],
         win_rate = summarize_outcomes(evaluation.rollouts, (), clusters=evaluation.tasks).win_rate
         if win_rate is None:
             continue
-        if step is None:  # not of the policy in training
+        if step is None:  # not an evaluation of the policy in training
             curve.references[name] = win_rate
         else:
             before = [count for count, batch in zip(counts, batches, strict=True) if batch.step < step]
@@ -200,7 +202,7 @@ def _drawn(row: Mapping[str, Any], **fields: Any) -> DrawnRollout:
 
 
 def _task(row: Mapping[str, Any]) -> Hashable:
-    """Return a key that identifies the task, or in training the task group."""
+    """Return a key that identifies a row's task, or in training its task group."""
     if row["generation"] is not None:  # each batch numbers its task groups from 0
         return tuple(row[name] for name in ("run", "generation", "group"))
     task = row["task_data"] if row["task_data"] not in {None, "{}"} else (row["run"], row["task_index"])
@@ -208,7 +210,7 @@ def _task(row: Mapping[str, Any]) -> Hashable:
 
 
 def _rows(store: RolloutStore, scalars: Sequence[str], lists: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """Read columns row by row; those of ``lists`` as arrays of numbers, None where a rollout has none."""
+    """Yield a dict per row with the given columns; those in ``lists`` are arrays of numbers, or None if missing."""
     for start in range(0, len(store), _CHUNK):
         table = store[start : start + _CHUNK].table([*dict.fromkeys([*scalars, *lists])])
         rows: list[dict[str, Any]] = table.select([*dict.fromkeys(scalars)]).to_pylist()

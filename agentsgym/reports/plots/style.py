@@ -1,7 +1,7 @@
-"""The style of all plots: size, colors and grid, and how they are saved and shown."""
+"""The common style of all plots, and the functions that save and display them."""
 
 # pyright: reportUnknownMemberType=false
-# matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
+# matplotlib leaves **kwargs untyped, so the types of its methods are partly unknown.
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 WIDTH_INCHES = 8.0
 _DOTS_PER_INCH = 200
-_ROUNDING = 1e-12  # error of sums of numbers near 1 that would be 0 in exact arithmetic
-_LARGEST = 1e100  # magnitude that is drawn: matplotlib computes squares and differences of values
+_ROUNDING = 1e-12  # rounding errors of sums of numbers near 1 are smaller
+_LARGEST = 1e100  # largest magnitude that is drawn, since matplotlib computes squares and differences of values
 
 #: One number per token of each trajectory, (T,), in the order of the trajectories.
 TokenValues = Sequence[Sequence[float]]
@@ -35,10 +35,10 @@ class Picture(Figure):
         super().__init__(figsize=(WIDTH_INCHES, height_inches), dpi=_DOTS_PER_INCH, layout="constrained")
 
     def save(self, path: str | Path) -> None:
-        """Save the figure as a PNG, atomically, so that a concurrent reader sees a complete picture.
+        """Save the figure as a PNG, atomically, so that concurrent readers always find a complete image.
 
         Args:
-            path: The PNG; its folder is created if needed.
+            path: The PNG file; its folder is created if needed.
 
         Raises:
             ConfigError: The name does not end in ``.png``.
@@ -53,7 +53,7 @@ class Picture(Figure):
             partial.unlink(missing_ok=True)
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
-        """Draw it for a notebook, at half its size in pixels, for high-resolution screens."""
+        """Render the figure for a notebook, displayed at half its pixel size, for high-resolution screens."""
         file = io.BytesIO()
         self.savefig(file, format="png")
         width, height = self.get_size_inches() * _DOTS_PER_INCH / 2
@@ -61,7 +61,7 @@ class Picture(Figure):
 
 
 def check_path(path: str | Path) -> Path:
-    """Validate the path of a picture.
+    """Check that a path is that of a PNG, and return it.
 
     Raises:
         ConfigError: The name does not end in ``.png``.
@@ -71,8 +71,8 @@ def check_path(path: str | Path) -> Path:
     return Path(path)
 
 
-def finished(picture: Picture, path: str | Path | None) -> Picture:
-    """Save a picture if a path is given, and return it."""
+def save_if_requested(picture: Picture, path: str | Path | None) -> Picture:
+    """Save a picture unless the path is None, and return the picture."""
     if path is not None:
         picture.save(path)
     return picture
@@ -91,23 +91,23 @@ def draw_frame(axes: Axes, title: str, x_label: str = "", y_label: str = "", *, 
 
 
 def leave_room(axes: Axes, values: Sequence[float]) -> None:
-    """Set the scale to [-1, 1] if all values are 0 up to rounding, so that they appear as 0."""
+    """Set the y limits to [-1, 1] if all values are 0 up to rounding, so that they appear as 0."""
     if largest(values) < _ROUNDING:
         axes.set_ylim(-1, 1)
 
 
 def draw_legend(axes: Axes, **options: Any) -> None:
-    """Draw the legend."""
+    """Draw a legend in the common style."""
     axes.legend(frameon=True, framealpha=0.9, edgecolor="none", labelcolor=INK, fontsize=9, **options)
 
 
-def plain(text: str) -> str:
-    """Escape a text so that matplotlib does not parse mathematics in it."""
+def escape_math(text: str) -> str:
+    """Escape a text so that matplotlib does not parse parts of it as math."""
     return text.replace("$", r"\$")
 
 
 def is_drawable(value: float) -> bool:
-    """Whether a number can be drawn: it is finite, and no axis overflows with it."""
+    """Whether a number can be drawn: it is finite, and does not make an axis overflow."""
     return math.isfinite(value) and abs(value) <= _LARGEST
 
 
@@ -117,7 +117,7 @@ def drawable(values: Sequence[float]) -> list[float]:
 
 
 def not_drawn(values: Sequence[float]) -> str:
-    """Describe how many numbers are too large to draw; empty if none. NaN, an unknown number, does not count.
+    """Return a note on how many numbers are too large to draw; empty if none are. NaN (unknown) does not count.
 
     >>> not_drawn([1.0, float("nan")]), not_drawn([float("inf"), 1.0])
     ('', ' (1 too large to draw)')
@@ -127,7 +127,7 @@ def not_drawn(values: Sequence[float]) -> str:
 
 
 def mean_of(values: Sequence[float]) -> float | None:
-    """Return the mean of numbers, which may be infinite; None if there are none."""
+    """Return the mean of numbers, some of which may be infinite; None if there are no numbers."""
     return sum(map(float, values)) / len(values) if len(values) else None
 
 
@@ -135,7 +135,7 @@ def check_values(name: str, values: TokenValues | None, nums_tokens: Sequence[in
     """Check that there is one value for each token of each rollout.
 
     Raises:
-        ConfigError: The numbers of values and tokens differ.
+        ConfigError: The number of sequences or of values is wrong.
     """
     if values is None:
         return

@@ -1,7 +1,7 @@
-"""Rollouts by turn: reward, advantage, entropy and length."""
+"""Plots of rollouts by turn: reward, advantage, entropy and length."""
 
 # pyright: reportUnknownMemberType=false
-# matplotlib leaves **kwargs untyped, so strict checking knows none of its methods.
+# matplotlib leaves **kwargs untyped, so the types of its methods are partly unknown.
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from agentsgym.reports.plots.style import (
     check_values,
     draw_frame,
     draw_legend,
-    finished,
     is_drawable,
     leave_room,
     mean_of,
+    save_if_requested,
 )
 from agentsgym.statistics.intervals import bootstrap_intervals
 from agentsgym.types import Trajectory
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
     from agentsgym.store.reader import RolloutStore
 
-_MOST_TURNS = 50
+_MAX_TURNS = 50
 _NUM_RESAMPLES = 2000
 _HATCHES = {"won": "", "lost": "///", "played": "", "failed": "xxx"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMeans:
-    """A quantity by turn index, over the rollouts that have such a turn.
+    """Means of a quantity by turn index, over the rollouts that have a turn with this index.
 
     Attributes:
         turns: The turn indices with known values, (K,).
         means: The means over rollouts, (K,).
-        lows: The lower ends of the intervals over tasks, (K,); the mean itself for a single task.
+        lows: The lower ends of the intervals over tasks, (K,); equal to the mean for a single task.
         highs: The upper ends of the intervals, (K,).
         counts: The numbers of rollouts, (K,).
     """
@@ -67,22 +67,22 @@ def by_turn(
     path: str | Path | None = None,
     title: str = "By turn",
 ) -> Picture:
-    """Draw reward, advantage, entropy and length of turns by their index, each as mean and 95 % interval over tasks.
+    """Plot reward, advantage, entropy and length by turn index, each with its mean and 95% interval over tasks.
 
     The advantage and entropy of a turn are means over its tokens. Without ``entropies``, the mean of ``-log p`` of the
     sampled tokens, which estimates the sampler's entropy, is drawn instead if it is recorded. Failed rollouts are
-    omitted; of longer ones, the first 50 turns are drawn.
+    omitted, and only the first 50 turns of a rollout are drawn.
 
     Args:
         trajectories: The rollouts. For a store, only the plotted columns are read.
-        advantages: The advantages, (T,) for each rollout; None for those of a store, without which that panel is left
-            out.
+        advantages: The advantages, (T,) for each rollout; None for those in the store. If there are none, that panel is
+            omitted.
         entropies: The entropies, (T,) for each rollout.
-        path: The path of an optional PNG; its folder is created if needed.
+        path: The PNG file to save to, if any; its folder is created if needed.
         title: The headline.
 
     Raises:
-        ConfigError: No rollout has a turn, or some value is missing.
+        ConfigError: Every rollout failed or has no turns, or a value is missing.
     """
     rollouts, stored_advantages = turns_of(trajectories, logprobs=entropies is None)
     nums_tokens = [one.num_tokens for one in rollouts]
@@ -91,7 +91,7 @@ def by_turn(
     advantages = stored_advantages if advantages is None else advantages
     rows = [index for index, one in enumerate(rollouts) if one.turns and one.outcome != "failed"]
     if not rows:
-        raise ConfigError("nothing to plot: every rollout failed or has no turns")
+        raise ConfigError("there is nothing to plot: every rollout failed or has no turns")
     panels = [
         (name, color, turn_means(rollouts, rows, value))
         for name, color, value in _panels(rollouts, advantages, entropies)
@@ -116,7 +116,7 @@ def by_turn(
     for axes in grid[: len(panels) + 1][-num_columns:]:
         axes.set_xlabel("turn", color=FAINT_INK, fontsize=9)
         axes.tick_params(labelbottom=True)
-    return finished(picture, path)
+    return save_if_requested(picture, path)
 
 
 def lengths(
@@ -125,11 +125,11 @@ def lengths(
     path: str | Path | None = None,
     title: str = "Lengths of rollouts",
 ) -> Picture:
-    """Draw the numbers of turns and tokens of rollouts, by stop reason.
+    """Plot histograms of the numbers of turns and tokens of rollouts, by outcome.
 
     Args:
         trajectories: The rollouts. For a store, only the plotted columns are read.
-        path: The path of an optional PNG; its folder is created if needed.
+        path: The PNG file to save to, if any; its folder is created if needed.
         title: The headline.
 
     Raises:
@@ -137,35 +137,35 @@ def lengths(
     """
     rollouts = lengths_of(trajectories)
     if not rollouts:
-        raise ConfigError("nothing to plot: there are no rollouts")
+        raise ConfigError("there is nothing to plot: there are no rollouts")
     picture = Picture(3.6)
     picture.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     left, right = picture.subplots(1, 2)
     _draw_histogram(left, rollouts, lambda one: one.num_turns, "turns")
-    _draw_histogram(right, rollouts, lambda one: one.num_tokens, "tokens, prompts and observations included")
+    _draw_histogram(right, rollouts, lambda one: one.num_tokens, "tokens, including prompts and observations")
     draw_legend(left, loc="best")
-    return finished(picture, path)
+    return save_if_requested(picture, path)
 
 
 def turn_means(
     rollouts: Sequence[DrawnRollout], rows: Sequence[int], value: Callable[[int, DrawnTurn], float | None]
 ) -> TurnMeans:
-    """Average a quantity over the rollouts that have a turn of each index.
+    """Average a quantity by turn index, over the rollouts that have a turn with this index.
 
     Args:
         rollouts: The rollouts.
         rows: The indices of the rollouts to include.
-        value: The function of a rollout (by its index) and a turn that returns the quantity; None if it is unknown.
+        value: A function that returns the quantity for a rollout's index and a turn, or None if it is unknown.
     """
-    found: dict[int, list[tuple[int, float]]] = {}
+    known: dict[int, list[tuple[int, float]]] = {}
     for row in rows:
-        for index, turn in enumerate(rollouts[row].turns[:_MOST_TURNS]):
-            known = value(row, turn)
-            if known is not None and is_drawable(known):
-                found.setdefault(index, []).append((rollouts[row].task, known))
+        for index, turn in enumerate(rollouts[row].turns[:_MAX_TURNS]):
+            quantity = value(row, turn)
+            if quantity is not None and is_drawable(quantity):
+                known.setdefault(index, []).append((rollouts[row].task, quantity))
     means = TurnMeans(turns=[], means=[], lows=[], highs=[], counts=[])
-    for index in sorted(found):
-        tasks, values = zip(*found[index], strict=True)
+    for index in sorted(known):
+        tasks, values = zip(*known[index], strict=True)
         column = np.array(values)[:, None]
         low, high = bootstrap_intervals(column, tasks, num_resamples=_NUM_RESAMPLES)[:, 0]
         means.turns.append(index)
@@ -179,7 +179,7 @@ def turn_means(
 def _panels(
     rollouts: Sequence[DrawnRollout], advantages: TokenValues | None, entropies: TokenValues | None
 ) -> list[tuple[str, str, Callable[[int, DrawnTurn], float | None]]]:
-    """Return the name, color and function of each quantity; functions take a rollout's index and a turn."""
+    """Return each quantity's name, color and function, whose arguments are a rollout's index and a turn."""
 
     def surprise(row: int, turn: DrawnTurn) -> float | None:
         known = rollouts[row].logprobs
@@ -187,7 +187,7 @@ def _panels(
 
     panels: list[tuple[str, str, Callable[[int, DrawnTurn], float | None]]] = [
         ("reward", BLUE, lambda _, turn: turn.reward),
-        ("tokens of the agent", BROWN, lambda _, turn: turn.stop - turn.start),
+        ("agent tokens", BROWN, lambda _, turn: turn.stop - turn.start),
     ]
     if advantages is not None:
         panels.insert(1, ("advantage", VERMILION, lambda row, turn: mean_of(advantages[row][turn.start : turn.stop])))

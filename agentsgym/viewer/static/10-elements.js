@@ -1,18 +1,18 @@
-// Elements, texts and numbers for all views. Nothing here parses HTML: texts become text nodes.
+// Elements, texts and number formats for all views. Nothing here parses HTML: texts become text nodes.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 // Characters that are invisible or change the direction of text: control characters, bidirectional and zero-width
-// marks, line separators, tags, lone surrogates. Newline and tab are kept.
-const UNSEEN = new RegExp(
+// marks, line separators, tags, lone surrogates. Newlines and tabs are left unchanged.
+const INVISIBLE = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b\\u200e\\u200f" +
     "\\u2028-\\u202e\\u2060-\\u2069\\ufeff\\u{e0000}-\\u{e007f}\\ud800-\\udfff]",
   "gu",
 );
 
-/** Replace invisible characters by signs: ESC by ␛, others by ⟪U+202E⟫. */
+/** Replace invisible characters with visible symbols: ESC with ␛, others with ⟪U+202E⟫. */
 function visible(text) {
-  return String(text).replace(UNSEEN, (character) => {
+  return String(text).replace(INVISIBLE, (character) => {
     const code = character.codePointAt(0);
     if (code < 0x20) return String.fromCodePoint(0x2400 + code);
     if (code === 0x7f) return "␡";
@@ -20,7 +20,7 @@ function visible(text) {
   });
 }
 
-/** Set properties, listeners (onclick: function) and attributes of a node; null leaves one out. */
+/** Set properties, listeners (onclick: function) and attributes of a node; null values are skipped. */
 function assign(node, options) {
   for (const [name, value] of Object.entries(options)) {
     if (value === null || value === undefined) continue;
@@ -32,7 +32,7 @@ function assign(node, options) {
   return node;
 }
 
-/** Add children: nodes as they are, anything else as visible text; null and false are left out. */
+/** Add children: nodes unchanged, anything else as visible text; null and false are skipped. */
 function add(node, ...children) {
   for (const child of children.flat(3)) {
     if (child === null || child === undefined || child === false) continue;
@@ -41,7 +41,7 @@ function add(node, ...children) {
   return node;
 }
 
-/** Make an element: el("td.number.faint", {title: "…"}, "text", child, …). */
+/** Create an element: el("td.number.faint", {title: "…"}, "text", child, …). */
 function el(kind, options = {}, ...children) {
   const [tag, ...classes] = kind.split(".");
   const node = document.createElement(tag);
@@ -49,28 +49,28 @@ function el(kind, options = {}, ...children) {
   return add(assign(node, options), ...children);
 }
 
-/** Make a button that does something and never sends a form. */
+/** Create a button that runs an action and never submits a form. */
 function button(kind, action, options, ...children) {
   return el(`button.${kind}`, { type: "button", onclick: action, ...options }, ...children);
 }
 
-/** Make an element of a drawing. */
+/** Create an SVG element. */
 function drawn(tag, options = {}, ...children) {
   return add(assign(document.createElementNS(SVG, tag), options), ...children);
 }
 
-/** Read a number from JSON: null is NaN, and infinities are texts. */
+/** Convert a number from JSON, where NaN is null and infinities are strings. */
 function numberOf(value) {
   if (value === null || value === undefined) return NaN;
   return value === "inf" ? Infinity : value === "-inf" ? -Infinity : Number(value);
 }
 
-/** Format a number as it is stored, with all its digits. */
+/** Format a number with all stored digits. */
 function exact(value) {
-  return value === null || value === undefined ? "not known" : String(value);
+  return value === null || value === undefined ? "unknown" : String(value);
 }
 
-/** Format a number: at most four significant digits, a true minus sign, – if it is unknown. */
+/** Format a number with at most four significant digits and a true minus sign; – if it is unknown. */
 function brief(value) {
   const number = numberOf(value);
   if (Number.isNaN(number)) return "–";
@@ -94,7 +94,7 @@ function signed(value) {
   return number < 0 ? `−${text}` : number > 0 ? `+${text}` : text;
 }
 
-/** Write a count with its word: 1 turn, 1,204 turns. */
+/** Format a count with its noun: 1 turn, 1,204 turns. */
 function counted(count, word) {
   return `${grouped(count)} ${word}${count === 1 ? "" : "s"}`;
 }
@@ -103,13 +103,13 @@ function grouped(count) {
   return count.toLocaleString("en-US");
 }
 
-/** The mean of the known numbers; NaN if there is none. */
+/** The mean of the known numbers; NaN if there are none. */
 function meanOf(values) {
   const known = values.map(numberOf).filter((value) => !Number.isNaN(value));
   return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : NaN;
 }
 
-/** The color step of a value: -8 … 8 by its share of the limit, at least 1 if it is not 0. */
+/** The color step of a value: -8 … 8 by its fraction of the limit, with magnitude at least 1 if it is not 0. */
 function strength(value, limit) {
   if (!value || !limit || Number.isNaN(value)) return 0;
   const reach = Number.isFinite(value) ? Math.min(1, Math.abs(value) / limit) : 1;
@@ -122,7 +122,7 @@ function shade(value, limit) {
   return steps ? (steps > 0 ? `p${steps}` : `n${-steps}`) : "";
 }
 
-/** The largest magnitude of the finite values; 0 if there is none. */
+/** The largest absolute value of the finite values; 0 if there are none. */
 function largest(values) {
   let most = 0;
   for (const value of values) {
@@ -134,7 +134,7 @@ function largest(values) {
 
 const OUTCOME_SIGNS = { won: "✓", lost: "✗", played: "•", failed: "!" };
 
-/** An outcome with a sign beside the word, so that color is not the only difference. */
+/** An outcome as a symbol and a word, so that color is not the only difference. */
 function outcomeMark(outcome) {
   return el(
     `span.outcome.${outcome}`,
@@ -144,7 +144,7 @@ function outcomeMark(outcome) {
   );
 }
 
-/** Write a moment in the reader's own time zone, to the second. */
+/** Format a time in the local time zone, to the second. */
 function moment(seconds) {
   const date = new Date(1000 * seconds);
   const two = (value) => String(value).padStart(2, "0");

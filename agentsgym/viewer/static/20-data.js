@@ -1,9 +1,9 @@
-// The data: from the server, or from the document itself. Both give the same answers to the same requests.
+// The data, from the server or from the document itself. Both return the same responses to the same requests.
 
 const SERVED = document.body.dataset.mode === "served";
 
-/** A cache of the answers used last; failed requests are retried. */
-class Kept {
+/** A cache of the most recently used responses; failed requests are retried. */
+class Cache {
   constructor(most) {
     this.most = most;
     this.answers = new Map();
@@ -22,12 +22,12 @@ class Kept {
   }
 }
 
-const kept = {
-  rollouts: new Kept(64),
-  groups: new Kept(32),
-  chunks: new Kept(4),
-  whatIfs: new Kept(64),
-  once: new Kept(4),
+const caches = {
+  rollouts: new Cache(64),
+  groups: new Cache(32),
+  chunks: new Cache(4),
+  whatIfs: new Cache(64),
+  once: new Cache(4),
 };
 
 /** Request data from the server. Any failure is an Error with a readable message. */
@@ -43,13 +43,13 @@ async function requested(what, parameters = {}) {
   try {
     answer = await response.json();
   } catch {
-    throw new Error(`The server's answer to ${what} cannot be read (status ${response.status}).`);
+    throw new Error(`The server's response to ${what} cannot be parsed (status ${response.status}).`);
   }
-  if (!response.ok) throw new Error(answer?.error ?? `The server refused ${what} (status ${response.status}).`);
+  if (!response.ok) throw new Error(answer?.error ?? `The server rejected ${what} (status ${response.status}).`);
   return answer;
 }
 
-/** Inflate a part of the written page. */
+/** Decompress a part of a written page. */
 async function inflated(id) {
   const node = document.getElementById(id);
   if (!node)
@@ -60,16 +60,16 @@ async function inflated(id) {
     return await new Response(stream).json();
   } catch {
     throw new Error(
-      `Part ${id} of this page cannot be read: the file is damaged, or this browser is older than 2023.`,
+      `Part ${id} of this page cannot be decompressed: the file is damaged, or this browser was released before 2023.`,
     );
   }
 }
 
 function chunk(number) {
-  return kept.chunks.get(number, () => inflated(`chunk-${number}`));
+  return caches.chunks.get(number, () => inflated(`chunk-${number}`));
 }
 
-const METRIC = "info/"; // prefix of the columns of numbers that environments report
+const METRIC = "info/"; // prefix of the columns with numbers reported by environments
 
 /** The list of rollouts by column. */
 class List {
@@ -85,7 +85,7 @@ class List {
     return Array.isArray(this.columns[name]);
   }
 
-  /** The value of a rollout in a column: words as text, numbers unchanged, null if unknown. */
+  /** The value of a rollout in a column: text for a text column, numbers unchanged, null if unknown. */
   value(name, place) {
     const value = this.columns[name]?.[place] ?? null;
     const words = this.answer.words?.[name];
@@ -96,8 +96,8 @@ class List {
     return numberOf(this.columns[name]?.[place]);
   }
 
-  /** The rollouts of the same group (or task) as a given one, in the order of the list. */
-  alike(name, place) {
+  /** The rollouts of the same group (or task) as the given one, in the order of the list. */
+  related(name, place) {
     const key = this.columns[name][place];
     const found = [];
     for (let other = 0; other < this.size; other++) if (this.columns[name][other] === key) found.push(other);
@@ -115,7 +115,7 @@ const data = {
   },
 
   rollout(list, row) {
-    return kept.rollouts.get(row, async () => {
+    return caches.rollouts.get(row, async () => {
       if (SERVED) return requested("rollout", { row });
       const found = (await chunk(list.value("chunk", list.places.get(row)))).rollouts[row];
       if (!found) throw new Error(`This page does not include rollout ${row}.`);
@@ -127,7 +127,7 @@ const data = {
   group(list, row) {
     const place = list.places.get(row);
     const key = list.value("group", place);
-    return kept.groups.get(key, async () => {
+    return caches.groups.get(key, async () => {
       if (SERVED) return requested("group", { key });
       const found = (await chunk(list.value("chunk", place))).groups[key];
       if (!found) throw new Error("This page does not include the group of this rollout.");
@@ -135,34 +135,34 @@ const data = {
     });
   },
 
-  /** The rewards and means of every turn of every rollout; requested once. */
+  /** The rewards and means of every turn of every rollout, which are requested only once. */
   turns() {
-    return kept.once.get("turns", async () => {
+    return caches.once.get("turns", async () => {
       const turns = SERVED ? await requested("turns") : await inflated("chunk-turns");
       turns.places = new Map(turns.row.map((row, place) => [row, place]));
       return turns;
     });
   },
 
-  /** Advantages under other settings: computed by the server, or looked up among those in the page. */
+  /** Advantages under other settings: computed by the server, or looked up in a written page. */
   async whatIf(group, settings) {
     if (!SERVED) {
       const found = writtenWhatIfs(group).find((one) => sameSettings(one.settings, settings));
-      if (!found) throw new Error("A written page includes only the settings computed when it was written, and these are not among them.");
+      if (!found) throw new Error("This page includes results only for the settings listed; these settings are not among them.");
       return found;
     }
     const parameters = { key: group.key, ...settings, options: JSON.stringify(settings.options) };
-    return kept.whatIfs.get(JSON.stringify(parameters), () => requested("what-if", parameters));
+    return caches.whatIfs.get(JSON.stringify(parameters), () => requested("what-if", parameters));
   },
 
-  /** Find rollouts by their text; a written page is searched part by part, and reports its progress. */
+  /** Find rollouts by their text; the search of a written page proceeds part by part and reports its progress. */
   async search(list, text, onProgress, isCurrent) {
     if (SERVED) return requested("search", { text });
     const numbers = [...new Set(list.columns.chunk)];
     const wanted = text.toLowerCase();
     const rows = [];
     for (const [index, number] of numbers.entries()) {
-      const { rollouts } = await (kept.chunks.answers.get(number) ?? inflated(`chunk-${number}`));
+      const { rollouts } = await (caches.chunks.answers.get(number) ?? inflated(`chunk-${number}`));
       for (const [row, rollout] of Object.entries(rollouts)) if (mentions(rollout, wanted)) rows.push(Number(row));
       if (!isCurrent()) break;
       onProgress({ rows, complete: false, share: (index + 1) / numbers.length });
@@ -179,12 +179,12 @@ function mentions(rollout, wanted) {
   );
 }
 
-/** The what-ifs of a group that a written page contains, with their settings. */
+/** The what-if results for a group in a written page, with their settings. */
 function writtenWhatIfs(group) {
   return (group.what_ifs ?? []).map((one) => ({ ...one, settings: one.settings ?? one }));
 }
 
-/** Options in a fixed order, so that equal ones have equal texts. */
+/** Options as text in a fixed order, so that equal options have equal texts. */
 function optionsText(options) {
   return JSON.stringify(Object.entries(options ?? {}).sort(([one], [other]) => (one < other ? -1 : 1)));
 }

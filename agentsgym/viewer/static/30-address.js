@@ -1,15 +1,16 @@
-// The address (the part after #) determines what is shown: view, rollout, filters. Reload, back and links keep it.
+// The address (the part of the URL after #) determines what is shown: view, rollout and filters. It survives a reload,
+// the back button works, and it can be shared as a link.
 
 const VIEWS = ["list", "curves", "conversation", "tokens", "group", "what-if", "pair"];
 
-/** Read the address. Unknown views are the list; a rollout is a row of the store. */
+/** Parse the address. An unknown view means the list; a rollout is given by its row in the store. */
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
   const view = VIEWS.includes(given.get("view")) ? given.get("view") : "list";
   return { view, row: given.has("row") ? Number(given.get("row")) : null, given };
 }
 
-/** The address with some keys changed: null removes one, an array gives it several values. */
+/** The address with some keys changed: null removes a key, an array sets several values. */
 function addressWith(changes) {
   const next = new URLSearchParams(location.hash.slice(1));
   for (const [key, value] of Object.entries(changes)) {
@@ -21,7 +22,7 @@ function addressWith(changes) {
   return `#${next}`;
 }
 
-/** Go somewhere: another view is a step that "back" undoes, a filter or a color is not. */
+/** Change the address. Another view is a step that "back" undoes; a filter or a color is not. */
 function go(changes, { step = true } = {}) {
   const address = addressWith(changes);
   if (address === (location.hash || "#")) return;
@@ -30,15 +31,15 @@ function go(changes, { step = true } = {}) {
 }
 
 /** Store a detail in the address without changing what is shown. */
-function keep(changes) {
+function remember(changes) {
   history.replaceState(null, "", addressWith(changes));
   settle();
 }
 
-// Keys of the address that belong to one view and are dropped when another rollout is opened.
-const OF_A_ROLLOUT = { turn: null, token: null, left: null, right: null };
+// Keys of the address that belong to one rollout and are dropped when another rollout is opened.
+const RESET_ROLLOUT = { turn: null, token: null, left: null, right: null };
 
-/** A link within the page, with its own address, so that it opens in another tab too. */
+/** A link within the page, with an address, so that it can also be opened in another tab. */
 function link(kind, changes, options, ...children) {
   const onclick = (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;

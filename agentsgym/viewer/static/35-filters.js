@@ -1,4 +1,4 @@
-// The rollouts that are shown, and their order.
+// The selection of the rollouts that are shown, and their order.
 
 const FACETS = [
   ["outcome", "Outcome"],
@@ -16,24 +16,24 @@ const RANGES = [
   ["num_tokens", "All tokens"],
 ];
 
-/** The ranges that a list can be filtered by: the fixed ones, and one for each metric. */
+/** The ranges by which a list can be filtered: the fixed ones, and one per metric. */
 function rangesOf(list) {
   return [...RANGES, ...list.metrics.map((name) => [name, name.slice(METRIC.length)])];
 }
 
 const NEWEST_FIRST = "-row"; // the order if the address has none
-const UNKNOWN = "–"; // an unknown value in the address and among the choices
+const UNKNOWN = "–"; // stands for an unknown value in the address and among the choices
 
-/** The result of the search for the text in the address; null rows: not searched yet. */
+/** The result of the search for the text in the address; rows is null until there are results. */
 const found = { text: "", rows: null, complete: true, error: null };
 
-/** Read a range "0.5..2"; either end may be left out. */
+/** Parse a range such as "0.5..2"; either end may be omitted. */
 function readRange(text) {
   const [low, high] = (text ?? "..").split("..");
   return [low === "" ? -Infinity : Number(low), high === "" || high === undefined ? Infinity : Number(high)];
 }
 
-/** The filters in the address: [name, function of a place in the list]. */
+/** The filters in the address as pairs [name, predicate of an index in the list]. */
 function testsOf(list, given) {
   const tests = [];
   for (const [name] of FACETS) {
@@ -54,7 +54,7 @@ function testsOf(list, given) {
 
 /** Filter and sort the list by the address, and count the rollouts that each choice would leave.
  *
- * A choice is counted among the rollouts that pass every other filter: so many are shown if it is ticked.
+ * A choice is counted among the rollouts that pass all other filters, so the count says how many it would show.
  */
 function filtered(list, given) {
   const tests = testsOf(list, given);
@@ -76,12 +76,12 @@ function filtered(list, given) {
   return { places: sorted(list, places, given.get("sort") ?? NEWEST_FIRST), counts, passing };
 }
 
-/** Sort places by a column; "-reward" is descending. Unknown values come last either way. */
+/** Sort indices by a column; "-reward" is descending. Unknown values always come last. */
 function sorted(list, places, order) {
   const descending = order.startsWith("-");
   const name = descending ? order.slice(1) : order;
   if (!list.has(name)) return places;
-  const ways = descending ? -1 : 1;
+  const direction = descending ? -1 : 1;
   const keys = new Map(places.map((place) => [place, list.value(name, place)]));
   const compare = (one, other) => {
     const [a, b] = [keys.get(one), keys.get(other)];
@@ -92,17 +92,17 @@ function sorted(list, places, order) {
         : numberOf(a) === numberOf(b)
           ? 0
           : numberOf(a) - numberOf(b);
-    return ways * difference;
+    return direction * difference;
   };
   return [...places].sort(compare);
 }
 
-/** The metrics by which the address filters. */
+/** The metrics with a filter in the address. */
 function metricsIn(given) {
   return [...given.keys()].filter((name) => name.startsWith(METRIC));
 }
 
-/** Whether the address filters at all. */
+/** Whether the address contains any filter. */
 function isFiltered(given) {
   return (
     [...FACETS, ...RANGES].some(([name]) => given.has(name)) ||
@@ -124,14 +124,14 @@ function searchFor(list, text) {
   Object.assign(found, { text, rows: null, complete: !text, error: null });
   if (!text) return;
   const isCurrent = () => found.text === text;
-  const take = (answer) => {
+  const update = (answer) => {
     if (!isCurrent()) return;
     Object.assign(found, { rows: new Set(answer.rows), complete: answer.complete, share: answer.share });
     show();
   };
   data
-    .search(list, text, take, isCurrent)
-    .then((answer) => take({ share: 1, ...answer }))
+    .search(list, text, update, isCurrent)
+    .then((answer) => update({ share: 1, ...answer }))
     .catch((error) => {
       if (!isCurrent()) return;
       Object.assign(found, { rows: new Set(), complete: false, error: error.message });

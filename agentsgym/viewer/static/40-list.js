@@ -1,8 +1,8 @@
-// The list: only the visible rows are in the document, however many rollouts there are.
+// The list of rollouts. Only the visible rows are in the document, however many rollouts there are.
 
 const ROW_HEIGHT = 27; // pixels, as in viewer.css
 
-// [column, heading, width, kind, rank by which it is dropped in narrow windows, the highest first (0: never)]
+// [column, heading, width, kind, rank: in narrow windows, columns with the highest rank are hidden first (0: never)]
 const COLUMNS = [
   ["row", "#", "52px", "number", 0],
   ["outcome", "outcome", "82px", "outcome", 0],
@@ -10,7 +10,7 @@ const COLUMNS = [
   ["num_turns", "turns", "50px", "number", 0],
   ["strip", "reward by turn", "minmax(120px, 1.6fr)", "strip", 3],
   ["task_data", "task data", "minmax(120px, 1.6fr)", "word", 3],
-  ["stop_reason", "stopped by", "90px", "word", 4],
+  ["stop_reason", "stop reason", "90px", "word", 4],
   ["env", "environment", "minmax(112px, 1fr)", "word", 2],
   ["agent", "agent", "minmax(80px, 1fr)", "word", 5],
   ["run", "run", "minmax(72px, 1fr)", "word", 6],
@@ -28,7 +28,7 @@ const ALWAYS = new Set(["row", "outcome", "final_reward", "num_turns", "strip"])
 class ListView {
   constructor(list) {
     this.list = list;
-    this.turns = null; // rewards by turn, once they are loaded
+    this.turns = null; // rewards by turn, null until they are loaded
     this.drawnRows = new Map();
     this.places = [];
     this.selected = 0;
@@ -42,7 +42,7 @@ class ListView {
     assign(this.scroller, { role: "grid", "aria-label": "Rollouts", "aria-describedby": "keys-of-list" });
     this.summary = el("p.summary.faint");
     this.empty = el("p.empty", { hidden: true });
-    const keys = el("p.unseen", { id: "keys-of-list" }, "j and k move, Enter opens, ? lists all keys");
+    const keys = el("p.unseen", { id: "keys-of-list" }, "j and k move the selection, Enter opens a rollout, ? lists all keys");
     this.node = el(
       "section.list",
       { "aria-label": "List of rollouts" },
@@ -50,18 +50,18 @@ class ListView {
       el("div.table", {}, this.summary, this.empty, this.scroller, keys),
     );
     this.body.addEventListener("click", (event) => this.opened(event));
-    // A pressed element must not be replaced before it is released: only another width changes the columns.
+    // Rebuild the columns only if the width changes, since replacing a pressed element would lose its click.
     new ResizeObserver(() => (this.scroller.clientWidth === this.width ? this.draw() : this.fit())).observe(this.scroller);
     this.loadTurns();
   }
 
-  /** Whether a column distinguishes rollouts: a value common to all is shown once, above the list. */
+  /** Whether a column has different values; a value common to all rollouts is shown once, above the list. */
   varies(name) {
     const values = this.list.columns[name];
     return Boolean(values) && values.some((value) => value !== values[0]);
   }
 
-  /** Load the rewards of every turn, unless there are too many for a list. */
+  /** Load the rewards of every turn, unless there are too many turns. */
   loadTurns() {
     const total = this.list.columns.num_turns.reduce((sum, count) => sum + (count ?? 0), 0);
     if (total > 400_000) return;
@@ -77,7 +77,7 @@ class ListView {
         for (const [index, node] of this.drawnRows)
           node.querySelector(".cell.strip")?.replaceChildren(this.strip(this.places[index]) ?? "");
       })
-      .catch(() => {}) // the list works without them; the curves show the error
+      .catch(() => {}) // the list works without them; the curves view shows the error
       .finally(() => {
         this.isLoading = false;
         settle();
@@ -117,11 +117,11 @@ class ListView {
           ? "searching …"
           : !found.complete
             ? found.share
-              ? `searching … ${Math.round(100 * found.share)} %`
+              ? `searching … ${Math.round(100 * found.share)}%`
               : "the search stopped early: more rollouts may match"
             : null);
     this.summary.replaceChildren();
-    add(this.summary, facts.length ? ["All: ", facts] : null, state && el("span.state", { role: "status" }, state));
+    add(this.summary, facts.length ? ["Same for all: ", facts] : null, state && el("span.state", { role: "status" }, state));
     this.summary.hidden = !this.summary.childNodes.length;
     this.empty.hidden = this.places.length > 0;
     this.empty.replaceChildren();
@@ -129,11 +129,11 @@ class ListView {
       this.empty,
       list.size
         ? ["No rollouts match these filters. ", button("link", () => go(noFilters()), {}, "Clear filters")]
-        : "There are no rollouts in this store yet.",
+        : "This store contains no rollouts yet.",
     );
   }
 
-  /** Choose the columns that fit, the most informative ones first. */
+  /** Choose the columns that fit in the window, by rank. */
   fit() {
     const width = this.scroller.clientWidth;
     if (!width) return;
@@ -171,7 +171,7 @@ class ListView {
     this.draw();
   }
 
-  /** Keep the visible rows in the document, and a few around them. */
+  /** Update the document so that it contains the visible rows and a few around them. */
   draw() {
     const height = this.scroller.clientHeight || 600;
     const first = Math.max(0, Math.floor(this.scroller.scrollTop / ROW_HEIGHT) - 8);
@@ -209,7 +209,7 @@ class ListView {
     if (kind === "strip") return add(node, this.strip(place));
     const value = list.value(name, place);
     if (name === "row")
-      return add(node, link("open", { view: "conversation", row: value, ...OF_A_ROLLOUT }, { tabIndex: -1 }, value));
+      return add(node, link("open", { view: "conversation", row: value, ...RESET_ROLLOUT }, { tabIndex: -1 }, value));
     if (kind === "moment") return add(node, value === null ? "–" : moment(value).slice(5, 16));
     const isWhole = kind === "word" || name === "seed"; // a seed must not be rounded
     const written = name === "final_reward" ? signed(value) : isWhole ? String(value ?? "–") : brief(value);
@@ -237,15 +237,15 @@ class ListView {
   }
 
   open(place = this.places[this.selected]) {
-    if (place !== undefined) go({ view: "conversation", row: this.list.columns.row[place], ...OF_A_ROLLOUT });
+    if (place !== undefined) go({ view: "conversation", row: this.list.columns.row[place], ...RESET_ROLLOUT });
   }
 
-  /** Select another row and bring it into sight. */
+  /** Move the selection and scroll it into view. */
   move(by) {
     if (!this.places.length) return;
     this.selected = Math.min(this.places.length - 1, Math.max(0, this.selected + by));
     this.reveal();
-    keep({ row: this.list.columns.row[this.places[this.selected]] });
+    remember({ row: this.list.columns.row[this.places[this.selected]] });
   }
 
   reveal() {
@@ -259,7 +259,7 @@ class ListView {
   }
 }
 
-/** The value below which a share of the finite ones lie; 0 if there are none. */
+/** A percentile of the finite values, for a share in [0, 1]; 0 if there are none. */
 function percentile(values, share) {
   const known = values.filter(Number.isFinite).sort((one, other) => one - other);
   return known.length
@@ -267,7 +267,7 @@ function percentile(values, share) {
     : 0;
 }
 
-/** One bar per turn, up for positive and down for negative rewards; a dot for none, a mark for an invalid action. */
+/** A bar per turn: up for a positive and down for a negative reward, a dash for 0; invalid actions are marked. */
 function turnStrip(rewards, invalid, limit) {
   const wide = Math.max(2, Math.min(7, Math.floor(240 / Math.max(1, rewards.length))));
   const paths = { up: "", down: "", none: "", wrong: "" };
@@ -289,7 +289,7 @@ function turnStrip(rewards, invalid, limit) {
       width: rewards.length * wide,
       height: 20,
       viewBox: `0 0 ${Math.max(1, rewards.length * wide)} 20`,
-      preserveAspectRatio: "none", // a narrow column compresses the turns, and cuts none off
+      preserveAspectRatio: "none", // a narrow column compresses the strip rather than cutting it off
       role: "img",
       "aria-label": label.slice(0, 400),
     },

@@ -1,6 +1,6 @@
-// The panel beside the list: a box for each choice with its count, a field for each end of a range, the search.
+// The panel next to the list: a checkbox with a count for each choice, fields for each range, and the search.
 
-const MOST_CHOICES = 7; // of a filter before "more" is pressed
+const MAX_CHOICES = 7; // per filter, until "more" is pressed
 
 class FilterPanel {
   constructor(list) {
@@ -57,9 +57,9 @@ class FilterPanel {
     const shown = places.length;
     const outcomes = places.map((place) => this.list.value("outcome", place));
     const won = outcomes.filter((one) => one === "won").length;
-    const judged = won + outcomes.filter((one) => one === "lost").length; // without failed rollouts
+    const judged = won + outcomes.filter((one) => one === "lost").length; // rollouts with known success
     const { shown: size, total, note } = this.list.answer;
-    const all = size < total ? `${grouped(size)} newest of ${grouped(total)}` : grouped(total);
+    const all = size < total ? `the newest ${grouped(size)} of ${grouped(total)}` : grouped(total);
     this.summary.textContent = `Filters: ${grouped(shown)} of ${all} rollouts`; // visible only in narrow windows
     this.count.replaceChildren();
     add(
@@ -67,14 +67,14 @@ class FilterPanel {
       el("b", {}, grouped(shown)),
       shown === this.list.size && size === total ? " rollouts" : ` of ${all} rollouts`,
       isFiltered(this.given) ? button("link", () => go(noFilters()), {}, "clear") : null,
-      judged ? el("span.note.won", {}, `${((100 * won) / judged).toFixed(1)} % won (${grouped(won)} of ${grouped(judged)})`) : null,
+      judged ? el("span.note.won", {}, `${((100 * won) / judged).toFixed(1)}% won (${grouped(won)} of ${grouped(judged)})`) : null,
       note ? el("span.note.faint", {}, note) : null,
     );
   }
 
   chip(name) {
     const value = this.given.get(name);
-    return button("chip", () => go({ [name]: null }), { title: "Remove this filter" }, `one ${name}: ${value} `, "×");
+    return button("chip", () => go({ [name]: null }), { title: "Remove this filter" }, `${name} ${value} `, "×");
   }
 
   facet(name, heading) {
@@ -86,7 +86,7 @@ class FilterPanel {
     const sizes = [...count].sort(([one, a], [other, b]) => b - a || one.localeCompare(other, "en", { numeric: true }));
     const seen = this.unfolded.has(name)
       ? sizes
-      : sizes.filter(([value], index) => index < MOST_CHOICES || wanted.includes(value));
+      : sizes.filter(([value], index) => index < MAX_CHOICES || wanted.includes(value));
     const most = Math.max(1, ...count.values());
     const more = sizes.length - seen.length;
     const unfold = () => {
@@ -120,7 +120,7 @@ class FilterPanel {
   }
 }
 
-/** Two fields and a small histogram of the rollouts that the other filters leave. */
+/** Two fields, and a small histogram of the rollouts that pass the other filters. */
 class RangeFilter {
   constructor(list, name, heading) {
     Object.assign(this, { list, name });
@@ -168,7 +168,7 @@ class RangeFilter {
     this.node.hidden = !given.has(this.name) && !(most > least);
     if (!(most > least)) return;
     const whole = values.every(Number.isInteger) && most - least < 25;
-    const number = whole ? most - least + 1 : 25; // one bar per whole number, so that none is empty by chance
+    const number = whole ? most - least + 1 : 25; // one bar per integer, so that no bar is empty just because of rounding
     const wide = (most - least) / (whole ? number - 1 : number);
     const start = whole ? least - 0.5 : least;
     const bins = new Array(number).fill(0);

@@ -7,7 +7,7 @@ const TABS = [
   ["what-if", "What if", "w"],
   ["pair", "Before / after", "b"],
 ];
-const MOST_CHARACTERS = 20_000; // of a text before "show more"; a megabyte would block the page
+const MAX_CHARACTERS = 20_000; // of a text, until "show more" is pressed; a megabyte would freeze the page
 
 /** The numbers of a turn: its reward, and the means of advantage, surprisal and entropy over its tokens. */
 function turnNumbers(rollout, turn) {
@@ -22,21 +22,21 @@ function turnNumbers(rollout, turn) {
   };
 }
 
-/** The header of a rollout: its outcome, its neighbors in the list, its views. */
+/** The header of a rollout: its outcome, links to its neighbors in the list, and tabs for its views. */
 function rolloutHead(app, row, view, rollout) {
   const { list, places } = app;
   const place = list.places.get(row);
   const index = places.indexOf(place);
   const neighbor = (by, sign, name) => {
     const other = index < 0 ? undefined : places[index + by];
-    const there = { view, row: other === undefined ? null : list.columns.row[other], ...OF_A_ROLLOUT };
+    const there = { view, row: other === undefined ? null : list.columns.row[other], ...RESET_ROLLOUT };
     return button("step", () => go(there), { disabled: other === undefined, title: name, "aria-label": name }, sign);
   };
   const position = index < 0 ? "hidden by the filters" : `${grouped(index + 1)} of ${grouped(places.length)}`;
   const tabs = TABS.map(([name, heading, key]) =>
     link(
       "tab",
-      { view: name, ...OF_A_ROLLOUT },
+      { view: name, ...RESET_ROLLOUT },
       { "aria-current": name === view ? "page" : null, title: `key ${key}` },
       heading,
     ),
@@ -65,7 +65,7 @@ function rolloutHead(app, row, view, rollout) {
 /** The identity of a rollout in one line. */
 function headlineOf(list, place) {
   const value = (name) => list.value(name, place);
-  const group = value("group_index"); // in training a task's index is a place in its batch
+  const group = value("group_index"); // in training, a task's index is only its position in the batch
   const task = group === null ? `task ${brief(value("task_index"))}` : `task group ${group}`;
   const parts = [`#${value("row")}`, value("env"), task];
   if (value("step") !== null) parts.push(`step ${value("step")}`);
@@ -76,7 +76,7 @@ function headlineOf(list, place) {
   return parts.filter(Boolean).join(" · ");
 }
 
-/** The metadata of a rollout: short facts in a line, long ones folded. */
+/** The metadata of a rollout: short facts in a line, long ones collapsed. */
 function factsOf(rollout) {
   const facts = (rollout.facts ?? []).filter(([, text]) => text !== null && text !== "");
   const folded = [
@@ -99,9 +99,9 @@ function factsOf(rollout) {
 /** A text of any length: its beginning, and the rest on request. */
 function longText(text, kind = "pre.text") {
   const whole = String(text ?? "");
-  if (whole.length <= MOST_CHARACTERS) return el(kind, {}, withBoards(whole));
-  const inPair = /[\ud800-\udbff]/.test(whole[MOST_CHARACTERS - 1]); // do not split a surrogate pair
-  const end = MOST_CHARACTERS - (inPair ? 1 : 0);
+  if (whole.length <= MAX_CHARACTERS) return el(kind, {}, withBoards(whole));
+  const inPair = /[\ud800-\udbff]/.test(whole[MAX_CHARACTERS - 1]); // do not split a surrogate pair
+  const end = MAX_CHARACTERS - (inPair ? 1 : 0);
   const node = el(kind, {}, withBoards(whole.slice(0, end)));
   const rest = grouped(whole.length - end);
   const more = button("link", () => more.replaceWith(visible(whole.slice(end))), {}, ` … show ${rest} more characters`);
@@ -110,7 +110,7 @@ function longText(text, kind = "pre.text") {
 
 const BOARD_LINE = /[│┃║|#+─═┼█▒░].*[│┃║|#+─═┼█▒░]|\S {2,}\S|^\s*(\S ){3,}\S?\s*$/;
 
-/** Set apart the lines that draw a board or a table: they keep their columns and scroll sideways. */
+/** Separate the lines that draw a board or a table, so that their columns stay aligned and they scroll sideways. */
 function withBoards(text) {
   const parts = [];
   for (const line of text.split("\n")) {
@@ -125,7 +125,7 @@ function withBoards(text) {
   });
 }
 
-/** Write short JSON in one line. A line break in JSON is layout: within its texts it is written \\n. */
+/** Join the lines of short JSON. Its line breaks are only layout, since line breaks in strings are escaped. */
 function inOneLine(text) {
   const whole = String(text ?? "");
   const line = whole
@@ -135,7 +135,7 @@ function inOneLine(text) {
   return /^[{[]/.test(whole) && line.length < 160 ? line : whole;
 }
 
-/** One message: its role, its numbers if it is a turn, its reasoning (folded), its tool calls. */
+/** One message: its role, its numbers if it is a turn, its reasoning (collapsed), its tool calls. */
 function messageOf(rollout, message) {
   const turn = message.turn ?? null;
   const calls = (message.calls ?? []).map((call) =>
@@ -164,42 +164,42 @@ function messageOf(rollout, message) {
         : null,
       message.content || !calls.length ? longText(message.content) : null,
       calls,
-      message.left_out
-        ? el("p.faint", {}, `… ${grouped(message.left_out)} characters of this message are omitted`)
+      message.num_omitted
+        ? el("p.faint", {}, `… ${grouped(message.num_omitted)} characters of this message are omitted`)
         : null,
     ),
   );
 }
 
-/** The notes beside a turn: its index, reward, mean advantage, and anything unusual. */
-function turnNotes(rollout, turn, beside = null) {
+/** The notes on a turn: its index, reward, mean advantage, and anything unusual. */
+function turnNotes(rollout, turn, extra = null) {
   const numbers = turnNumbers(rollout, turn);
   const { exact: isExact, role, rewritten, episode } = rollout.turns[turn];
   const known = (name, value) =>
-    Number.isNaN(value) ? null : el("span.note", {}, el("span.faint", {}, `${name} `), toned(value));
-  const last = rollout.turns.some((one) => one.episode);
+    Number.isNaN(value) ? null : el("span.note", {}, el("span.faint", {}, `${name} `), coloredNumber(value));
+  const hasEpisodes = rollout.turns.some((one) => one.episode);
   return [
     el("span.turn-number", {}, `turn ${turn}`),
-    beside,
+    extra,
     el("span.break"),
     known("reward", numbers.reward),
     known("advantage", numbers.advantage),
     role ? el("span.note", {}, `as role ${role}`) : null,
-    last ? el("span.note.faint", {}, `episode ${episode}`) : null,
+    hasEpisodes ? el("span.note.faint", {}, `episode ${episode}`) : null,
     numbers.invalid ? el("span.wrong", {}, "✗ invalid") : null,
     isExact === false
       ? el(
           "span.note.faint",
-          { title: "Tokens encoded from the text afterwards, not the sampled ones" },
-          "encoded text",
+          { title: "These tokens were encoded from the text afterwards; they may differ from the sampled tokens" },
+          "tokenized from text",
         )
       : null,
-    rewritten ? el("span.note.faint", {}, `prompted with a rewritten history of ${counted(rewritten, "message")}`) : null,
+    rewritten ? el("span.note.faint", {}, `prompt: a rewritten history of ${counted(rewritten, "message")}`) : null,
   ];
 }
 
-/** A number with its sign in words and color. */
-function toned(value) {
+/** A number with a sign, colored by it. */
+function coloredNumber(value) {
   const number = numberOf(value);
   return el(`span.value${number > 0 ? ".up" : number < 0 ? ".down" : ""}`, { title: exact(value) }, signed(value));
 }
@@ -209,12 +209,12 @@ function ending(rollout) {
   return el(
     "div.ending",
     {},
-    el("p", {}, el("b", {}, `stopped: ${rollout.stop_reason}`), ` after ${counted(rollout.turns.length, "turn")}`),
+    el("p", {}, el("b", {}, `stop reason: ${rollout.stop_reason}`), ` after ${counted(rollout.turns.length, "turn")}`),
     rollout.error ? el("pre.error", { tabIndex: 0 }, rollout.error) : null,
   );
 }
 
-/** The turns as a row of bars: the reward above, the advantage below; a click goes to the turn. */
+/** The turns as a row of bars: rewards above, advantages below; a click on a bar scrolls to its turn. */
 function turnBar(rollout, onTurn) {
   if (rollout.turns.length < 2) return null;
   const numbers = rollout.turns.map((_, turn) => turnNumbers(rollout, turn));
@@ -264,7 +264,7 @@ function revealTurn(turn) {
     block: "start",
     behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth",
   });
-  keep({ turn });
+  remember({ turn });
 }
 
 async function conversationView(app, row) {

@@ -1,27 +1,27 @@
-// Every token of a rollout, colored by one quantity at a time. Long rollouts are drawn part by part, when visible.
+// Every token of a rollout, colored by one quantity at a time. Long rollouts are drawn in parts, when they are visible.
 
-const PART = 1500; // tokens that are drawn at once
+const PART = 1500; // tokens that are drawn together
 
 // [key, heading, values by token (null: unknown), description]
 const COLORS = [
-  ["mask", "trained on", null, "Tokens that the agent produced and is trained on."],
-  ["reward", "reward", (tokens) => tokens.rewards, "Reward from the environment, assigned to tokens."],
-  ["advantage", "advantage", (tokens) => tokens.advantages, "Stored advantage: the weight of the token's policy gradient."],
+  ["mask", "trained on", null, "Tokens that the agent produced and that it is trained on."],
+  ["reward", "reward", (tokens) => tokens.rewards, "Reward from the environment, assigned to the token."],
+  ["advantage", "advantage", (tokens) => tokens.advantages, "Stored advantage, by which the token's policy gradient is weighted."],
   [
     "logprob",
     "log-probability",
     (tokens) => tokens.logprobs,
-    "−log p of the token when it was sampled; stronger color means more surprising.",
+    "Log-probability of the token when it was sampled; a stronger color means a less likely token.",
   ],
-  ["entropy", "entropy", (tokens) => tokens.entropies, "Entropy of the distribution that the token was sampled from."],
-  ["gap", "sampler/trainer gap", gapOf, "The trainer's log-probability minus the sampler's; 0 where they agree."],
+  ["entropy", "entropy", (tokens) => tokens.entropies, "Entropy of the distribution from which the token was sampled."],
+  ["gap", "sampler/trainer gap", gapOf, "The trainer's log-probability minus the sampler's; 0 if they agree."],
   [
     "new",
     "what-if advantage",
     (tokens, other) => other?.values,
     "Advantage under the settings chosen in “What if”.",
   ],
-  ["difference", "what-if minus stored", differenceOf, "What-if advantage minus the stored one."],
+  ["difference", "what-if minus stored", differenceOf, "What-if advantage minus stored advantage."],
 ];
 
 function gapOf(tokens) {
@@ -40,12 +40,12 @@ function differenceOf(tokens, other) {
   );
 }
 
-/** Spread one number per turn (or a list, one per token) over the tokens: 0 on environment tokens. */
+/** Assign a number per turn (or a list with one per token) to the tokens; environment tokens get 0. */
 function onTokens(rollout, byTurn) {
   const values = new Array(rollout.tokens.ids.length).fill(0);
   rollout.turns.forEach(({ start, stop }, turn) => {
-    const given = byTurn[turn];
-    for (let at = start; at < stop; at++) values[at] = Array.isArray(given) ? (given[at - start] ?? null) : given;
+    const value = byTurn[turn];
+    for (let at = start; at < stop; at++) values[at] = Array.isArray(value) ? (value[at - start] ?? null) : value;
   });
   return values;
 }
@@ -65,7 +65,7 @@ class TokenView {
     this.hint = el("div.hint", { role: "tooltip", id: "token-hint", hidden: true });
     this.stream = el("div.stream", {
       role: "group",
-      "aria-label": "Tokens: arrow keys move; the values are shown below",
+      "aria-label": "Tokens: the arrow keys move between them, and a tooltip shows the values",
       onmouseover: (event) => this.point(event.target.closest(".token")),
       onmouseleave: () => this.unpoint(),
       onfocusin: (event) => this.point(event.target.closest(".token")),
@@ -116,14 +116,14 @@ class TokenView {
       const to = Math.min(stop, from + PART);
       const holder = el("span.part");
       Object.assign(holder.dataset, { from, to });
-      holder.style.minHeight = `${20 * Math.ceil((to - from) / 22)}px`; // an estimate, until it is drawn
+      holder.style.minHeight = `${20 * Math.ceil((to - from) / 22)}px`; // an estimate, until the part is drawn
       holders.push(holder);
     }
     const count = el("span.note.faint", {}, counted(stop - start, "token"));
     const label =
       turn >= 0
         ? turnNotes(this.rollout, turn, count)
-        : [el("span.faint", {}, this.segments.has(start) ? "rewritten history" : "given"), count];
+        : [el("span.faint", {}, this.segments.has(start) ? "rewritten history" : "environment"), count];
     const node = el(
       `div.block.${turn >= 0 ? "agent" : "given"}`,
       { id: turn >= 0 ? `turn-${turn}` : null },
@@ -148,7 +148,7 @@ class TokenView {
     holder.append(...nodes);
   }
 
-  /** A token as text: line ends and tabs are marked, an empty text is ∅; without a tokenizer the id. */
+  /** The text of a token, with marked newlines and tabs, ∅ if it is empty; without a tokenizer, the token's id. */
   text(at) {
     const text = this.tokens.texts?.[at];
     if (text === undefined || text === null) return String(this.tokens.ids[at]);
@@ -170,7 +170,7 @@ class TokenView {
       : [];
     const most = known.reduce((one, other) => Math.max(one, other), 0);
     const usual = percentile(known.filter(Boolean), 0.98);
-    this.limit = most > 3 * usual && usual ? usual : most; // one outlier must not make all others pale
+    this.limit = most > 3 * usual && usual ? usual : most; // otherwise one outlier would make all other tokens pale
     this.stream.querySelectorAll(".token").forEach((node) => this.color(node, Number(node.dataset.at)));
     this.drawLegend(most);
   }
@@ -195,11 +195,11 @@ class TokenView {
     return Boolean(this.tokens.trained?.[at]);
   }
 
-  /** Whether a token counted in the loss; outside training, whether it would count. */
+  /** Whether a token counted in the loss; outside training, whether it would have counted. */
   trainedText(at) {
     if (!this.isTrained(at)) return "no";
-    if (this.tokens.is_trained === false) return "no, the rollout was excluded";
-    return this.isOfTraining() ? "yes" : "no, but it would be";
+    if (this.tokens.is_trained === false) return "no: this rollout was excluded";
+    return this.isOfTraining() ? "yes" : "no, but training would use it";
   }
 
   maskText() {
@@ -222,7 +222,7 @@ class TokenView {
         "option",
         () => {
           this.choose(key);
-          keep({ by: key });
+          remember({ by: key });
           draw();
         },
         { role: "radio", title: note },
@@ -251,7 +251,7 @@ class TokenView {
     this.legend.replaceChildren();
     add(
       this.legend,
-      swatch("given", "given by the environment"),
+      swatch("given", "environment tokens"),
       key === "mask"
         ? [
             swatch("agent.trained", this.maskText()),
@@ -272,13 +272,13 @@ class TokenView {
   outNote() {
     const notes = [];
     if (this.tokens.is_trained === false)
-      notes.push("This rollout was excluded from training: none of its tokens counted in the loss.");
+      notes.push("This rollout was excluded from training, so none of its tokens counted in the loss.");
     if (!this.tokens.texts)
       notes.push("The store has no tokenizer for this rollout, so tokens are shown as ids.");
     return notes.length ? el("p.notice", {}, notes.join(" ")) : null;
   }
 
-  /** Show all values of a token, with all their digits. */
+  /** Show all values of a token in the tooltip, with all digits. */
   point(node) {
     if (!node || !node.dataset.at) return;
     const at = Number(node.dataset.at);
@@ -286,7 +286,7 @@ class TokenView {
     const rows = [
       ["token", `${at}`],
       ["id", exact(this.tokens.ids[at])],
-      ["turn", turn < 0 ? "given by the environment" : String(turn)],
+      ["turn", turn < 0 ? "none: an environment token" : String(turn)],
       ["trained on", this.trainedText(at)],
       ...(turn < 0
         ? []
@@ -361,7 +361,7 @@ async function tokensView(app, row, given) {
       el(
         "p.empty",
         {},
-        "This rollout has no tokens: it was recorded without a tokenizer. Its conversation is available.",
+        "This rollout has no tokens, because it was recorded without a tokenizer. See the conversation instead.",
       ),
     );
   }

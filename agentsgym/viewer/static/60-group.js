@@ -25,12 +25,12 @@ function memberHead(app, member, row, view = "conversation") {
     { scope: "col" },
     link(
       "open",
-      { view, row: member.row, ...OF_A_ROLLOUT },
+      { view, row: member.row, ...RESET_ROLLOUT },
       { title: member.headline, "aria-label": `${name}: ${member.headline}` },
       name,
     ),
     member.row === row ? el("span.faint", {}, " (this one)") : null,
-    el("div.how", {}, outcomeMark(member.outcome), " ", toned(member.final_reward)),
+    el("div.how", {}, outcomeMark(member.outcome), " ", coloredNumber(member.final_reward)),
     el("div.faint", {}, member.stop_reason),
   );
 }
@@ -40,16 +40,16 @@ function memberCell(group, member, index, turn, unfolded) {
   const one = member.turns[turn];
   if (!one) {
     const ended = member.turns.length === turn;
-    return el("td.over", {}, ended ? el("span.faint", {}, `ended: ${member.stop_reason}`) : null);
+    return el("td.over", {}, ended ? el("span.faint", {}, `stop reason: ${member.stop_reason}`) : null);
   }
-  const diverges = group.diverges[index] === turn;
+  const diverges = group.diverges_at[index] === turn;
   const alike = turn < group.common_turns && group.members.length > 1;
   const cell = el(`td${diverges ? ".parts" : ""}${alike ? ".alike" : ""}${one.invalid ? ".invalid" : ""}`);
   const text = el(
     `div.action${unfolded ? "" : ".folded"}`,
     { title: unfolded ? null : "Click to expand" },
     longText(one.text, "span"),
-    one.left_out ? el("span.faint", {}, ` … ${grouped(one.left_out)} more characters in the conversation`) : null,
+    one.num_omitted ? el("span.faint", {}, ` … ${grouped(one.num_omitted)} more characters in the conversation`) : null,
   );
   text.addEventListener("click", () => getSelection().toString() || text.classList.toggle("folded"));
   return add(
@@ -60,18 +60,18 @@ function memberCell(group, member, index, turn, unfolded) {
       diverges
         ? el("span.mark", { title: `diverges from #${group.members[0].row} here`, "aria-label": "diverges here" }, "≠")
         : null,
-      el("span.turn-reward", {}, toned(one.reward)),
-      one.advantage === null ? null : el("span.note", {}, el("span.faint", {}, "adv "), toned(one.advantage)),
+      el("span.turn-reward", {}, coloredNumber(one.reward)),
+      one.advantage === null ? null : el("span.note", {}, el("span.faint", {}, "adv "), coloredNumber(one.advantage)),
       one.invalid ? el("span.wrong", {}, "✗ invalid") : null,
     ),
-    turn > 0 || !group.prompt ? el("div.seen", { title: "Read before this action" }, one.seen) : null,
+    turn > 0 || !group.prompt ? el("div.seen", { title: "Observation before this action" }, one.observation) : null,
     text,
   );
 }
 
-/** The number of members that diverge from the first one in a turn. */
+/** A note on the number of members that diverge from the first member in a turn. */
 function partsText(group, turn) {
-  const count = group.members.filter(({ turns }, index) => group.diverges[index] === turn && turns[turn]).length;
+  const count = group.members.filter(({ turns }, index) => group.diverges_at[index] === turn && turns[turn]).length;
   const words = `≠ ${count} of ${group.members.length} ${count === 1 ? "diverges" : "diverge"}`;
   return count ? el("div.faint", {}, words) : null;
 }
@@ -80,8 +80,8 @@ async function groupView(app, row) {
   const group = await data.group(app.list, row);
   const numTurns = group.members.reduce((most, member) => Math.max(most, member.turns.length), 0);
   const table = el("table.group", {});
-  const prompts = new Set(group.members.filter(({ turns }) => turns.length).map(({ turns }) => turns[0].seen));
-  group.prompt = prompts.size === 1 ? [...prompts][0] : null; // shown once if all prompts are equal
+  const prompts = new Set(group.members.filter(({ turns }) => turns.length).map(({ turns }) => turns[0].observation));
+  group.prompt = prompts.size === 1 ? [...prompts][0] : null; // shown only once if all prompts are equal
   let unfolded = false;
   const limit = largest(group.members.flatMap((member) => member.turns.map((turn) => turn.reward)));
   const body = () =>
@@ -134,10 +134,10 @@ async function groupView(app, row) {
   );
   const common =
     group.members.length < 2
-      ? "This group has only one rollout: there is nothing to compare."
+      ? "This group has only one rollout, so there is nothing to compare."
       : group.common_turns
         ? `Identical in the first ${group.common_turns === 1 ? "turn" : counted(group.common_turns, "turn")}.`
-        : "They differ from the first turn on.";
+        : "The rollouts differ from the first turn.";
   return el(
     "section.group-view",
     {},

@@ -2,18 +2,18 @@
 
 const SETTING_KEYS = ["estimator", "options", "discount", "scale", "turn_credit"];
 
-/** Read settings from the address (wi = JSON); null if there are none, or they are invalid. */
+/** Parse the settings in the address (wi = JSON); null if there are none or they are invalid. */
 function readSettings(given) {
   try {
     const settings = JSON.parse(given.get("wi"));
     if (!settings || !SETTING_KEYS.every((key) => key in settings)) return null;
-    return Object.fromEntries(SETTING_KEYS.map((key) => [key, settings[key]])); // a run's settings may have more keys
+    return Object.fromEntries(SETTING_KEYS.map((key) => [key, settings[key]])); // the settings of a run may have more keys
   } catch {
     return null;
   }
 }
 
-/** Settings in words. */
+/** A description of settings in one line. */
 function settingsText(settings) {
   const options = Object.entries(settings.options ?? {}).map(([name, value]) => `${name} ${value}`);
   return [
@@ -25,7 +25,7 @@ function settingsText(settings) {
   ].join(" · ");
 }
 
-/** The initial settings: those of the run with another, well-known estimator. */
+/** The initial settings: those of the run, but with another common estimator. */
 function firstSettings(app, group) {
   const choices = app.list.answer.what_if;
   const other = group.settings?.estimator === "grpo" ? "return_to_go" : "grpo";
@@ -39,13 +39,13 @@ function firstSettings(app, group) {
   }
   const estimator = choices.estimators.find(({ name }) => name === other) ?? choices.estimators[0];
   if (!estimator) return null;
-  const own = group.settings ?? {};
+  const stored = group.settings ?? {};
   return {
     estimator: estimator.name,
     options: defaultsOf(estimator),
-    discount: own.discount ?? choices.discount,
-    scale: own.scale ?? (choices.scales.includes("group") ? "group" : choices.scales[0]),
-    turn_credit: own.turn_credit ?? choices.turn_credits[0],
+    discount: stored.discount ?? choices.discount,
+    scale: stored.scale ?? (choices.scales.includes("group") ? "group" : choices.scales[0]),
+    turn_credit: stored.turn_credit ?? choices.turn_credits[0],
   };
 }
 
@@ -74,14 +74,14 @@ function settingControls(app, group, settings, changed) {
     return el("div.controls", {}, field("settings computed when the page was written", node));
   }
   const estimator = choices.estimators.find(({ name }) => name === settings.estimator);
-  const take = (change) => changed({ ...settings, ...change });
+  const update = (change) => changed({ ...settings, ...change });
   const another = (name) =>
-    take({ estimator: name, options: defaultsOf(choices.estimators.find((one) => one.name === name)) });
+    update({ estimator: name, options: defaultsOf(choices.estimators.find((one) => one.name === name)) });
   const options = Object.entries(estimator?.options ?? {}).map(([name, option]) =>
     field(
       name,
       optionField(name, option, settings.options[name], (value) =>
-        take({ options: { ...settings.options, [name]: value } }),
+        update({ options: { ...settings.options, [name]: value } }),
       ),
     ),
   );
@@ -91,7 +91,7 @@ function settingControls(app, group, settings, changed) {
     max: "1",
     step: "any",
     value: settings.discount,
-    onchange: (event) => take({ discount: Number(event.target.value) }),
+    onchange: (event) => update({ discount: Number(event.target.value) }),
   });
   return el(
     "div.controls",
@@ -108,17 +108,17 @@ function settingControls(app, group, settings, changed) {
     field("discount", discount),
     field(
       "scale",
-      select(choices.scales, settings.scale, (scale) => take({ scale })),
+      select(choices.scales, settings.scale, (scale) => update({ scale })),
     ),
     field(
       "turn credit",
-      select(choices.turn_credits, settings.turn_credit, (credit) => take({ turn_credit: credit })),
+      select(choices.turn_credits, settings.turn_credit, (credit) => update({ turn_credit: credit })),
     ),
     estimator?.summary ? el("p.faint", {}, estimator.summary.replaceAll("`", "")) : null,
   );
 }
 
-/** A field for an option of an estimator: a choice, a tick, a number or a text. */
+/** A form field for an estimator's option: a menu, a checkbox, a number or a text. */
 function optionField(name, option, value, use) {
   if (option.choices) {
     return el(
@@ -150,13 +150,13 @@ function ofTurn(value) {
   return Array.isArray(value) ? meanOf(value) : numberOf(value);
 }
 
-/** Whether two advantages differ by more than rounding: stored ones were float32. */
+/** Whether two advantages differ by more than rounding errors, since stored advantages were float32. */
 function differ(one, other) {
   if (Number.isNaN(one) || Number.isNaN(other)) return false;
   return Math.abs(one - other) > 1e-5 * Math.max(1, Math.abs(one), Math.abs(other));
 }
 
-/** The differences between stored and new advantages, in words. */
+/** A sentence on the differences between stored and new advantages. */
 function differenceText(group, answer) {
   let [known, changed, turned] = [0, 0, 0];
   group.members.forEach((member, index) =>
@@ -169,12 +169,12 @@ function differenceText(group, answer) {
     }),
   );
   if (!known)
-    return "No advantages are stored for this group: it was not trained on. These are the advantages that training would have computed.";
-  if (!changed) return `None of ${counted(known, "turn")} differ: these settings reproduce the stored advantages.`;
+    return "No advantages are stored for this group, because it was not trained on. The numbers below are the advantages that training would have computed.";
+  if (!changed) return `These settings reproduce the stored advantages of ${known === 1 ? "the only turn" : `all ${counted(known, "turn")}`}.`;
   return `${changed} of ${counted(known, "turn")} differ${turned ? `, ${turned} of them in sign` : ""}.`;
 }
 
-/** The differences, and the number of rollouts compared if there are more than the page shows. */
+/** The sentence on differences, and a note if more rollouts were compared than the page shows. */
 function comparedTexts(group, answer) {
   const shown = group.members.length;
   const words = differenceText(group, answer);
@@ -182,9 +182,9 @@ function comparedTexts(group, answer) {
   return [words, `Computed with all ${grouped(answer.compared)} rollouts whose advantages were estimated together.`];
 }
 
-/** A warning that rollouts of the batch are missing. */
+/** A warning that some rollouts of the batch are missing. */
 function missingText({ note }) {
-  return `Not exact: ${note}, so these numbers may differ from training's.`;
+  return `Not exact: ${note}, so these numbers may differ from those in training.`;
 }
 
 function whatIfTable(app, group, answer, row, settings) {
@@ -229,9 +229,9 @@ function whatIfTable(app, group, answer, row, settings) {
             head,
             link(
               "plain",
-              { view: "tokens", row: member.row, ...OF_A_ROLLOUT, by: "difference", wi: JSON.stringify(settings) },
+              { view: "tokens", row: member.row, ...RESET_ROLLOUT, by: "difference", wi: JSON.stringify(settings) },
               {},
-              "its tokens",
+              "tokens",
             ),
           );
           return head;
@@ -258,15 +258,15 @@ async function whatIfView(app, row, given) {
   const first = readSettings(given) ?? firstSettings(app, group);
   const choices = app.list.answer.what_if;
   const section = el("section.what-if-view", {}, groupSummary(group));
-  if (!first) return add(section, el("p.empty", {}, choices?.note ?? "There are no other settings for this group."));
+  if (!first) return add(section, el("p.empty", {}, choices?.note ?? "No other settings are available for this group."));
   const controls = el("div");
   const result = el("div.wide", { tabIndex: 0, role: "region", "aria-label": "Stored and new advantages by turn" });
   const words = el("p.difference", { role: "status" });
   let latest = 0;
   const use = async (settings, isChange = true) => {
     const number = ++latest;
-    result.setAttribute("aria-busy", "true"); // the table still shows other settings
-    if (isChange) keep({ wi: JSON.stringify(settings) });
+    result.setAttribute("aria-busy", "true"); // the table still shows the previous settings
+    if (isChange) remember({ wi: JSON.stringify(settings) });
     const focused = [...controls.querySelectorAll("select, input")].indexOf(document.activeElement);
     controls.replaceChildren(settingControls(app, group, settings, use));
     if (focused >= 0) controls.querySelectorAll("select, input")[focused]?.focus();
@@ -289,13 +289,13 @@ async function whatIfView(app, row, given) {
   await use(first, false);
   const stored = group.settings
     ? `Stored: ${settingsText(group.settings)}.`
-    : "The settings behind the stored advantages are unknown.";
+    : "The settings of the stored advantages are unknown.";
   return add(
     section,
     controls,
     el("p.faint", {}, stored),
     words,
     result,
-    el("p.faint", {}, "stored → new, by turn; ≠ differs, ⇅ differs in sign. ", choices?.note ?? ""),
+    el("p.faint", {}, "Each cell shows stored → new advantage; ≠ means that they differ, ⇅ that their signs differ. ", choices?.note ?? ""),
   );
 }

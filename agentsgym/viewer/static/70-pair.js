@@ -5,7 +5,7 @@ function sameTask(app, row) {
   const { list } = app;
   const age = (place) => [list.number("step", place), list.number("created_at", place), list.columns.row[place]];
   const known = (value) => (Number.isNaN(value) ? -Infinity : value);
-  const places = list.alike("task", list.places.get(row));
+  const places = list.related("task", list.places.get(row));
   return places
     .sort((one, other) => {
       const [a, b] = [age(one), age(other)];
@@ -15,14 +15,14 @@ function sameTask(app, row) {
     .map((place) => list.columns.row[place]);
 }
 
-/** The initial pair: the first and last rollout of the policy in training, if any, or else of all. */
+/** The initial pair: the first and last rollout of the policy in training, or of all rollouts if there are fewer than two. */
 function firstPair(list, rows) {
   const trained = rows.filter((row) => list.value("step", list.places.get(row)) !== null);
   const among = trained.length > 1 ? trained : rows;
   return [among[0], among[among.length - 1]];
 }
 
-/** The messages of a rollout by turn: those before an action, and the action; the remaining ones come last. */
+/** The messages of a rollout by turn (those before the action, and the action), and the remaining messages. */
 function byTurns(rollout) {
   const turns = rollout.turns.map(() => []);
   const rest = [];
@@ -61,10 +61,10 @@ function pairSide(app, rows, row, side) {
     },
     rows.map((one) => el("option", { selected: one === row }, words(one))),
   );
-  return el("div.side-head", {}, choose, link("plain", { view: "conversation", row, ...OF_A_ROLLOUT }, {}, "open"));
+  return el("div.side-head", {}, choose, link("plain", { view: "conversation", row, ...RESET_ROLLOUT }, {}, "open"));
 }
 
-/** A pair has no ids of turns, which would not be unique. */
+/** Remove a node's id: in a pair, ids of turns would not be unique. */
 function withoutIds(node) {
   node.removeAttribute("id");
   return node;
@@ -76,7 +76,7 @@ async function pairView(app, row, given) {
     return el(
       "section.pair",
       {},
-      el("p.empty", {}, "The list has no other rollout of this task to compare with."),
+      el("p.empty", {}, "The list contains no other rollout of this task to compare with."),
     );
   }
   const chosen = (side, otherwise) =>
@@ -120,8 +120,8 @@ async function pairView(app, row, given) {
     el(
       "p.faint",
       {},
-      `The list has ${counted(rows.length, "rollout")} of this task; `,
-      "by default the earliest and the latest are shown, of the trained policy if it has any.",
+      `The list contains ${counted(rows.length, "rollout")} of this task. By default, the earliest and the latest are shown `,
+      "(of the policy in training, if it has at least two).",
     ),
     el(
       "div.pair-line.heads",

@@ -2,10 +2,10 @@
 
 const CURVES = [
   ["rewards", "Reward", "from the environment"],
-  ["advantages", "Advantage", "mean over its tokens, as stored"],
-  ["surprisals", "Surprisal", "mean −log p of its tokens"],
-  ["entropies", "Entropy", "mean over its tokens"],
-  ["invalid", "Invalid actions", "share of turns"],
+  ["advantages", "Advantage", "mean over the turn's tokens, as stored"],
+  ["surprisals", "Surprisal", "mean −log p of the turn's tokens"],
+  ["entropies", "Entropy", "mean over the turn's tokens"],
+  ["invalid", "Invalid actions", "fraction of turns"],
 ];
 const LEARNING = [
   ["Win rate", "training rollouts", (list, place) => ({ won: 1, lost: 0 })[list.value("outcome", place)]],
@@ -18,18 +18,18 @@ const SPLITS = [
   ["agent", "agent"],
   ["run", "run"],
 ];
-const MOST_LINES = 5;
-const MOST_TURNS = 200;
+const MAX_LINES = 5;
+const MAX_TURNS = 200;
 
 /** Means of a quantity by turn: [{turn, mean, low, high, count, tasks}].
  *
- * The interval is mean ± 1.96 standard errors, the error taken over tasks: rollouts of one task are alike, and are
- * counted as one draw of it. It is left out where fewer than two tasks got that far.
+ * The interval is the mean ± 1.96 standard errors, clustered by task, since rollouts of the same task are not
+ * independent. There is no interval for turns that fewer than two tasks reached.
  */
 function meansByTurn(rows, tasks) {
   const turns = [];
   rows.forEach((values, index) =>
-    (values ?? []).slice(0, MOST_TURNS).forEach((raw, turn) => {
+    (values ?? []).slice(0, MAX_TURNS).forEach((raw, turn) => {
       const value = numberOf(raw);
       if (!Number.isFinite(value)) return;
       (turns[turn] ??= []).push([value, tasks[index]]);
@@ -69,7 +69,7 @@ function linesByStep(list, places, valueOf, split) {
     .filter(({ points }) => points.length > 1);
 }
 
-/** The rollouts of each line of a drawing: all, or those of each value of a column, the most frequent first. */
+/** The rollouts for each line of a plot: all, or those with each value of a column, the most frequent first. */
 function partsOf(list, places, split) {
   const parts = new Map();
   for (const place of places) {
@@ -77,10 +77,10 @@ function partsOf(list, places, split) {
     if (!parts.has(key)) parts.set(key, []);
     parts.get(key).push(place);
   }
-  return [...parts].sort(([, one], [, other]) => other.length - one.length).slice(0, MOST_LINES);
+  return [...parts].sort(([, one], [, other]) => other.length - one.length).slice(0, MAX_LINES);
 }
 
-/** The lines of a drawing by turn. */
+/** The lines of a plot by turn. */
 function linesByTurn(list, places, turns, name, split) {
   return partsOf(list, places, split)
     .map(([label, those], color) => {
@@ -100,7 +100,7 @@ function linesByTurn(list, places, turns, name, split) {
 
 const PLOT = { width: 420, height: 180, left: 46, right: 10, top: 10, bottom: 34 };
 
-/** Round steps of an axis: at most five. */
+/** Round tick values for an axis, at most about five. */
 function ticks(low, high) {
   const span = high - low || 1;
   const size = 10 ** Math.floor(Math.log10(span / 4));
@@ -116,7 +116,7 @@ function plot(heading, lines, axisName) {
   const lastTurn = Math.max(1, ...points.map(({ turn }) => turn));
   const ends = points.flatMap(({ mean, low, high }) => [mean, low, high]).filter(Number.isFinite);
   const [least, most] = ends.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [0, 0]);
-  const span = most - least > 1e-9 ? most - least : 1; // rounding errors are not a curve
+  const span = most - least > 1e-9 ? most - least : 1; // do not magnify rounding errors
   const pad = span * 0.04;
   const { width, height, left, right, top, bottom } = PLOT;
   const x = (turn) => left + ((width - left - right) * turn) / lastTurn;
@@ -155,7 +155,7 @@ function plot(heading, lines, axisName) {
       class: "plot",
       viewBox: `0 0 ${width} ${height}`,
       role: "img",
-      "aria-label": `${heading} by ${axisName}; the table below has the numbers`,
+      "aria-label": `${heading} by ${axisName}; the table below contains the numbers`,
     },
     axis,
     shapes,
@@ -313,7 +313,7 @@ async function curvesView(app, given) {
         "p",
         {},
         `Means over ${counted(places.length, "rollout")}${isFiltered(given) ? " that pass the filters" : ""}, `,
-        "with 95 % intervals over tasks.",
+        "with 95% confidence intervals over tasks.",
       ),
       el("label.field", {}, el("span.faint", {}, "split by"), choose),
     ),
@@ -324,6 +324,6 @@ async function curvesView(app, given) {
           {},
           curves.map((one) => curve(...one)),
         )
-      : el("p.empty", {}, "No rollout that passes the filters has any turns."),
+      : el("p.empty", {}, "No rollout that passes the filters has turns."),
   );
 }

@@ -1,21 +1,21 @@
-// The page itself: its header, the current view, keys, the theme, and errors.
+// The page as a whole: its header, the current view, keyboard shortcuts, the theme, and errors.
 
 const KEYS = [
-  ["j  k", "next, previous rollout (in the list: row)"],
+  ["j  k", "next or previous rollout"],
   ["Enter", "open the selected rollout"],
-  ["Esc", "back to the list; close this"],
+  ["Esc", "back to the list, or close this dialog"],
   ["/", "search the messages"],
   ["c", "conversation of the rollout"],
-  ["t", "its tokens"],
-  ["g", "its group, side by side"],
-  ["w", "what if: other estimators for its group"],
-  ["b", "before and after: two rollouts of its task"],
-  ["n  p", "next, previous turn"],
-  ["← → ↑ ↓", "in the tokens: next token, next turn"],
+  ["t", "tokens of the rollout"],
+  ["g", "task group of the rollout, side by side"],
+  ["w", "what if: the group's advantages under other settings"],
+  ["b", "before and after: two rollouts of the same task"],
+  ["n  p", "next or previous turn"],
+  ["← → ↑ ↓", "in the tokens view: previous or next token, previous or next turn"],
   ["v", "learning curves, and curves by turn"],
   ["l", "the list"],
-  ["d", "dark, light, or system default"],
-  ["?", "this list"],
+  ["d", "switch the theme: dark, light, or system default"],
+  ["?", "show these shortcuts"],
 ];
 const VIEW_OF_KEY = { c: "conversation", t: "tokens", g: "group", w: "what-if", b: "pair" };
 const DRAW = {
@@ -35,7 +35,7 @@ const parts = {
   help: null,
 };
 
-/** Show the view of the address. Slow answers that are no longer wanted are dropped. */
+/** Show the view given by the address. Late responses for another view are discarded. */
 function show() {
   const { view, row, given } = readAddress();
   searchFor(app.list, given.get("text") ?? "");
@@ -70,7 +70,7 @@ function show() {
   draw(view, known ? row : undefined, given, wanted);
 }
 
-/** Write the address into the document once it is shown completely, for which tests wait. */
+/** Mark the document with the address once everything has been shown; tests wait for this mark. */
 function settle() {
   const root = document.documentElement;
   delete root.dataset.settled;
@@ -79,7 +79,7 @@ function settle() {
     const isLoading = readAddress().view === "list" && app.listView.isLoading;
     if (!isSearching && !isLoading && !document.querySelector("[aria-busy]")) root.dataset.settled = location.hash;
   };
-  requestAnimationFrame(() => requestAnimationFrame(look)); // after the effects of a new layout
+  requestAnimationFrame(() => requestAnimationFrame(look)); // after a new layout has taken effect
 }
 
 async function draw(view, row, given, wanted) {
@@ -87,7 +87,7 @@ async function draw(view, row, given, wanted) {
   if (row === undefined) {
     parts.content.removeAttribute("aria-busy");
     parts.content.replaceChildren(
-      trouble(
+      errorBox(
         new Error(`Rollout ${given.get("row") ?? "(none)"} is not in this list.`),
         () => go({ view: "list", row: null }),
         "Back to the list",
@@ -105,7 +105,7 @@ async function draw(view, row, given, wanted) {
     nodes = view === "curves" ? [await curvesView(app, given)] : await rolloutView(view, row, given);
   } catch (error) {
     nodes = [
-      trouble(
+      errorBox(
         error,
         () => {
           app.drawing = null;
@@ -130,8 +130,8 @@ async function rolloutView(view, row, given) {
   return [rolloutHead(app, row, view), body];
 }
 
-/** An error in a sentence, with a remedy. */
-function trouble(error, action, words) {
+/** An error message, with a button for a remedy. */
+function errorBox(error, action, words) {
   return el(
     "div.trouble",
     { role: "alert" },
@@ -140,7 +140,7 @@ function trouble(error, action, words) {
   );
 }
 
-/** Switch between light, dark and the system's theme; remembered if the browser allows it. */
+/** Switch between the light, dark and system theme, and save the choice if the browser allows it. */
 function switchTheme(wanted) {
   const root = document.documentElement;
   const order = { undefined: "dark", dark: "light", light: undefined };
@@ -151,11 +151,11 @@ function switchTheme(wanted) {
   try {
     localStorage.setItem("agentsgym-theme", next ?? "");
   } catch {
-    /* storage may be disabled for files */
+    /* storage may be disabled for local files */
   }
 }
 
-function keptTheme() {
+function savedTheme() {
   try {
     return localStorage.getItem("agentsgym-theme") || null;
   } catch {
@@ -167,8 +167,8 @@ function helpDialog() {
   const close = () => dialog.close();
   const dialog = el(
     "dialog.help",
-    { "aria-label": "Keys", onclick: (event) => event.target === dialog && close() },
-    el("h2", {}, "Keys"),
+    { "aria-label": "Keyboard shortcuts", onclick: (event) => event.target === dialog && close() },
+    el("h2", {}, "Keyboard shortcuts"),
     el(
       "dl",
       {},
@@ -188,18 +188,18 @@ function helpDialog() {
 
 function openSelected(view) {
   const { row } = readAddress();
-  if (row !== null && app.list.places.has(row)) go({ view, ...OF_A_ROLLOUT });
+  if (row !== null && app.list.places.has(row)) go({ view, ...RESET_ROLLOUT });
   else if (app.places.length)
-    go({ view, row: app.list.columns.row[app.places[app.listView.selected] ?? app.places[0]], ...OF_A_ROLLOUT });
+    go({ view, row: app.list.columns.row[app.places[app.listView.selected] ?? app.places[0]], ...RESET_ROLLOUT });
 }
 
-/** The next rollout of the list, in whichever view is open. */
+/** Go to the next or previous rollout of the list, in the current view. */
 function step(by) {
   const { view, row } = readAddress();
   if (view === "list") return app.listView.move(by);
   const index = app.places.indexOf(app.list.places.get(row));
   const next = app.places[index + by];
-  if (view !== "curves" && index >= 0 && next !== undefined) go({ row: app.list.columns.row[next], ...OF_A_ROLLOUT });
+  if (view !== "curves" && index >= 0 && next !== undefined) go({ row: app.list.columns.row[next], ...RESET_ROLLOUT });
 }
 
 function stepTurn(by) {
@@ -256,17 +256,17 @@ async function start() {
         "span.right",
         {},
         parts.theme,
-        button("plain", () => parts.help.showModal(), { title: "key ?", "aria-label": "Keys" }, "?"),
+        button("plain", () => parts.help.showModal(), { title: "key ?", "aria-label": "Keyboard shortcuts" }, "?"),
       ),
     ),
     parts.content,
     parts.help,
   );
-  switchTheme(keptTheme());
+  switchTheme(savedTheme());
   try {
     app.list = await data.list();
   } catch (error) {
-    parts.content.replaceChildren(trouble(error, () => location.reload(), "Try again"));
+    parts.content.replaceChildren(errorBox(error, () => location.reload(), "Try again"));
     return;
   }
   const { title, path } = app.list.answer;

@@ -1,1 +1,1 @@
-"""The pages of the site that are made when it is built: from the library's own declarations, and from other files."""
+"""Generation of site pages from the library's declarations and from files of the repository."""

@@ -1,4 +1,4 @@
-"""The pages of the environments, made from their classes and from the catalogue of ``agentsgym envs``."""
+"""Generation of the environments' pages from their classes and the catalog of ``agentsgym envs``."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from manual_pages.texts import as_markdown, cell, code, meanings_of, page, prose
 
 INDEX = "reference/environments.md"
 _STATUSES = {
-    "ok": "plays",
-    "words": "plays, with word lists",
-    "gamemaster": "needs a language model as its gamemaster",
-    "broken": "does not run",
+    "ok": "works",
+    "words": "works, uses word lists",
+    "gamemaster": "needs a language model as gamemaster",
+    "broken": "does not work",
     "missing": "its package is not installed",
 }
 
 
 def environment_pages() -> dict[str, str]:
-    """The list of all environments and a page for each group, by where they stand in the site."""
+    """Return the page that lists all environments, and a page for each group, by their paths in the site."""
     games: dict[str, list[Entry]] = {group: [] for group in PACKAGED}
     groups: dict[str, Entry] = {}
     for entry in entries():
@@ -58,21 +58,21 @@ def _index(groups: Mapping[str, Entry], games: Mapping[str, list[Entry]]) -> str
     ]
     return page(
         "# All environments",
-        "Every environment of the package, as `agentsgym envs` lists them. This list and the pages that it leads to "
-        "are made from the classes themselves. How to write your own is said in [Environments](../environments.md).",
-        table(["name", "class", "what it is", "games"], rows),
+        "All built-in environments, as listed by `agentsgym envs`. This list and the pages to which it links are "
+        "generated from the classes. [Environments](../environments.md) explains how to write your own.",
+        table(["name", "class", "description", "variants"], rows),
         "```bash\nagentsgym envs                   # the same list, in the terminal\n"
-        "agentsgym envs TwentyQuestions   # one of them, with its settings\n"
+        "agentsgym envs TwentyQuestions   # one environment with its settings\n"
         "agentsgym play TwentyQuestions   # play it yourself\n```",
-        "## Settings that all of them have",
-        "Keys of `env_config`. A class may have another default for one of them; its own page says so. More in "
+        "## Settings of all environments",
+        "Keys of `env_config`. If a class has a different default, its page says so. See also "
         "[Environments](../environments.md#env_config).",
         _settings(_common_rows(), meanings_of(MultistepEnv)),
     )
 
 
 def _about(entry: Entry) -> str:
-    """What a group is, without the command that lists its games."""
+    """Return the description of a group, without the command that lists its games."""
     return cell(re.sub(r" \d+ games: .*", "", entry.text))
 
 
@@ -88,7 +88,9 @@ def _common_rows() -> list[dict[str, Any]]:
 def _settings(rows: list[dict[str, Any]], meanings: Mapping[str, str]) -> str:
     for row in rows:
         if row["key"] not in meanings:
-            raise ValueError(f"no docstring says what env_config[{row['key']!r}] means: add it as `- ``key``: …`")
+            raise ValueError(
+                f"env_config[{row['key']!r}] is not documented: add `- ``KEY``: …` to the class's docstring"
+            )
     return table(
         ["key", "default", "must be", "meaning"],
         [[f"`{row['key']}`", _default(row["default"]), row["valid"], meanings[row["key"]]] for row in rows],
@@ -113,9 +115,9 @@ def _group_page(entry: Entry, games: list[Entry]) -> str:
         "\n".join(f"- {what}: {says}" for what, says in _facts(entry, env_class)),
         _commands(entry.name, games),
         "## Settings",
-        f"Keys of `env_config`, beside [those that all environments have](../environments.md#{_ALL}).",
+        f"Keys of `env_config`, in addition to [those of all environments](../environments.md#{_ALL}).",
         _settings(own, meanings),
-        "### Other defaults" if changed else "",
+        "### Different defaults" if changed else "",
         _settings(changed, meanings),
         *_tools(named),
         "## Players",
@@ -124,23 +126,23 @@ def _group_page(entry: Entry, games: list[Entry]) -> str:
     )
 
 
-_ALL = "settings-that-all-of-them-have"
+_ALL = "settings-of-all-environments"
 
 
 def _facts(entry: Entry, env_class: type[MultistepEnv]) -> Iterator[tuple[str, str]]:
     yield "class", f"[`{PACKAGED[entry.name]}`][{env_class.__module__}.{env_class.__qualname__}]"
     if entry.extra:
-        yield "needs", f"`pip install 'agentsgym[{entry.extra}]'`"
+        yield "requires", f"`pip install 'agentsgym[{entry.extra}]'`"
     if entry.max_players > 1:
         yield "players", entry.players
-    known = env_class.task_fields
-    yield "keys of a task", "any" if known is None else ", ".join(f"`{key}`" for key in ("seed", *sorted(known)))
+    fields = env_class.task_fields
+    yield "task_data keys", "any" if fields is None else ", ".join(f"`{key}`" for key in ("seed", *sorted(fields)))
     if written := _written_about(env_class.__name__):
         yield "in the manual", written
 
 
 def _written_about(name: str) -> str:
-    """The link to the page that is written about a class, as docs/environments.md gives it."""
+    """Return the link to the manual's page about a class, as in docs/environments.md; empty if there is none."""
     text = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
     row = re.search(rf"^\| `{name}` \|.*(\[[^\]]+\]\()([^)]+\)) \|$", text, re.MULTILINE)
     return f"{row[1]}../../{row[2]}" if row else ""
@@ -150,20 +152,20 @@ def _commands(group: str, games: list[Entry]) -> str:
     playable = [game.name for game in games if game.offline]
     name = playable[0] if playable else group
     if group == "Tools":
-        return ""  # it has no tools until it is given some
+        return ""  # it has no tools until the user passes some
     return f"```bash\nagentsgym envs {group}\nagentsgym play {name}\nagentsgym eval {name} --agent random -n 20\n```"
 
 
 def _tools(named: NamedEnv) -> Iterator[str]:
     try:
         schemas = named.build().tool_schemas
-    except AgentsGymError:  # it has none until it is given some, or a game must be chosen, or a package is missing
+    except AgentsGymError:  # tools must be passed, a variant must be chosen, or a package is missing
         return
     functions = [schema["function"] for schema in schemas]
     if functions:
         yield "## Tools"
         yield table(
-            ["tool", "what it does", "arguments"],
+            ["tool", "description", "arguments"],
             [[f"`{one['name']}`", as_markdown(one["description"]), _arguments(one["parameters"])] for one in functions],
         )
 
@@ -178,15 +180,15 @@ def _arguments(parameters: Mapping[str, Any]) -> str:
 def _players(named: NamedEnv) -> Iterator[tuple[str, str]]:
     if named.name == "TextArena":
         named = find_env("TextArena:TicTacToe-v0")
-        yield "reference", "exact values and players of the games that are marked below"
+        yield "reference", "exact values and reference players for the games marked below"
     try:
         env = named.build()
     except AgentsGymError as error:
-        yield "none", str(error)
+        yield "unavailable", str(error)
         return
-    makers: dict[str, Callable[[MultistepEnv], Any]] = {"reference": reference_player, "to imitate": imitation_player}
+    makers: dict[str, Callable[[MultistepEnv], Any]] = {"reference": reference_player, "imitation": imitation_player}
     is_own = has_random_player(named.env_class)
-    yield "random", f"`{_path(random_player(env))}`{'' if is_own else ', which says what the prompts show'}"
+    yield "random", f"`{_path(random_player(env))}`{'' if is_own else ', which answers with words from the prompts'}"
     for kind, make in makers.items():
         if kind == "reference" and named.name.startswith("TextArena:"):
             continue
@@ -203,10 +205,10 @@ def _path(player: Any) -> str:
 def _games(games: list[Entry]) -> Iterator[str]:
     if not games:
         return
-    yield "## Games"
-    yield "Names for the command line; what follows the colon is the game."
+    yield "## Variants"
+    yield "The names are those for the command line."
     yield table(
-        ["name", "players", "status", "known", "remarks"],
+        ["name", "players", "status", "exact values", "remarks"],
         [[f"`{game.name}`", game.players, _STATUSES[game.status], _known(game), _remark(game)] for game in games],
     )
 

@@ -1,4 +1,4 @@
-"""Let mkdocstrings read our docstrings: their references are of Sphinx, and their doctests stand between sentences."""
+"""A griffe extension that converts our docstrings, with Sphinx references and inline doctests, for mkdocstrings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from manual_pages.texts import as_markdown
 
 
 class SphinxReferences(griffe.Extension):
-    """Rewrites every docstring of the package as Markdown before it is read in sections."""
+    """Rewrites every docstring of the package as Markdown before it is parsed into sections."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Rewrite the docstring of a module, a class, a function or an attribute."""

@@ -1,7 +1,7 @@
-"""Where each file of the repository stands in the site, and links rewritten to lead there.
+"""Paths of the repository's files in the site, and the rewriting of links to them.
 
-The pages are written for a reader of the repository: ``../examples/tools.py`` is a file beside the manual. In the site
-it is a page with that file's text, so that the site is whole without any other server.
+The manual is written for readers of the repository, where ``../examples/tools.py`` links to a file outside the manual.
+In the site, this becomes a link to a page with that file's text, so the site is complete without any other server.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pygments.lexers import TextLexer, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).resolve().parents[3]
-#: Pages beside the manual that the site has too.
+#: Pages outside the manual that are also part of the site.
 PROJECT_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _FENCE = re.compile(r"^(?P<fence> *(?:```+|~~~+)).*?^(?P=fence) *$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s]+)(?P<after>(?:\s+\"[^\"]*\")?\))")
 
 
 def site_path(path: str) -> str:
-    """Where a file of the repository stands in the site.
+    """Return the path of a repository file in the site.
 
     >>> [site_path(path) for path in ("docs/credit.md", "docs/notebooks/quickstart.ipynb", "examples/tools.py")]
     ['credit.md', 'notebooks/quickstart.md', 'source/examples/tools.py.md']
@@ -36,35 +36,35 @@ def site_path(path: str) -> str:
 
 
 def repository_path(src_uri: str) -> str:
-    """The file of the repository that a page of the site shows: what its links are relative to."""
+    """Return the repository file that a page of the site shows, to which the page's links are relative."""
     originals = {site_path(path): path for path in PROJECT_PAGES}
     return originals.get(src_uri, f"docs/{src_uri}")
 
 
-def resolved(target: str, page: str) -> str | None:
-    """The file of the repository that a link leads to from a page of it; None if it leads elsewhere."""
+def resolve_link(target: str, page: str) -> str | None:
+    """Return the repository file to which a link on a page of the repository refers; None for other links."""
     path = target.partition("#")[0]
     if not path or "://" in target or target.startswith(("mailto:", "/")):
         return None
     return normpath((PurePosixPath(page).parent / path).as_posix())
 
 
-def outside(markdown: str, page: str) -> Iterator[str]:
-    """The files that a page links to and that are no page of the manual."""
+def linked_source_files(markdown: str, page: str) -> Iterator[str]:
+    """Yield the files to which a page links and that are not pages of the manual."""
     for part, is_code in _parts(markdown):
         for link in () if is_code else _LINK.finditer(part):
-            path = resolved(link["target"], page)
+            path = resolve_link(link["target"], page)
             if path and site_path(path).startswith("source/") and (ROOT / path).is_file():
                 yield path
 
 
-def rewritten(markdown: str, src_uri: str) -> str:
-    """A page with its links as the site needs them."""
+def rewrite_links(markdown: str, src_uri: str) -> str:
+    """Return a page with its links rewritten for the site."""
     page = repository_path(src_uri)
 
     def rewrite(link: re.Match[str]) -> str:
-        path = resolved(link["target"], page)
-        if path is None or not (ROOT / path).is_file():  # no file, or one that is made here: as it stands
+        path = resolve_link(link["target"], page)
+        if path is None or not (ROOT / path).is_file():  # not a file, or a generated page: unchanged
             return link[0]
         anchor = link["target"].partition("#")[2]
         where = site_path(path)
@@ -77,7 +77,7 @@ def rewritten(markdown: str, src_uri: str) -> str:
 
 
 def _parts(markdown: str) -> Iterator[tuple[str, bool]]:
-    """The text in pieces, each with whether it is a block of code."""
+    """Yield the pieces of a text, and whether each is a code block."""
     end = 0
     for fence in _FENCE.finditer(markdown):
         yield markdown[end : fence.start()], False
@@ -87,14 +87,14 @@ def _parts(markdown: str) -> Iterator[tuple[str, bool]]:
 
 
 def source_page(path: str) -> str:
-    """The page of a file of the repository: its text, line 12 of it at the anchor ``L-12``."""
+    """Return a page with the text of a repository file, whose line 12 has the anchor ``L-12``."""
     text = (ROOT / path).read_text(encoding="utf-8")
     formatter = HtmlFormatter(linespans="L", cssclass="highlight source", wrapcode=True)
     try:
         lexer = get_lexer_for_filename(path, stripnl=False)
-    except ClassNotFound:  # a text without an ending, such as the license
+    except ClassNotFound:  # a file without a known extension, such as the license
         lexer = TextLexer(stripnl=False)
     html = highlight(text, lexer, formatter)
-    # What would be Markdown in the code is written as a character reference.
+    # Backticks in the code are escaped so that they are not parsed as Markdown.
     html = html.replace("`", "&#96;")
     return f"---\ntitle: {path}\nsearch:\n  exclude: true\nhide: [toc]\n---\n\n# `{path}`\n\n{html}"

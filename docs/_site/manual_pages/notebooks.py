@@ -1,4 +1,4 @@
-"""Write a notebook as a page: its text and its code, without a kernel."""
+"""Conversion of a notebook to a page with its text and code, without running it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def notebook_page(notebook: Path) -> str:
-    """The Markdown of a notebook.
+    """Return the Markdown of a notebook.
 
     Args:
         notebook: An ``.ipynb`` of format 4.
@@ -16,8 +16,8 @@ def notebook_page(notebook: Path) -> str:
     cells: list[dict[str, Any]] = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     texts = [_markdown(cell["cell_type"], "".join(cell["source"])) for cell in cells]
     note = (
-        f'This page is a notebook: <a href="{notebook.name}" download>download it</a> and run it, on a CPU. Its code '
-        "is run by the tests; what it draws is seen where it runs."
+        f'This page is a notebook: <a href="{notebook.name}" download>download it</a> to run it on a CPU. The tests '
+        "run its code; its outputs are not shown here."
     )
     return "\n\n".join([texts[0], note, *texts[1:]]) + "\n"
 

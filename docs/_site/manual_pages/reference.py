@@ -1,7 +1,7 @@
-"""The pages of the public names: which they are, and by what module they stand together.
+"""Generation of the reference pages for public names, one page per subpackage.
 
-Public is what ``agentsgym.__all__`` and the ``__all__`` of its packages name, the built-in estimators, and whatever the
-manual names: what its snippets import, and the functions and modules that its text calls by their full name.
+Public are the names in ``agentsgym.__all__`` and in the ``__all__`` of its packages, the built-in estimators, and all
+names in the manual: those that its snippets import, and those that its text mentions by their full path.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MANUAL = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
 def api_pages() -> dict[str, str]:
-    """A page for each part of the package, by where it stands in the site."""
+    """Return a page for each part of the package, by its path in the site."""
     parts: dict[str, list[str]] = defaultdict(list)
     for path in sorted(public_paths(), key=lambda path: (_is_constant(path), path.count("."), path)):
         parts[path.split(".")[1]].append(path)
@@ -44,7 +44,7 @@ def _page(part: str, paths: list[str]) -> str:
         if hooks := _hooks(path):
             options["filters"] = f'["!^_(?!({"|".join(hooks)})$)"]'
         blocks.append("\n".join([f"::: {path}", "    options:", *(f"      {key}: {options[key]}" for key in options)]))
-    summary = table(["name", "import it from", "what it is"], map(_summary, paths))
+    summary = table(["name", "import from", "description"], map(_summary, paths))
     return page(f"# agentsgym.{part}", _first_paragraph(module), summary, *blocks)
 
 
@@ -69,12 +69,12 @@ def _is_constant(path: str) -> bool:
 
 
 def _folder(path: str) -> str:
-    """The environment of a class whose name others have too."""
+    """Return the environment of a class whose name is not unique."""
     return path.split(".")[2]
 
 
 def _hooks(path: str) -> list[str]:
-    """The methods with an underscore that a class of one's own overrides, as the manual names them."""
+    """Return the methods with an underscore that subclasses override, as named in the manual."""
     if path not in ("agentsgym.envs.base.MultistepEnv", "agentsgym.envs.Tools.env.ToolEnv"):
         return []
     text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("environments.md", "tools.md"))
@@ -82,7 +82,7 @@ def _hooks(path: str) -> list[str]:
 
 
 def public_paths() -> set[str]:
-    """The full path of every public class, function and constant."""
+    """Return the full path of every public class, function and constant."""
     found = {_path_of(getattr(agentsgym, name)) for name in agentsgym.__all__ if name != "__version__"}
     found |= {_path_of(function) for function in ESTIMATORS.values()}
     for module in _packages():
@@ -101,7 +101,7 @@ def _packages() -> Iterator[ModuleType]:
 
 
 def _exports(module: ModuleType) -> Iterator[str]:
-    """What a module hands out: what ``__all__`` names, or its own public functions and classes."""
+    """Yield the paths of a module's exports: the names in ``__all__``, or its public functions and classes."""
     names = getattr(module, "__all__", None) or [
         name
         for name, value in vars(module).items()
@@ -127,7 +127,7 @@ def _named(text: str) -> Iterator[str]:
         module, _, name = path.rpartition(".")
         try:
             value: Any = getattr(importlib.import_module(module), name, None) or importlib.import_module(path)
-        except ImportError:  # of a user's own package, or a name in a sentence
+        except ImportError:  # a name in a user's package, or not a path
             continue
         if isinstance(value, ModuleType):
             yield from _exports(value)
@@ -136,7 +136,7 @@ def _named(text: str) -> Iterator[str]:
 
 
 def _path_of(value: Any, otherwise: str = "") -> str:
-    """Where a class or a function is defined; for a constant, where it was taken from."""
+    """Return the path at which a class or a function is defined; for a constant, ``otherwise``."""
     if isinstance(value, ModuleType):
         return ""
     function = inspect.unwrap(value) if callable(value) else value

@@ -1,4 +1,4 @@
-"""The page of ``GRPOEnvConfig``, made from its fields."""
+"""Generation of the page about ``GRPOEnvConfig`` from its fields."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trl import GRPOConfig
 from agentsgym.training.config import GRPOEnvConfig
 from manual_pages.texts import attributes_of, code, one_line, page, table
 
-WHERE = "reference/config.md"
-#: What a setting is about, by the first of the group in the order of the class; the others follow it there.
+PATH = "reference/config.md"
+#: The title of each group of settings, by its first field; the group's other fields follow it in the class.
 _FIRST_OF_GROUP = {
     "advantage_estimator": "Credit",
     "layout": "Rows and loss",
@@ -20,16 +20,16 @@ _FIRST_OF_GROUP = {
     "value_head": "Value head",
     "max_turn_tokens": "Sampling",
     "max_staleness": "Rollouts ahead of training",
-    "max_failed_fraction": "Failures and limits of time",
-    "env_pool": "Where the environments run",
-    "store_rollouts": "Where rollouts are kept",
+    "max_failed_fraction": "Failures and time limits",
+    "env_pool": "Where environments run",
+    "store_rollouts": "Where rollouts are stored",
     "log_metrics": "What is logged",
 }
-_THEIRS = "Fields of TRL's with another default or more values"
+_THEIRS = "Fields of TRL with a different default or allowed values"
 
 
 def own_fields() -> list[Field[Any]]:
-    """The fields of ``GRPOEnvConfig`` that TRL's configuration does not have, or has with another default or check."""
+    """Return the fields of ``GRPOEnvConfig`` that ``GRPOConfig`` lacks, or has with another default or check."""
     theirs = {field.name: field.default for field in fields(GRPOConfig)}
     return [
         field
@@ -39,12 +39,13 @@ def own_fields() -> list[Field[Any]]:
 
 
 def settings_page() -> str:
-    """The page: every field that is ours, in groups, with its type, default and range."""
+    """Return the page with every field of :func:`own_fields` in groups, with its type, default and range."""
     parts = [part for title, group in _groups().items() for part in (f"## {title}", _table(group))]
     return page(
         "# Every field of `GRPOEnvConfig`",
-        "Made from the class itself. It has all fields of TRL's `GRPOConfig` as well; those are listed here where "
-        "their default or the values that they take differ. [Training](../training.md) has what they do together.",
+        "This page is generated from the class. The class also has all fields of TRL's `GRPOConfig`, of which this "
+        "page lists those whose defaults or allowed values differ. [Training](../training.md) explains how they work "
+        "together.",
         *parts,
     )
 
@@ -80,5 +81,5 @@ def _table(group: list[Field[Any]]) -> str:
 
 
 def names() -> Iterator[str]:
-    """The name of every field that the page has."""
+    """Yield the name of every field on the page."""
     yield from (field.name for field in own_fields())

@@ -1,4 +1,4 @@
-"""Write Markdown from what docstrings and declarations say."""
+"""Conversion of docstrings and declarations to Markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ITEM = re.compile(r"^- (?P<names>``\w+``(?:, ``\w+``)*): (?P<text>.*(?:\n(?:  .
 
 
 def as_markdown(docstring: str) -> str:
-    """Write a docstring's references as links, where the site has their target, and its doctests as code.
+    """Convert a docstring to Markdown: references become links if the site has their target, and doctests code blocks.
 
     >>> as_markdown("See :class:`~agentsgym.fields.Field` and ``x``.")
     'See <autoref optional identifier="agentsgym.fields.Field"><code>Field</code></autoref> and ``x``.'
@@ -29,7 +29,7 @@ def _reference(role: re.Match[str]) -> str:
     titled = _TITLED.fullmatch(text)
     target = (titled["target"] if titled else text).lstrip("~.")
     title = titled["title"] if titled else target.rpartition(".")[2] if text.startswith("~") else target
-    if not target.startswith("agentsgym."):  # of the class or the module it stands in: its name says enough
+    if not target.startswith("agentsgym."):  # a name in the same class or module
         return f"`{title}`"
     return f'<autoref optional identifier="{target}"><code>{title}</code></autoref>'
 
@@ -40,14 +40,14 @@ def _fenced(example: re.Match[str]) -> str:
 
 
 def prose_of(documented: Any) -> str:
-    """What a class says of itself in its docstring, without its keys, arguments and errors."""
+    """Return the prose of an object's docstring, without its keys, arguments and errors."""
     text = _SECTION.split(inspect.getdoc(documented) or "", maxsplit=1)[0]
     text = _ITEM.sub("", re.sub(r"Keys of ``env_config``(?:(?!\n\n).|\n)*?:\n(?=\n- )", "", text))
     return as_markdown(re.sub(r"\n{3,}", "\n\n", text)).strip()
 
 
 def meanings_of(documented: type) -> dict[str, str]:
-    """What the docstrings of a class and of those that it builds on say of each key: ``- ``key``: what it is``."""
+    """Return the meaning of each key, ``- ``key``: meaning``, in the docstrings of a class and its bases."""
     meanings: dict[str, str] = {}
     for one in documented.__mro__:
         for item in _ITEM.finditer(inspect.cleandoc(one.__dict__.get("__doc__") or "")):
@@ -57,7 +57,7 @@ def meanings_of(documented: type) -> dict[str, str]:
 
 
 def attributes_of(documented: type) -> dict[str, str]:
-    """What the ``Attributes`` of a class and of those that it builds on say of each."""
+    """Return the meaning of each attribute in the ``Attributes`` sections of a class and its bases."""
     meanings: dict[str, str] = {}
     for one in documented.__mro__:
         text = inspect.cleandoc(one.__dict__.get("__doc__") or "")
@@ -68,12 +68,12 @@ def attributes_of(documented: type) -> dict[str, str]:
 
 
 def one_line(text: str) -> str:
-    """A docstring's text in a line, references included."""
+    """Convert a docstring's text to a line of Markdown."""
     return as_markdown(" ".join(text.split()))
 
 
 def cell(text: str) -> str:
-    r"""Text, Markdown or plain, as it may stand in a table of the site: in code a bar stands as it is.
+    r"""Escape a text for a cell of a Markdown table; in code, vertical bars are left unchanged.
 
     >>> cell("`a|b` or c|d")
     '`a|b` or c\\|d'
@@ -85,13 +85,13 @@ def cell(text: str) -> str:
 
 
 def code(value: Any) -> str:
-    """A value as Python writes it."""
+    """Return a value's ``repr`` as code."""
     text = repr(value)
     return f"``{text}``" if "`" in text else f"`{text}`"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; nothing without rows.
+    """Return a Markdown table; empty if there are no rows.
 
     >>> print(table(["a", "b"], [["1", "2"]]))
     | a | b |
@@ -105,5 +105,5 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def page(*parts: str) -> str:
-    """A page of its parts, those that say nothing left out."""
+    """Join the parts of a page, skipping empty ones."""
     return "\n\n".join(part for part in parts if part) + "\n"
