@@ -32,7 +32,7 @@ from trl import GRPOConfig, GRPOTrainer
 from agentsgym import GRPOEnvConfig, GRPOEnvTrainer
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
 from agentsgym.tiny import tiny_policy
-from agentsgym.training._trl import environment
+from agentsgym.training._trl import unused_reward
 from agentsgym.training.loss import loss_inputs
 
 WAYS = ("full logits", "TRL", "agentsgym")
@@ -93,7 +93,7 @@ def make_trainer(way: str, model: Any, folder: str, *, on_cpu: bool) -> Any:
         return GRPOEnvTrainer(model, env, GRPOEnvConfig(**values), train_dataset=rows)
     rows = Dataset.from_list([{"prompt": "a"}] * 4)
     args = GRPOConfig(**values)
-    return GRPOTrainer(model, environment, args, train_dataset=rows, processing_class=tokenizer)
+    return GRPOTrainer(model, unused_reward, args, train_dataset=rows, processing_class=tokenizer)
 
 
 def full_logits_loss(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:

@@ -184,7 +184,7 @@ def test_a_registered_class_has_its_games_in_names_completion_and_catalogue() ->
     with pytest.raises(UsageError, match="did you mean mine"):
         find_env("mime:pong")
     listed = {one.name: one for one in entries() if one.name.startswith("mine")}
-    assert listed["mine"].text == "Two games. 2 games: agentsgym envs --text mine:"
+    assert listed["mine"].text == "Two games. List its 2 variants: agentsgym envs --text mine:"
     assert (listed["mine"].status, listed["mine"].extra, listed["mine"].max_players) == ("missing", "arcade", 2)
     assert (listed["mine:pong"].text, listed["mine:pong"].players) == ("A ball.", "2")
     assert listed["mine:snake"].is_game

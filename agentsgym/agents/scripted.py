@@ -57,7 +57,7 @@ class ScriptedAgent(Agent):
             else:
                 answers.append(
                     AgentError(
-                        f"the script has only {len(actions)} actions, and the episode needs another one: "
+                        f"the script has only {len(actions)} actions, and the episode needs another: "
                         "pass a longer script or repeat_last=True"
                     )
                 )

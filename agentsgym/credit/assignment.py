@@ -193,8 +193,8 @@ class AdvantageAssigner:
             turns = _plain_turns(own, rollout)
             if turns is None:
                 raise ConfigError(
-                    f"advantage_estimator {estimator.name!r} must return for each of the {len(rollout.turn_rewards)} "
-                    f"turns of rollout {i} one finite number, or a list with one per token (the turns have "
+                    f"advantage_estimator {estimator.name!r} must return one finite number for each of the "
+                    f"{len(rollout.turn_rewards)} turns of rollout {i}, or a list of one per token (the turns have "
                     f"{list(rollout.token_counts)} tokens), got {shown(own)}"
                 )
             plain.append(turns)

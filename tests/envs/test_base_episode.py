@@ -61,7 +61,7 @@ def test_a_complete_episode_raises_what_went_wrong() -> None:
     env = GuessEnv(chat_tokenizer("chatml"))
     with pytest.raises(EnvError, match="active_states has no session 'nobody'"):
         env._run_complete_episode("nobody", Counting())
-    with pytest.raises(AgentError, match="the script has 1 actions"):
+    with pytest.raises(AgentError, match="the script has only 1 actions"):
         complete(env, ["5"])
     env.active_states["broken"] = {"done": False}
     with pytest.raises(EnvError, match=r"GuessEnv._step_episode raised KeyError: 'solution'"):

@@ -221,9 +221,7 @@ def test_a_policy_whose_logits_became_nan_or_infinite_says_so(temperature: float
     with torch.no_grad():
         model.get_parameter("lm_head.weight")[3] = broken
     [game] = env.rollout([{"seed": 0}], agent)
-    assert "NonFiniteError: the policy's logits are NaN or infinite, so that no token can be drawn" in (
-        game.error or ""
-    )
+    assert "NonFiniteError: the policy's logits are NaN or infinite, so no token can be drawn" in (game.error or "")
 
 
 def test_a_policy_whose_logits_are_nan_from_the_first_is_refused() -> None:

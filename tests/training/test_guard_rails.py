@@ -315,7 +315,7 @@ def test_a_run_whose_policy_cannot_read_the_game_says_so_once(tmp_path: Path, ca
     with caplog.at_level(logging.WARNING, logger="agentsgym"):
         trainer_of(tmp_path, max_steps=3, env_config={"max_steps_per_episode": 4}).train()
     [said] = [one for one in caplog.records if one.name == "agentsgym.tokens.unknown_words"]
-    assert "cannot read 'A', 'Higher.'" in said.getMessage()
+    assert "has no token for 'A', 'Higher.'" in said.getMessage()
 
 
 class Silent(Agent):

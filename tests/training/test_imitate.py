@@ -101,7 +101,7 @@ def test_nothing_to_learn_from_is_refused(trajectories: list[Trajectory], compla
 def test_trajectories_in_the_place_of_the_model_are_refused_with_the_call() -> None:
     model, tokenizer = small_policy()
     swapped: Any = [drawn("..A")], model, tokenizer
-    with pytest.raises(ConfigError, match=r"write imitate\(model, trajectories, tokenizer\), got a list$"):
+    with pytest.raises(ConfigError, match=r"call imitate\(model, trajectories, tokenizer\); got a list$"):
         imitate(*swapped)
 
 

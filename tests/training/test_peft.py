@@ -99,7 +99,7 @@ def test_a_trained_adapter_is_saved_and_loaded(tmp_path: Path) -> None:
 
 def test_an_adapter_that_puts_tokens_in_front_of_prompts_is_refused(tmp_path: Path) -> None:
     config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    with pytest.raises(ConfigError, match=r"PromptTuningConfig prepends its own tokens"):
+    with pytest.raises(ConfigError, match=r"PromptTuningConfig prepends virtual tokens"):
         trainer_of(tmp_path, peft_config=config)
     with pytest.raises(ConfigError, match=r"use LoRA"):
         trainer_of(tmp_path, get_peft_model(policy()[0], config))

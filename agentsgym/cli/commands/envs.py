@@ -50,7 +50,7 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
 ) -> None:
     """List the environments, or show one with its settings and task fields.
 
-    Some environments, such as TextArena and Gymnasium, are collections. Their variants, named NAME:VARIANT, are listed
+    Some environments are collections, such as one environment per game. Their variants, named NAME:VARIANT, are listed
     only with a filter or --all.
     """
     from agentsgym.cli.catalogue import entries  # noqa: PLC0415

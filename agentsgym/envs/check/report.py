@@ -52,7 +52,7 @@ class EnvReport:
     def __str__(self) -> str:
         played = f"{self.num_episodes} episodes, {self.num_turns} turns"
         if not self.findings:
-            return f"nothing found in {played}"
+            return f"no problems in {played}"
         num_errors = len(self.errors)
         counts = f"{num_errors} errors and {len(self.findings) - num_errors} warnings in {played}"
         return "\n".join([f"{counts}:", *map(str, self.findings)])
