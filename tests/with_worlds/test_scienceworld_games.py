@@ -39,7 +39,7 @@ def test_the_table_of_tasks_is_the_simulators() -> None:
         game.load(name, 0, "", False)
         shares = {"train": game.getVariationsTrain(), "dev": game.getVariationsDev(), "test": game.getVariationsTest()}
         assert {split: [*numbers] for split, numbers in shares.items()} == {
-            split: [*TASKS[name].of(split)] for split in shares
+            split: [*TASKS[name].indices(split)] for split in shares
         }
     assert {name: game.getTaskMaxVariations(name) for name in TASKS} == {name: one.num for name, one in TASKS.items()}
 
@@ -57,7 +57,7 @@ def test_the_gold_path_solves_tasks_and_is_paid_1() -> None:
 
 def test_without_a_gold_path_its_players_say_how_to_get_one() -> None:
     for player in (reference_player, imitation_player):
-        with pytest.raises(ConfigError, match=r"make the environment with env_config=\{'gold_path': True\}"):
+        with pytest.raises(ConfigError, match=r"create the environment with env_config=\{'gold_path': True\}"):
             player(env_of())
 
 
