@@ -40,4 +40,7 @@ def test_a_warm_start_is_sent_to_the_command_that_makes_it(tmp_path: Path) -> No
     command = [sys.executable, str(LAUNCH / "train.py"), str(run)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
-    assert "warm_start is only supported by agentsgym train: run it first, and set 'model' to the saved model" in done.stderr
+    assert (
+        "warm_start is only supported by agentsgym train: run it first, and set 'model' to the saved model"
+        in done.stderr
+    )

@@ -110,7 +110,7 @@ def test_what_the_server_refuses_is_said_in_its_own_words(vllm_server: str) -> N
     agent = OpenAIAgent("tiny", base_url=vllm_server, max_tokens=8)
     fine, too_long = agent.act([request([5, 6]), request([5] * 1020)])
     stranger = OpenAIAgent("nobody", base_url=vllm_server)
-    with pytest.raises(ConfigError, match=r"answered 404: The model `nobody` does not exist.*; check the model's name"):
+    with pytest.raises(ConfigError, match=r"status 404: The model `nobody` does not exist.*; check the model's name"):
         stranger.act([request([5])])
     agent.close()
     stranger.close()

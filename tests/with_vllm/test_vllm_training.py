@@ -202,9 +202,8 @@ def test_training_learns_from_what_vllm_sampled(
     mode: str, model_folder: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpo_trainer, "VLLMGeneration", CPUGeneration)
-    trainer = trainer_of(
-        model_folder, tmp_path, vllm_mode=mode, vllm_max_model_length=CONTEXT, vllm_server_base_url=server
-    )
+    options = at_server(server, {"vllm_mode": mode, "vllm_max_model_length": CONTEXT})
+    trainer = trainer_of(model_folder, tmp_path, **options)
 
     trainer.train()
 
@@ -251,7 +250,7 @@ def train_on_rank(rank: int, port: int, model_folder: Path, folder: Path, option
     ],
 )
 def test_two_ranks_learn_together(options: dict[str, Any], model_folder: Path, server: str, tmp_path: Path) -> None:
-    options = options | {"vllm_server_base_url": server, "vllm_max_model_length": CONTEXT}
+    options = at_server(server, options | {"vllm_max_model_length": CONTEXT})
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ranks: Any = multiprocessing.start_processes(
@@ -272,6 +271,11 @@ def test_two_ranks_learn_together(options: dict[str, Any], model_folder: Path, s
     before = AutoModelForCausalLM.from_pretrained(model_folder).state_dict()
     assert all(torch.equal(tensor, second["weights"][name]) for name, tensor in first["weights"].items())
     assert any(not torch.equal(tensor, before[name]) for name, tensor in first["weights"].items())
+
+
+def at_server(url: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Add the server's URL to options that use a server; a colocated engine refuses it."""
+    return options | ({"vllm_server_base_url": url} if options["vllm_mode"] == "server" else {})
 
 
 def trainer_of(model_folder: Path, folder: Path, **changes: Any) -> GRPOEnvTrainer:
