@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_every_environment_has_a_row_with_all_stages(run: tuple[Path, str]) -> None:
     lines = [line.split() for line in run[1].splitlines()]
     [header] = [line for line in lines if line[:1] == ["environment"]]
-    assert header == ["environment", *STAGES, "of", "optimal"]
+    assert header == ["environment", *STAGES, "%", "of", "optimal"]
     rows = [line for line in lines if line and line[0] in NAMES]
     assert {row[0] for row in rows} == NAMES
     assert all(len(row) == 7 for row in rows)
@@ -61,7 +61,7 @@ def test_it_takes_a_model_and_some_of_the_environments_and_ctrl_c_keeps_it(
     [
         (("--weights", "1", "2"), "--weights needs one number for each of the 4 environments, got 2"),
         (("--weights", "1", "1", "1", "0"), "weights['number'] must be a number above 0"),
-        (("--environments", "lakes"), "--environments must be some of questions, prices, lake, number, sums"),
+        (("--environments", "lakes"), "--environments must be among questions, prices, lake, number, sums"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused(options: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -43,5 +43,5 @@ def test_one_process_goes_on_where_two_ranks_stopped(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         alone = resume_run.trained(tmp_path, folder / "replicated" / "checkpoint-4", per_device_train_batch_size=8)
-    assert "was saved by 2 ranks, and this run has 1" in caplog.text
+    assert "was saved by 2 ranks, but this run has 1" in caplog.text
     assert alone["losses"] == pytest.approx(ranks[0]["replicated"]["straight"]["losses"], abs=1e-4)

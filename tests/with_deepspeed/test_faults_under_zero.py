@@ -51,7 +51,7 @@ class UnderZero(RankFaults):
     def refused(cls, folder: Path) -> None:
         """Train where the number of ranks is another one than before."""
         kind = ConfigError if os.environ["RANK"] == "0" else AgentsGymError  # which reads the folder
-        with pytest.raises(kind, match=r"was saved by 2 ranks under DeepSpeed.* and this run has 4"):
+        with pytest.raises(kind, match=r"was saved by 2 ranks under DeepSpeed.* but this run has 4"):
             cls.train(folder, num_generations=2)
         tell(folder, "refused")
 
