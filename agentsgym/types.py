@@ -274,7 +274,9 @@ class Trajectory:
                     f"exceeds the {len(self.token_ids)} tokens"
                 )
             if turn.prompt_start != segment and not edge <= turn.prompt_start <= turn.start:
-                raise ValueError(f"turn {k}: its prompt begins at {turn.prompt_start}, inside an earlier segment")
+                raise ValueError(
+                    f"turn {k}: prompt_start must be {segment} or in [{edge}, {turn.start}], got {turn.prompt_start}"
+                )
             edge, segment = turn.stop, turn.prompt_start
         for name in ("logprobs", "per_token_rewards"):
             values = getattr(self, name)

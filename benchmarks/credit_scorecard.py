@@ -119,7 +119,7 @@ EXACT = (
     Row("`turn_gae`, λ = 0.95, exact values", at_turns(named("turn_gae"))),
     Row("`bilevel_gae`, λ = 0.95, exact values", at_turns(named("bilevel_gae"))),
     Row("`rloo`, zero-variance groups resampled", at_turns(named("rloo")), resampled=True),
-    Row("`rloo`, loss over a constant", aggregated(at_turns(named("rloo")), "constant", constant=5)),
+    Row("`rloo`, loss divided by a constant", aggregated(at_turns(named("rloo")), "constant", constant=5)),
 )
 BIASED = (
     Row("`return_to_go`, scale `group`", at_turns(named("return_to_go", scale="group"))),
@@ -134,14 +134,16 @@ BIASED = (
     Row("`mt_grpo`", at_turns(named("mt_grpo"))),
     Row("`mt_grpo`, scale `group` (as published)", at_turns(named("mt_grpo", scale="group"))),
     Row("`rae`, scale `group`", at_turns(remembering("rae", scale="group"))),
-    Row("`reward`; returns reset by every observation", at_turns(named("reward"))),
+    Row("`reward` (each turn's return ends at the next observation)", at_turns(named("reward"))),
     Row("`turn_gae`, λ = 0.95, wrong values", at_turns(named("turn_gae"), with_wrong_values)),
     Row("`turn_gae`, λ = 0.5, wrong values", at_turns(named("turn_gae", gae_lambda=0.5), with_wrong_values)),
     Row("`rloo`, truncated rollouts masked", masking_truncated(at_turns(named("rloo")))),
-    Row("`rloo`, loss a mean over `trajectory`", over_groups("trajectory")),
-    Row("`rloo`, loss a mean over `turn`", over_groups("turn")),
-    Row("`rloo`, loss a mean over `token`", over_groups("token")),
-    Row("`grpo`, scale `group`, mean over `trajectory`", over_groups("trajectory", name="grpo", scale="group")),
+    Row("`rloo`, loss averaged over `trajectory`", over_groups("trajectory")),
+    Row("`rloo`, loss averaged over `turn`", over_groups("turn")),
+    Row("`rloo`, loss averaged over `token`", over_groups("token")),
+    Row(
+        "`grpo`, scale `group`, loss averaged over `trajectory`", over_groups("trajectory", name="grpo", scale="group")
+    ),
 )
 
 
@@ -226,7 +228,7 @@ def bandit_slope(num_rollouts: int, scale: Any) -> float:
 
 def bandit() -> list[str]:
     """The table of the bandit, on which dividing by a small group's spread points the wrong way."""
-    header = ["rollouts in a group", "true", "`grpo`, scale `none`", "`grpo`, scale `group`"]
+    header = ["rollouts in a group", "true gradient", "`grpo`, scale `none`", "`grpo`, scale `group`"]
     lines = [table_line(header), table_line(["---"] * len(header))]
     for size in BANDIT_SIZES:
         found = [f"{bandit_slope(size, scale):+.4f}" for scale in ("none", "group")]

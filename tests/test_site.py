@@ -142,7 +142,8 @@ def test_every_environment_of_the_catalogue_is_on_a_page_with_its_settings(pages
     missing = [
         entry.name
         for entry in entries()
-        if entry.is_game and entry.name not in pages[f"reference/environments/{entry.name.partition(':')[0]}.html"].code
+        if entry.is_variant
+        and entry.name not in pages[f"reference/environments/{entry.name.partition(':')[0]}.html"].code
     ]
     assert missing == []
     for group in PACKAGED:

@@ -127,7 +127,7 @@ def test_a_subclass_has_the_games_and_exact_values_of_its_parent(mine: str) -> N
     assert known is not None
     assert exact({}) == known({})
     assert type(random_player(env)) is LegalAgent
-    with pytest.raises(UsageError, match="does not support a game after a colon"):
+    with pytest.raises(UsageError, match="has no variants: use it without a colon"):
         find_env(f"{mine}:Mine:clock")
 
 
@@ -187,7 +187,7 @@ def test_a_registered_class_has_its_games_in_names_completion_and_catalogue() ->
     assert listed["mine"].text == "Two games. List its 2 variants: agentsgym envs --text mine:"
     assert (listed["mine"].status, listed["mine"].extra, listed["mine"].max_players) == ("missing", "arcade", 2)
     assert (listed["mine:pong"].text, listed["mine:pong"].players) == ("A ball.", "2")
-    assert listed["mine:snake"].is_game
+    assert listed["mine:snake"].is_variant
     assert ran("envs", "mine:pong", "--json").json["game"]["note"] == "A ball."
     assert ran("envs", "mine:tetris", "--json").json["game"] == {}  # its list need not be complete
 

@@ -25,7 +25,7 @@ class ExploringAgent(Agent):
 
     Such a text is a phrase that the environment marks (with brackets or quotes), a number between the smallest and the
     largest in the prompt, or one of its words. Each session has its own random stream, seeded by the agent's seed and
-    the session's number in the order of first requests; its answers depend only on that stream and the conversation.
+    the order in which sessions make their first request; its answers depend only on that stream and the conversation.
     """
 
     def __init__(self, *, seed: int = 0, call_fraction: float = 0.8) -> None:
@@ -79,12 +79,12 @@ def random_phrase(text: str, stream: random.Random) -> str:
     marked = [(match[0], match[1]) for match in _MARKED.finditer(text)]
     numbers = [int(number[:18]) for number in _NUMBER.findall(text)]
     words = _WORD.findall(text) or ["yes"]
-    kinds = [0] * bool(marked) * 2 + [1] * (len(set(numbers)) > 1) + [2]
+    kinds = ["phrase"] * (2 if marked else 0) + ["number"] * (len(set(numbers)) > 1) + ["word"]
     kind = stream.choice(kinds)
-    if kind == 0:
+    if kind == "phrase":
         whole, inner = stream.choice(marked)
         return inner or (whole if stream.random() < 0.5 else whole[1:-1])
-    return str(stream.randint(min(numbers), max(numbers))) if kind == 1 else stream.choice(words)
+    return str(stream.randint(min(numbers), max(numbers))) if kind == "number" else stream.choice(words)
 
 
 def _value(schema: Any, text: str, stream: random.Random, depth: int) -> Any:

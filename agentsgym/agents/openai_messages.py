@@ -10,7 +10,7 @@ from typing import Any, cast
 from agentsgym.agents.openai_client import RequestError
 from agentsgym.agents.usage import as_mapping
 from agentsgym.texts import shown
-from agentsgym.tokens.calls.values import MalformedCallError, call_of, failed_call, whole_json
+from agentsgym.tokens.calls.values import MalformedCallError, malformed_call, tool_call, whole_json
 from agentsgym.types import Message, ToolCall
 
 
@@ -70,9 +70,9 @@ def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
         name, arguments, call_id = function.get("name"), function.get("arguments"), call.get("id")
         try:
             read = whole_json(arguments or "{}") if isinstance(arguments, str | None) else arguments
-            calls.append(call_of(name, read, call_id))
+            calls.append(tool_call(name, read, call_id))
         except MalformedCallError as error:
-            failed = failed_call(error, name if isinstance(name, str) else "")
+            failed = malformed_call(error, name if isinstance(name, str) else "")
             calls.append(dataclasses.replace(failed, id=call_id if isinstance(call_id, str) else None))
     return tuple(calls)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentsgym.envs import PACKAGED
 from agentsgym.envs.dataset_rows import registered_classes
 from agentsgym.envs.datasets.naming import known_specs
-from agentsgym.envs.spec import installed
+from agentsgym.envs.spec import installed_entry_points
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
@@ -25,12 +25,12 @@ class Entry:
         name: Name on the command line.
         min_players: Minimum number of players.
         max_players: Maximum number of players.
-        status: ``"ok"``; ``"words"`` if it runs with word lists; ``"gamemaster"`` if it needs a language model as
+        status: ``"ok"``; ``"words"`` if it needs word lists to be downloaded; ``"gamemaster"`` if it needs a language model as
             gamemaster; ``"broken"`` if it does not run; ``"missing"`` if its package is not installed.
         text: One-sentence description.
         offline: Whether it runs without any server.
         extra: The extra of this package that installs it; empty if none.
-        is_game: Whether it is a variant of a collection.
+        is_variant: Whether it is a variant of a collection.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Entry:
     text: str = ""
     offline: bool = True
     extra: str = ""
-    is_game: bool = False
+    is_variant: bool = False
 
     @property
     def players(self) -> str:
@@ -56,38 +56,38 @@ class Entry:
 def entries() -> list[Entry]:
     """Return every environment, then every variant of the collections."""
     environments: list[Entry] = []
-    all_games: list[Entry] = []
+    all_variants: list[Entry] = []
     for name, spec in known_specs().items():
         described = import_module(f"agentsgym.envs.{name}") if name in PACKAGED else registered_classes()[name]
-        text, games = (inspect.getdoc(described) or "").partition("\n")[0], spec.known_games()
-        if games:
-            text = f"{text} List its {len(games)} variants: agentsgym envs --text {name}:"
-        most = max((facts.get("max_players", 1) for facts in games.values()), default=1)
+        text, variants = (inspect.getdoc(described) or "").partition("\n")[0], spec.known_games()
+        if variants:
+            text = f"{text} List its {len(variants)} variants: agentsgym envs --text {name}:"
+        most = max((facts.get("max_players", 1) for facts in variants.values()), default=1)
         extra = spec.extra if spec.packages else ""
         installed_status = "missing" if spec.missing_package() else "ok"
         environments.append(
             Entry(name=name, max_players=most, text=text, offline=spec.offline, extra=extra, status=installed_status)
         )
-        for game, facts in games.items():
+        for variant, facts in variants.items():
             status = facts.get("status", "ok")
             runs = status in {"ok", "words"}
-            all_games.append(
+            all_variants.append(
                 Entry(
-                    name=f"{name}:{game}",
+                    name=f"{name}:{variant}",
                     min_players=facts.get("min_players", 1),
                     max_players=facts.get("max_players", 1),
                     text=facts.get("note", ""),
                     offline=spec.offline and runs,
-                    is_game=True,
+                    is_variant=True,
                     extra=extra,
                     status=installed_status if runs and installed_status != "ok" else status,
                 )
             )
     others = [
         Entry(name=name, text=f"From the package {entry.dist.name if entry.dist else entry.value}.")
-        for name, entry in installed().items()
+        for name, entry in installed_entry_points().items()
     ]
-    return [*environments, *others, *all_games]
+    return [*environments, *others, *all_variants]
 
 
 def config_rows(env_class: type[MultistepEnv]) -> list[dict[str, Any]]:

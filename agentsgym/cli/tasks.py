@@ -62,7 +62,7 @@ def tasks_for(
         raise UsageError(f"--split must be train or eval, got {split!r}")
     if path is not None:
         if options:
-            raise UsageError("--dataset cannot be combined with --tasks: it sets options of ENV's built-in tasks")
+            raise UsageError("--tasks cannot be combined with --dataset, which sets options of ENV's built-in tasks")
         tasks = read_tasks(path)[:most]
     else:
         with usage_errors():

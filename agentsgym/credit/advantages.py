@@ -10,7 +10,7 @@ The estimators are defined in ``outcomes`` (``reward``, ``grpo``, ``rloo``, ``ra
   turn.
 * If all values in a comparison are equal, the advantage is exactly 0.0, not just up to rounding. (This does not hold
   for a baseline from outside the batch: a moving average or a value.)
-* In multi-agent environments, each role of a rollout is treated as a separate rollout (:mod:`agentsgym.credit.seats`):
+* In multi-agent environments, each role of a rollout is treated as a separate rollout (:mod:`agentsgym.credit.roles`):
   ``R`` and ``G_k`` are those of the role, and the role is compared with the same role.
 * Rollouts may come in any order; state that an estimator keeps between batches is read before it is updated.
 
@@ -95,7 +95,7 @@ def zero_variance_groups(rollouts: Sequence[ScoredRollout]) -> set[int]:
     single remaining rollout counts as equal.
 
     Args:
-        rollouts: The batch, each of one role, as :func:`~agentsgym.credit.seats.split_seats` returns them.
+        rollouts: The batch, each of one role, as :func:`~agentsgym.credit.roles.split_roles` returns them.
     """
     return {group for group, rewards in _final_rewards_by_group(rollouts).items() if nearly_equal(rewards)}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agentsgym.credit.advantages import step_group_sizes, token_advantages
 from agentsgym.credit.filters import filter_rollouts
 from agentsgym.credit.rewards import scatter_to_tokens
-from agentsgym.credit.seats import SeatSplit, split_seats
+from agentsgym.credit.roles import RoleSplit, split_roles
 from agentsgym.credit.traits import reads_token_rewards
 from agentsgym.credit.weights import aggregation_weights, invalid_turn_weights
 from agentsgym.errors import ConfigError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agentsgym.credit._comparison import Scale
     from agentsgym.credit.bound import BoundEstimator
     from agentsgym.credit.scored import ScoredRollout
-    from agentsgym.credit.settings import AdvantageSettings
+    from agentsgym.credit.settings import CreditArgs
     from agentsgym.types import Trajectory
 
 TurnEntries = Sequence[Sequence[Any]]
@@ -74,7 +74,7 @@ class TurnAdvantages:
     entries: Sequence[Sequence[Any]]
     weights: Sequence[Sequence[Sequence[float]]]
     included: Sequence[bool]
-    split: SeatSplit
+    split: RoleSplit
     seen: Sequence[ScoredRollout]
     trained: Sequence[ScoredRollout]
     metrics: dict[str, float]
@@ -89,7 +89,7 @@ class AdvantageAssigner:
         estimator: The estimator that the settings name, with its state from earlier batches.
     """
 
-    def __init__(self, args: AdvantageSettings) -> None:
+    def __init__(self, args: CreditArgs) -> None:
         """Build the estimator that the settings name."""
         self._args = args
         self.estimator: BoundEstimator = args.estimator()
@@ -144,7 +144,7 @@ class AdvantageAssigner:
         """
         args = self._args
         takes_token_rewards = reads_token_rewards(self.estimator.traits)
-        split = split_seats(rollouts, shared_rewards="keep" if takes_token_rewards else "refuse")
+        split = split_roles(rollouts, shared_rewards="keep" if takes_token_rewards else "refuse")
         seen, metrics = filter_rollouts(split.rollouts, args) if is_training else (list(split.rollouts), {})
         entries = self.turn_advantages(seen, is_training=is_training)
         trained = seen
@@ -201,7 +201,7 @@ class AdvantageAssigner:
         return plain
 
 
-def advantage_metrics(rollouts: Sequence[ScoredRollout], entries: TurnEntries, split: SeatSplit) -> dict[str, float]:
+def advantage_metrics(rollouts: Sequence[ScoredRollout], entries: TurnEntries, split: RoleSplit) -> dict[str, float]:
     """Summarize advantages by turn index and by role, and the sizes of step groups.
 
     Args:

@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol, cast
 from agentsgym.credit._comparison import Scale
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.gae import turn_value_targets
+from agentsgym.credit.roles import has_several_roles, split_roles
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.seats import has_seats, split_seats
 from agentsgym.credit.shaping import shaped
 from agentsgym.credit.traits import (
     EstimatorTraits,
@@ -123,8 +123,8 @@ class BoundEstimator:
 
         The rollouts are not split for an estimator that uses per-token rewards.
         """
-        is_split = not reads_token_rewards(self.traits) and any(map(has_seats, rollouts))
-        split = split_seats(rollouts) if is_split else None
+        is_split = not reads_token_rewards(self.traits) and any(map(has_several_roles, rollouts))
+        split = split_roles(rollouts) if is_split else None
         parts = rollouts if split is None else split.rollouts
         if self.potential_weight:
             parts = shaped(parts, discount=discount, weight=self.potential_weight)

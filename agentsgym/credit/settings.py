@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
 
 
-class AdvantageSettings(Protocol):
-    """The settings that determine advantages; :class:`~agentsgym.training.config.GRPOEnvConfig` has them."""
+class CreditArgs(Protocol):
+    """The settings of :class:`~agentsgym.training.config.GRPOEnvConfig` from which :class:`CreditSettings` are taken."""
 
     discount: float
     scale_rewards: str
@@ -71,19 +71,19 @@ class CreditSettings:
     value_head: str | None = None
 
     @classmethod
-    def of(cls, args: AdvantageSettings, estimator: BoundEstimator) -> Self:
+    def of(cls, args: CreditArgs, estimator: BoundEstimator) -> Self:
         """Collect these settings from those of a run and from its estimator."""
         own = ESTIMATORS.get(estimator.name)
         module = getattr(estimator.function, "__module__", None) or type(estimator.function).__module__
         name = estimator.name if own is estimator.function else f"{module}.{estimator.name}"
-        copied = {"options", "potential_weight", "advantage_estimator", "max_completion_length"}
-        copied |= set() if args.truncation == "penalize" else {"truncation_penalty"}  # unused
+        set_separately = {"options", "potential_weight", "advantage_estimator", "max_completion_length"}
+        set_separately |= set() if args.truncation == "penalize" else {"truncation_penalty"}  # unused
         return cls(
             max_completion_length=args.max_completion_length if args.loss_aggregation == "constant" else None,
             advantage_estimator=name,
             options=dict(estimator.options),
             potential_weight=estimator.potential_weight,
-            **{one.name: getattr(args, one.name) for one in fields(cls) if one.name not in copied},
+            **{one.name: getattr(args, one.name) for one in fields(cls) if one.name not in set_separately},
         )
 
     @classmethod

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from agentsgym.credit.roles import environment_suffix
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.seats import of_environment
 from agentsgym.errors import ConfigError
 from agentsgym.fields import check_number
 
@@ -21,7 +21,7 @@ def shaped(rollouts: Sequence[ScoredRollout], *, discount: float, weight: float)
     is the same for the entire task group. The next turn may belong to a later episode of the same trial.
 
     Φ is the value of the state to the role that acts, and the next turn is the next turn of that role: rollouts of
-    several roles are split first (:func:`~agentsgym.credit.seats.split_seats`).
+    several roles are split first (:func:`~agentsgym.credit.roles.split_roles`).
 
     Args:
         rollouts: The batch, each of one role; rollouts that are not included are returned unchanged.
@@ -52,7 +52,7 @@ def shaped(rollouts: Sequence[ScoredRollout], *, discount: float, weight: float)
             raise ConfigError(
                 "potential-based shaping requires the potential of every turn: `_potential` must return a number, "
                 f"got None in {len(potentials) - len(known)} of {len(potentials)} turns"
-                f"{of_environment(rollout.environment)}"
+                f"{environment_suffix(rollout.environment)}"
             )
         rewards = [
             reward + weight * (discount * after - before)

@@ -100,6 +100,6 @@ def check_trials(config: Mapping[str, Any]) -> None:
     if config["free_shots"] and not config["keep_history"]:
         logger.warning(
             "env_config['free_shots'] = %d has no effect with env_config['keep_history'] = False: each episode "
-            "starts a new conversation, in which the agent does not see its practice",
+            "starts a new conversation, in which the practice episodes are not visible",
             config["free_shots"],
         )

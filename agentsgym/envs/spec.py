@@ -115,7 +115,7 @@ def packaged_specs() -> Mapping[str, EnvSpec]:
     return {name: importlib.import_module(f"agentsgym.envs.{name}").SPEC for name in PACKAGED}
 
 
-def installed() -> dict[str, EntryPoint]:
+def installed_entry_points() -> dict[str, EntryPoint]:
     """The environments that other packages provide as entry points, by name, without loading them."""
     import importlib.metadata  # noqa: PLC0415  # slow, and not needed in an engine's process
 

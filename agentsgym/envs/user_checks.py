@@ -207,7 +207,7 @@ def _warn_of_key(env_class: type[Any], key: str) -> None:
     meant = misspelled(key, _READ_KEYS)
     if meant is not None:
         logger.warning(
-            "info[%r] of %s is not used, but differs by one letter from info[%r], which is: did you mean that?",
+            "info[%r] of %s is not used; did you mean info[%r]?",
             key,
             env_class.__name__,
             meant,

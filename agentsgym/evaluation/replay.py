@@ -199,7 +199,9 @@ def _episodes(recorded: Trajectory, env: MultistepEnv) -> range | None:
     if recorded.turns:
         return range(recorded.turns[0].episode, recorded.turns[0].episode + 1)
     if recorded.failed:
-        raise ConfigError("the rollout failed before its first turn, so which of its episodes to replay is unknown")
+        raise ConfigError(
+            "the rollout failed before its first turn, so it is unknown which of its episodes was recorded"
+        )
     return range(config["episodes_per_trial"] - 1, config["episodes_per_trial"])
 
 

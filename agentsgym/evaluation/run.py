@@ -197,7 +197,8 @@ def _failure_policy(failures: FailurePolicy | None, max_failed_fraction: float |
         return policy
     if policy.max_failed_fraction is not None:
         raise ConfigError(
-            f"max_failed_fraction is set twice: {max_failed_fraction}, and {policy.max_failed_fraction} in failures"
+            f"max_failed_fraction={max_failed_fraction} conflicts with {policy.max_failed_fraction} in failures: "
+            "set only one of them"
         )
     return replace(policy, max_failed_fraction=max_failed_fraction)
 

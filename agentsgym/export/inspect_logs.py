@@ -205,8 +205,8 @@ def _parts(records: Iterator[StoredRollout], max_samples: int) -> Iterator[_Part
             yield part
             part, num_characters = _Part(), 0
         num_characters += size
-        task, identity, epoch = identities.of(record)
-        part.samples.append(sample_of(record, identity=identity, epoch=epoch))
+        task, sample_id, epoch = identities.of(record)
+        part.samples.append(sample_of(record, sample_id=sample_id, epoch=epoch))
         turns = [
             replace(turn, start=0, stop=0, prompt_start=0, prompt_messages=None) for turn in record.trajectory.turns
         ]

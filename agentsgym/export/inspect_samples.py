@@ -34,13 +34,13 @@ UNKNOWN_MODEL = "unknown"
 _RECORDED = ("source", "run", "agent", "step", "generation", "group", "policy_version")
 
 
-def sample_of(record: StoredRollout, *, identity: int | str, epoch: int) -> EvalSample:
+def sample_of(record: StoredRollout, *, sample_id: int | str, epoch: int) -> EvalSample:
     """Convert a rollout to a sample: its conversation, scores, usage, and metadata.
 
     Args:
         record: The rollout.
-        identity: The name of its task in the log.
-        epoch: The index among the rollouts of that task, from 1; unique together with ``identity``.
+        sample_id: The sample's id in the log, one per task.
+        epoch: The index among the rollouts of that task, from 1; unique together with ``sample_id``.
     """
     trajectory = record.trajectory
     turns = {turn.message_index: (index, turn) for index, turn in enumerate(trajectory.turns)}
@@ -59,7 +59,7 @@ def sample_of(record: StoredRollout, *, identity: int | str, epoch: int) -> Eval
         StopReason.MAX_TOKENS: EvalSampleLimit(type="token", limit=len(trajectory.token_ids)),
     }
     return EvalSample(
-        id=identity,
+        id=sample_id,
         epoch=epoch,
         input=messages[:first] or str(clean(trajectory.task_data)),
         target="",
@@ -88,7 +88,7 @@ def scores_of(trajectory: Trajectory) -> dict[str, Score]:
 
 def unknown_success() -> Score:
     """Return the score of a rollout with unknown success, for a log in which the success of others is known."""
-    return Score(value=NOANSWER, explanation="the environment does not say whether it was won, which counts as not won")
+    return Score(value=NOANSWER, explanation="the environment does not report success, so this counts as not won")
 
 
 def usage_of(trajectory: Trajectory) -> ModelUsage | None:

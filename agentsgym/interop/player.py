@@ -31,7 +31,7 @@ from agentsgym.texts import shown
 from agentsgym.types import Trajectory
 
 if TYPE_CHECKING:
-    from agentsgym.credit.settings import AdvantageSettings, CreditSettings
+    from agentsgym.credit.settings import CreditArgs, CreditSettings
     from agentsgym.envs.dataset_rows import DatasetRow
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class GroupPlayer:
         refuse_prompt_learning(getattr(model, "peft_config", {}).values())
         self.agent = as_agent(settings.agent if settings.agent is not None else self._policy(trainer, model, tokenizer))
         self._policy_in_training = as_trained_policy(self.agent)
-        self._assigner = AdvantageAssigner(cast("AdvantageSettings", settings.credit_settings))  # read-only
+        self._assigner = AdvantageAssigner(cast("CreditArgs", settings.credit_settings))  # read-only
 
     def _policy(self, trainer: Any, model: Any, tokenizer: Any) -> Any:
         if zero_stage(trainer.accelerator):

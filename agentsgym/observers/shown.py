@@ -73,7 +73,7 @@ class ShownConversations(BatchObserver):
         except Exception as error:  # noqa: BLE001  # a tracker or a closed terminal must not end training
             if place not in self._failed:
                 self._failed.add(place)
-                logger.warning("conversations cannot be shown in %s; training continues: %s", place, sentence_of(error))
+                logger.warning("conversations cannot be shown in %s: %s; training continues", place, sentence_of(error))
 
 
 def print_conversations(conversations: Sequence[Conversation], title: str, console: Console | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
-from agentsgym.tokens.calls.values import MalformedCallError, call_of
+from agentsgym.tokens.calls.values import MalformedCallError, tool_call
 from agentsgym.tokens.tool_messages import structured_calls
 from agentsgym.types import Action, Message, ToolCall
 
@@ -149,7 +149,7 @@ def _call(call: Any, where: str) -> ToolCall:
     try:
         if isinstance(arguments, str):
             arguments = json.loads(arguments or "{}")
-        return call_of(_get(function, "name"), {} if arguments is None else arguments, _get(call, "id"))
+        return tool_call(_get(function, "name"), {} if arguments is None else arguments, _get(call, "id"))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{where} must have arguments that are valid JSON, got {shown(arguments)}: {error}"

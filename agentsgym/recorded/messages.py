@@ -151,7 +151,7 @@ def _numbered(rows: Any) -> Iterator[tuple[str, _Row]]:
         raise ConfigError(f"rows must be the path to a JSON Lines file, or a list of rows, got {shown(rows)}")
     for where, row in named_rows:
         if not isinstance(row, Mapping):
-            raise ConfigError(f"{where} must be an object with 'messages' and 'rewards', got {shown(row)}")
+            raise ConfigError(f"{where} must be an object with 'messages' and 'reward' or 'rewards', got {shown(row)}")
         yield where, {name: value for name, value in cast("_Row", row).items() if value is not None}
 
 

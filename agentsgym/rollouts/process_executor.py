@@ -217,8 +217,8 @@ class ProcessExecutor:
         self._num_deaths_without_progress += 1
         if not worker.is_ready and not worker.killed_by_signal:
             raise ConfigError(
-                f"an EnvProcessPool's process ended ({worker.how_it_ended()}) before it was ready; see its "
-                'output: a script must start its pool under `if __name__ == "__main__":`'
+                f"an EnvProcessPool's process ended ({worker.how_it_ended()}) before it was ready; its "
+                'output shows why (often the script creates the pool outside `if __name__ == "__main__":`)'
             )
         num_failed, num_deaths = self._num_failed_starts, self._num_deaths_without_progress
         num_allowed = _MAX_DEATHS_WITHOUT_PROGRESS * (len(self._trials) + self._workers.size)

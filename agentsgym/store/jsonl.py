@@ -21,9 +21,9 @@ def record_to_line(record: StoredRollout) -> str:
     trajectory["stop_reason"] = StopReason(record.trajectory.stop_reason).value
     turns = record.trajectory.turns
     trajectory["turns"] = (tuple if isinstance(turns, tuple) else list)(map(_fields, turns))
-    lost: list[str] = []
-    line = to_json(plain, lost)
-    if new := [loss for loss in lost if not any(loss in known for known in record.inexact)]:
+    not_exact: list[str] = []  # descriptions of the values that JSON cannot represent exactly
+    line = to_json(plain, not_exact)
+    if new := [one for one in not_exact if not any(one in known for known in record.inexact)]:
         line = to_json(plain | {"inexact": [*record.inexact, *new]})
     return line
 

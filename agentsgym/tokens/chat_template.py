@@ -183,16 +183,17 @@ class Template:
         next_turn = [ANSWERED, *padded(("user",))]
         matches = [self._words.search(content.lower()) for content in contents] if self._words else []
         word = next((match[0] for match in matches if match), "")
-        kind = " + ".join(roles)
+        kind, cause = " + ".join(roles), repr(word) if word else "a content"
         try:
             text = self.render(new) if first else self.after_answer([QUESTION, ANSWERED, *new])
             behind = self.after_answer([*new, *next_turn] if first else [QUESTION, REPLY, *new, *next_turn])
         except TemplateError as error:
-            raise TemplateError(f"{error}; to fix it: omit {word!r} in {kind}") from error.__cause__
+            fix = f"; to fix it: omit {word!r} from {kind}" if word else ""
+            raise TemplateError(f"{error}{fix}") from error.__cause__
         if behind != self.after_answer([QUESTION, *next_turn]):
             raise TemplateError(
-                f"the chat template prints different text in later turns because of {word!r} in {kind}; "
-                f"to fix it: omit it, or {RERENDER}"
+                f"the chat template prints different text in later turns because of {cause} in {kind}; "
+                f"to fix it: {'omit it, or ' if word else ''}{RERENDER}"
             )
         return text
 
@@ -307,7 +308,7 @@ class Template:
             )
         if after != self.after_answer([QUESTION, ANSWERED, *padded(("user",))]):
             raise TemplateError(
-                f"the chat template prints different text after an answer when the conversation begins with {kind}"
+                f"the text that the chat template prints after an answer changes if the conversation begins with {kind}"
             )
         return printed
 

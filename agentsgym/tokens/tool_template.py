@@ -155,7 +155,7 @@ class ToolTemplate:
         printed = unpad(text, roles)
         earlier: Conversation = [QUESTION, call, *self._messages(roles, answered, [f"word{n}" for n in range(9)])]
         others: dict[str, Conversation] = {
-            "in a second round": [*earlier, call],
+            "in a second round of calls": [*earlier, call],
             "after an earlier answer": [QUESTION, REPLY, QUESTION, call],
             "after a call with text": [QUESTION, {**call, "content": ANSWER}],
         }
@@ -164,14 +164,16 @@ class ToolTemplate:
             # Gemma 4 moves the text of an assistant message after the tool results, although the agent wrote it before.
             is_same = other[cut:].startswith(up_to_last(text, roles)) if "text" in place else other[cut:] == text
             if not is_same:
-                raise TemplateError(f"the chat template prints different text around tool results {place}")
+                raise TemplateError(f"the chat template prints tool results differently {place}")
         new = self._messages(roles, answered)
         later = self._render([QUESTION, call, *new, REPLY, QUESTION])
         start = self._end_in(later)
         if not later[start:].startswith(up_to_last(text, roles)):
             raise TemplateError("the chat template prints tool results differently once the conversation continues")
         if ANOTHER_TIME in text:
-            raise TemplateError("the chat template prints the time around tool results")
+            raise TemplateError(
+                "the chat template prints the current time around tool results, so their text cannot be rendered again"
+            )
         # An answer after results must begin where their generation prompt ends.
         prompted, history = self._render([QUESTION]), self._render([QUESTION], add_prompt=False)
         prompt = prompted[len(history) :] if prompted.startswith(history) else ""
@@ -179,8 +181,8 @@ class ToolTemplate:
             whole, _, _ = self._render([QUESTION, call, *new, ANSWERED]).partition(ANSWER)
             if not whole.endswith(text):
                 raise TemplateError(
-                    "the chat template adds no generation prompt after tool results, although it puts text before the "
-                    "answer once that is part of the history"
+                    "the chat template adds no generation prompt after tool results, but prints text before the answer "
+                    "once the answer is part of the history"
                 )
         return printed
 
@@ -226,7 +228,7 @@ class ToolTemplate:
             closing = self._template.after_answer([QUESTION, ANSWERED], add_prompt=False)
             text = self._render([QUESTION, message], add_prompt=False)
             if not text.endswith(closing):
-                raise TemplateError("the chat template ends an answer that has reasoning differently from one without")
+                raise TemplateError("the chat template ends answers with and without reasoning differently")
             text = text[: len(text) - len(closing)] + self._turn_end.before
         shared = "".join(common_prefix(prompt, text))
         if shared != prompt:

@@ -71,9 +71,9 @@ class _Tracker:
                 args[0].report_to = [name for name in args[0].report_to if name != self.name]
             if not self._failed:
                 self._failed = True
-                what = "gets nothing of this run" if self.is_lost else "may lack some of what is logged"
+                what = "gets no more data of this run" if self.is_lost else "may miss some of the logged data"
                 why = sentence_of(error)
-                logger.warning("the tracker %s failed, and %s; training continues: %s", self.name, what, why)
+                logger.warning("the tracker %s failed (%s) and %s; training continues", self.name, why, what)
             return None
 
 
@@ -93,7 +93,7 @@ class _QuietTimes(profiling.ProfilingContext):
                     self.failed.add(name)
                     why = sentence_of(error)
                     logger.warning(
-                        "the tracker %s failed, and may lack some timings; training continues: %s", name, why
+                        "the tracker %s failed (%s) and may miss some timings; training continues", name, why
                     )
         self.report_to = names
 

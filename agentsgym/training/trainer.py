@@ -206,7 +206,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             ``num_rollouts``, the number of rollouts of this rank, all 0-dim.
         """
         phase = self._phase()
-        with self._preemption.pace.playing(is_training=phase.is_training):
+        with self._preemption.pace.rollouts(is_training=phase.is_training):
             batch = self.generator.generate(inputs, phase)
         tokens = self._token_batch(batch, phase)
         rollouts = self._with_values(batch, tokens)

@@ -21,7 +21,7 @@ from agentsgym.fields import check_choice, check_number
 from agentsgym.store.values import to_json
 
 if TYPE_CHECKING:
-    from agentsgym.credit.settings import AdvantageSettings
+    from agentsgym.credit.settings import CreditArgs
     from agentsgym.store.records import StoredRollout
     from agentsgym.types import Trajectory
 
@@ -158,7 +158,7 @@ class WhatIf:
         return None
 
     def advantages(self, request: Request) -> list[list[Any]]:
-        """Estimate the advantage of each turn, (N, K); under ``reward`` it is a list of numbers, one per token.
+        """Estimate the advantage of each turn, (N, K); with the estimator ``reward``, each is one number per token.
 
         Raises:
             ConfigError: The estimator cannot be applied to these rollouts.
@@ -173,7 +173,7 @@ class WhatIf:
         return found
 
     def _estimate(self, request: Request) -> list[list[Any]]:
-        assigner = AdvantageAssigner(cast("AdvantageSettings", request.settings))  # frozen, and not modified
+        assigner = AdvantageAssigner(cast("CreditArgs", request.settings))  # frozen, and not modified
         try:
             rollouts = [self._scored(place, request) for place in range(len(self.records))]
             found = assigner.estimate(rollouts, is_training=self.is_training)
@@ -182,17 +182,17 @@ class WhatIf:
         except (OverflowError, ValueError) as error:
             rewards = [
                 reward
-                for own in (record.trajectory for record in self.records)
-                for reward in (*own.turn_rewards, *own.final_rewards.values(), own.final_reward)
+                for trajectory in (record.trajectory for record in self.records)
+                for reward in (*trajectory.turn_rewards, *trajectory.final_rewards.values(), trajectory.final_reward)
             ]
             beyond = next((reward for reward in rewards if not abs(reward) < _HUGE), None)
             if beyond is None:
                 raise
             raise ConfigError(f"advantages cannot be computed, because a reward is too large: {beyond:g}") from error
-        is_on_tokens = reads_token_rewards(assigner.estimator.traits)
+        is_per_token = reads_token_rewards(assigner.estimator.traits)
         estimates: list[list[Any]] = []
         for place, (record, turns) in enumerate(zip(self.records, found.entries, strict=True)):
-            entries = _token_entries(record, turns, request, assigner.estimator) if is_on_tokens else turns
+            entries = _token_entries(record, turns, request, assigner.estimator) if is_per_token else turns
             for weight in found.weights:
                 entries = [
                     [one * factor for one in cast("Sequence[float]", entry)]
@@ -213,8 +213,8 @@ class WhatIf:
                 environment=self._environments[place],
             )
         except ValueError as error:  # rollouts recorded elsewhere may be inconsistent
-            own = record.trajectory
-            which = f"rollout {own.rollout_index} of task {own.task_index}"
+            trajectory = record.trajectory
+            which = f"rollout {trajectory.rollout_index} of task {trajectory.task_index}"
             raise ConfigError(f"advantages cannot be computed for {which}: {error}") from error
 
 

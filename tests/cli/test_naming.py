@@ -72,7 +72,7 @@ def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) ->
         ("agentsgym.envs.TwentyQuestions.TwentyQuestionEnv", "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"),
         ("no.such.module.Env", "No module named 'no'"),
         ("json.JSONDecoder", "must name a subclass of MultistepEnv"),
-        ("Search:Wordle-v0", "'Search' does not support a game after a colon"),
+        ("Search:Wordle-v0", "'Search' has no variants: use it without a colon"),
         ("nowhere/game.py:Game", "there is no file 'nowhere/game.py'"),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_name_that_means_nothing_is_a_usage_error_with_the_nearest(name: str, 
 
 
 def test_a_game_that_is_given_twice_is_refused() -> None:
-    with pytest.raises(UsageError, match="the game is set twice"):
+    with pytest.raises(UsageError, match="the variant is set twice"):
         find_env("TextArena:Wordle-v0", {"game": "Chess-v0"})
 
 

@@ -43,7 +43,7 @@ def rollout(  # noqa: PLR0913  # keywords, most of them left out
 
 # Few groups, games, roles, states and reward levels, so that everything that can coincide does.
 QUARTERS = [n / 4 for n in range(-8, 9)]
-# A rollout has one role here: `test_credit_seats` has those of several.
+# A rollout has one role here: `test_credit_roles` has those of several.
 turns = st.sampled_from([*product(QUARTERS, [None, "a", "b"], [-1.0, 0.0, 0.5])])  # one draw a turn is fast
 frames = st.sampled_from([*product(QUARTERS, range(3), [0, 1], ["failed", "dropped", *["counts"] * 4])])
 

@@ -33,7 +33,7 @@ def test_the_estimator_with_a_state_keeps_an_average_of_each_environment() -> No
 
 @pytest.mark.parametrize("discount", [0.5, 1.0])
 def test_the_estimator_that_declares_its_traits_is_as_declared(discount: float) -> None:
-    estimator = get_estimator(shown("against_the_best"))
+    estimator = get_estimator(shown("minus_the_best"))
     assert estimator.traits == EstimatorTraits(uses=frozenset({"final_reward"}), compares_in_task_groups=True)
     batch = [rollout([0.0, 1.0]), rollout([3.0]), rollout([9.0], group=1), rollout([7.0], failed=True, group=2)]
     assert estimator(batch, discount=discount, scale="none") == [[-2.0, -2.0], [0.0], [0.0], [0.0]]

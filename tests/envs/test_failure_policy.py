@@ -164,6 +164,6 @@ def test_what_does_not_go_together_is_refused() -> None:
         ConfigError, match=r"min_group_size=3 is larger than num_rollouts=2, so every task group would be dropped"
     ):
         env.rollout(tasks(1), agent, 2, failures=FailurePolicy(min_group_size=3))
-    with pytest.raises(ConfigError, match=r"max_failed_fraction is set twice: 0\.5, and 0\.0 in failures"):
+    with pytest.raises(ConfigError, match=r"max_failed_fraction=0\.5 conflicts with 0\.0 in failures: set only one"):
         evaluate(env, agent, tasks(1), max_failed_fraction=0.5, failures=FailurePolicy.fail_fast())
     assert env.num_initialized == 0

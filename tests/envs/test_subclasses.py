@@ -227,7 +227,7 @@ def test_practice_that_nobody_remembers_is_warned_of(given: Any, caplog: pytest.
     [record] = caplog.records
     assert record.getMessage() == (
         "env_config['free_shots'] = 1 has no effect with env_config['keep_history'] = False: each episode starts a "
-        "new conversation, in which the agent does not see its practice"
+        "new conversation, in which the practice episodes are not visible"
     )
 
 

@@ -56,7 +56,7 @@ def canonical(kind: str, name: str) -> tuple[Any, list[dict[str, Any]], list[Tra
 def test_a_template_that_cannot_record_results_is_refused_as_the_environment_is_built(thinks: bool) -> None:
     template = TRL_TEMPLATES["deepseekv3"]
     tokenizer = tokenizer_for(template if thinks else template.replace("<think>\\n", ""))
-    with pytest.raises(TemplateError, match=r"around tool results in a second round.*rerender"):
+    with pytest.raises(TemplateError, match=r"tool results differently in a second round of calls.*rerender"):
         ToolEnv(tokenizer, tools=[add])
     assert ToolEnv(tokenizer, {"history": "rerender"}, tools=[add]).chat_format is not None
 

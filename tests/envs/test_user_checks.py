@@ -247,8 +247,7 @@ def test_a_misspelled_key_of_info_is_told_once(caplog: pytest.LogCaptureFixture)
         for _ in range(2):
             env.rollout(tasks(3, 2), Counting())
     assert [record.getMessage() for record in caplog.records] == [
-        f"info['{key}'] of Informing is not used, but differs by one letter from info['{meant}'], which is: "
-        "did you mean that?"
+        f"info['{key}'] of Informing is not used; did you mean info['{meant}']?"
         for key, meant in (("sucess", "success"), ("invaild", "invalid"))
     ]
 

@@ -389,7 +389,7 @@ def test_the_rest_of_a_cycle_is_expected_to_take_as_long_as_it_took() -> None:
 
     assert pace.remaining_s(save_s=3.0) is None
     pace.step_begins(is_first=True)
-    with pace.playing(is_training=True):
+    with pace.rollouts(is_training=True):
         pass_s(10.0)
     pass_s(2.0)
     pace.step_ends(is_last=False)
@@ -399,7 +399,7 @@ def test_the_rest_of_a_cycle_is_expected_to_take_as_long_as_it_took() -> None:
     pace.step_ends(is_last=True)
     pace.step_begins(is_first=True)
     assert pace.remaining_s(save_s=3.0) == 19.0
-    with pace.playing(is_training=True):
+    with pace.rollouts(is_training=True):
         pass_s(4.0)
         assert pace.remaining_s(save_s=3.0) == 15.0
         pass_s(40.0)

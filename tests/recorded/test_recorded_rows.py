@@ -128,7 +128,7 @@ def test_they_are_imitated() -> None:
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        ("x", "row 1 must be an object with 'messages' and 'rewards', got 'x'"),
+        ("x", "row 1 must be an object with 'messages' and 'reward' or 'rewards', got 'x'"),
         ({"reward": 1.0}, r"row 1: messages must be a list of at least one chat message, got \(\)"),
         (
             {"messages": chat("a", "b")},

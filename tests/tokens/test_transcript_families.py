@@ -181,7 +181,7 @@ def test_where_a_template_of_trl_is_refused_its_training_twin_is_too() -> None:
             "or elsewhere, once the conv.*rerender",
         ),
         ("tool results first", ("user",), ("tool",), "different first prompt when tool comes later.*rerender"),
-        ("deepseekv3", ("user",), ("tool",), "different text around tool results in a second round.*rerender"),
+        ("deepseekv3", ("user",), ("tool",), "tool results differently in a second round of calls.*rerender"),
         ("numbered turns", ("user",), ("user",), "different text around user in the second turn.*rerender"),
         ("time of each message", ("user",), ("user",), "prints the time around user in later turns.*rerender"),
     ],
@@ -216,7 +216,7 @@ CHATML = FAMILIES["tool results as JSON"].replace(" | tojson", "")
             "{{ 'told ' if loop.index0 > 2 and messages[0].role == 'system' }}",
             ("system", "user"),
             ("user",),
-            "different text after an answer when the conversation begins with system . user",
+            "after an answer changes if the conversation begins with system . user",
         ),
     ],
 )

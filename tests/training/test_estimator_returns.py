@@ -13,8 +13,8 @@ from games import settings
 from test_guard_rails import rollout
 
 from agentsgym.credit.assignment import AdvantageAssigner, advantage_metrics
+from agentsgym.credit.roles import split_roles
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.seats import split_seats
 from agentsgym.errors import ConfigError
 
 
@@ -64,7 +64,7 @@ def test_numbers_of_other_types_are_taken_for_what_they_are(tmp_path: Path) -> N
     scored = [ScoredRollout.from_trajectory(rollout([0.5, 1.0]), group=0)]
     numbers = assigner.turn_advantages(scored, is_training=True)
     assert numbers == [[1.5, [0.5, 0.5]]]
-    assert advantage_metrics(scored, numbers, split_seats(scored))["advantage/turn_01"] == 0.5
+    assert advantage_metrics(scored, numbers, split_roles(scored))["advantage/turn_01"] == 0.5
 
 
 def long_winded(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[list[float]]]:

@@ -229,7 +229,7 @@ class NeverBegins(TrackioCallback):
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [(Failing, "may lack some of what is logged"), (NeverBegins, "gets nothing of this run")],
+    [(Failing, "may miss some of the logged data"), (NeverBegins, "gets no more data of this run")],
 )
 def test_a_tracker_that_fails_costs_nothing_else(
     kind: type[TrackioCallback],
@@ -248,7 +248,7 @@ def test_a_tracker_that_fails_costs_nothing_else(
     assert (trainer.state.global_step, given) == (2, ["trackio", "tensorboard"])
     assert NeverBegins.num_tries <= 1
     warnings = [one.getMessage() for one in caplog.records if "training continues" in one.getMessage()]
-    assert warnings == [f"the tracker trackio failed, and {said}; training continues: the server is \\x1b[2J down"]
+    assert warnings == [f"the tracker trackio failed (the server is \\x1b[2J down) and {said}; training continues"]
     assert [*tmp_path.rglob("events.out.tfevents.*")]
 
 
@@ -271,7 +271,7 @@ def test_a_tracker_that_dies_in_the_middle_ends_no_run(
     assert len(logged(trainer, "reward")) == 2
     said = [one.getMessage() for one in caplog.records if "training continues" in one.getMessage()]
     assert (
-        "the tracker trackio failed, and may lack some timings; training continues: the service is \\x1b[2J gone"
+        "the tracker trackio failed (the service is \\x1b[2J gone) and may miss some timings; training continues"
         in said
     )
     assert len(said) == len(set(said)) <= 3  # of times, of metrics, of conversations
@@ -303,7 +303,7 @@ def test_where_conversations_cannot_be_sent_is_named_once(
     with caplog.at_level(logging.WARNING, "agentsgym"):
         trainer.train()
     said = [one.getMessage() for one in caplog.records if name in one.getMessage()]
-    assert said == [f"conversations cannot be shown in {name}; training continues: {reason}"]
+    assert said == [f"conversations cannot be shown in {name}: {reason}; training continues"]
 
 
 def test_a_tracker_does_not_stop_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from value_heads import (
 
 from agentsgym.errors import ConfigError
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.policy.value_head import FILE_NAME
+from agentsgym.training.policy.value_head import VALUE_HEAD_FILE
 
 both = pytest.mark.parametrize("kind", ["shared", "separate"])
 
@@ -343,7 +343,7 @@ def test_what_is_saved_is_loaded(kind: str, make: Callable[[], Any], tmp_path: P
     own.save(tmp_path)
     again = value_model(make(), kind)
     again.load(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+    assert [path.name for path in tmp_path.iterdir()] == [VALUE_HEAD_FILE]
     torch.testing.assert_close(again.state_dict(), own.state_dict(), atol=0, rtol=0)
     ids = some_ids(policy())
     torch.testing.assert_close(again.values(ids, MASK, 8), own.values(ids, MASK, 8))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
     """Samples the policy through TRL's ``VLLMGeneration`` for all live episodes at once: tensor parallelism.
 
-    Weights, sleep and log-probabilities are as those of :class:`~agentsgym.agents.vllm.policy.VLLMPolicyAgent`, which
+    Weights, sleep and log-probabilities work as in :class:`~agentsgym.agents.vllm.policy.VLLMPolicyAgent`, which
     runs every episode at its own pace and is used wherever an engine belongs to one rank.
 
     **Ranks.** A call is collective and takes equally many rows from every rank. So the ranks agree on a number of rows
@@ -115,7 +115,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
                 self.sampling.action(request, *one, self._weights.step)
                 for request, one in zip(requests, answers, strict=False)
             ]
-        except BaseException as error:  # the engine's: raised here, it would leave the others waiting
+        except BaseException as error:  # of the engine; raising it here would leave the other ranks waiting
             if is_interruption(error):
                 raise
             failure.append(traceback.format_exc())
@@ -134,7 +134,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
             )
         if logprobs is None:
             return [(list(ids), None) for ids in completions]
-        return [
-            (list(ids), [math.nan if likeliest[0] is None else likeliest[0] for likeliest in row])
+        return [  # each token has one entry, its own log-probability, since TRL sets logprobs=0
+            (list(ids), [math.nan if token_logprobs[0] is None else token_logprobs[0] for token_logprobs in row])
             for ids, row in zip(completions, logprobs, strict=True)
         ]

@@ -67,7 +67,7 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
     chosen = [
         one
         for one in entries()
-        if (is_filtered or not one.is_game)
+        if (is_filtered or not one.is_variant)
         and (text is None or text.lower() in f"{one.name} {one.text}".lower())
         and (players is None or one.min_players <= players <= one.max_players)
         and (status is None or one.status == status)

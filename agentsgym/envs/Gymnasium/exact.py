@@ -43,10 +43,10 @@ def blackjack_transitions(*, natural: bool = False, sab: bool = False) -> Transi
     table: dict[int, dict[int, list[Outcome]]] = {}
     for (total, dealer, ace, is_natural), number in numbers.items():
         stick: list[Outcome] = []
-        for (dealers, dealers_natural), p in _dealer(dealer).items():
-            reward = float((total > dealers) - (total < dealers))
+        for (dealer_total, dealer_natural), p in _dealer(dealer).items():
+            reward = float((total > dealer_total) - (total < dealer_total))
             if is_natural:
-                reward = 1.0 if sab and not dealers_natural else reward
+                reward = 1.0 if sab and not dealer_natural else reward
                 reward = payoff if reward == 1.0 else reward
             stick.append((p, number, reward, True))
         hit: list[Outcome] = []

@@ -80,7 +80,7 @@ def random_maps(part: Part, settings: Mapping[str, Any]) -> Iterator[list[str]]:
     """Draw FrozenLake maps with a reachable goal; the maps for training and evaluation are disjoint.
 
     Raises:
-        ConfigError: None of a thousand maps belongs to this part, for example since ``frozen_probability`` is 1.
+        ConfigError: None of 1,000 drawn maps belongs to this split, for example because ``frozen_probability`` is 1.
     """
     SPEC.check_installed()
     from gymnasium.envs.toy_text.frozen_lake import generate_random_map  # noqa: PLC0415  # optional dependency
@@ -105,13 +105,13 @@ def check_map(desc: Any) -> None:
     """Check a task's map.
 
     Raises:
-        TaskError: The map is not a list of rows of equal length of S, F, H and G, with one S and at least one G.
+        TaskError: The map is not a list of strings of equal length, made of S, F, H and G, with one S and at least one G.
     """
     rows = [*cast("Sequence[Any]", desc)] if isinstance(desc, list | tuple) else list[Any]()
     is_grid = bool(rows) and all(isinstance(row, str) and row and len(row) == len(rows[0]) for row in rows)
     letters = "".join(rows) if is_grid else ""
     if not is_grid or set(letters) - set("SFHG") or letters.count("S") != 1 or "G" not in letters:
         raise TaskError(
-            "task_data['map'] must be a list of rows of equal length of the letters S, F, H and G, with one S and at "
-            f"least one G, got {shown(cast('object', desc))}"
+            "task_data['map'] must be a list of strings of equal length, made of the letters S, F, H and G, with one "
+            f"S and at least one G, got {shown(cast('object', desc))}"
         )

@@ -11,7 +11,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.ReasoningEvals import SPEC
 from agentsgym.envs.ReasoningEvals.extraction import (
     EXTRACTORS,
-    FINDERS,
+    RAW_EXTRACTORS,
     Extractor,
     Kind,
     extract_answer,
@@ -214,7 +214,9 @@ class ReasoningEvalsEnv(MultistepEnv):
     def _grade(self, state: Mapping[str, Any], answer: str, action: Action) -> Verdict:
         grader, limit_s = self.env_config["grader"], self.env_config["grading_timeout_s"]
         if state["problem"] is not None:
-            written = None if callable(self.env_config["extractor"]) else self._extract(action, state["kind"], FINDERS)
+            written = (
+                None if callable(self.env_config["extractor"]) else self._extract(action, state["kind"], RAW_EXTRACTORS)
+            )
             return by_generator(state["problem"], possible_readings(written) if written else [answer], limit_s)
         if callable(grader):
             value: Any = grader(answer, state["gold"])

@@ -17,12 +17,14 @@ Extractor = Callable[[str], str | None]
 
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-_CHOICE = re.compile(  # "Answer A" and "Answer: a" only at the end of a line: more may follow, and "a" is a word
-    r"\b(?i:answer)\s*(?:(?i:is|(?:would|should|must)\s+be)\b|[:=])[\s:*]*(?:(?i:\w+ly|option)\s+)?"
-    r"\**\(?([A-Z])\b(?!\s+or\b)"
-    r"|\b(?:(?i:answer(?:\s+is)?)[\s:=*]*\(?([A-Za-z])"
-    r"|(?i:thus|hence|therefore|so)\b[\s:,*]*\(?([A-HJ-Z]))\)?[*.!]*[ \t]*$",
-    re.MULTILINE,
+_CHOICE = (
+    re.compile(  # "Answer A" and "Answer: a" only at the end of a line, since elsewhere "a" may be an ordinary word
+        r"\b(?i:answer)\s*(?:(?i:is|(?:would|should|must)\s+be)\b|[:=])[\s:*]*(?:(?i:\w+ly|option)\s+)?"
+        r"\**\(?([A-Z])\b(?!\s+or\b)"
+        r"|\b(?:(?i:answer(?:\s+is)?)[\s:=*]*\(?([A-Za-z])"
+        r"|(?i:thus|hence|therefore|so)\b[\s:,*]*\(?([A-HJ-Z]))\)?[*.!]*[ \t]*$",
+        re.MULTILINE,
+    )
 )
 _LONE_CHOICE = re.compile(r"\**\(?([A-Za-z])[).:]?\**\.?")
 _LEADING_CHOICE = re.compile(r"\**(?:\(([A-Z])\)(?!.*\([A-Z]\))|([A-Z])[).:])\**(?:\s[^\n]*)?", re.DOTALL)
@@ -71,7 +73,7 @@ def after_hashes(text: str) -> str | None:
 
 
 def letter(text: str) -> str | None:
-    """Return the letter of a choice: "The answer is (B)", "Thus, B.", "B. Paris", or the last "(B)", "I pick B".
+    """Return the letter of a choice: "The answer is (B)", "Thus, B.", "B. Paris"; else the last "(B)" or "I pick B".
 
     >>> letter("A difficult one. The answer is (C).")
     'C'
@@ -111,24 +113,24 @@ def strip_wrappers(answer: str) -> str | None:
     >>> strip_wrappers(r" $\text{north}$. ")
     'north'
     """
-    return _without_wrappers(answer, has_stop=False) or None
+    return _without_wrappers(answer, keep_period=False) or None
 
 
 def possible_readings(written: str) -> list[str]:
-    """Return the possible readings of an answer to which a final period may belong: as written, and stripped.
+    """Return the possible readings of an answer whose final period may be part of it: as written, and stripped.
 
     >>> possible_readings("**It is so.**")
     ['**It is so.**', 'It is so.', 'It is so']
     """
-    bare = (_without_wrappers(written, has_stop=True), strip_wrappers(written) or "")
+    bare = (_without_wrappers(written, keep_period=True), strip_wrappers(written) or "")
     return [*dict.fromkeys(one for one in (written.strip(), *bare) if one)]
 
 
-def _without_wrappers(answer: str, *, has_stop: bool) -> str:
+def _without_wrappers(answer: str, *, keep_period: bool) -> str:
     answer = answer.strip()
     while True:
         before = answer
-        answer = answer if has_stop or answer.endswith("..") else answer.rstrip(".").strip()
+        answer = answer if keep_period or answer.endswith("..") else answer.rstrip(".").strip()
         for begin, end in (*_WRAPPERS, (r"\boxed{", "}")):
             if answer.startswith(begin) and answer.endswith(end) and len(answer) >= len(begin) + len(end):
                 inner = answer[len(begin) : len(answer) - len(end)]
@@ -154,7 +156,7 @@ def brace_depth(text: str) -> int | None:
 
 
 #: Extractors by the name of the answer's form; each returns the answer as written.
-FINDERS: Mapping[str, Extractor] = {
+RAW_EXTRACTORS: Mapping[str, Extractor] = {
     "tag": in_tag,
     "boxed": in_box,
     "hashes": after_hashes,
@@ -170,7 +172,7 @@ def _cleaned_by(find: Extractor, text: str) -> str | None:
 
 
 #: The same extractors, with the answer's wrapping stripped.
-EXTRACTORS: Mapping[str, Extractor] = {name: partial(_cleaned_by, find) for name, find in FINDERS.items()}
+EXTRACTORS: Mapping[str, Extractor] = {name: partial(_cleaned_by, find) for name, find in RAW_EXTRACTORS.items()}
 _EXPLICIT = ("tag", "boxed", "hashes")
 _FALLBACKS: Mapping[Kind, tuple[str, ...]] = {"number": ("number",), "choice": ("choice",), "text": ("line",)}
 
@@ -184,7 +186,7 @@ def extract_answer(
         text: The agent's text, without its reasoning.
         kind: The kind of the right answer.
         is_cut: Whether a budget truncated the text: then only explicit forms count, not the last number so far.
-        extractors: :data:`EXTRACTORS`, or :data:`FINDERS` for the answer as written.
+        extractors: :data:`EXTRACTORS`, or :data:`RAW_EXTRACTORS` for the answer as written.
     """
     names = _EXPLICIT if is_cut else (*_EXPLICIT, *_FALLBACKS[kind])
     for name in names:

@@ -57,8 +57,8 @@ class Grader:
                     return self._process.call({**request, "limit_s": limit_s}, limit_s + _GRACE_S + extra_s)
                 except ChildExitedError as ended:
                     self._end()
-                    gave_up = ended.returncode == 1 and package in self._loaded  # the process's watchdog ended it
-                    if ended.timed_out or gave_up:
+                    watchdog_fired = ended.returncode == 1 and package in self._loaded  # the watchdog exits with 1
+                    if ended.timed_out or watchdog_fired:
                         return {"score": 0.0, "note": "timeout"}
                     if is_last:
                         raise EnvError(f"the grading process crashed twice on {shown(request)}") from ended

@@ -31,7 +31,7 @@ _METHOD_NOT_FOUND = -32601  # JSON-RPC: the server does not support pings
 _CLOSING_S = 5.0  # time limit for a server to shut down
 _MAX_PAGES = 1000  # of a server's list of tools
 _PING_EVERY_S, _PING_LIMIT_S = 1.0, 2.0  # for a server over HTTP, when a session begins
-_GRACE_S = 1.0  # the loop enforces the limit, unless an in-process server blocks it
+_GRACE_S = 1.0  # extra wait for the loop to enforce a limit, which it cannot while an in-process server blocks it
 _TAIL_LINES, _TAIL_LENGTH = 20, 500  # lines and characters of a failed program's stderr
 _STDERR_WAIT_S = 0.5  # a program that exited has closed its stderr, but its children may keep it open
 
@@ -97,12 +97,12 @@ class Connection:
             future.cancel()  # has an effect only if the wait was interrupted
 
     def is_lost(self) -> bool:
-        """Whether the connection is known to be lost: a command has exited, or a URL has failed a ping.
+        """Whether the connection is known to be lost: its command exited, or its URL failed a ping.
 
         A server that is slow to respond is not considered lost.
         """
-        is_silent = self._server.url is not None and time.monotonic() - self._pinged_s > _PING_EVERY_S
-        if is_silent and self.error is None and self._ready.done():
+        is_ping_due = self._server.url is not None and time.monotonic() - self._pinged_s > _PING_EVERY_S
+        if is_ping_due and self.error is None and self._ready.done():
             self._pinged_s = time.monotonic()
             future = asyncio.run_coroutine_threadsafe(self._ping(), self._loop)
             with contextlib.suppress(FutureTimeoutError, TimeoutError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.envs import PACKAGED
 from agentsgym.envs.dataset_rows import registered_classes
-from agentsgym.envs.spec import EnvSpec, installed, packaged_specs
+from agentsgym.envs.spec import EnvSpec, installed_entry_points, packaged_specs
 from agentsgym.errors import ConfigError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
@@ -76,9 +76,11 @@ def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
         options = {spec.dataset_key: game.split(",")}
         return NamedEnv(name=name, env_class=env_class, env_config=given, dataset_options=options)
     if not (key := spec.game_key):
-        raise ConfigError(f"{shown(path)} does not support a game after a colon, got {shown(name)}")
+        raise ConfigError(f"{shown(path)} has no variants: use it without a colon, got {shown(name)}")
     if given.get(key, game) != game:
-        raise ConfigError(f"the game is set twice: to {shown(game)} in {shown(name)}, and to {given[key]!r} in {key}")
+        raise ConfigError(
+            f"the variant is set twice: to {shown(game)} in {shown(name)}, and to {given[key]!r} in {key}"
+        )
     return NamedEnv(name=name, env_class=env_class, env_config={**given, key: game})
 
 
@@ -106,14 +108,14 @@ def known_names() -> list[str]:
     """Return all names of environments and games; omits games of entry points, since listing them imports code."""
     specs = known_specs()
     games = [f"{name}:{game}" for name, spec in specs.items() for game in spec.known_games()]
-    return [*specs, *games, *installed()]
+    return [*specs, *games, *installed_entry_points()]
 
 
 def completions(incomplete: str) -> list[str]:
     """Return names for shell completion; games are included only after their environment has been typed."""
     names = known_names()
     name, colon, _ = incomplete.partition(":")
-    if colon and name in installed():
+    if colon and name in installed_entry_points():
         from agentsgym.envs.datasets.registry import find  # noqa: PLC0415
 
         with contextlib.suppress(Exception):  # third-party code; shell completion cannot show errors

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from agentsgym.envs import PACKAGED
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import DatasetRow, class_path, drop_null_columns, registered_classes
-from agentsgym.envs.spec import installed
+from agentsgym.envs.spec import installed_entry_points
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.texts import sentence_of, shown
 
@@ -55,7 +55,7 @@ def find(path: str, *, allow_import: bool = False) -> type[MultistepEnv]:
         except (ImportError, AttributeError, TypeError, ValueError) as error:  # the last two: no absolute module name
             raise ConfigError(f"env_class_path {shown(path)} cannot be imported: {sentence_of(error)}") from error
         return _check_class(path, found)
-    entry_points = installed()
+    entry_points = installed_entry_points()
     for name, entry in entry_points.items():
         if path in {name, entry.value.replace(":", ".")}:  # the environment's own rows contain the latter
             return _check_class(path, entry.load())

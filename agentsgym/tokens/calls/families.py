@@ -11,13 +11,13 @@ from agentsgym.tokens.calls.forms import ChannelForm, Form, MarkedForm, Read, re
 from agentsgym.tokens.calls.python import ReadString, bare_string, escaped_string, python_calls
 from agentsgym.tokens.calls.values import (
     MAX_CALLS,
-    Kinds,
+    ArgumentSchemas,
     MalformedCallError,
-    call_of,
-    call_of_object,
-    failed_call,
     gemma_arguments,
+    malformed_call,
     read_json,
+    tool_call,
+    tool_call_from_object,
     typed_arguments,
     whole_json,
 )
@@ -35,7 +35,9 @@ def json_form(opens: str, closes: str, *, ends_with_turn: bool = False) -> Marke
     )
 
 
-def _json_calls(body: str, _kinds: Kinds, call_of_one: Callable[[Any], ToolCall] = call_of_object) -> list[ToolCall]:
+def _json_calls(
+    body: str, _schemas: ArgumentSchemas, call_of_one: Callable[[Any], ToolCall] = tool_call_from_object
+) -> list[ToolCall]:
     """Parse one object or a list of objects, each separately."""
     text = body.strip()
     if not text.startswith("["):
@@ -46,14 +48,14 @@ def _json_calls(body: str, _kinds: Kinds, call_of_one: Callable[[Any], ToolCall]
         try:
             value, place = read_json(text, place)
         except MalformedCallError as error:
-            calls.append(failed_call(error))
+            calls.append(malformed_call(error))
             later = _NEXT_ITEM.search(text, place + 1)
             place = len(text) if later is None else later.start()
         else:
             calls += read_or_failed(lambda value=value: [call_of_one(value)])
             comma = _COMMA.match(text, place)
             place = comma.end() if comma else place
-    return calls or [failed_call(MalformedCallError("is an empty list"))]
+    return calls or [malformed_call(MalformedCallError("is an empty list"))]
 
 
 class _Tags(NamedTuple):
@@ -70,14 +72,14 @@ class _Tags(NamedTuple):
     ends: str
 
 
-def _tagged(name: str, body: str, tags: _Tags, kinds: Kinds) -> list[ToolCall]:
+def _tagged(name: str, body: str, tags: _Tags, schemas: ArgumentSchemas) -> list[ToolCall]:
     """Parse the tagged arguments of one call; text outside the tags is an error."""
     if rest := tags.whole.sub("", body).strip():
-        return [failed_call(MalformedCallError(f"has {rest[:40]!r} outside its arguments"), name)]
+        return [malformed_call(MalformedCallError(f"has {rest[:40]!r} outside its arguments"), name)]
     pairs = [(match["key"].strip(), match["value"]) for match in tags.whole.finditer(body)]
     # If a value contains the beginning of another argument, a tag was misspelled. A misspelled opening tag is found
     # after the tag that closes the previous value.
-    known = "|".join(map(re.escape, kinds.get(name, ())))
+    known = "|".join(map(re.escape, schemas.get(name, ())))
     begins = re.escape(tags.begins).replace(r"\{\}", f"(?P<key>{known})")
     spoiled = rf"{re.escape(tags.ends)}\s*[^\n]{{0,30}}?(?P<other>{known})\b[\"<>]"
     for key, value in pairs:
@@ -85,15 +87,17 @@ def _tagged(name: str, body: str, tags: _Tags, kinds: Kinds) -> list[ToolCall]:
         if found is not None:
             other = found["key"] or found["other"]
             error = MalformedCallError(f"has an argument {key!r} that holds the beginning of {other!r}: check its tags")
-            return [failed_call(error, name)]
-    return _call(name, lambda: typed_arguments(name, pairs, kinds))
+            return [malformed_call(error, name)]
+    return _call(name, lambda: typed_arguments(name, pairs, schemas))
 
 
-def _all_tagged(pattern: re.Pattern[str], tags: _Tags, written_as: str, body: str, kinds: Kinds) -> list[ToolCall]:
+def _all_tagged(
+    pattern: re.Pattern[str], tags: _Tags, written_as: str, body: str, schemas: ArgumentSchemas
+) -> list[ToolCall]:
     """Parse one or several calls with tagged arguments."""
     calls: list[ToolCall] = []
     for match in pattern.finditer(body):
-        calls += _tagged(match["name"].strip(), match["body"], tags, kinds)
+        calls += _tagged(match["name"].strip(), match["body"], tags, schemas)
     if not calls:
         raise MalformedCallError(f"must be written as {written_as}")
     return calls
@@ -101,14 +105,14 @@ def _all_tagged(pattern: re.Pattern[str], tags: _Tags, written_as: str, body: st
 
 def _call(name: str, arguments: Callable[[], Any], call_id: str | None = None) -> list[ToolCall]:
     """Make one call from a name and arguments that may be malformed."""
-    return read_or_failed(lambda: [call_of(name, arguments(), call_id)], name)
+    return read_or_failed(lambda: [tool_call(name, arguments(), call_id)], name)
 
 
-def _glm_calls(body: str, kinds: Kinds) -> list[ToolCall]:
+def _glm_calls(body: str, schemas: ArgumentSchemas) -> list[ToolCall]:
     name, tag, arguments = body.partition("<arg_key>")
     if not name.strip() or len(name.split()) > 1:
         raise MalformedCallError("must name the tool first, then <arg_key>…</arg_key><arg_value>…</arg_value>")
-    return _tagged(name.strip(), tag + arguments, _GLM_TAGS, kinds)
+    return _tagged(name.strip(), tag + arguments, _GLM_TAGS, schemas)
 
 
 def _python_form(opens: str, closes: str, read_string: ReadString) -> MarkedForm:
@@ -116,26 +120,26 @@ def _python_form(opens: str, closes: str, read_string: ReadString) -> MarkedForm
     return _marked(
         re.escape(opens),
         re.escape(closes),
-        lambda body, _kinds: python_calls(body, read_string) or [failed_call(MalformedCallError("is empty"))],
+        lambda body, _schemas: python_calls(body, read_string) or [malformed_call(MalformedCallError("is empty"))],
     )
 
 
-def _gemma_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
+def _gemma_calls(body: str, _schemas: ArgumentSchemas) -> list[ToolCall]:
     head = _GEMMA_HEAD.fullmatch(body)
     if head is None:
         raise MalformedCallError("must be written as call:name{key:value}")
     return _call(head["name"], lambda: gemma_arguments(head["arguments"]))
 
 
-def _mistral_calls(body: str, kinds: Kinds) -> list[ToolCall]:
+def _mistral_calls(body: str, schemas: ArgumentSchemas) -> list[ToolCall]:
     """Parse a list of JSON objects, or a name and its arguments after ``[ARGS]``."""
     named = _MISTRAL_NAMED.fullmatch(body)
     if named is None:
-        return _json_calls(body, kinds)
+        return _json_calls(body, schemas)
     return _call(named["name"], lambda: whole_json(named["arguments"]), named["id"])
 
 
-def _deepseek_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
+def _deepseek_calls(body: str, _schemas: ArgumentSchemas) -> list[ToolCall]:
     """Parse ``function<sep>name`` and JSON in a code fence (V3), or ``name<sep>`` and JSON (V3.1)."""
     name, _, arguments = body.partition("<\uff5ctool\u2581sep\uff5c>")
     if name.strip() == "function" and "```" in arguments:
@@ -144,21 +148,21 @@ def _deepseek_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
     return _call(name, lambda: whole_json(arguments))
 
 
-def _command_calls(body: str, kinds: Kinds) -> list[ToolCall]:
+def _command_calls(body: str, schemas: ArgumentSchemas) -> list[ToolCall]:
     """Parse a list of objects with the key ``tool_name``; their ids, which restart in each answer, are ignored."""
 
     def call_of_one(value: Any) -> ToolCall:
         if not isinstance(value, dict):
-            return call_of_object(value)
+            return tool_call_from_object(value)
         fields = cast("dict[str, Any]", value)
-        return call_of_object(
+        return tool_call_from_object(
             {_COMMAND_KEYS.get(key, key): one for key, one in fields.items() if key != "tool_call_id"}
         )
 
-    return _json_calls(body, kinds, call_of_one)
+    return _json_calls(body, schemas, call_of_one)
 
 
-def _kimi_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
+def _kimi_calls(body: str, _schemas: ArgumentSchemas) -> list[ToolCall]:
     """Parse ``functions.name:number``, which is also the id of the call, and JSON."""
     written, mark, arguments = body.partition("<|tool_call_argument_begin|>")
     name = _KIMI_NUMBER.sub("", written.strip()).removeprefix("functions.")
@@ -167,19 +171,19 @@ def _kimi_calls(body: str, _kinds: Kinds) -> list[ToolCall]:
     return _call(name, lambda: whole_json(arguments), written.strip())
 
 
-def _minimax_calls(body: str, kinds: Kinds) -> list[ToolCall]:
+def _minimax_calls(body: str, schemas: ArgumentSchemas) -> list[ToolCall]:
     """Parse one or several ``<invoke name="name"><parameter name="key">…``, each separately."""
     calls: list[ToolCall] = []
     for match in _INVOKE.finditer(body):
         if match["closed"]:
-            calls += _tagged(match["name"].strip(), match["body"], _INVOKE_TAGS, kinds)
+            calls += _tagged(match["name"].strip(), match["body"], _INVOKE_TAGS, schemas)
         else:
-            calls.append(failed_call(MalformedCallError("is not closed by </invoke>"), match["name"].strip()))
+            calls.append(malformed_call(MalformedCallError("is not closed by </invoke>"), match["name"].strip()))
     if rest := _INVOKE.sub("", body).strip():
         calls.append(
-            failed_call(MalformedCallError(f"must be written in <invoke name=…>…</invoke>, not {rest[:40]!r}"))
+            malformed_call(MalformedCallError(f"must be written in <invoke name=…>…</invoke>, not {rest[:40]!r}"))
         )
-    return calls or [failed_call(MalformedCallError("is empty"))]
+    return calls or [malformed_call(MalformedCallError("is empty"))]
 
 
 _TURN_END = re.compile(r"</s>|<\|eot_id\|>|<\|eom_id\|>|<\|im_end\|>")
@@ -246,10 +250,10 @@ FORMS: Final[Mapping[str, Form]] = {
         thinks=("<|channel>thought\n", "<channel|>"),
         wraps=re.compile(r"<\|tool_response>|<turn\|>"),
     ),
-    "gpt-oss": ChannelForm(read=lambda name, body, _kinds: [call_of(name, whole_json(body))]),
+    "gpt-oss": ChannelForm(read=lambda name, body, _schemas: [tool_call(name, whole_json(body))]),
     "muse": ChannelForm(
-        read=lambda _name, body, kinds: _all_tagged(
-            _ATEM_CALL, _ATEM_TAGS, '<atem:invoke name="…">…</atem:invoke>', body, kinds
+        read=lambda _name, body, schemas: _all_tagged(
+            _ATEM_CALL, _ATEM_TAGS, '<atem:invoke name="…">…</atem:invoke>', body, schemas
         )
     ),
     "mistral": _marked(
@@ -288,7 +292,7 @@ FORMS: Final[Mapping[str, Form]] = {
         r"(?:<\|python_tag\|>\s*|;\s*)?(?=\{\s*(?:\"type\"\s*:\s*\"function\"\s*,\s*)?\"name\"\s*:\s*\"[^\"]*\"\s*,"
         r"\s*\"(?:parameters|arguments)\"\s*:)|<\|python_tag\|>|\A\s*(?=\{\s*\"name\"\s*:)",
         r"<\|eot_id\|>|<\|eom_id\|>|(?<!\s)\s*;",  # matched once, not from each position in white space
-        lambda body, _kinds: [call_of_object(whole_json(body))],
+        lambda body, _schemas: [tool_call_from_object(whole_json(body))],
         is_json=True,
         ends_with_turn=True,
     ),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agentsgym.tokens.calls.values import MAX_CALLS, Kinds, MalformedCallError, failed_call, read_json
+from agentsgym.tokens.calls.values import MAX_CALLS, ArgumentSchemas, MalformedCallError, malformed_call, read_json
 from agentsgym.types import ToolCall
 
 
@@ -47,7 +47,7 @@ class _Parts:
         calls = self.calls
         if len(calls) > MAX_CALLS:
             too_many = MalformedCallError(f"is one of more than {MAX_CALLS} in one answer; the rest is not read")
-            calls = [*calls[:MAX_CALLS], failed_call(too_many)]
+            calls = [*calls[:MAX_CALLS], malformed_call(too_many)]
         return Answer(
             content="".join(self.content),
             reasoning="\n".join(map(str.strip, self.reasoning)).strip() if self.reasoning else None,
@@ -55,7 +55,7 @@ class _Parts:
         )
 
 
-Read = Callable[[str, Kinds], list[ToolCall]]
+Read = Callable[[str, ArgumentSchemas], list[ToolCall]]
 
 
 def read_or_failed(read: Callable[[], list[ToolCall]], name: str = "") -> list[ToolCall]:
@@ -68,7 +68,7 @@ def read_or_failed(read: Callable[[], list[ToolCall]], name: str = "") -> list[T
     try:
         return read()
     except MalformedCallError as error:
-        return [failed_call(error, name.strip())]
+        return [malformed_call(error, name.strip())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,17 +93,17 @@ class MarkedForm:
     thinks: tuple[str, str] = ("<think>", "</think>")
     wraps: re.Pattern[str] | None = None
 
-    def answer(self, prompt: str | None, text: str, kinds: Kinds) -> Answer:
+    def answer(self, prompt: str | None, text: str, schemas: ArgumentSchemas) -> Answer:
         """Parse an answer.
 
         Args:
             prompt: The generation prompt, in which reasoning may begin. If None, it is unknown, and reasoning that ends
                 but does not begin in the answer is assumed to begin in the prompt.
             text: The answer, with its control tokens.
-            kinds: The schemas of the tools' arguments.
+            schemas: The schemas of the tools' arguments.
         """
         parts = _Parts()
-        thought_end = self._end_of_begun_thought(text, kinds) if prompt is None else None
+        thought_end = self._end_of_begun_thought(text, schemas) if prompt is None else None
         begins, ends = self.thinks
         first, place = self._next(text, 0), 0
         if thought_end is not None:
@@ -118,14 +118,14 @@ class MarkedForm:
             if text.startswith(begins, begin.start()):
                 place = self._thought(text, begin.end(), parts)
             else:
-                place = self._block(text, begin, parts, kinds)
+                place = self._block(text, begin, parts, schemas)
         parts.content.append(text[place:])
         answer = parts.answer()
         if self.wraps is None:
             return answer
         return Answer(content=self.wraps.sub("", answer.content), reasoning=answer.reasoning, calls=answer.calls)
 
-    def _end_of_begun_thought(self, text: str, kinds: Kinds) -> int | None:
+    def _end_of_begun_thought(self, text: str, schemas: ArgumentSchemas) -> int | None:
         """Find the end of reasoning that begins before the answer; None if there is none.
 
         A marker inside a well-formed call is part of one of its strings.
@@ -138,7 +138,7 @@ class MarkedForm:
             if text.startswith(self.thinks[0], begin.start()):
                 return None
             block = _Parts()
-            place = self._block(text, begin, block, kinds)
+            place = self._block(text, begin, block, schemas)
             if place > end:
                 if any(call.error is not None for call in block.calls):
                     break
@@ -155,7 +155,7 @@ class MarkedForm:
         found = (self.opens.search(text, place), re.compile(re.escape(self.thinks[0])).search(text, place))
         return min((match for match in found if match), key=lambda match: match.start(), default=None)
 
-    def _block(self, text: str, begin: re.Match[str], parts: _Parts, kinds: Kinds) -> int:
+    def _block(self, text: str, begin: re.Match[str], parts: _Parts, schemas: ArgumentSchemas) -> int:
         """Parse one block; return the index after it."""
         start, after = begin.end(), None
         if self.is_json:
@@ -173,9 +173,9 @@ class MarkedForm:
             else:
                 body_end, end = close.span()
         if is_closed:
-            calls = read_or_failed(lambda: self.read(text[start:body_end], kinds))
+            calls = read_or_failed(lambda: self.read(text[start:body_end], schemas))
         else:
-            calls = [failed_call(MalformedCallError("is not closed: the end of a call is missing"))]
+            calls = [malformed_call(MalformedCallError("is not closed: the end of a call is missing"))]
         parts.take(calls, text[begin.start() : end])
         return end
 
@@ -188,9 +188,9 @@ class ChannelForm:
         read: Parses the calls of a message, given the name of its recipient.
     """
 
-    read: Callable[[str, str, Kinds], list[ToolCall]]
+    read: Callable[[str, str, ArgumentSchemas], list[ToolCall]]
 
-    def answer(self, prompt: str | None, text: str, kinds: Kinds) -> Answer:  # as every form
+    def answer(self, prompt: str | None, text: str, schemas: ArgumentSchemas) -> Answer:  # as every form
         """Parse an answer; the arguments are those of :meth:`MarkedForm.answer`."""
         parts = _Parts()
         place = 0
@@ -205,7 +205,7 @@ class ChannelForm:
                 parts.content.append(message["body"])
             else:
                 name, body = name.removeprefix("functions."), message["body"]
-                calls = read_or_failed(lambda name=name, body=body: self.read(name, body, kinds), name)
+                calls = read_or_failed(lambda name=name, body=body: self.read(name, body, schemas), name)
                 parts.take(calls, message[0])
         parts.content.append(text[place:])
         return parts.answer()

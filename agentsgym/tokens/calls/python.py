@@ -10,11 +10,11 @@ from agentsgym.tokens.calls.values import (
     MAX_CALLS,
     WORDS,
     MalformedCallError,
-    call_of,
-    failed_call,
     literal,
+    malformed_call,
     read_json,
     skip_space,
+    tool_call,
     whole_json,
 )
 from agentsgym.types import ToolCall
@@ -43,11 +43,11 @@ def python_calls(text: str, read_string: ReadString) -> list[ToolCall]:
         name = _CALL_HEAD.match(inner, place)
         try:
             arguments, place = _arguments(inner, place, name, read_string)
-            calls.append(call_of(name[1] if name else "", arguments))
+            calls.append(tool_call(name[1] if name else "", arguments))
             separator = _BETWEEN_CALLS.match(inner, place)
             place = separator.end() if separator else len(inner)
         except MalformedCallError as error:
-            calls.append(failed_call(error, name[1] if name else ""))
+            calls.append(malformed_call(error, name[1] if name else ""))
             later = _LATER_CALL.search(inner, place if error.place is None else error.place)
             place = len(inner) if later is None else later.end()
     return calls

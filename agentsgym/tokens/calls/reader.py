@@ -15,7 +15,14 @@ from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tokens.calls.families import FORMS, json_form
 from agentsgym.tokens.calls.forms import Answer, ChannelForm, Form, read_or_failed
-from agentsgym.tokens.calls.values import Kinds, MalformedCallError, call_of, failed_call, kinds_of, read_json
+from agentsgym.tokens.calls.values import (
+    ArgumentSchemas,
+    MalformedCallError,
+    argument_schemas,
+    malformed_call,
+    read_json,
+    tool_call,
+)
 from agentsgym.types import ToolCall
 
 if TYPE_CHECKING:
@@ -55,43 +62,43 @@ class TemplateForm:
     tokenizer: Any
     opens: re.Pattern[str] | None
 
-    def answer(self, prompt: str | None, text: str, kinds: Kinds) -> Answer:
+    def answer(self, prompt: str | None, text: str, schemas: ArgumentSchemas) -> Answer:
         """Read an answer; arguments as in :meth:`agentsgym.tokens.calls.forms.MarkedForm.answer`."""
         if prompt is None:
             thought, ends, rest = text.partition("</think>")
             if ends and "<think>" not in thought:
-                answer = self.answer("", rest, kinds)
+                answer = self.answer("", rest, schemas)
                 return Answer(content=answer.content, reasoning=thought.strip(), calls=answer.calls)
             prompt = ""
         try:
-            return self._parsed(prompt, text, kinds)
+            return self._parsed(prompt, text, schemas)
         except BaseException as error:  # the parser runs code from the tokenizer, which may raise anything
             if is_interruption(error):
                 raise
             starts = [match.start() for match in self.opens.finditer(text)] if self.opens else []
             if len(starts) < 2:
-                failed = failed_call(MalformedCallError(f"is malformed: {sentence_of(error)}"))
+                failed = malformed_call(MalformedCallError(f"is malformed: {sentence_of(error)}"))
                 return Answer(content=text, calls=(failed,))
         # Parse each call separately, so that a malformed one does not affect the others.
-        first = self.answer(prompt, text[: starts[1]], kinds)
-        rest = [self.answer("", text[a:b], kinds) for a, b in zip(starts[1:], [*starts[2:], len(text)], strict=True)]
+        first = self.answer(prompt, text[: starts[1]], schemas)
+        rest = [self.answer("", text[a:b], schemas) for a, b in zip(starts[1:], [*starts[2:], len(text)], strict=True)]
         return Answer(
             content="".join(answer.content for answer in (first, *rest)),
             reasoning=first.reasoning,
             calls=tuple(call for answer in (first, *rest) for call in answer.calls),
         )
 
-    def _parsed(self, prompt: str, text: str, kinds: Kinds) -> Answer:
+    def _parsed(self, prompt: str, text: str, schemas: ArgumentSchemas) -> Answer:
         tools = [
             {"type": "function", "function": {"name": name, "parameters": {"properties": properties}}}
-            for name, properties in kinds.items()
+            for name, properties in schemas.items()
         ]
         message: Any = self.tokenizer.parse_response(text, prefix=prompt, tools=tools)
         calls: list[ToolCall] = []
         for call in message.get("tool_calls") or ():
             function: Any = call["function"]
             calls += read_or_failed(
-                lambda call=call, given=function: [call_of(given.get("name"), given.get("arguments"), call.get("id"))]
+                lambda call=call, given=function: [tool_call(given.get("name"), given.get("arguments"), call.get("id"))]
             )
         failed = any(call.error is not None for call in calls)
         reasoning = message.get("reasoning_content") or message.get("thinking")
@@ -153,7 +160,7 @@ class CallReader:
         """
         if self.form is None:
             return None
-        answer = self.form.answer(prompt, text, kinds_of(tools))
+        answer = self.form.answer(prompt, text, argument_schemas(tools))
         has_parts = isinstance(self.form, ChannelForm) and "<|message|>" in text
         if not answer.calls and answer.reasoning is None and not has_parts:
             return None
@@ -205,7 +212,7 @@ def _form_of(tokenizer: Any, options: Mapping[str, Any]) -> Form | TemplateForm 
 
 def _rest_of(form: Form | TemplateForm, prompt: str, turn: str, arguments: Mapping[str, Any]) -> int | None:
     """How much text a form leaves beside the one call of a turn; None if it reads a different call."""
-    answer = form.answer(prompt, turn, kinds_of([_TOOL]))
+    answer = form.answer(prompt, turn, argument_schemas([_TOOL]))
     calls = [(call.name, call.arguments, call.error) for call in answer.calls]
     return len(answer.content) if calls == [(_NAME, arguments, None)] else None
 

@@ -14,7 +14,7 @@ from agentsgym.types import ToolCall
 
 MAX_DEPTH: Final = 64  # of nested values; the effect of the recursion limit would depend on the caller
 MAX_CALLS: Final = 128  # per answer: many malformed calls would take long to parse
-Kinds = Mapping[str, Mapping[str, Any]]
+ArgumentSchemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each argument, by tool."""
 
 _SPACE = re.compile(r"\s*")
@@ -85,8 +85,8 @@ def check_depth(value: Any, depth: int = 0) -> None:
             check_depth(item, depth + 1)
 
 
-def call_of(name: Any, arguments: Any, call_id: Any = None) -> ToolCall:
-    """Make a call.
+def tool_call(name: Any, arguments: Any, call_id: Any = None) -> ToolCall:
+    """Build a call.
 
     Raises:
         MalformedCallError: The name or the arguments are of a wrong type.
@@ -100,10 +100,10 @@ def call_of(name: Any, arguments: Any, call_id: Any = None) -> ToolCall:
     return ToolCall(name=name.strip(), arguments=cast("dict[str, Any]", arguments), id=known_id)
 
 
-def call_of_object(value: Any) -> ToolCall:
-    """Make a call from a JSON object with a name and arguments.
+def tool_call_from_object(value: Any) -> ToolCall:
+    """Build a call from a JSON object with a name and arguments.
 
-    >>> call_of_object({"name": "look", "arguments": {"at": "door"}})
+    >>> tool_call_from_object({"name": "look", "arguments": {"at": "door"}})
     ToolCall(name='look', arguments={'at': 'door'}, id=None, error=None)
 
     Raises:
@@ -120,26 +120,26 @@ def call_of_object(value: Any) -> ToolCall:
         raise MalformedCallError(
             f'of {shown(name, 60)} has the key {shown(min(fields), 60)} beside "name" and "arguments"'
         )
-    return call_of(name, arguments, call_id)
+    return tool_call(name, arguments, call_id)
 
 
-def failed_call(error: MalformedCallError, name: str = "") -> ToolCall:
-    """Make a call with an error, as a sentence."""
+def malformed_call(error: MalformedCallError, name: str = "") -> ToolCall:
+    """Build a call that carries an error message."""
     return ToolCall(name=name, error=f"the call {error}")
 
 
-def kinds_of(tools: Sequence[Mapping[str, Any]]) -> Kinds:
+def argument_schemas(tools: Sequence[Mapping[str, Any]]) -> ArgumentSchemas:
     """Return the schemas of each tool's arguments."""
     return {tool["function"]["name"]: tool["function"].get("parameters", {}).get("properties", {}) for tool in tools}
 
 
-def typed_arguments(name: str, pairs: Sequence[tuple[str, str]], kinds: Kinds) -> dict[str, Any]:
+def typed_arguments(name: str, pairs: Sequence[tuple[str, str]], schemas: ArgumentSchemas) -> dict[str, Any]:
     """Convert arguments that a template writes as bare text to the types of their schemas.
 
     Args:
         name: The tool.
         pairs: Its arguments as text, in order.
-        kinds: The schemas.
+        schemas: The JSON schemas of all tools' arguments.
 
     Raises:
         MalformedCallError: An argument is given twice.
@@ -147,7 +147,7 @@ def typed_arguments(name: str, pairs: Sequence[tuple[str, str]], kinds: Kinds) -
     >>> typed_arguments("f", [("n", "3"), ("s", "3")], {"f": {"n": {"type": "integer"}, "s": {"type": "string"}}})
     {'n': 3, 's': '3'}
     """
-    known = kinds.get(name, {})
+    known = schemas.get(name, {})
     arguments: dict[str, Any] = {}
     for key, text in pairs:
         if key in arguments:
@@ -157,28 +157,28 @@ def typed_arguments(name: str, pairs: Sequence[tuple[str, str]], kinds: Kinds) -
 
 
 def _typed(text: str, schema: Mapping[str, Any]) -> Any:
-    kinds = _allowed(schema)
-    if kinds == {"string"}:
+    allowed_types = _allowed(schema)
+    if allowed_types == {"string"}:
         return text
     written = text.strip()
     try:
         value = WORDS[written] if written in WORDS else whole_json(text)
     except MalformedCallError as error:
-        if not kinds or "string" in kinds or written[:1] not in {"[", "{"}:
+        if not allowed_types or "string" in allowed_types or written[:1] not in {"[", "{"}:
             return text
         try:  # a list or a dict as a Python literal
             return literal(written, error)
         except MalformedCallError:
             return text
-    if not kinds or not kinds.isdisjoint(_JSON_KINDS[type(value)]) or "string" not in kinds:
+    if not allowed_types or not allowed_types.isdisjoint(_JSON_KINDS[type(value)]) or "string" not in allowed_types:
         return value
     return text
 
 
 def _allowed(schema: Mapping[str, Any]) -> set[str]:
     """The JSON types that a schema allows; empty for all."""
-    kinds: Any = schema.get("type", [])
-    allowed: set[str] = {kinds} if isinstance(kinds, str) else {*kinds}
+    given: Any = schema.get("type", [])
+    allowed: set[str] = {given} if isinstance(given, str) else {*given}
     if "enum" in schema and not allowed:
         allowed = {kind for choice in schema["enum"] for kind in _JSON_KINDS.get(type(choice), ())}
     for option in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
@@ -191,7 +191,7 @@ def literal(text: str, error: MalformedCallError) -> Any:
 
     Args:
         text: The literal.
-        error: The error to raise if the text is no such literal.
+        error: The error to raise if the text is not such a literal.
     """
     if _BAD_ESCAPE.search(text) or text.count("[") + text.count("{") > MAX_DEPTH:
         raise error

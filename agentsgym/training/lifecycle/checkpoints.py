@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_model, save_model
 
 from agentsgym.errors import ConfigError
-from agentsgym.training.policy.value_head import FILE_NAME
+from agentsgym.training.policy.value_head import VALUE_HEAD_FILE
 
 if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
@@ -44,7 +44,7 @@ def load_checkpoint(folder: Path, estimator: BoundEstimator, value_model: ValueM
     """
     if value_model is not None:
         value_model.load(folder)
-    elif (folder / FILE_NAME).is_file():
+    elif (folder / VALUE_HEAD_FILE).is_file():
         raise ConfigError(
             f"{folder} was saved with a value head, which value_head=None would drop: set value_head as in that run"
         )
@@ -102,13 +102,16 @@ def load_curriculum(folder: Path, curriculum: Curriculum | None) -> None:
         raise ConfigError(f"{path} is damaged, resume from another checkpoint: {error}") from error
     if state["options"] != curriculum.options:
         raise ConfigError(
-            f"{path} belongs to a curriculum with {state['options']}, but this run has {curriculum.options}"
+            f"{path} belongs to a curriculum with {state['options']}, but this run has {curriculum.options}: "
+            "set the same options"
         )
     curriculum.load_state_dict(state["results"])
 
 
 def load_order(folder: Path, order: TaskOrder | None) -> None:
-    """Load which task groups were trained on; without a file (rollouts did not run ahead), they were used in order.
+    """Load which task groups were trained on.
+
+    If there is no file, rollouts did not run ahead, and the groups were trained on in order.
 
     Raises:
         ConfigError: The file is damaged.
@@ -133,7 +136,7 @@ def load_reference(folder: Path, reference: Any) -> None:
     path = folder / _REFERENCE_FILE
     if not path.is_file():
         raise ConfigError(
-            f"{path} is missing: with sync_ref_model=True the KL term would continue with another reference"
+            f"{path} is missing: resume from a checkpoint of a run with sync_ref_model=True, or set it to False"
         )
     load_model(reference, path)
 

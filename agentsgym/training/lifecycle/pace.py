@@ -20,18 +20,17 @@ class CyclePace:
             clock: Returns the current time in seconds.
         """
         self._clock = clock
-        self._last: tuple[float, float] | None = (
-            None  # seconds of rollouts, and of the rest of the steps, in the last complete cycle
-        )
+        # Rollouts run inside steps: seconds of rollouts, and of steps without them, in the last complete cycle.
+        self._last: tuple[float, float] | None = None
         self._save_s: float | None = None
         self.forget_cycle()
 
     def forget_cycle(self) -> None:
         """Discard the measurements of an unfinished cycle."""
-        self._played_s = self._stepped_s = 0.0
-        self._playing_since: float | None = None
+        self._rollout_s = self._stepped_s = 0.0
+        self._rollouts_since: float | None = None
         self._step_since: float | None = None
-        self._between_since: float | None = None
+        self._checkpoint_started_s: float | None = None
 
     def step_begins(self, *, is_first: bool) -> None:
         """Record the start of an optimizer step; ``is_first``: whether it is the first of a cycle."""
@@ -44,31 +43,31 @@ class CyclePace:
         now = self._clock()
         if self._step_since is not None:
             self._stepped_s += now - self._step_since
-        self._step_since, self._between_since = None, now
+        self._step_since, self._checkpoint_started_s = None, now
         if is_last:
-            self._last = self._played_s, self._stepped_s - self._played_s
+            self._last = self._rollout_s, self._stepped_s - self._rollout_s
 
     def evaluated(self) -> None:
         """Record the end of an evaluation, after which a checkpoint may follow."""
-        self._between_since = self._clock()
+        self._checkpoint_started_s = self._clock()
 
     def saved(self) -> None:
         """Record that a checkpoint was saved."""
-        if self._between_since is not None:
-            self._save_s, self._between_since = self._clock() - self._between_since, None
+        if self._checkpoint_started_s is not None:
+            self._save_s, self._checkpoint_started_s = self._clock() - self._checkpoint_started_s, None
 
     @contextlib.contextmanager
-    def playing(self, *, is_training: bool) -> Generator[None]:
-        """Time the rollouts that are played inside the block; rollouts of an evaluation are not counted."""
+    def rollouts(self, *, is_training: bool) -> Generator[None]:
+        """Time the rollouts that run inside the block; rollouts of an evaluation are not counted."""
         if not is_training:
             yield
             return
-        self._playing_since = self._clock()
+        self._rollouts_since = self._clock()
         try:
             yield
         finally:
-            self._played_s += self._clock() - self._playing_since
-            self._playing_since = None
+            self._rollout_s += self._clock() - self._rollouts_since
+            self._rollouts_since = None
 
     def remaining_s(self, *, save_s: float) -> float | None:
         """Predict the seconds for the rest of this cycle and a checkpoint; None before a cycle was measured.
@@ -79,8 +78,8 @@ class CyclePace:
         if self._last is None:
             return None
         now = self._clock()
-        played_s = self._played_s + (0.0 if self._playing_since is None else now - self._playing_since)
+        rollout_s = self._rollout_s + (0.0 if self._rollouts_since is None else now - self._rollouts_since)
         stepped_s = self._stepped_s + (0.0 if self._step_since is None else now - self._step_since)
-        play_s, update_s = self._last
-        rest_s = max(0.0, play_s - played_s) + max(0.0, update_s - (stepped_s - played_s))
+        last_rollout_s, update_s = self._last
+        rest_s = max(0.0, last_rollout_s - rollout_s) + max(0.0, update_s - (stepped_s - rollout_s))
         return rest_s + (save_s if self._save_s is None else self._save_s)

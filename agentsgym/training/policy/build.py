@@ -109,8 +109,8 @@ def check_parts(
     shared_vocabulary_size(model, tokenizer)
     if not args.disable_dropout and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
         logger.warning(
-            "the policy has dropout: rollouts are sampled and scored without it, the loss runs with it, so that "
-            "importance ratios and the KL term are noisy; disable_dropout=True takes it out of all of them"
+            "the policy has dropout, which is off while rollouts are sampled and scored but on in the loss, so the "
+            "importance ratios and the KL term are noisy: set disable_dropout=True to turn it off"
         )
     if args.layout != "trajectory" and has_aux_loss:
         raise ConfigError(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KINDS: Final = ("shared", "separate")
-FILE_NAME: Final = "value_head.safetensors"
+VALUE_HEAD_FILE: Final = "value_head.safetensors"
 
 
 class ValueModel(nn.Module):
@@ -207,7 +207,7 @@ class ValueModel(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write ``value_head.safetensors``: the head, and the trunk if it is separate."""
         tensors = {name: tensor.detach().cpu().clone() for name, tensor in self.state_dict().items()}
-        save_file(tensors, Path(folder) / FILE_NAME, metadata={"format": "pt"})
+        save_file(tensors, Path(folder) / VALUE_HEAD_FILE, metadata={"format": "pt"})
 
     def load(self, folder: str | Path) -> None:
         """Read what :meth:`save` wrote.
@@ -215,7 +215,7 @@ class ValueModel(nn.Module):
         Raises:
             ConfigError: The file is missing, or holds a value head of another kind or size.
         """
-        path = Path(folder) / FILE_NAME
+        path = Path(folder) / VALUE_HEAD_FILE
         if not path.is_file():
             raise ConfigError(f"{path} is missing: cannot resume a value head from {folder}, which holds none")
         found, own = load_file(path), self.state_dict()

@@ -34,7 +34,7 @@ def environment_pages() -> dict[str, str]:
     groups: dict[str, Entry] = {}
     for entry in entries():
         group = entry.name.partition(":")[0]
-        if entry.is_game:
+        if entry.is_variant:
             games[group].append(entry)
         elif group in PACKAGED:
             groups[group] = entry

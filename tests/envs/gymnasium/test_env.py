@@ -126,7 +126,7 @@ def test_a_task_brings_a_map_of_its_own() -> None:
 
 @pytest.mark.parametrize("wrong", [[], "SG", ["SF", "G"], ["SF", "FF"], ["SS", "FG"], ["SX", "FG"], [1]])
 def test_a_map_that_is_none_is_refused_before_anything_is_played(wrong: Any) -> None:
-    with pytest.raises(TaskError, match="must be a list of rows of equal length of the letters S, F, H and G"):
+    with pytest.raises(TaskError, match="must be a list of strings of equal length, made of the letters S, F, H and G"):
         GymnasiumEnv(None, DRY).rollout([{"map": wrong}], RandomAgent(["left"]))
     with pytest.raises(TaskError, match="is only valid for FrozenLake"):
         GymnasiumEnv(None, {"id": "Taxi-v4"}).rollout([{"map": MAP}], RandomAgent(["left"]))

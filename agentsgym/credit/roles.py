@@ -1,9 +1,9 @@
 """Split rollouts of several roles into one part per role, so that a role's credit depends only on its own rewards.
 
 In a multi-agent environment, one rollout contains the turns of all roles. Every estimator therefore receives each role
-as a separate rollout (:func:`split_seats`): the role's turns and rewards, and its final reward R. A role is compared
+as a separate rollout (:func:`split_roles`): the role's turns and rewards, and its final reward R. A role is compared
 with the same role in the other rollouts of the task. The estimator's entries for the parts are then assigned to the
-turns of the unsplit rollouts (:meth:`SeatSplit.merge`). Rollouts of at most one role are not split.
+turns of the unsplit rollouts (:meth:`RoleSplit.merge`). Rollouts of at most one role are not split.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class SeatSplit:
+class RoleSplit:
     """A batch of rollouts, split by role.
 
     Attributes:
@@ -50,7 +50,7 @@ class SeatSplit:
         return merged
 
     def included(self, parts: Sequence[ScoredRollout]) -> list[bool]:
-        """Whether any part of each rollout is trained on, (N,).
+        """Whether any part is trained on, for each rollout, (N,).
 
         Args:
             parts: The parts, some of which filters may have marked as dropped, (P,).
@@ -61,19 +61,19 @@ class SeatSplit:
         return flags
 
     def task_groups(self, groups: Collection[int]) -> set[int]:
-        """Find the task groups whose parts are all in the given groups of parts.
+        """Return the task groups whose role groups are all in ``groups``.
 
         Args:
-            groups: The ``group`` of parts.
+            groups: Role groups: values of the parts' ``group``.
         """
         pairs = zip(self.places, self.rollouts, strict=True)
         others = {self.whole[i].group for (i, _), part in pairs if part.group not in groups}
         return {one.group for one in self.whole} - others
 
 
-def split_seats(
+def split_roles(
     rollouts: Sequence[ScoredRollout], *, shared_rewards: Literal["refuse", "keep"] = "refuse"
-) -> SeatSplit:
+) -> RoleSplit:
     """Split the rollouts of several roles into one part per role.
 
     A part is a rollout with the turns of its role and the role's final reward. The parts of the same role and task
@@ -94,19 +94,19 @@ def split_seats(
     >>> game = ScoredRollout(
     ...     turn_rewards=[0, -1, 1], final_reward=1, group=0, state_keys=[None] * 3, roles="XOX", final_rewards=won
     ... )
-    >>> split = split_seats([game])
+    >>> split = split_roles([game])
     >>> [(part.turn_rewards, part.final_reward) for part in split.rollouts]
     [([0, 1], 1), ([-1], -1)]
     >>> split.merge([["a", "c"], ["b"]])
     [['a', 'b', 'c']]
     """
-    seated = {one.group for one in rollouts if has_seats(one)}
+    groups_with_roles = {one.group for one in rollouts if has_several_roles(one)}
     numbers: dict[tuple[int, Hashable], int] = {}
     first = max((one.group for one in rollouts), default=0) + 1
     parts: list[ScoredRollout] = []
     places: list[tuple[int, Sequence[int]]] = []
     for i, one in enumerate(rollouts):
-        is_split = one.group in seated and (shared_rewards == "refuse" or not _has_shared_rewards(one))
+        is_split = one.group in groups_with_roles and (shared_rewards == "refuse" or not _has_shared_rewards(one))
         for role, turns in (turns_by_role(one.roles) if is_split else {}).items():
             group = numbers.setdefault((one.group, role), first + len(numbers))
             parts.append(_part(one, role, turns, group))
@@ -114,16 +114,16 @@ def split_seats(
         if not (is_split and one.roles):
             parts.append(one)
             places.append((i, range(len(one.turn_rewards))))
-    return SeatSplit(parts, rollouts, places)
+    return RoleSplit(parts, rollouts, places)
 
 
-def has_seats(rollout: ScoredRollout) -> bool:
+def has_several_roles(rollout: ScoredRollout) -> bool:
     """Whether a rollout has several roles."""
     return len(rollout.final_rewards) > 1 or len(set(rollout.roles)) > 1
 
 
-def of_environment(environment: Hashable) -> str:
-    """Name an environment by its class, without the number of its configuration, which is internal."""
+def environment_suffix(environment: Hashable) -> str:
+    """Return ``" of CLASS"`` for an error message; empty if the environment is unknown."""
     parts = cast("tuple[Hashable, ...]", environment) if isinstance(environment, tuple) else (environment,)
     return f" of {parts[0]}" if parts and parts[0] is not None else ""
 
@@ -138,13 +138,13 @@ def _part(rollout: ScoredRollout, role: Hashable, turns: Sequence[int], group: i
     if _has_shared_rewards(rollout):
         roles = " and ".join(shown(one) for one in turns_by_role(rollout.roles))
         raise ConfigError(
-            f"a rollout{of_environment(rollout.environment)} has turns of the roles {roles}, but its rewards are not "
+            f"a rollout{environment_suffix(rollout.environment)} has turns of the roles {roles}, but its rewards are not "
             "given by role, so every role would be credited with the rewards of the others: return info['rewards'] = "
             "{role: reward} from _step_episode in each step with a reward (the same for all roles that play "
             "together), or set advantage_estimator='reward'"
         )
     final_reward = rollout.final_reward if len(set(rollout.roles)) == 1 else 0.0
-    if rollout.final_rewards:  # otherwise there were no rewards, or the rollout is in no baseline
+    if rollout.final_rewards:  # otherwise the rollout has no rewards, or is excluded from all baselines
         final_reward = rollout.final_rewards[role]
     names = ("turn_rewards", "state_keys", "roles", "potentials", "token_counts", "values", "invalid")
     fields: dict[str, Any] = {name: [values[k] for k in turns] for name in names if (values := getattr(rollout, name))}

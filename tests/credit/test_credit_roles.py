@@ -38,7 +38,7 @@ from agentsgym.credit.advantages import (
 )
 from agentsgym.credit.gae import turn_gae
 from agentsgym.credit.returns import gigpo, return_to_go
-from agentsgym.credit.seats import split_seats
+from agentsgym.credit.roles import split_roles
 from agentsgym.errors import ConfigError
 
 TOLERANCE = 1e-12
@@ -298,16 +298,16 @@ def test_the_order_of_rollouts_does_not_matter(
 @pytest.mark.parametrize("name", [*STATELESS, "rae"])
 def test_the_parts_by_themselves_give_the_same(name: str, given_games: list[tuple[int, Game]], scale: Scale) -> None:
     batch = [played(game, group) for group, game in given_games]
-    split = split_seats(batch)
+    split = split_roles(batch)
     parts = get_estimator(name)(split.rollouts, discount=1.0, scale=scale)
     assert split.merge(parts) == get_estimator(name)(batch, discount=1.0, scale=scale)
-    assert split_seats(split.rollouts).rollouts == split.rollouts  # they are not taken apart again
+    assert split_roles(split.rollouts).rollouts == split.rollouts  # they are not taken apart again
 
 
 @settings(deadline=None, max_examples=50)
 @given(batches)
 def test_rollouts_of_one_role_pass_through_untouched(rollouts: Batch) -> None:
-    split = split_seats(rollouts)
+    split = split_roles(rollouts)
     assert all(part is one for part, one in zip(split.rollouts, rollouts, strict=True))
     assert split.merge([one.turn_rewards for one in rollouts]) == [list(one.turn_rewards) for one in rollouts]
     assert split.task_groups({one.group for one in rollouts}) == {one.group for one in rollouts}
@@ -359,7 +359,7 @@ def test_a_task_group_has_no_variance_where_no_role_has_any() -> None:
         return rollout([x, o], group=group, final=x, roles="XO", final_rewards={"X": x, "O": o}, keys=["s", "s"])
 
     batch = [game(1, 0, 0), game(1, 2, 0), game(1, 0, 1), game(1, 0, 1), rollout([3.0], group=2)]
-    split = split_seats(batch)
+    split = split_roles(batch)
     assert split.task_groups(zero_variance_groups(split.rollouts)) == {1, 2}
     assert step_group_sizes(split.rollouts) == [2, 2, 2, 2]  # each role has states of its own
 
