@@ -25,7 +25,7 @@ class Entry:
         name: Name on the command line.
         min_players: Minimum number of players.
         max_players: Maximum number of players.
-        status: ``"ok"``; ``"words"`` if it needs word lists to be downloaded; ``"gamemaster"`` if it needs a language model as
+        status: ``"ok"``; ``"words"`` if it needs word lists; ``"gamemaster"`` if it needs a language model as
             gamemaster; ``"broken"`` if it does not run; ``"missing"`` if its package is not installed.
         text: One-sentence description.
         offline: Whether it runs without any server.

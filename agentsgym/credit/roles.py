@@ -144,7 +144,7 @@ def _part(rollout: ScoredRollout, role: Hashable, turns: Sequence[int], group: i
             "together), or set advantage_estimator='reward'"
         )
     final_reward = rollout.final_reward if len(set(rollout.roles)) == 1 else 0.0
-    if rollout.final_rewards:  # otherwise the rollout has no rewards, or is excluded from all baselines
+    if rollout.final_rewards:  # otherwise it has no rewards, or is excluded from all baselines
         final_reward = rollout.final_rewards[role]
     names = ("turn_rewards", "state_keys", "roles", "potentials", "token_counts", "values", "invalid")
     fields: dict[str, Any] = {name: [values[k] for k in turns] for name in names if (values := getattr(rollout, name))}

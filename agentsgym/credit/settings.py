@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class CreditArgs(Protocol):
-    """The settings of :class:`~agentsgym.training.config.GRPOEnvConfig` from which :class:`CreditSettings` are taken."""
+    """The fields of a configuration from which :class:`CreditSettings` are taken."""
 
     discount: float
     scale_rewards: str

@@ -105,7 +105,7 @@ def check_map(desc: Any) -> None:
     """Check a task's map.
 
     Raises:
-        TaskError: The map is not a list of strings of equal length, made of S, F, H and G, with one S and at least one G.
+        TaskError: The map is not a list of equally long strings of S, F, H and G, with one S and at least one G.
     """
     rows = [*cast("Sequence[Any]", desc)] if isinstance(desc, list | tuple) else list[Any]()
     is_grid = bool(rows) and all(isinstance(row, str) and row and len(row) == len(rows[0]) for row in rows)
