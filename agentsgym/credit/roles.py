@@ -138,8 +138,8 @@ def _part(rollout: ScoredRollout, role: Hashable, turns: Sequence[int], group: i
     if _has_shared_rewards(rollout):
         roles = " and ".join(shown(one) for one in turns_by_role(rollout.roles))
         raise ConfigError(
-            f"a rollout{environment_suffix(rollout.environment)} has turns of the roles {roles}, but its rewards are not "
-            "given by role, so every role would be credited with the rewards of the others: return info['rewards'] = "
+            f"a rollout{environment_suffix(rollout.environment)} has turns of the roles {roles}, but its rewards are "
+            "not given by role, so every role would be credited with the rewards of the others: return info['rewards'] = "
             "{role: reward} from _step_episode in each step with a reward (the same for all roles that play "
             "together), or set advantage_estimator='reward'"
         )
