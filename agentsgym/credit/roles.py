@@ -140,8 +140,8 @@ def _part(rollout: ScoredRollout, role: Hashable, turns: Sequence[int], group: i
         raise ConfigError(
             f"a rollout{environment_suffix(rollout.environment)} has turns of the roles {roles}, but its rewards are "
             "not given by role, so every role would be credited with the rewards of the others: return "
-            "info['rewards'] = {role: reward} from _step_episode in each step with a reward (the same for all roles that "
-            "play together), or set advantage_estimator='reward'"
+            "info['rewards'] = {role: reward} from _step_episode in each step with a reward (the same for all roles "
+            "that play together), or set advantage_estimator='reward'"
         )
     final_reward = rollout.final_reward if len(set(rollout.roles)) == 1 else 0.0
     if rollout.final_rewards:  # otherwise it has no rewards, or is excluded from all baselines
