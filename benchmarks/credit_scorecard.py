@@ -134,7 +134,7 @@ BIASED = (
     Row("`mt_grpo`", at_turns(named("mt_grpo"))),
     Row("`mt_grpo`, scale `group` (as published)", at_turns(named("mt_grpo", scale="group"))),
     Row("`rae`, scale `group`", at_turns(remembering("rae", scale="group"))),
-    Row("`reward` (each turn's return ends at the next observation)", at_turns(named("reward"))),
+    Row("`reward`", at_turns(named("reward"))),
     Row("`turn_gae`, λ = 0.95, wrong values", at_turns(named("turn_gae"), with_wrong_values)),
     Row("`turn_gae`, λ = 0.5, wrong values", at_turns(named("turn_gae", gae_lambda=0.5), with_wrong_values)),
     Row("`rloo`, truncated rollouts masked", masking_truncated(at_turns(named("rloo")))),
