@@ -26,8 +26,10 @@ MAX_RETRY_AFTER_S = 120.0
 MAX_BACKOFF_S = 30.0
 _RETRIED = frozenset({200, 408, 409, 429})  # in addition to 5xx and requests without a status
 _REFUSED_S = 60.0  # how long to stop sending requests to a server that refuses all of them
-_MAX_FORBIDDEN_PROMPTS = 10  # different prompts with status 403 in a row until the key or the model counts as refused
-_MAX_FORBIDDEN = 50  # the same for requests: all rollouts of a task may start with one prompt that a filter rejects
+# The key or the model is considered refused after status 403 for this many different prompts in a row, or this many
+# requests, since all rollouts of a task may start with the same filtered prompt.
+_MAX_FORBIDDEN_PROMPTS = 10
+_MAX_FORBIDDEN = 50
 _READ_CHARACTERS = 10_000  # maximum length of an error message, only the start of which is shown
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.cli.console import cell, new_table, out
-from agentsgym.statistics.passing import most_rollouts, pass_at_k_interval, pass_hat_k_interval
+from agentsgym.statistics.passing import max_k, pass_at_k_interval, pass_hat_k_interval
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -44,7 +44,7 @@ def passes(evaluation: Evaluation, seed: int, cluster_of: Mapping[int, Any] | No
     played = evaluation.trajectories
     clusters = None if cluster_of is None else [cluster_of[one.task_index] for one in played]
     options: dict[str, Any] = {"clusters": clusters, "confidence": evaluation.confidence, "seed": seed}
-    ks = choices_of_k(most_rollouts(played))
+    ks = choices_of_k(max_k(played))
     if ks == [1]:
         return {}
     return {

@@ -103,7 +103,7 @@ def center(
     Raises:
         ConfigError: ``scale`` is unknown.
     """
-    check_choice("scale_rewards", scale, get_args(Scale))
+    check_choice("scale", scale, get_args(Scale))
     differences = [0.0] * len(samples)
     for indices in by_group(samples).values():
         own = [samples[index] for index in indices]
@@ -133,7 +133,7 @@ def center_on(
 
     ``baseline_of`` returns the baseline of a group; the rest is as in :func:`center`.
     """
-    check_choice("scale_rewards", scale, get_args(Scale))
+    check_choice("scale", scale, get_args(Scale))
     differences = [sample.value - baseline_of(sample.group) for sample in samples]
     for indices in by_group(samples).values() if scale == "group" else ():
         divisor = scale_divisor([differences[index] for index in indices])

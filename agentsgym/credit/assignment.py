@@ -97,7 +97,7 @@ class AdvantageAssigner:
     def assign(
         self,
         rollouts: Sequence[ScoredRollout],
-        mine: range,
+        local_indices: range,
         trajectories: Sequence[Trajectory],
         num_tokens: Sequence[int],
         *,
@@ -107,14 +107,14 @@ class AdvantageAssigner:
 
         Args:
             rollouts: The rollouts of all ranks, (N,).
-            mine: Indices of this rank's rollouts, (B,).
+            local_indices: Indices of this rank's rollouts, (B,).
             trajectories: This rank's trajectories, (B,).
             num_tokens: Number of agent tokens of each rollout that can be trained on, (N,).
             is_training: False skips the filters and leaves the estimator's state unchanged.
         """
         found = self.estimate(rollouts, is_training=is_training)
         advantages: list[list[float]] = []
-        for i, trajectory in zip(mine, trajectories, strict=True):
+        for i, trajectory in zip(local_indices, trajectories, strict=True):
             own = token_advantages(trajectory, found.entries[i], estimator=self.estimator)
             for weight in found.weights:
                 factors = scatter_to_tokens(trajectory, weight[i])
@@ -124,10 +124,11 @@ class AdvantageAssigner:
         if self._args.value_head is not None:
             nested = found.split.merge(self.estimator.value_targets(found.trained, discount=self._args.discount))
             targets = [
-                scatter_to_tokens(row, nested[i], fill=math.nan) for i, row in zip(mine, trajectories, strict=True)
+                scatter_to_tokens(row, nested[i], fill=math.nan)
+                for i, row in zip(local_indices, trajectories, strict=True)
             ]
         return TokenAdvantages(
-            included=[found.included[i] for i in mine],
+            included=[found.included[i] for i in local_indices],
             advantages=advantages,
             value_targets=targets,
             rollouts=found.seen,

@@ -1,15 +1,15 @@
 """Estimate advantages over turns with the values of a value head as the baseline (GAE).
 
-V of a turn is the value head's prediction just before the turn's first token, so no baseline depends on the action that
-it is subtracted from. After the last turn V is 0, even if a budget ended the episode: the budget is part of the task. A
-turn without tokens has no prediction: its V is its reward plus the discounted V of the next turn, so its δ is 0 and the
-estimates use the next known value instead.
+V of a turn is the value head's prediction just before the turn's first token, so no baseline depends on the action
+whose return it is subtracted from. After the last turn V is 0, even if a budget ended the episode: the budget is part
+of the task. A turn without tokens has no prediction: its V is its reward plus the discounted V of the next turn, so its
+δ is 0 and the estimates use the next known value instead.
 
 Rollouts are not compared with each other, so task groups of one are enough, and ``scale`` does not refer to task
 groups: ``"group"`` divides by ``s + 1e-4``, where s is the standard deviation about 0 of all advantages of the same
-environment and role, and ``"batch"`` uses all advantages. The deviation is about 0 because advantages that are all
-alike, as before the value head is trained, do not deviate from their mean. No mean is subtracted: the value is already
-the baseline, and the mean of a batch depends on each advantage's own future.
+environment and role, and ``"batch"`` uses all advantages. The deviation is taken about 0 because nearly equal
+advantages, as before the value head is trained, have almost no deviation about their mean. No mean is subtracted: the
+value is already the baseline, and the mean of a batch would include the return that each advantage is computed from.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def turn_value_targets(
     """
     estimated = _turn_estimates(rollouts, discount, gae_lambda)
     targets = [[[math.nan] * len(turn) for turn in rollout.values] for rollout in rollouts]
-    for rollout, rows, numbers in zip(rollouts, targets, estimated, strict=True):
-        for row, values, number in zip(rows, rollout.values, numbers, strict=True):
-            if number is not None:
-                row[0] = number + values[0]
+    for rollout, rows, advantages in zip(rollouts, targets, estimated, strict=True):
+        for row, values, advantage in zip(rows, rollout.values, advantages, strict=True):
+            if advantage is not None:
+                row[0] = advantage + values[0]
     return targets
 
 
@@ -110,18 +110,18 @@ def token_value_targets(
     estimated = _token_estimates(rollouts, discount, gae_lambda, token_discount, token_gae_lambda)
     return [
         [
-            [number + value if rollout.included else math.nan for number, value in zip(*turn, strict=True)]
+            [advantage + value if rollout.included else math.nan for advantage, value in zip(*turn, strict=True)]
             for turn in zip(turns, rollout.values, strict=True)
         ]
         for rollout, turns in zip(rollouts, estimated, strict=True)
     ]
 
 
-_OF_TURNS: Final = EstimatorTraits(uses=frozenset((*_USES, "turn_values")))
-_OF_TOKENS: Final = EstimatorTraits(uses=frozenset((*_USES, "values")), per_token=True)
+_TURN_TRAITS: Final = EstimatorTraits(uses=frozenset((*_USES, "turn_values")))
+_TOKEN_TRAITS: Final = EstimatorTraits(uses=frozenset((*_USES, "values")), per_token=True)
 
 
-@Declaration(traits_of=lambda _options: _OF_TURNS, value_targets=turn_value_targets).attach_to
+@Declaration(traits_of=lambda _options: _TURN_TRAITS, value_targets=turn_value_targets).attach_to
 def turn_gae(
     rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Scale = "group", gae_lambda: float = 0.95
 ) -> list[list[float]]:
@@ -137,7 +137,7 @@ def turn_gae(
         gae_lambda: λ in [0, 1]: 0 looks one turn ahead, 1 looks to the end of the rollout.
 
     Returns:
-        One number per turn of each rollout; 0.0 for a turn without tokens.
+        One advantage per turn of each rollout; 0.0 for a turn without tokens.
 
     Raises:
         ConfigError: The rollouts have no values, ``scale`` is unknown, or ``gae_lambda`` is not in [0, 1].
@@ -148,11 +148,11 @@ def turn_gae(
     ([[0.0, 0.5]], [[0.5, 0.5]])
     """
     estimated = _turn_estimates(rollouts, discount, gae_lambda)
-    nested = [[[] if number is None else [number] for number in turns] for turns in estimated]
-    return [[number[0] if number else 0.0 for number in turns] for turns in _scaled(rollouts, nested, scale)]
+    nested = [[[] if advantage is None else [advantage] for advantage in turns] for turns in estimated]
+    return [[turn[0] if turn else 0.0 for turn in turns] for turns in _scaled(rollouts, nested, scale)]
 
 
-@Declaration(traits_of=lambda _options: _OF_TOKENS, value_targets=token_value_targets).attach_to
+@Declaration(traits_of=lambda _options: _TOKEN_TRAITS, value_targets=token_value_targets).attach_to
 def bilevel_gae(
     rollouts: Sequence[ScoredRollout],
     *,
@@ -182,7 +182,7 @@ def bilevel_gae(
         token_gae_lambda: λ from token to token inside a turn, in [0, 1].
 
     Returns:
-        For each rollout, one number per token of each turn, (K, n_k).
+        For each rollout, one advantage per token of each turn, (K, n_k).
 
     Raises:
         ConfigError: The rollouts have no values, ``scale`` is unknown, or a number is not in [0, 1].
@@ -206,12 +206,12 @@ def _turn_estimates(rollouts: Sequence[ScoredRollout], discount: float, gae_lamb
             )
         values: list[float] = []  # V before each turn, the last first
         following = 0.0
-        for reward, of_tokens in zip(reversed(rollout.turn_rewards), reversed(rollout.values), strict=True):
-            following = of_tokens[0] if of_tokens else reward + discount * following
+        for reward, token_values in zip(reversed(rollout.turn_rewards), reversed(rollout.values), strict=True):
+            following = token_values[0] if token_values else reward + discount * following
             values.append(following)
         advantages = gae(rollout.turn_rewards, values[::-1], discount=discount, gae_lambda=gae_lambda)
         trained_on = [rollout.included and len(turn) > 0 for turn in rollout.values]
-        estimated.append([number if kept else None for number, kept in zip(advantages, trained_on, strict=True)])
+        estimated.append([one if kept else None for one, kept in zip(advantages, trained_on, strict=True)])
     return estimated
 
 
@@ -226,31 +226,31 @@ def _token_estimates(
     check_number("token_discount", token_discount, 0, 1)
     check_number("token_gae_lambda", token_gae_lambda, 0, 1)
     estimated: list[list[list[float]]] = []
-    for rollout, numbers in zip(rollouts, _turn_estimates(rollouts, discount, gae_lambda), strict=True):
+    for rollout, advantages in zip(rollouts, _turn_estimates(rollouts, discount, gae_lambda), strict=True):
         turns = [[0.0] * len(values) for values in rollout.values]
-        for k, (number, values) in enumerate(zip(numbers, rollout.values, strict=True)):
-            if number is not None:
-                rewards = [0.0] * (len(values) - 1) + [number + values[0]]
+        for k, (advantage, values) in enumerate(zip(advantages, rollout.values, strict=True)):
+            if advantage is not None:
+                rewards = [0.0] * (len(values) - 1) + [advantage + values[0]]
                 turns[k] = gae(rewards, values, discount=token_discount, gae_lambda=token_gae_lambda)
         estimated.append(turns)
     return estimated
 
 
 def _scaled(
-    rollouts: Sequence[ScoredRollout], numbers: Sequence[Sequence[Sequence[float]]], scale: Scale
+    rollouts: Sequence[ScoredRollout], advantages: Sequence[Sequence[Sequence[float]]], scale: Scale
 ) -> list[list[list[float]]]:
-    """Divide the numbers of each turn, (K, any), by the standard deviation of the pool that ``scale`` assigns to it."""
-    check_choice("scale_rewards", scale, get_args(Scale))
+    """Divide the advantages of each turn, (K, any), by the standard deviation of the turn's pool under ``scale``."""
+    check_choice("scale", scale, get_args(Scale))
     if scale == "none":
-        return [[[*own] for own in turns] for turns in numbers]
+        return [[[*turn] for turn in turns] for turns in advantages]
     pools: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for rollout, turns in zip(rollouts, numbers, strict=True):
-        for k, own in enumerate(turns if rollout.included else ()):
-            pools[_pool(rollout, k, scale)] += own
-    by = defaultdict(lambda: 1.0, {key: scale_divisor(pool) for key, pool in pools.items()})
+    for rollout, turns in zip(rollouts, advantages, strict=True):
+        for k, turn in enumerate(turns if rollout.included else ()):
+            pools[_pool(rollout, k, scale)] += turn
+    divisors = defaultdict(lambda: 1.0, {key: scale_divisor(pool) for key, pool in pools.items()})
     return [
-        [[number / by[_pool(rollout, k, scale)] for number in own] for k, own in enumerate(turns)]
-        for rollout, turns in zip(rollouts, numbers, strict=True)
+        [[advantage / divisors[_pool(rollout, k, scale)] for advantage in turn] for k, turn in enumerate(turns)]
+        for rollout, turns in zip(rollouts, advantages, strict=True)
     ]
 
 

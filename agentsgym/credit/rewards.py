@@ -144,7 +144,9 @@ def scatter_to_tokens(
         num_tokens = turn.stop - turn.start
         numbers = list(entry) if isinstance(entry, Sequence) else [entry] * num_tokens
         if len(numbers) != num_tokens:
-            raise ValueError(f"turn {k} has {num_tokens} tokens, but its list has {len(numbers)} {name}s")
+            raise ValueError(
+                f"the list of {name}s for turn {k} must have one entry per token ({num_tokens}), got {len(numbers)}"
+            )
         scattered[turn.start : turn.stop] = numbers
     return scattered
 

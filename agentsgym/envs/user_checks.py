@@ -129,9 +129,9 @@ def check_vocabularies(tokenizer: Any, agent: Any) -> None:
     strange = [name for name, token_id in tokenizer.get_vocab().items() if known.get(name) != token_id]
     if strange:
         raise ConfigError(
-            f"the environment's tokenizer differs from the tokenizer of {type(agent).__name__}, which uses token ids: "
-            f"{len(strange)} tokens, such as {shown(strange[0])}, have a different id or none in the agent's; create "
-            "the environment with agent.tokenizer"
+            f"{type(agent).__name__} works on token ids, but the environment's tokenizer differs from the agent's: "
+            f"{len(strange)} tokens, such as {shown(strange[0])}, have a different id, or none, in the agent's "
+            "tokenizer; create the environment with agent.tokenizer"
         )
 
 

@@ -18,7 +18,7 @@ from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import is_fraction, or_none, require
 from agentsgym.seeding import derive_seed
 from agentsgym.statistics.metrics import Evaluation, summarize
-from agentsgym.statistics.optimality import References, anchors_of_task
+from agentsgym.statistics.optimality import AnchorSource, anchors_of_task
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -40,7 +40,7 @@ def evaluate(  # noqa: PLR0913  # keywords, most of them usually omitted
     max_failed_fraction: float | None = None,
     failures: FailurePolicy | None = None,
     on_finish: OnFinish | None = None,
-    references: References | None = None,
+    references: AnchorSource | None = None,
     store: str | Path | RolloutWriter | None = None,
     resume: bool | Literal["failed"] = False,
     agent_name: str | None = None,
@@ -225,6 +225,7 @@ def _cluster_key(task: dict[str, Any], cluster_by: str | None, index: int) -> st
         return index
     if cluster_by not in task:
         raise ConfigError(
-            f"task {index} has no key {cluster_by!r}, which cluster_by names{did_you_mean(cluster_by, task)}"
+            f"cluster_by={cluster_by!r} must be a key of every task, but task {index} lacks it"
+            f"{did_you_mean(cluster_by, task)}"
         )
     return repr(task[cluster_by])  # a value may be a list, and keys must be hashable

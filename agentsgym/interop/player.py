@@ -155,9 +155,9 @@ class GroupPlayer:
             seed_parts = (self._args.seed, "eval", self._numbers.next_evaluation(len(rows) * num_ranks))
         trajectories, scored = self._play(rows, places, seed_parts, step)
         with raise_on_all_ranks():  # a custom estimator may fail on one rank only
-            mine = range(first, first + len(rows))
+            local_indices = range(first, first + len(rows))
             counts = [sum(rollout.token_counts) for rollout in scored]
-            found = self._assigner.assign(scored, mine, trajectories, counts, is_training=is_training)
+            found = self._assigner.assign(scored, local_indices, trajectories, counts, is_training=is_training)
         return Played(trajectories=trajectories, advantages=found.advantages, included=found.included)
 
     def _play(
@@ -193,14 +193,14 @@ class GroupPlayer:
                         environment=self.environments.identity(row),
                     )
                     found.append((scored, trajectory.error))
-        everywhere = all_gather_objects(found, error.first)
-        errors = [message for scored, message in everywhere if scored.failed]
-        if len(errors) > self._settings.max_failed_fraction * len(everywhere):  # on all ranks, or on none
+        gathered = all_gather_objects(found, error.first)
+        errors = [message for scored, message in gathered if scored.failed]
+        if len(errors) > self._settings.max_failed_fraction * len(gathered):  # on all ranks, or on none
             raise TooManyFailuresError(
-                f"{len(errors)} of {len(everywhere)} rollouts failed, more than max_failed_fraction = "
+                f"{len(errors)} of {len(gathered)} rollouts failed, more than max_failed_fraction = "
                 f"{self._settings.max_failed_fraction}; the first failure was:\n{errors[0]}"
             )
-        return trajectories, [scored for scored, _ in everywhere]
+        return trajectories, [scored for scored, _ in gathered]
 
 
 class _BatchNumbers(TrainerCallback):

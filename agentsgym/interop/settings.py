@@ -122,9 +122,10 @@ def _check_turns(trainer: Any, rollouts_per_group: int | None) -> None:
     num_rows = trainer.num_generations
     if rollouts_per_group is None or rollouts_per_group >= num_rows:
         raise ConfigError(
-            f"credit='turn' splits a task group's rows (num_generations={num_rows}) among the turns of fewer rollouts "
-            f"and one row that balances their sum, so rollouts_per_group must be an int below {num_rows}, got "
-            f"{rollouts_per_group!r}; rollouts_per_group * turns + 1 rows are enough for one row per turn"
+            f"with credit='turn', the num_generations={num_rows} rows of a task group hold the turns of "
+            "rollouts_per_group rollouts, plus one row that makes the rewards sum to 0; so rollouts_per_group must be "
+            f"an int below {num_rows}, got {rollouts_per_group!r}. For one row per turn, num_generations must be at "
+            "least rollouts_per_group * turns + 1"
         )
     if len(trainer.reward_funcs) != 1:
         raise ConfigError(

@@ -15,7 +15,7 @@
     workers/             a worker process
         handle.py        the pool's handle of it: start, send, kill
         main.py          the code that runs in it
-        owner_watch.py   ends it when its owner ends; fork_server.py gives it time for that
+        owner_watch.py   makes it exit when its owner exits; fork_server.py gives it time to do so
         wire.py          the messages between the two
         channel.py       checked transport, so that stray bytes are never unpickled
         memory.py        its memory use

@@ -77,7 +77,7 @@ def bootstrap_intervals(
     return np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
 
 
-def without_spread(mean: float, num_tasks: int, confidence: float) -> Estimate:
+def exact_binomial_interval(mean: float, num_tasks: int, confidence: float) -> Estimate:
     """Compute the interval of a rate that is 0 or 1 in every task, so that resampling shows no spread.
 
     The exact binomial interval for n tasks (Clopper & Pearson 1934).

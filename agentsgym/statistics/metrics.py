@@ -13,7 +13,7 @@ import numpy as np
 from agentsgym._lazy import deferred
 from agentsgym.envs.anchors import Anchors
 from agentsgym.statistics.breakdown import RolloutOutcome, by_label, by_role
-from agentsgym.statistics.intervals import Estimate, bootstrap_intervals, cluster_totals, without_spread
+from agentsgym.statistics.intervals import Estimate, bootstrap_intervals, cluster_totals, exact_binomial_interval
 from agentsgym.statistics.optimality import anchors_of_info, fraction_with_interval
 from agentsgym.statistics.passing import maj_at_k, pass_at_k, pass_at_k_interval, pass_hat_k, pass_hat_k_interval
 from agentsgym.types import StopReason, Trajectory
@@ -179,8 +179,9 @@ def summarize(
     Args:
         trajectories: The rollouts, including failed ones, which are counted but excluded from every estimate.
         clusters: One key per trajectory, by default its ``task_index``; trajectories with equal keys count as one
-            task. Each row of a task list is a separate task; if the list repeats, for example, secrets with other
-            seeds, pass the secrets to get intervals for new secrets.
+            task. By default every row of a task list is a separate task. If several rows differ only in their seed, for
+            example rows with the same secret word, pass the secret words: the intervals then describe performance on
+            new secret words.
         seed: Random seed for the bootstrap; the intervals are deterministic given the input and the seed.
         confidence: Confidence level of the intervals, in (0, 1).
         environments: Name of each trajectory's environment, for ``by_environment``; None if there is only one.
@@ -195,7 +196,7 @@ def summarize(
     return summarize_outcomes(trajectories, trajectories, clusters=keys, anchors=known, **options)
 
 
-def summarize_outcomes(  # noqa: PLR0913  # keywords, most of them left out
+def summarize_outcomes(  # noqa: PLR0913  # keyword arguments, most of them optional
     outcomes: Sequence[RolloutOutcome],
     trajectories: Sequence[Trajectory],
     *,
@@ -265,7 +266,7 @@ def _summary(
             win_rate = None
         elif win_rate.mean in {0.0, 1.0}:
             num_tasks = len(set(keys))
-            win_rate = without_spread(win_rate.mean, num_tasks if num_tasks > 1 else len(played), confidence)
+            win_rate = exact_binomial_interval(win_rate.mean, num_tasks if num_tasks > 1 else len(played), confidence)
     return Evaluation(
         win_rate=win_rate,
         reward=reward,
@@ -293,15 +294,15 @@ def fraction_of_optimal(value: float, *, random: float, optimal: float) -> float
 def _info_estimates(
     played: Sequence[RolloutOutcome], keys: Sequence[Hashable], seed: int, confidence: float
 ) -> dict[str, Estimate]:
-    """Estimate each metric of ``info`` from the rollouts that have it; metrics of the same rollouts share draws."""
+    """Estimate each metric of ``info`` from the rollouts that have it, resampling together if these are the same."""
     metrics = [one.metrics for one in played]
     rows_of = {
-        name: tuple(i for i, own in enumerate(metrics) if name in own)
-        for name in dict.fromkeys(name for own in metrics for name in own)
+        name: tuple(i for i, rollout_metrics in enumerate(metrics) if name in rollout_metrics)
+        for name in dict.fromkeys(name for rollout_metrics in metrics for name in rollout_metrics)
     }
     found: dict[str, Estimate] = {}
     for rows in dict.fromkeys(rows_of.values()):
-        names = [name for name, own in rows_of.items() if own == rows]
+        names = [name for name, metric_rows in rows_of.items() if metric_rows == rows]
         values = [[metrics[i][name] for name in names] for i in rows]
         found |= zip(names, _means(values, [keys[i] for i in rows], seed, confidence), strict=True)
     return {name: found[name] for name in rows_of}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: Mean rewards of random and optimal play: the same for all tasks, or a function of the task; None if unknown.
-References = Anchors | Callable[[Mapping[str, Any]], Anchors | None]
+AnchorSource = Anchors | Callable[[Mapping[str, Any]], Anchors | None]
 
 _NUM_RESAMPLES = 10_000
 _ENTRIES_PER_BLOCK = 1_000_000  # drawn indices in memory
@@ -28,19 +28,19 @@ def anchors_of_info(info: Mapping[str, Any]) -> Anchors | None:
     return None if random is None or optimal is None else Anchors(random=float(random), optimal=float(optimal))
 
 
-def anchors_of_task(references: References, task_data: Mapping[str, Any], num_episodes: int = 1) -> Anchors | None:
+def anchors_of_task(source: AnchorSource, task_data: Mapping[str, Any], num_episodes: int = 1) -> Anchors | None:
     """Look up a task's anchors.
 
     Args:
-        references: See ``evaluate``.
+        source: Anchors of all tasks, or a function that returns a task's anchors.
         task_data: The task.
         num_episodes: Number of episodes over which the final reward is summed.
 
     Raises:
-        ConfigError: ``references`` is neither anchors nor a function that returns them.
+        ConfigError: ``source`` is neither anchors nor a function that returns them.
     """
-    anchors: Any = references if isinstance(references, Anchors) or not callable(references) else references(task_data)
-    if anchors is None and callable(references):
+    anchors: Any = source if isinstance(source, Anchors) or not callable(source) else source(task_data)
+    if anchors is None and callable(source):
         return None
     if not isinstance(anchors, Anchors):
         raise ConfigError(
@@ -65,7 +65,7 @@ def fraction_with_interval(
         seed: Random seed of the resamples.
 
     Returns:
-        The estimate and its bounds; None if random play is optimal, so that there is no scale.
+        The estimate and its bounds; None if random play is optimal, so that there is no range.
     """
     mean = float(_ratio(sums.sum(axis=0)))
     if not np.isfinite(mean):
@@ -83,6 +83,6 @@ def fraction_with_interval(
 
 def _ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     reward, random, optimal = np.moveaxis(sums, -1, 0)
-    scale = optimal - random
-    is_scale = scale > 1e-12 * np.maximum(1.0, np.abs(optimal))
-    return np.where(is_scale, (reward - random) / np.where(is_scale, scale, 1.0), np.nan)
+    span = optimal - random
+    has_range = span > 1e-12 * np.maximum(1.0, np.abs(optimal))
+    return np.where(has_range, (reward - random) / np.where(has_range, span, 1.0), np.nan)

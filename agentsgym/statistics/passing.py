@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentsgym.seeding import derive_seed
-from agentsgym.statistics.intervals import Estimate, bootstrap_intervals, without_spread
+from agentsgym.statistics.intervals import Estimate, bootstrap_intervals, exact_binomial_interval
 from agentsgym.types import Trajectory
 
 
@@ -31,7 +31,7 @@ def maj_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
         played[trajectory.task_index] += [] if trajectory.failed else [trajectory]
     fewest = min(map(len, played.values()), default=0)
     if not 1 <= k <= fewest:
-        raise ValueError(f"maj@k needs 1 <= k <= the smallest number of rollouts of a task, {fewest}, got k = {k}")
+        raise ValueError(_invalid_k("maj@k", k, fewest))
     if not any(_vote(one) is not None for rollouts in played.values() for one in rollouts):
         raise ValueError("maj@k requires info['answer'], which no rollout has")
     scores: list[float] = []
@@ -47,8 +47,9 @@ def maj_at_k(trajectories: Sequence[Trajectory], k: int) -> float:
 def winning_chances(counts: Sequence[int], k: int, *, silent: int = 0) -> list[float]:
     """Return each answer's probability of being the most frequent of k rollouts drawn without replacement.
 
-    Summed over the cases in which m of the c_i rollouts of answer i are drawn, and t other answers tie with it, this is
-    ``Σ_m C(c_i, m) Σ_t N_i(m, t) / (t + 1) / C(n, k)``, where N_i counts the ways to draw the other k − m.
+    With c_i rollouts of answer i, this is ``Σ_m C(c_i, m) Σ_t N_i(m, t) / (t + 1) / C(n, k)``, where m of them are
+    drawn, t other answers tie with it, and N_i(m, t) counts the ways to draw the other k − m rollouts so that t answers
+    tie and none has more than m.
 
     Args:
         counts: The number of rollouts with each answer.
@@ -69,14 +70,14 @@ def winning_chances(counts: Sequence[int], k: int, *, silent: int = 0) -> list[f
 
 
 def _ways(others: Sequence[int], num_drawn: int, most: int, silent: int) -> float:
-    """Count the draws in which no other answer has more than ``most`` rollouts, each divided by 1 + its ties."""
+    """Count the draws in which no other answer has more than ``most`` rollouts, each as 1 / (1 + its ties)."""
     ways: Counter[tuple[int, int]] = Counter({(0, 0): 1})  # by the numbers of rollouts drawn and of ties so far
     for count in others:
-        longer: Counter[tuple[int, int]] = Counter()
+        extended: Counter[tuple[int, int]] = Counter()
         for (drawn, ties), number in ways.items():
             for m in range(min(count, most, num_drawn - drawn) + 1):
-                longer[drawn + m, ties + (m == most)] += number * math.comb(count, m)
-        ways = longer
+                extended[drawn + m, ties + (m == most)] += number * math.comb(count, m)
+        ways = extended
     return sum(number * math.comb(silent, num_drawn - drawn) / (ties + 1) for (drawn, ties), number in ways.items())
 
 
@@ -95,12 +96,12 @@ class _Measure:
     Attributes:
         name: Name in error messages.
         chance: Probability that k drawn rollouts meet it, given the numbers of played, won and drawn rollouts.
-        of_rate: The same for k attempts that are each won with a given probability.
+        chance_at_rate: Probability that k attempts meet it if each is won independently with a given probability.
     """
 
     name: str
     chance: Callable[[int, int, int], float]
-    of_rate: Callable[[float, int], float]
+    chance_at_rate: Callable[[float, int], float]
 
 
 _ANY = _Measure(
@@ -147,7 +148,7 @@ def pass_at_k_interval(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Estimate:
-    """Estimate pass@k as :func:`pass_at_k` does, with a confidence interval for tasks of the same kind.
+    """Estimate pass@k as :func:`pass_at_k` does, with a confidence interval that accounts for the choice of tasks.
 
     The interval comes from a percentile bootstrap over tasks, as for win rate and reward. If the estimate is 0 or 1, it
     is the exact binomial interval over the tasks. If there is a single task, its rollouts are resampled, and the
@@ -164,7 +165,7 @@ def pass_at_k_interval(
     Raises:
         ValueError: As :func:`pass_at_k`; or ``clusters`` has another length, or ``confidence`` is not in (0, 1).
     """
-    return _bounded(_ANY, trajectories, clusters, k, confidence, seed)
+    return _interval(_ANY, trajectories, clusters, k, confidence, seed)
 
 
 def pass_hat_k_interval(
@@ -176,11 +177,11 @@ def pass_hat_k_interval(
     seed: int = 0,
 ) -> Estimate:
     """Estimate pass^k as :func:`pass_hat_k` does, with an interval as in :func:`pass_at_k_interval`."""
-    return _bounded(_ALL, trajectories, clusters, k, confidence, seed)
+    return _interval(_ALL, trajectories, clusters, k, confidence, seed)
 
 
-def most_rollouts(trajectories: Sequence[Trajectory]) -> int:
-    """The smallest number of rollouts of a task, excluding failed ones; 0 if there are no tasks."""
+def max_k(trajectories: Sequence[Trajectory]) -> int:
+    """The largest valid k: the smallest number of non-failed rollouts of any task; 0 if there are no tasks."""
     return min((played for played, _ in _counts(trajectories).values()), default=0)
 
 
@@ -189,7 +190,7 @@ def _mean(measure: _Measure, trajectories: Sequence[Trajectory], k: int) -> floa
     return sum(chances) / len(chances)
 
 
-def _bounded(
+def _interval(
     measure: _Measure,
     trajectories: Sequence[Trajectory],
     clusters: Sequence[Hashable] | None,
@@ -212,7 +213,7 @@ def _bounded(
     low, high = bootstrap_intervals(np.array(chances)[:, None], keys, confidence=confidence, seed=seed)[:, 0]
     mean = sum(chances) / len(chances)
     if mean in {0.0, 1.0}:
-        return without_spread(mean, len(set(keys)), confidence)
+        return exact_binomial_interval(mean, len(set(keys)), confidence)
     return Estimate(mean=mean, low=min(mean, float(low)), high=max(mean, float(high)))
 
 
@@ -220,10 +221,13 @@ def _counts_for(measure: _Measure, trajectories: Sequence[Trajectory], k: int) -
     counts = _counts(trajectories)
     fewest = min((played for played, _ in counts.values()), default=0)
     if not 1 <= k <= fewest:
-        raise ValueError(
-            f"{measure.name} needs 1 <= k <= the smallest number of rollouts of a task, {fewest}, got k = {k}"
-        )
+        raise ValueError(_invalid_k(measure.name, k, fewest))
     return counts
+
+
+def _invalid_k(name: str, k: int, most: int) -> str:
+    limit = f"the smallest number of non-failed rollouts of any task ({most})"
+    return f"{name} requires k to be at least 1 and at most {limit}, got {k}"
 
 
 def _counts(trajectories: Sequence[Trajectory]) -> dict[int, tuple[int, int]]:
@@ -240,8 +244,8 @@ def _of_one_task(measure: _Measure, count: tuple[int, int], k: int, confidence: 
     played, won = count
     mean = measure.chance(played, won, k)
     if won in {0, played}:
-        one = without_spread(float(won > 0), played, confidence)
-        return Estimate(mean=mean, low=measure.of_rate(one.low, k), high=measure.of_rate(one.high, k))
+        one = exact_binomial_interval(float(won > 0), played, confidence)
+        return Estimate(mean=mean, low=measure.chance_at_rate(one.low, k), high=measure.chance_at_rate(one.high, k))
     generator = np.random.default_rng(derive_seed("bootstrap of one task", seed))
     drawn = generator.binomial(played, won / played, size=_NUM_RESAMPLES)
     chance_of = np.array([measure.chance(played, count, k) for count in range(played + 1)])

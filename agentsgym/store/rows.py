@@ -25,7 +25,7 @@ _COPIED = (*INTS, "session_id", "final_reward", "error")
 
 
 def record_from_row(table: Table, row: int) -> StoredRollout:
-    """Read the rollout in a row, with its metadata."""
+    """Read the rollout stored in a table row, with its metadata."""
     corrections = from_json(_value(table, "corrections", row) or "{}")
     metadata = {name: _value(table, name, row) for name in (*METADATA_INTS, *METADATA_TEXTS, "created_at")}
     for name in ("env_config", "tools"):
@@ -40,7 +40,7 @@ def record_from_row(table: Table, row: int) -> StoredRollout:
 
 
 def trajectory_from_row(table: Table, row: int) -> Trajectory:
-    """Read the trajectory in a row."""
+    """Read the trajectory stored in a table row."""
     return _trajectory(table, row, from_json(_value(table, "corrections", row) or "{}"))
 
 

@@ -289,4 +289,6 @@ class RolloutWriter:
             with contextlib.suppress(FileExistsError):
                 write_part(self.path, part_name(self._id, self._num_parts, num_rollouts), data)
                 return
-        raise OSError(f"no unused name for a part file was found in {_MAX_NAMES} attempts")
+        raise OSError(
+            f"{_MAX_NAMES} consecutive names for part files are taken: check for another writer with the id {self._id}"
+        )

@@ -15,7 +15,7 @@ from agentsgym.tokens.chat_template import Template
 from agentsgym.tokens.control_tokens import SECOND_PRIVATE_USE, Piece, Scaffold, Vocabulary
 from agentsgym.tokens.sentinels import QUESTION, Roles, slot
 from agentsgym.tokens.tool_format import ToolFormat
-from agentsgym.tokens.tool_messages import TEXT_FORM, strings_in, with_strings
+from agentsgym.tokens.tool_messages import TEXT_TAGS, strings_in, with_strings
 from agentsgym.tokens.turn_ends import ENDED_BY_TEXT, TurnEnd, common_prefix, find_turn_end, without_end
 from agentsgym.tokens.unmarked_controls import is_mark, unmarked_controls
 from agentsgym.types import FinishReason, Message
@@ -52,7 +52,7 @@ class _Vocabularies:
         """
         exempt = frozenset(unguarded)
         if exempt not in self._guarded:
-            added, printed = self.tokenizer.get_added_vocab(), f"{self.tokenizer.chat_template}{TEXT_FORM}"
+            added, printed = self.tokenizer.get_added_vocab(), f"{self.tokenizer.chat_template}{TEXT_TAGS}"
             for name in sorted(exempt):
                 if name not in added:
                     raise ConfigError(f"unguarded_tokens must list added tokens of the tokenizer, got {shown(name)}")

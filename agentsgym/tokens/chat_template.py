@@ -303,8 +303,8 @@ class Template:
         kind = " + ".join(roles)
         if up_to_last(before, roles) != up_to_last(self.render(first, **self.frozen), roles):
             raise TemplateError(
-                f"the chat template prints a first prompt of {kind} differently, or elsewhere, once the conversation "
-                "continues"
+                f"the chat template must render a first prompt ({kind}) the same way, in the same place, after later "
+                "messages are added, but it does not"
             )
         if after != self.after_answer([QUESTION, ANSWERED, *padded(("user",))]):
             raise TemplateError(
@@ -333,7 +333,8 @@ class Template:
         later = self.after_answer([QUESTION, ANSWERED, *new, REPLY, QUESTION])
         if not later.startswith(up_to_last(text, roles)):
             raise TemplateError(
-                f"the chat template prints {kind} differently, or elsewhere, once the conversation continues"
+                f"the chat template must render {kind} the same way, in the same place, after later messages are "
+                "added, but it does not"
             )
         if self.frozen and ANOTHER_TIME in text:
             raise TemplateError(f"the chat template prints the time around {kind} in later turns")

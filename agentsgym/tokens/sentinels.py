@@ -80,8 +80,9 @@ def unpad(text: str, roles: Roles) -> Printed:
             found = text.count(f"sentinel{index}_")
             did = "leaves out, moves or rewrites" if not found else "repeats" if found > 1 else "changes"
             raise TemplateError(
-                f"the chat template must print the content of each message once and in place, unchanged, "
-                f"stripped of whitespace or as JSON; for {', '.join(roles)} it {did} the {role} message {index}"
+                "the chat template must render the content of every message exactly once and in order (unchanged, "
+                f"stripped of whitespace, or as JSON), but in a conversation with the roles {', '.join(roles)} it "
+                f"{did} the content of message {index} ({role})"
             )
         text, change = taken
         changes.append(change)

@@ -17,12 +17,12 @@ from typing import Any, cast
 
 from agentsgym.types import Message, ToolCall
 
-TEXT_FORM = "<tool_call></tool_call><tool_response></tool_response>"  # its marks
-_MADE_ID = re.compile(r"call(\d{5,9})")
+TEXT_TAGS = "<tool_call></tool_call><tool_response></tool_response>"  # the tags of the text form
+_GENERATED_ID = re.compile(r"call(\d{5,9})")
 
 
 def structured_calls(calls: Sequence[ToolCall], num_earlier: int) -> list[dict[str, Any]]:
-    """Convert the well-formed calls of an answer to the format of messages.
+    """Convert the well-formed calls of an assistant message to the format of messages.
 
     Args:
         calls: The calls; those with an error are omitted, and so are arguments that are nested too deeply.
@@ -32,53 +32,53 @@ def structured_calls(calls: Sequence[ToolCall], num_earlier: int) -> list[dict[s
         {
             "type": "function",
             "id": f"call{number:05d}" if call.id is None else call.id,
-            "function": {"name": _printable(call.name, ""), "arguments": _printable(call.arguments, {})},
+            "function": {"name": _encodable(call.name, ""), "arguments": _encodable(call.arguments, {})},
         }
         for number, call in enumerate(calls, num_earlier)
         if call.error is None
     ]
 
 
-def _printable(value: Any, instead: Any) -> Any:
-    """Copy a JSON value with lone surrogates replaced; ``instead`` if it is nested too deeply."""
+def _encodable(value: Any, default: Any) -> Any:
+    """Copy a JSON value with lone surrogates replaced; ``default`` if it is nested too deeply."""
     try:
         texts = {text: text.encode("utf-8", "replace").decode("utf-8") for text in strings_in(value)}
         return with_strings(value, texts)
     except RecursionError:
-        return instead
+        return default
 
 
-def answered_calls(
+def with_call_ids(
     messages: Sequence[Message], calls: Sequence[ToolCall], structured: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    """Add to each tool message the name and the id of the call that it answers, where they are missing.
+    """Add to each tool message the name and id of the call that it responds to, where they are missing.
 
     Args:
         messages: An observation.
-        calls: The calls of the answer before it, malformed ones included, in order.
+        calls: The calls of the preceding assistant message, including malformed ones, in order.
         structured: The well-formed calls, as returned by :func:`structured_calls`.
     """
     well_formed = iter(structured)
     in_order = [next(well_formed, None) if call.error is None else None for call in calls]
     if sum(message["role"] == "tool" for message in messages) == len(structured):
-        in_order = [*structured]  # malformed calls are not answered, or answered in another role
+        in_order = [*structured]  # malformed calls get no response, or one in another role
     by_id = {call["id"]: call for call in structured}
-    answers, answered = iter(in_order), list[Message]()
+    remaining, labeled = iter(in_order), list[Message]()
     for message in messages:
         if message["role"] != "tool":
-            answered.append(message)
+            labeled.append(message)
             continue
-        in_turn = next(answers, None)
+        next_call = next(remaining, None)
         fields = cast("Mapping[str, Any]", message)
-        given: Any = {key: _printable(str(fields[key]), "") for key in ("name", "tool_call_id") if key in fields}
-        call = by_id.get(given["tool_call_id"]) if "tool_call_id" in given else in_turn
+        given: Any = {key: _encodable(str(fields[key]), "") for key in ("name", "tool_call_id") if key in fields}
+        call = by_id.get(given["tool_call_id"]) if "tool_call_id" in given else next_call
         known = {} if call is None else {"name": call["function"]["name"], "tool_call_id": call["id"]}
-        answered.append(cast("Message", {**message, **known, **given}))
-    return answered
+        labeled.append(cast("Message", {**message, **known, **given}))
+    return labeled
 
 
 def with_text_calls(message: Mapping[str, Any]) -> Message:
-    """Move the calls of an answer into its text, for a template that does not support calls."""
+    """Move the calls of an assistant message into its text, for a template that does not support calls."""
     texts = [message["content"]]
     for call in message.get("tool_calls", ()):
         written = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
@@ -101,7 +101,7 @@ def named_id(call_id: str, name: str) -> str:
     """
     if call_id.startswith(f"functions.{name}:"):
         return call_id
-    number = _MADE_ID.fullmatch(call_id)
+    number = _GENERATED_ID.fullmatch(call_id)
     return f"functions.{name}:{int(number[1]) if number else call_id}"
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from agentsgym.tokens.chat_format import ENDED_BY_TEXT, ChatFormat
-from agentsgym.tokens.tool_messages import answered_calls, structured_calls, with_text_calls
+from agentsgym.tokens.tool_messages import structured_calls, with_call_ids, with_text_calls
 from agentsgym.types import Action, Message, ToolCall
 
 __all__ = ["ChatFormat", "History", "Transcript"]
@@ -96,7 +96,7 @@ class Transcript:
         """
         if self._mark is not None:
             raise RuntimeError("observe() was called before the last observation was answered: call act() first")
-        messages = self._answered(messages)
+        messages = self._with_call_ids(messages)
         mark = _Mark(
             len(self.messages),
             self.prompt_messages,
@@ -128,11 +128,11 @@ class Transcript:
         self.messages += messages
         self._mark = mark
 
-    def _answered(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Add to tool results the names and ids of the calls that they answer."""
+    def _with_call_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Add to tool results the names and ids of the calls that they respond to."""
         if not (self._calls or any(message["role"] == "tool" for message in messages)):
             return messages
-        return answered_calls(messages, self._calls, self.messages[-1].get("tool_calls", ()) if self._calls else ())
+        return with_call_ids(messages, self._calls, self.messages[-1].get("tool_calls", ()) if self._calls else ())
 
     def retract(self) -> None:
         """Remove the last observation, both messages and tokens.
@@ -167,7 +167,7 @@ class Transcript:
         """
         if self._mark is not None or not self.messages:
             raise RuntimeError("close() needs a conversation whose last observation is answered: call act() first")
-        messages = self._answered(messages)
+        messages = self._with_call_ids(messages)
         token_ids: list[int] | None = None
         if self._format is not None and self._history == "rerender":
             whole, size = self._format.render([*self.messages, *messages], add_prompt=False), len(self.token_ids)

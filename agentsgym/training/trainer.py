@@ -212,7 +212,11 @@ class GRPOEnvTrainer(RestartableTrainer):
         rollouts = self._with_values(batch, tokens)
         with raise_on_all_ranks():  # a user's estimator may fail on a single rank
             advantages = self._assigner.assign(
-                rollouts, batch.mine, batch.trajectories, batch.num_trained_tokens, is_training=phase.is_training
+                rollouts,
+                batch.local_indices,
+                batch.trajectories,
+                batch.num_trained_tokens,
+                is_training=phase.is_training,
             )
         mask = tokens.agent_token_mask(advantages.included)
         logprobs = self._token_logprobs(batch, tokens, mask, phase)

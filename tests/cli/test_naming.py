@@ -147,7 +147,10 @@ def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
         (["--agent", "scripted"], "the agent must be scripted:FILE"),
         (["--agent", "random:3"], "the agent random does not accept an argument"),
         (["--agent", "scripted:nowhere.txt"], "the script nowhere.txt cannot be read"),
-        (["--agent", "policy:./nowhere"], "the policy cannot be loaded: there is no folder './nowhere'"),
+        (
+            ["--agent", "policy:./nowhere"],
+            "the policy must be an existing folder or a Hub name such as 'Qwen/Qwen3-0.6B', got './nowhere'",
+        ),
         (["--agent", "openai:m"], "key"),
     ],
 )

@@ -36,6 +36,7 @@ from agentsgym.credit.advantages import (
     zero_variance_fraction,
     zero_variance_groups,
 )
+from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.returns import Baseline, discounted_returns
 from agentsgym.errors import ConfigError
 
@@ -333,7 +334,8 @@ def test_step_groups_are_the_turns_that_share_task_and_state(rollouts: Batch) ->
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"scale_rewards cannot be 'groups'; did you mean 'group'\?"):
-        grpo([rollout([1.0])], scale="groups")
+    for estimator in ("grpo", "rae", "turn_gae"):
+        with pytest.raises(ConfigError, match=r"^scale cannot be 'groups'; did you mean 'group'\?"):
+            get_estimator(estimator)([], discount=1.0, scale="groups")
     with pytest.raises(ConfigError, match=r"baseline cannot be 'other'; did you mean 'others'\?"):
         gigpo([rollout([1.0])], baseline="other")

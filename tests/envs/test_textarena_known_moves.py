@@ -18,7 +18,7 @@ from agentsgym import Trajectory
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
 from agentsgym.envs.TextArena.games import GameFactory, PlayedGame
 from agentsgym.envs.TextArena.isolation import GameContext
-from agentsgym.envs.TextArena.moves import known_moves, parts_of
+from agentsgym.envs.TextArena.moves import moves_by_rules, parts_of
 from agentsgym.envs.TextArena.players import LegalPlayer
 
 
@@ -88,7 +88,7 @@ def test_the_moves_of_a_board_are_all_that_are_legal(name: str, size: int, form:
     every = [form.format(*pair) for pair in itertools.permutations(squares, 2)]
     game, rng = begin(name), random.Random(0)
     for _ in range(num_positions):
-        found = [move for move in game.known_moves(rng) if game.is_legal(move)]
+        found = [move for move in game.moves_by_rules(rng) if game.is_legal(move)]
         assert sorted(found) == sorted(move for move in every if game.is_legal(move))
         for _ in range(4):
             game.move(LegalPlayer(rng).answer(game.observe(), game))
@@ -105,17 +105,17 @@ def test_a_stack_of_tak_walks_every_straight_way(square: tuple[int, int], num_mo
     game = begin("Tak-v0-medium")
     row, column = square
     game._game.board[row][column] = ["F1", "F0", "F0"]
-    moves = [move for move in game.known_moves(random.Random(0)) if move.startswith("[move")]
+    moves = [move for move in game.moves_by_rules(random.Random(0)) if move.startswith("[move")]
     assert len(moves) == len(set(moves)) == num_moves
     assert all(game.is_legal(move) for move in moves)
 
 
 def test_pieces_of_tak_are_put_on_every_empty_square() -> None:
     game = begin("Tak-v0")
-    assert len(game.known_moves(random.Random(0))) == 16 * 3
+    assert len(game.moves_by_rules(random.Random(0))) == 16 * 3
     game._game.players[0] = {"stones": 0, "capstones": 1}
     game._game.board[1][2] = ["F1"]
-    assert sorted(game.known_moves(random.Random(0))) == sorted(
+    assert sorted(game.moves_by_rules(random.Random(0))) == sorted(
         f"[place () {{({row},{column}): [C0]}}]" for row in range(4) for column in range(4) if (row, column) != (1, 2)
     )
 
@@ -163,11 +163,11 @@ def test_a_player_who_must_be_tough_concedes_a_cent_at_a_time() -> None:
 
 def test_one_answers_what_the_other_proposed_and_nothing_else() -> None:
     game = begin("TwoDollar-v0")
-    assert [move[:9] for move in game.known_moves(random.Random(0))] == ["[Propose]"]
+    assert [move[:9] for move in game.moves_by_rules(random.Random(0))] == ["[Propose]"]
     game.move("[Propose] $1.50")
-    assert game.known_moves(random.Random(0))[:2] == ["[Accept]", "[Reject]"]
+    assert game.moves_by_rules(random.Random(0))[:2] == ["[Accept]", "[Reject]"]
     game.move("[Reject]")
-    assert [move[:9] for move in game.known_moves(random.Random(0))] == ["[Propose]"]
+    assert [move[:9] for move in game.moves_by_rules(random.Random(0))] == ["[Propose]"]
 
 
 def test_who_only_speaks_nonsense_loses_at_santorini() -> None:
@@ -200,7 +200,7 @@ def test_the_roles_do_not_hang_on_the_order_of_files(monkeypatch: pytest.MonkeyP
 
 
 def test_other_games_have_no_moves_of_this_kind() -> None:
-    assert known_moves(begin("TicTacToe-v0")._game, random.Random(0)) == []
+    assert moves_by_rules(begin("TicTacToe-v0")._game, random.Random(0)) == []
 
 
 def test_each_player_of_kuhns_poker_is_told_its_card_once() -> None:

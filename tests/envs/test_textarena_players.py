@@ -188,7 +188,7 @@ def test_an_opponent_that_raises_fails_its_own_episode() -> None:
     agent = _ByTask([["[0]", "[1]", "[2]"], ["[0]", "[3]", "[6]"]])
     lost, won = env.rollout([{"seed": 1}, {"seed": 2}], agent)
     assert lost.failed
-    assert "player 1, played by Raising, failed" in str(lost.error)
+    assert "Raising, which plays player 1, failed" in str(lost.error)
     assert "the server is gone" in str(lost.error)
     assert (won.failed, won.final_reward) == (False, 1.0)
 

@@ -138,7 +138,12 @@ def test_options_reach_the_rollout() -> None:
             ConfigError,
             r"tasks\[0\] is for the environment 'other.Game'",
         ),
-        (tasks("a"), {"cluster_by": "soluton"}, ConfigError, "task 0 has no key 'soluton'.*did you mean 'solution'"),
+        (
+            tasks("a"),
+            {"cluster_by": "soluton"},
+            ConfigError,
+            "cluster_by='soluton' must .*task 0 lacks it; did you mean 'solution'",
+        ),
         (tasks("a"), {"num_rollouts": 0}, ConfigError, "num_rollouts must be a positive int, got 0"),
     ],
 )

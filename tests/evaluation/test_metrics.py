@@ -224,9 +224,9 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_win(num_rollouts: int, num_won
 def test_pass_at_k_averages_over_tasks_and_ignores_failures() -> None:
     rows = [game(0, won=True), game(0, won=False), game(1, won=False), game(1, won=False)]
     assert pass_at_k([*rows, game(1, won=True, stop=StopReason.FAILED)], 1) == 0.25
-    with pytest.raises(ValueError, match="a task, 2, got k = 3"):
+    with pytest.raises(ValueError, match=r"any task \(2\), got 3"):
         pass_at_k(rows, 3)
-    with pytest.raises(ValueError, match="a task, 0, got k = 1"):
+    with pytest.raises(ValueError, match=r"any task \(0\), got 1"):
         pass_at_k([game(0, stop=StopReason.FAILED)], 1)
 
 

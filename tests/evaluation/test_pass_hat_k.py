@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym.statistics.metrics import pass_at_k, pass_at_k_interval, pass_hat_k, pass_hat_k_interval, summarize
-from agentsgym.statistics.passing import most_rollouts
+from agentsgym.statistics.passing import max_k
 from agentsgym.types import StopReason, Trajectory
 
 
@@ -55,11 +55,11 @@ def test_both_are_the_mean_over_all_choices(tasks: list[str], data: st.DataObjec
 
 def test_the_mean_is_that_of_the_plain_functions_and_failed_rollouts_are_left_out() -> None:
     played = rollouts("110x", "100", "0001x")
-    assert most_rollouts(played) == 3
+    assert max_k(played) == 3
     assert pass_at_k_interval(played, 2).mean == pytest.approx(pass_at_k(played, 2))
     assert pass_hat_k(played, 2) == pytest.approx((1 / 3 + 0 + 0) / 3)
     with pytest.raises(
-        ValueError, match=r"pass\^k needs 1 <= k <= the smallest number of rollouts of a task, 3, got k = 4"
+        ValueError, match=r"pass\^k requires k .* smallest number of non-failed rollouts of any task \(3\), got 4"
     ):
         pass_hat_k(played, 4)
 

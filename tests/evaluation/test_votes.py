@@ -63,7 +63,7 @@ def test_chances_are_of_a_whole_for_many_rollouts() -> None:
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_there_must_be_enough_rollouts(k: int) -> None:
-    with pytest.raises(ValueError, match=f"a task, 2, got k = {k}"):
+    with pytest.raises(ValueError, match=rf"any task \(2\), got {k}"):
         maj_at_k([rollout("a", True), rollout("b", False)], k)
 
 

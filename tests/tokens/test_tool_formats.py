@@ -166,7 +166,7 @@ def test_the_name_of_a_tool_cannot_spell_a_control_token() -> None:
 def test_a_template_that_moves_the_schemas_is_refused_with_what_would_do() -> None:
     tokenizer = tokenizer_for(MOVES_SCHEMAS)
     ChatFormat.of(tokenizer)  # without tools nothing moves
-    with pytest.raises(TemplateError, match=r"once the conversation continues; to fix it: .*rerender"):
+    with pytest.raises(TemplateError, match=r"after later messages are added.*; to fix it: .*rerender"):
         ChatFormat.of(tokenizer, tools=TOOLS)
     anew = Transcript(ChatFormat.of(tokenizer, append=False, tools=TOOLS), "rerender")
     anew.observe([GO])

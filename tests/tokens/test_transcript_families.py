@@ -178,7 +178,7 @@ def test_where_a_template_of_trl_is_refused_its_training_twin_is_too() -> None:
             "Mistral that moves the system message",
             ("system", "user"),
             ("user",),
-            "or elsewhere, once the conv.*rerender",
+            "in the same place, after later.*rerender",
         ),
         ("tool results first", ("user",), ("tool",), "different first prompt when tool comes later.*rerender"),
         ("deepseekv3", ("user",), ("tool",), "tool results differently in a second round of calls.*rerender"),
@@ -205,7 +205,12 @@ CHATML = FAMILIES["tool results as JSON"].replace(" | tojson", "")
 @pytest.mark.parametrize(
     ("heading", "first", "later", "complaint"),
     [
-        ("{{ 'new ' if loop.last and m.role == 'tool' }}", ("user",), ("tool",), "tool differently, or elsewhere"),
+        (
+            "{{ 'new ' if loop.last and m.role == 'tool' }}",
+            ("user",),
+            ("tool",),
+            "render tool the same way, in the same place",
+        ),
         (
             "{{ 'so ' if m.role == 'user' and messages[:loop.index0] | selectattr('role', 'eq', 'tool') | list }}",
             ("user",),

@@ -26,16 +26,22 @@ CHATML = tokenizer_of("chatml").chat_template
         ),
         (
             CHATML.replace("message.content", "message.content ~ message.content"),
-            "it repeats the user message 0",
+            r"it repeats the content of message 0 \(user\)",
         ),
         (CHATML.replace("message.content", "message.content | tojson"), "agent's answer once"),
         (
             CHATML.replace("message.content", "message.content | upper"),
-            "it leaves out, moves or rewrites the user message 0",
+            r"it leaves out, moves or rewrites the content of message 0 \(user\)",
         ),
-        (CHATML.replace("message.content", "message.content | e"), "it changes the user message 0"),
-        (CHATML.replace("message.content", "message.content.lstrip('\\n')"), "it changes the user message 0"),
-        (CHATML.replace("message.content", "message.content | indent"), "it changes the user message 0"),
+        (CHATML.replace("message.content", "message.content | e"), r"it changes the content of message 0 \(user\)"),
+        (
+            CHATML.replace("message.content", "message.content.lstrip('\\n')"),
+            r"it changes the content of message 0 \(user\)",
+        ),
+        (
+            CHATML.replace("message.content", "message.content | indent"),
+            r"it changes the content of message 0 \(user\)",
+        ),
         (CHATML.replace("message.role", "message.role ~ loop.index0"), "different text around user in the second turn"),
         ("{{ raise_exception('no conversations here') }}", "no conversations here"),
     ],

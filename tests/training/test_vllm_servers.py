@@ -299,7 +299,7 @@ def test_a_server_with_another_model_or_a_smaller_context_is_warned_of(
     agent.generation.model.config.name_or_path = "org/other"
     with caplog.at_level(logging.WARNING):
         agent.prepare(started(0))
-    assert "was started with 'org/tiny', and 'org/other' is trained" in caplog.text
+    assert "was started with 'org/tiny', but this run trains 'org/other'" in caplog.text
     assert "maximum context length of 60 tokens, and max_completion_length=100 lets" in caplog.text
     fine, none_left = agent.act(
         [TurnRequest(session_id="", messages=[], token_ids=[5] * length) for length in (10, 60)]

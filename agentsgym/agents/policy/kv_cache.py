@@ -1,4 +1,4 @@
-"""A cache for many conversations at once: rows that can be cut, moved and joined, and that grow in place.
+"""A KV cache for batches of conversations, with rows that can be truncated, moved and batched, and grow in place.
 
 ::
 
@@ -133,7 +133,9 @@ def growing_layer(layer: Any) -> Any:
         return GrowingHybridLayer(layer.number_of_states)
     if kind is LinearAttentionLayer or kind in _EMPTY_LAYERS:
         return layer
-    raise NotImplementedError(f"rows of a {kind.__name__} cannot be joined")
+    raise NotImplementedError(
+        f"conversations cannot be batched in a cache with layers of type {kind.__name__}, which are not supported"
+    )
 
 
 def holds_states(layer: Any) -> bool:

@@ -49,7 +49,9 @@ def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
         ConfigError: The folder or name does not exist, or has no causal language model with a tokenizer.
     """
     if not Path(name_or_path).is_dir() and not _HUB_NAME.fullmatch(name_or_path):
-        raise ConfigError(f"the policy cannot be loaded: there is no folder {shown(name_or_path)}")
+        raise ConfigError(
+            f"the policy must be an existing folder or a Hub name such as 'Qwen/Qwen3-0.6B', got {shown(name_or_path)}"
+        )
     try:
         model, tokenizer = load_model(name_or_path, dtype="auto")
     except (OSError, ValueError, KeyError) as error:

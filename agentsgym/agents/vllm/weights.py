@@ -201,14 +201,14 @@ class ServerWeights:
         if theirs is not None and theirs != ids:
             raise ConfigError(
                 f"the vLLM server at {server.url} serves {server.root!r} with a tokenizer that differs from the "
-                f"trainer's: it encodes {shown(text, 80)} as {shown(theirs, 80)}, the trainer's as {shown(ids, 80)}; "
-                "start it with the model that is trained"
+                f"trainer's: it encodes {shown(text, 80)} as {shown(theirs, 80)}, but the trainer's encodes it as "
+                f"{shown(ids, 80)}; start the server with the model that this run is training"
             )
         name = getattr(getattr(self._generation.model, "config", None), "name_or_path", "") or ""
         if name and server.root.rstrip("/").rpartition("/")[2] != name.rstrip("/").rpartition("/")[2]:
             logger.warning(
-                "the vLLM server at %s was started with %r, and %r is trained: its weights are replaced by those of "
-                "the model in training, which works only if both have the same architecture",
+                "the vLLM server at %s was started with %r, but this run trains %r: the server's weights are replaced "
+                "with the trained model's, which works only if both have the same architecture",
                 server.url,
                 server.root,
                 name,

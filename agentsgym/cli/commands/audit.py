@@ -36,7 +36,8 @@ def audit(
     loaded = tokenizer_of(tokenizer)
     report, unknown = audit_store(store, None if loaded is None else len(loaded))
     for name in unknown:
-        remark(f"{name} is not a known environment, so the placement of its rewards is not checked", "yellow")
+        text = f"{name} is not a known environment, so it is not checked which turns and tokens its rewards belong to"
+        remark(text, "yellow")
     if as_json:
         problems = [asdict(one) for one in report.problems]
         skipped: dict[str, Any] = {file.name: why for file, why in store.skipped.items()}

@@ -32,16 +32,16 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
     ] = 6,
     limit_s: Annotated[
         float | None,
-        typer.Option("--limit-s", metavar="SECONDS", min=0.001, help="Time limit for playing, in seconds."),
+        typer.Option("--limit-s", metavar="SECONDS", min=0.001, help="Time limit for playing all tasks, in seconds."),
     ] = 300.0,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Play a few tasks repeatedly (alone, concurrently, and in a pickled copy) and report problems for training.
+    """Play a few tasks repeatedly (alone, concurrently, and in a pickled copy); report problems that affect training.
 
-    Without --agent, an agent explores at random. The exit code is 1 if an error is found, or with --strict if a
-    warning is found.
+    Without --agent, a built-in agent takes exploratory random actions (not ENV's own random agent). The exit code is 1
+    if an error is found, or with --strict if a warning is found.
     """
     from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions, make_player, tokenizer_of  # noqa: PLC0415

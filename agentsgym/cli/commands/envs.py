@@ -37,7 +37,7 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--status",
             metavar="STATUS",
-            help="Show only environments with this status: ok, words (ok; uses word lists), gamemaster (needs a "
+            help="Show only environments with this status: ok, words (works; uses word lists), gamemaster (needs a "
             "language model as gamemaster), broken, or missing (its package is not installed).",
             autocompletion=options.one_of(*_STATUSES),
         ),

@@ -44,7 +44,10 @@ def view(  # noqa: PLR0913, PLR0917  # options of a command
         ),
     ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
-    as_json: options.AsJson = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the page's address or path, and the number of rollouts, as JSON."),
+    ] = False,
 ) -> None:
     """View stored rollouts: conversations, per-token credit, task groups, and advantages under other settings.
 

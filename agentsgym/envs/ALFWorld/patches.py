@@ -165,7 +165,7 @@ def _depends_on(symbols: Sequence[Any], textgen: Any) -> set[str]:
 
 
 def _cached_translation(translate: Callable[..., Any]) -> Callable[..., Any]:
-    """Translate a game's planning task only once, and not again for the planner, which is never run."""
+    """Cache the translation of a game's planning task, which the original repeats for a planner that is never run."""
     tasks: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
     def translate_once(domain: str, problem: str, **_: Any) -> Any:

@@ -27,7 +27,7 @@ class EnvDescription:
         transitions: Returns the exact transition table; None if there is none.
         frames: Returns every frame that the agent may see, with the number of its state.
         state: Returns the number of the current state, given the environment and the observation.
-        renders: Whether the environment is created with ``render_mode="ansi"``.
+        needs_ansi_rendering: Whether the environment is created with ``render_mode="ansi"``.
         has_maps: Whether a task may define a custom map.
     """
 
@@ -38,7 +38,7 @@ class EnvDescription:
     transitions: Callable[[Any], Transitions | None] = outcomes_of
     frames: Callable[[Any, Renderer], dict[str, int]]
     state: Callable[[Any, Any], int]
-    renders: bool = True
+    needs_ansi_rendering: bool = True
     has_maps: bool = False
 
 
@@ -123,7 +123,7 @@ _TAXI = EnvDescription(
         "them up, drive to the destination, and drop them off there, in as few turns as you can."
     ),
     show=_taxi_frame,
-    won=lambda _game, _reward, terminated: terminated,
+    won=lambda _env, _reward, terminated: terminated,
     frames=_frames_of_states,
     state=lambda env, _: int(env.unwrapped.s),
 )
@@ -134,7 +134,7 @@ _CLIFF_WALKING = EnvDescription(
         "1, a step over the cliff costs 100 and takes you back to the start. Reach T."
     ),
     show=render_frame,
-    won=lambda _game, _reward, terminated: terminated,
+    won=lambda _env, _reward, terminated: terminated,
     frames=_frames_of_states,
     state=lambda env, _: int(env.unwrapped.s),
 )
@@ -147,9 +147,9 @@ _BLACKJACK = EnvDescription(
     show=_blackjack_frame,
     won=lambda _, reward, terminated: terminated and reward > 0,
     transitions=lambda env: blackjack_transitions(natural=bool(env.unwrapped.natural), sab=bool(env.unwrapped.sab)),
-    frames=lambda _game, _show: {_blackjack_text(hand): number for hand, number in _NUMBER_OF_HAND.items()},
+    frames=lambda _env, _show: {_blackjack_text(hand): number for hand, number in _NUMBER_OF_HAND.items()},
     state=lambda env, observation: _NUMBER_OF_HAND[_hand(env, observation)],
-    renders=False,
+    needs_ansi_rendering=False,
 )
 _DESCRIPTIONS = {
     "FrozenLake": _FROZEN_LAKE,

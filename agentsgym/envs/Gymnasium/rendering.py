@@ -60,7 +60,7 @@ def ansi_frame(env: Any) -> str:
     return frame
 
 
-def render_observation(_game: Any, observation: Any) -> str:
+def render_observation(_env: Any, observation: Any) -> str:
     """Render an observation as numbers, with floats rounded to four significant digits."""
     return f"Observation: {_numbers(observation)}"
 

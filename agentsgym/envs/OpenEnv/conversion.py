@@ -65,7 +65,7 @@ def action_reader(given: Any, schema: Mapping[str, Any] | None, server: str, cho
     fields = fields_of(schema)
     if isinstance(given, str) and fields and given not in fields:
         hint = did_you_mean(given, fields)
-        raise ConfigError(f"env_config['action'] names {given!r}, which is not a field of actions of {server}{hint}")
+        raise ConfigError(f"env_config['action'] must be a field of the actions of {server}, got {given!r}{hint}")
     name = given if isinstance(given, str) else None if chosen == "json" else text_field(schema)
     if name is None and chosen == "text":
         raise ConfigError(
@@ -133,7 +133,7 @@ def _field(observation: Mapping[str, Any], name: str) -> str:
     known = {**as_fields(observation.get("metadata")), **observation}
     if name not in known:
         hint = did_you_mean(name, known)
-        raise EnvError(f"env_config['observation'] names {name!r}, which is not a field of the observation{hint}")
+        raise EnvError(f"env_config['observation'] must be a field of the observation, got {name!r}{hint}")
     value = known[name]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 

@@ -101,7 +101,7 @@ class LocalServer:
             raise EnvError(f"{self._server.label} exited with code {self._process.returncode}{printed}")
         raise EnvError(
             f"{self._server.label} did not respond at {self.url}/health within {self._server.start_timeout_s:g} s: "
-            f"does it listen on the port given as {{port}} or PORT?{printed}"
+            f"does it listen on the port given by {{port}} in the command, or by the variable PORT?{printed}"
         )
 
 

@@ -12,7 +12,7 @@ from agentsgym.envs.datasets.options import (
     CommonOptions,
     Part,
     checked_options,
-    part_of,
+    names_in_part,
     row_env,
     rows_of,
 )
@@ -32,7 +32,7 @@ class DatasetOptions(CommonOptions, total=False):
         tasks: Reset arguments, one dict per task, such as ``[{"index": 0}, {"index": 1}]``; None for only seeds.
         size: Number of rows; by default one per task, or 256 without ``tasks``.
         seed: Random seed of the tasks' order and seeds; it never moves a task between training and evaluation.
-        split: ``"disjoint"`` if training and evaluation share no tasks, ``"all"`` if each gets every task.
+        split: Whether the splits share tasks: ``"disjoint"`` (they share none) or ``"all"`` (each has all of them).
         eval_fraction: Fraction of tasks that ``"disjoint"`` reserves for evaluation, in (0, 1).
     """
 
@@ -63,7 +63,7 @@ def task_dataset(
     Raises:
         ConfigError: An option is invalid, or a value cannot be stored in a row.
     """
-    row_env(env_class, env_config, "action", "observation")
+    row_env(env_class, env_config, "action", "observation")  # raises if rows cannot store the configuration
     settings = checked_options(options, _OPTIONS)
     if settings["tasks"] is None:
         settings = {**settings, "size": _NUM_SEEDS if settings["size"] is None else settings["size"]}
@@ -72,5 +72,5 @@ def task_dataset(
         tasks = {json.dumps(task, sort_keys=True): task for task in settings["tasks"]}
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"the tasks of dataset rows must be plain JSON: {error}") from error
-    names = part_of([*tasks], part, settings, "tasks")
+    names = names_in_part([*tasks], part, settings, "tasks")
     return rows_of([tasks[name] for name in names], class_path(env_class), env_config, part, settings)

@@ -80,7 +80,7 @@ def task_dataset(
     Raises:
         ConfigError: An option is invalid, the data lacks a column, or the generator or difficulty does not exist.
     """
-    row_env(env_class, env_config, "extractor", "grader")
+    row_env(env_class, env_config, "extractor", "grader")  # raises if rows cannot store the configuration
     settings = checked_options(options, _OPTIONS)
     if settings["data"] is None:
         given, difficulty = settings["task"], settings["difficulty"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets import questions
-from agentsgym.envs.datasets.options import CommonOptions, Part, checked_options, part_of, row_env, rows_of
+from agentsgym.envs.datasets.options import CommonOptions, Part, checked_options, names_in_part, row_env, rows_of
 from agentsgym.envs.datasets.sources import Column
 from agentsgym.envs.Search.corpus import GENERATED
 from agentsgym.envs.Search.world import World, paths_of
@@ -82,7 +82,7 @@ def task_dataset(
         world = World(**config["world"])
         tasks = [
             world.task(person, path)
-            for person in part_of(world.people, part, settings, "people")
+            for person in names_in_part(world.people, part, settings, "people")
             for path in paths_of(settings["hops"])
         ]
     else:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from agentsgym.envs.TextArena.catalogue import catalogue
 from agentsgym.envs.TextArena.isolation import GameContext, import_game_module, textarena
-from agentsgym.envs.TextArena.moves import known_moves
+from agentsgym.envs.TextArena.moves import moves_by_rules
 from agentsgym.envs.TextArena.observations import GAME_ID, text_of, with_sender
 from agentsgym.envs.TextArena.outcomes import is_won, worth
 from agentsgym.envs.TextArena.patches import GAMEMASTER_GAMES, JURY_GAMES, Jury, bind_patches, patched_class
@@ -338,9 +338,9 @@ class PlayedGame:
         """Return common words for a word game; empty for other games."""
         return basic_words() if any(hasattr(self._game, name) for name in _WORD_LISTS) else ()
 
-    def known_moves(self, rng: random.Random) -> list[str]:
+    def moves_by_rules(self, rng: random.Random) -> list[str]:
         """Return moves by the game's rules, if they are implemented in :mod:`~.moves`; otherwise empty."""
-        return known_moves(self._game, rng)
+        return moves_by_rules(self._game, rng)
 
     def progress(self) -> float:
         """Return a single player's progress in [0, 1], as the game rewards it at its turn limit; 0.0 if unknown."""

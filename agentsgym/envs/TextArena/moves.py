@@ -13,11 +13,11 @@ from agentsgym.envs.TextArena.outcomes import folder_of
 
 _BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _LISTED = re.compile(r"(?:available|legal|valid|possible)[^\n]*", re.IGNORECASE)
-_NUM_NUMBERS = 26  # the numbers to try in place of a placeholder
+_TRIED_NUMBERS = range(26)  # in place of a placeholder, or as a complete move
 Square = tuple[int, int]
 _ANSWERS = ("[Accept]", "[Reject]")
 _STEPS = ((0, 1), (1, 0), (0, -1), (-1, 0))
-_EIGHT = [step for step in itertools.product((-1, 0, 1), repeat=2) if step != (0, 0)]
+_DIRECTIONS = [step for step in itertools.product((-1, 0, 1), repeat=2) if step != (0, 0)]
 
 
 def listed_moves(text: str) -> list[str]:
@@ -44,7 +44,7 @@ def filled_moves(examples: list[str]) -> list[str]:
     for example in examples:
         verb, *places = example.strip("[]").split()
         if verb.isalpha() and len(verb) > 1 and len(places) == 1:
-            found += [f"[{verb} {number}]" for number in range(_NUM_NUMBERS)]
+            found += [f"[{verb} {number}]" for number in _TRIED_NUMBERS]
         elif verb.isalpha() and len(verb) > 1 and len(places) == 2:
             found += [f"[{verb} {one} {other}]" for one in range(6) for other in range(6)]
     return list(dict.fromkeys(found))
@@ -52,13 +52,13 @@ def filled_moves(examples: list[str]) -> list[str]:
 
 def usual_moves() -> Iterator[str]:
     """Yield numbers, pairs of numbers and squares in brackets, the common formats of board games."""
-    yield from (f"[{number}]" for number in range(_NUM_NUMBERS))
+    yield from (f"[{number}]" for number in _TRIED_NUMBERS)
     yield from (f"[{row} {column}]" for row in range(10) for column in range(10))
     yield from (f"[{row},{column}]" for row in range(8) for column in range(8))
     yield from (f"[{column}{row}]" for column in "abcdefgh" for row in range(1, 9))
 
 
-def known_moves(game: Any, rng: random.Random) -> list[str]:
+def moves_by_rules(game: Any, rng: random.Random) -> list[str]:
     """Return candidate moves of the player to move; empty for games whose moves are found in other ways.
 
     Some may be illegal, such as a path through a wall, since moves are tried before they are played. If there are too
@@ -69,7 +69,7 @@ def known_moves(game: Any, rng: random.Random) -> list[str]:
         game: A TextArena game that has started.
         rng: The generator for moves that are drawn rather than enumerated.
     """
-    find = _KNOWN.get(folder_of(game))
+    find = _RULES.get(folder_of(game))
     return [] if find is None else find(game, rng)
 
 
@@ -142,7 +142,7 @@ def _stack_moves(stack: Sequence[str], source: Square, size: int) -> Iterator[st
 def _alquerque(game: Any, _: random.Random) -> list[str]:
     """Return steps and jumps onto empty points."""
     board, size = game.state.game_state["board"], game.BOARD_N
-    ways = [(down * length, right * length) for (down, right), length in itertools.product(_EIGHT, (1, 2))]
+    ways = [(down * length, right * length) for (down, right), length in itertools.product(_DIRECTIONS, (1, 2))]
     pairs = _pairs(board, "RB"[game.state.current_player_id], lambda _: ways)
     return [f"[{_chess(start, size)} {_chess(end, size)}]" for start, end in pairs if board[end[0]][end[1]] == ""]
 
@@ -161,7 +161,7 @@ def _lines_of_action(game: Any, _: random.Random) -> list[str]:
     """Return moves in each direction, by as many squares as there are pieces on that line."""
 
     def ways(start: Square) -> list[Square]:
-        lengths = [(step, game._count_pieces_on_line(*start, *step)) for step in _EIGHT]
+        lengths = [(step, game._count_pieces_on_line(*start, *step)) for step in _DIRECTIONS]
         return [(down * length, right * length) for (down, right), length in lengths]
 
     pairs = _pairs(game.state.game_state["board"], "OX"[game.state.current_player_id], ways)
@@ -207,7 +207,7 @@ def _edges(game: Any, _: random.Random) -> list[str]:
     return [f"[{kind} {row} {column}]" for kind, row, column in (*across, *upright)]
 
 
-_KNOWN: Mapping[str, Callable[[Any, random.Random], list[str]]] = {
+_RULES: Mapping[str, Callable[[Any, random.Random], list[str]]] = {
     "Alquerque": _alquerque,
     "Bandit": lambda game, _: [f"[{button}]" for button in game.buttons],
     "Battleship": _shots,

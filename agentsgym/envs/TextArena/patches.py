@@ -248,7 +248,9 @@ class _Gamemaster:
     def __call__(self, prompt: str) -> str:
         context = current_context()
         if context is None or context.gamemaster is None:
-            raise RuntimeError("the game used its gamemaster outside its context")
+            raise RuntimeError(
+                "the game called its gamemaster, but none is set for this call: play the game through its environment"
+            )
         return context.gamemaster(prompt)
 
 

@@ -46,7 +46,7 @@ class LegalPlayer:
         ]
         words = [f"[{word}]" for word in game.words()]
         last = [*words, *self._seen] if words else [*usual_moves()]
-        known = game.known_moves(random.Random(0) if self._rng is None else self._rng)
+        known = game.moves_by_rules(random.Random(0) if self._rng is None else self._rng)
         groups = [known, listed_moves(observation), [*self._seen], filled_moves(self._seen), last]
         for moves in groups:
             if self._rng is not None:
@@ -109,13 +109,12 @@ class AgentPlayer:
         [action] = self._agent.act([request])
         name = type(self._agent).__name__
         if isinstance(action, AgentError):
-            raise EnvError(f"{self._session_id}, played by {name}, failed: {action}") from action
+            raise EnvError(f"{name}, which plays {self._session_id}, failed: {action}") from action
         text: Any = getattr(action, "text", None)
         if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
             given = f"{len(text)} characters" if isinstance(text, str) else shown(text)
-            raise EnvError(
-                f"{self._session_id}, played by {name}, must answer in at most {MAX_CHARACTERS} characters, got {given}"
-            )
+            limit = f"at most {MAX_CHARACTERS} characters of text"
+            raise EnvError(f"{name}, which plays {self._session_id}, must return {limit}, got {given}")
         transcript.act(action)
         self._conversation.agent_state = action.agent_state
         return strip_reasoning(text)

@@ -26,9 +26,9 @@ _MAX_ATTEMPTS = 20  # seeds tried to find a map on which the quest fits
 
 @contextmanager
 def story_file(kind: str, options: Mapping[str, Any], seed: int, cache_dir: str | None) -> Generator[Path, None, None]:
-    """Provide the path of a game's story file, next to its description; the game is read from the cache or generated.
+    """Provide the path of a game's story file, cached or generated; its .json description is in the same folder.
 
-    Without a cache, the file is deleted when the context exits, even if the engine's process is killed later.
+    Without a cache, both are deleted when the context exits, so nothing is left if the engine is killed later.
 
     Args:
         kind: A key of :data:`~agentsgym.envs.TextWorld.kinds.KINDS`.

@@ -15,7 +15,7 @@ from agentsgym.envs.datasets.options import (
     checked_options,
     dataset_of,
     drawn_options,
-    part_of,
+    names_in_part,
     rows_of,
     task_seed,
 )
@@ -80,7 +80,7 @@ def task_dataset(
                     "files must be a folder of .z8 games or a list of paths, but no .z8 files were found in "
                     f"{shown(settings['files'])}"
                 )
-        names = part_of([*map(str, files)], part, settings, "files")
+        names = names_in_part([*map(str, files)], part, settings, "files")
         return rows_of([{"file": name} for name in names], class_path(env_class), env_config, part, settings)
     settings = checked_options(options, _GENERATION_OPTIONS)
     num_games: int = settings["num_games"] or settings["size"]

@@ -13,7 +13,7 @@ from agentsgym.envs.datasets.options import (
     Part,
     checked_options,
     dataset_of,
-    part_of,
+    names_in_part,
     row_env,
     shuffled,
     task_seed,
@@ -46,7 +46,7 @@ def task_dataset(
     """
     settings = checked_options(options, COMMON_OPTIONS)
     secrets: Sequence[str] = row_env(env_class, env_config, "gamemaster").candidates.objects
-    chosen = part_of(secrets, part, settings, "objects", topic="twenty questions")
+    chosen = names_in_part(secrets, part, settings, "objects", topic="twenty questions")
     generator = random.Random(derive_seed("twenty questions rows", part, settings["seed"]))
     tasks = [
         {"solution": solution, "seed": task_seed(part, "twenty questions task", settings["seed"], row)}

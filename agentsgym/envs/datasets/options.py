@@ -16,6 +16,7 @@ from agentsgym.seeding import derive_seed
 if TYPE_CHECKING:
     from datasets import Dataset
 
+#: The split that rows are made for; called part because the option ``split`` has another meaning.
 Part = Literal["train", "eval"]
 Item = TypeVar("Item")
 Env = TypeVar("Env", bound=ConfiguredEnv)
@@ -39,7 +40,7 @@ class CommonOptions(TypedDict, total=False):
     Attributes:
         size: Number of rows; by default one per task.
         seed: Random seed of the tasks' order and seeds; it never moves a task between training and evaluation.
-        split: ``"disjoint"`` if training and evaluation share no tasks, ``"all"`` if each gets every task.
+        split: Whether the splits share tasks: ``"disjoint"`` (they share none) or ``"all"`` (each has all of them).
         eval_fraction: Fraction of tasks that ``"disjoint"`` reserves for evaluation, in (0, 1).
     """
 
@@ -104,7 +105,7 @@ def checked_options(given: Mapping[str, Any], fields: Mapping[str, Field]) -> di
     return settings
 
 
-def part_of(
+def names_in_part(
     names: Sequence[str], part: Part, settings: Mapping[str, Any], things: str, *, topic: str | None = None
 ) -> list[str]:
     """Return the names in the training or evaluation split, which depends only on the names and ``topic``.

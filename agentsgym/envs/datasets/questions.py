@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentsgym.envs.datasets.options import COMMON_OPTIONS, Part, part_of
+from agentsgym.envs.datasets.options import COMMON_OPTIONS, Part, names_in_part
 from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, Column, is_source, read_columns, read_rows
 from agentsgym.fields import Field, is_str, or_none
 
@@ -44,5 +44,5 @@ def of_part(tasks: list[dict[str, Any]], part: Part, settings: Mapping[str, Any]
     Raises:
         ConfigError: There are too few different questions to split.
     """
-    chosen = set(part_of([str(task["question"]) for task in tasks], part, settings, "questions"))
+    chosen = set(names_in_part([str(task["question"]) for task in tasks], part, settings, "questions"))
     return [task for task in tasks if str(task["question"]) in chosen]

@@ -1,6 +1,6 @@
-"""Make the fork server, which is the only process that imports this module, end after its workers.
+"""Make the fork server, the only process that imports this module, exit after its workers.
 
-When a pool's owner is gone, its fork server ends immediately, and the kernel kills the workers with it (see
+When a pool's owner is gone, its fork server exits immediately, and the kernel kills the workers with it (see
 :mod:`agentsgym.rollouts.workers.owner_watch`). Workers that notice this themselves first close their episodes, so the
 fork server waits for them briefly.
 

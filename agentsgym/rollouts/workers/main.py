@@ -15,7 +15,7 @@ from agentsgym.errors import AgentsGymError
 from agentsgym.interruptions import Interruption, is_interruption
 from agentsgym.rollouts.interfaces import BATCHING_WINDOW_S, Finished, Raised, TrialGenerator, TrialOutcome, advance
 from agentsgym.rollouts.workers.channel import BrokenChannelError, Channel
-from agentsgym.rollouts.workers.owner_watch import LOST_CONNECTION, end_with_owner
+from agentsgym.rollouts.workers.owner_watch import LOST_CONNECTION, exit_with_owner
 from agentsgym.rollouts.workers.wire import (
     CLOSE,
     CLOSED,
@@ -208,7 +208,7 @@ def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> N
     try:
         if KILL_SIGNAL is not None:
             signal.signal(KILL_SIGNAL, loop.kill)
-        end_with_owner(connection, owner)
+        exit_with_owner(connection, owner)
         loop.run()
     except _Killed:
         code = INTERRUPTED

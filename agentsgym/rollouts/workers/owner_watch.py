@@ -1,8 +1,8 @@
-"""Let a worker end when the process that owns its pool is gone, also while a step hangs.
+"""Make a worker exit when the process that owns its pool is gone, even while a step hangs.
 
-A thread of the worker waits for the end of the owner, and for that of the connection. It then has the worker close its
-episodes, and ends it by force after ``_CLOSING_S``. A step that holds the interpreter's lock stops that thread as well;
-for it there is the kernel, on Linux alone: it kills a worker with the fork server, which ends with the owner.
+A thread in the worker waits until the owner exits or the connection closes. It then signals the worker to close its
+episodes, and forces it to exit after ``_CLOSING_S``. A step that holds the GIL blocks that thread too. This case is
+covered only on Linux: the kernel kills the worker when its parent, the fork server, exits because the owner did.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from agentsgym.rollouts.workers.wire import KILL_SIGNAL
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 1.0
 _CLOSING_S = 2.0
-LOST_CONNECTION = 70  # the exit code of a worker whose end of the connection is gone, as EX_SOFTWARE of sysexits.h
+LOST_CONNECTION = 70  # exit code if code in the worker broke its connection (EX_SOFTWARE in sysexits.h)
 
 
-def end_with_owner(connection: socket.socket, owner: int) -> None:
-    """Start to watch.
+def exit_with_owner(connection: socket.socket, owner: int) -> None:
+    """Start watching the owner and the connection.
 
     Args:
-        connection: The worker's end.
+        connection: The worker's end of the connection.
         owner: The owner's process id.
     """
     # Close this process's copy of the pipe that keeps the fork server alive, so that only the owner keeps it.
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     pipe = getattr(server, "_forkserver_alive_fd", None)
     if server is not None and isinstance(pipe, int):
-        server._forkserver_alive_fd = None  # nothing here starts processes by it: a worker is a daemon
+        server._forkserver_alive_fd = None  # not needed: a worker is daemonic, so it cannot start processes
         with suppress(OSError):
             os.close(pipe)
     if sys.platform == "linux":
@@ -44,7 +44,7 @@ def end_with_owner(connection: socket.socket, owner: int) -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if hasattr(select, "poll"):  # not on Windows
         process: int | None = None
-        with suppress(OSError, AttributeError):  # pidfd_open is Linux's, and newer than some kernels
+        with suppress(OSError, AttributeError):  # pidfd_open requires Linux 5.3
             process = os.pidfd_open(owner)
         descriptors = (connection.fileno(), process)
         identities = tuple(None if one is None else _identity(one) for one in descriptors)
@@ -54,12 +54,13 @@ def end_with_owner(connection: socket.socket, owner: int) -> None:
 
 
 def _watch(owner: int, descriptors: tuple[int, int | None], identities: tuple[object, ...]) -> None:
-    """Wait until the owner or the connection is gone, and end this process.
+    """Wait until the owner exits or the connection closes, and exit this process.
 
     Args:
         owner: Process id of the owner.
         descriptors: File descriptors of the connection and of the owner's process; None for the latter if unknown.
-        identities: What they referred to at first: something may close them and open other files.
+        identities: Device and inode of each descriptor at the start, to detect that it was closed or now refers to
+            another file.
     """
     connection, process = descriptors
     while True:

@@ -43,18 +43,18 @@ def _json_calls(
     if not text.startswith("["):
         return [call_of_one(whole_json(text))]
     calls: list[ToolCall] = []
-    place = 1
-    while len(calls) <= MAX_CALLS and text[place:].strip("\n\t ,]"):
+    position = 1
+    while len(calls) <= MAX_CALLS and text[position:].strip("\n\t ,]"):
         try:
-            value, place = read_json(text, place)
+            value, position = read_json(text, position)
         except MalformedCallError as error:
             calls.append(malformed_call(error))
-            later = _NEXT_ITEM.search(text, place + 1)
-            place = len(text) if later is None else later.start()
+            later = _NEXT_ITEM.search(text, position + 1)
+            position = len(text) if later is None else later.start()
         else:
             calls += read_or_failed(lambda value=value: [call_of_one(value)])
-            comma = _COMMA.match(text, place)
-            place = comma.end() if comma else place
+            comma = _COMMA.match(text, position)
+            position = comma.end() if comma else position
     return calls or [malformed_call(MalformedCallError("is an empty list"))]
 
 

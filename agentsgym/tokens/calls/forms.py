@@ -105,21 +105,21 @@ class MarkedForm:
         parts = _Parts()
         thought_end = self._end_of_begun_thought(text, schemas) if prompt is None else None
         begins, ends = self.thinks
-        first, place = self._next(text, 0), 0
+        first, position = self._next(text, 0), 0
         if thought_end is not None:
-            place = self._thought(text, 0, parts, thought_end)
+            position = self._thought(text, 0, parts, thought_end)
         elif prompt and prompt.rfind(begins) > prompt.rfind(ends):
             text_begins = re.match(rf"\s*{re.escape(begins)}", text)
-            place = self._thought(text, text_begins.end() if text_begins else 0, parts)
+            position = self._thought(text, text_begins.end() if text_begins else 0, parts)
         elif ends in text[: len(text) if first is None else first.start()]:
-            place = self._thought(text, 0, parts)  # it began in the prompt of another template
-        while len(parts.calls) <= MAX_CALLS and (begin := self._next(text, place)) is not None:
-            parts.content.append(text[place : begin.start()])
+            position = self._thought(text, 0, parts)  # it began in the prompt of another template
+        while len(parts.calls) <= MAX_CALLS and (begin := self._next(text, position)) is not None:
+            parts.content.append(text[position : begin.start()])
             if text.startswith(begins, begin.start()):
-                place = self._thought(text, begin.end(), parts)
+                position = self._thought(text, begin.end(), parts)
             else:
-                place = self._block(text, begin, parts, schemas)
-        parts.content.append(text[place:])
+                position = self._block(text, begin, parts, schemas)
+        parts.content.append(text[position:])
         answer = parts.answer()
         if self.wraps is None:
             return answer
@@ -130,19 +130,19 @@ class MarkedForm:
 
         A marker inside a well-formed call is part of one of its strings.
         """
-        place, end = 0, text.find(self.thinks[1])
+        position, end = 0, text.find(self.thinks[1])
         for _ in range(MAX_CALLS):
-            begin = self._next(text, place) if end >= 0 else None
+            begin = self._next(text, position) if end >= 0 else None
             if begin is None or begin.start() > end:
                 break
             if text.startswith(self.thinks[0], begin.start()):
                 return None
             block = _Parts()
-            place = self._block(text, begin, block, schemas)
-            if place > end:
+            position = self._block(text, begin, block, schemas)
+            if position > end:
                 if any(call.error is not None for call in block.calls):
                     break
-                end = text.find(self.thinks[1], place)
+                end = text.find(self.thinks[1], position)
         return None if end < 0 else end
 
     def _thought(self, text: str, start: int, parts: _Parts, end: int | None = None) -> int:
@@ -150,9 +150,9 @@ class MarkedForm:
         parts.reasoning.append(text[start : len(text) if end < 0 else end])
         return len(text) if end < 0 else end + len(self.thinks[1])
 
-    def _next(self, text: str, place: int) -> re.Match[str] | None:
+    def _next(self, text: str, position: int) -> re.Match[str] | None:
         """Find the next reasoning or block."""
-        found = (self.opens.search(text, place), re.compile(re.escape(self.thinks[0])).search(text, place))
+        found = (self.opens.search(text, position), re.compile(re.escape(self.thinks[0])).search(text, position))
         return min((match for match in found if match), key=lambda match: match.start(), default=None)
 
     def _block(self, text: str, begin: re.Match[str], parts: _Parts, schemas: ArgumentSchemas) -> int:
@@ -193,10 +193,10 @@ class ChannelForm:
     def answer(self, prompt: str | None, text: str, schemas: ArgumentSchemas) -> Answer:  # as every form
         """Parse an answer; the arguments are those of :meth:`MarkedForm.answer`."""
         parts = _Parts()
-        place = 0
+        position = 0
         for message in _MESSAGE.finditer(text):
-            parts.content.append(text[place : message.start()])
-            place = message.end()
+            parts.content.append(text[position : message.start()])
+            position = message.end()
             recipient, channel = _RECIPIENT.search(message["header"]), _CHANNEL.search(message["header"])
             name = recipient[1] if recipient else "user"
             if name == "self" or (channel and channel[1] == "analysis" and name == "user"):
@@ -207,7 +207,7 @@ class ChannelForm:
                 name, body = name.removeprefix("functions."), message["body"]
                 calls = read_or_failed(lambda name=name, body=body: self.read(name, body, schemas), name)
                 parts.take(calls, message[0])
-        parts.content.append(text[place:])
+        parts.content.append(text[position:])
         return parts.answer()
 
 

@@ -38,18 +38,18 @@ def python_calls(text: str, read_string: ReadString) -> list[ToolCall]:
     inner = text.strip()
     inner = inner[1:-1] if inner.startswith("[") and inner.endswith("]") else inner
     calls: list[ToolCall] = []
-    place = skip_space(inner, 0)
-    while place < len(inner) and len(calls) <= MAX_CALLS:
-        name = _CALL_HEAD.match(inner, place)
+    position = skip_space(inner, 0)
+    while position < len(inner) and len(calls) <= MAX_CALLS:
+        name = _CALL_HEAD.match(inner, position)
         try:
-            arguments, place = _arguments(inner, place, name, read_string)
+            arguments, position = _arguments(inner, position, name, read_string)
             calls.append(tool_call(name[1] if name else "", arguments))
-            separator = _BETWEEN_CALLS.match(inner, place)
-            place = separator.end() if separator else len(inner)
+            separator = _BETWEEN_CALLS.match(inner, position)
+            position = separator.end() if separator else len(inner)
         except MalformedCallError as error:
             calls.append(malformed_call(error, name[1] if name else ""))
-            later = _LATER_CALL.search(inner, place if error.place is None else error.place)
-            place = len(inner) if later is None else later.end()
+            later = _LATER_CALL.search(inner, position if error.position is None else error.position)
+            position = len(inner) if later is None else later.end()
     return calls
 
 
@@ -92,20 +92,20 @@ def escaped_string(text: str, start: int) -> tuple[str, int]:
 
 
 def _arguments(
-    text: str, place: int, name: re.Match[str] | None, read_string: ReadString
+    text: str, position: int, name: re.Match[str] | None, read_string: ReadString
 ) -> tuple[dict[str, Any], int]:
     """Parse arguments up to the closing parenthesis; return them and the index after it."""
     if name is None:
         raise MalformedCallError("must be written as name(argument=value)")
     arguments: dict[str, Any] = {}
-    place = skip_space(text, name.end())
-    while not text.startswith(")", place):
+    position = skip_space(text, name.end())
+    while not text.startswith(")", position):
         try:
-            place = _argument(text, place, arguments, read_string)
+            position = _argument(text, position, arguments, read_string)
         except MalformedCallError as error:
-            error.place = len(text[:place].rstrip(", \t\n"))  # the next call may begin after the last comma
+            error.position = len(text[:position].rstrip(", \t\n"))  # the next call may begin after the last comma
             raise
-    return arguments, place + 1
+    return arguments, position + 1
 
 
 def _argument(text: str, start: int, arguments: dict[str, Any], read_string: ReadString) -> int:
@@ -115,8 +115,8 @@ def _argument(text: str, start: int, arguments: dict[str, Any], read_string: Rea
         raise MalformedCallError("gives an argument without its name: write name(argument=value)")
     if key[1] in arguments:
         raise MalformedCallError(f"gives {key[1]!r} twice")
-    arguments[key[1]], place = _value(text, key.end(), read_string)
-    separator = _SEPARATOR.match(text, place)
+    arguments[key[1]], position = _value(text, key.end(), read_string)
+    separator = _SEPARATOR.match(text, position)
     if separator is None:
         raise MalformedCallError(f"has no ',' or ')' after its argument {key[1]!r}")
     return separator.end()

@@ -136,8 +136,8 @@ class CallReader:
         name = self._tokenizer.name_or_path or type(self._tokenizer).__name__
         raise ConfigError(
             f"the chat template of {name!r} prints calls that cannot be read back: {shown(turn, 200)}; set "
-            "tokenizer.response_template to a description of them, or tokenizer.chat_template to one that prints calls "
-            "in a known form"
+            "tokenizer.response_template so that it describes the calls, or use a chat template that renders calls in "
+            "a supported format"
         )
 
     def read(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Answer | None:
@@ -219,18 +219,18 @@ def _rest_of(form: Form | TemplateForm, prompt: str, turn: str, arguments: Mappi
 
 def _learned_form(turn: str, turn_end: str) -> Iterator[Form]:
     """The form of a template that writes calls as JSON objects between its own markers."""
-    place = turn.find("{")
-    while place >= 0:
+    position = turn.find("{")
+    while position >= 0:
         try:
-            value, end = read_json(turn, place)
+            value, end = read_json(turn, position)
         except MalformedCallError:
-            value, end = None, place
+            value, end = None, position
         if isinstance(value, dict) and _NAME in value.values() and _ARGUMENTS in value.values():
-            before, after = turn[:place].rstrip("[ \n").rpartition("</think>")[2].strip(), turn[end:].lstrip("] \n")
+            before, after = turn[:position].rstrip("[ \n").rpartition("</think>")[2].strip(), turn[end:].lstrip("] \n")
             if before:
                 yield json_form(before.splitlines()[-1], after.strip().removesuffix(turn_end).strip())
             return
-        place = turn.find("{", place + 1)
+        position = turn.find("{", position + 1)
 
 
 def _written_calls(

@@ -24,10 +24,10 @@ class MalformedCallError(ValueError):
     """A call cannot be parsed; the error's text is the end of a sentence that begins with "the call".
 
     Attributes:
-        place: The index at which parsing stopped, for calls written as Python; otherwise None.
+        position: The index at which parsing stopped, for calls written as Python; otherwise None.
     """
 
-    place: int | None = None
+    position: int | None = None
 
 
 def read_json(text: str, start: int = 0) -> tuple[Any, int]:

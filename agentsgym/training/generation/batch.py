@@ -38,7 +38,7 @@ class PlayedEvaluation:
         count = self.num_rollouts if count is None else count
         for batch in self._batches:
             outcomes += batch.rollouts
-            own += [one for i, one in zip(batch.mine, batch.trajectories, strict=True) if start + i < count]
+            own += [one for i, one in zip(batch.local_indices, batch.trajectories, strict=True) if start + i < count]
             start += len(batch.rollouts)
         return outcomes[:count], own
 
@@ -103,7 +103,7 @@ class GenerationBatch:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
-    def mine(self) -> range:
+    def local_indices(self) -> range:
         """The indices of this rank's rollouts in ``rollouts``."""
         return range(self.first, self.first + len(self.trajectories))
 

@@ -78,8 +78,8 @@ class RolloutGenerator:
             curriculum: Draws the tasks of each training batch instead of the given rows; None to use the rows.
 
         Raises:
-            ConfigError: Task groups are to be resampled, or there is a curriculum, and the dataset is an
-                ``IterableDataset``; or the agent implements only part of the interface of a trainable policy.
+            ConfigError: The dataset is an ``IterableDataset`` although task groups are resampled or a curriculum is
+                used; or the agent implements only part of the interface of a trainable policy.
         """
         if args.zero_variance_groups == "resample" and isinstance(dataset, IterableDataset):
             raise ConfigError(
@@ -112,13 +112,14 @@ class RolloutGenerator:
             agent: An agent, or any object that can be adapted to one.
 
         Raises:
-            ConfigError: ``agent`` is neither, or implements only part of the interface of a trainable policy.
+            ConfigError: ``agent`` is not an agent and cannot be adapted to one, or it implements only part of the
+                interface of a trainable policy.
         """
-        # From the original object: an adapter lacks the policy's methods.
+        # The policy comes from the original object, since an adapter from `as_agent` lacks the policy's methods.
         self.agent, self.policy = as_agent(agent), as_trained_policy(agent)
 
     def begin_run(self, num_trained: int) -> None:
-        """Reset the state of an earlier run; ``num_trained`` task groups were trained on before this run."""
+        """Prepare for a run before which ``num_trained`` task groups were trained on; nothing to do here."""
 
     @contextlib.contextmanager
     def counting_failures(self) -> Generator[None]:
@@ -202,20 +203,20 @@ class RolloutGenerator:
         )
 
     def _resample(self, batch: GenerationBatch, groups: set[int], phase: Phase) -> GenerationBatch:
-        """Replace complete task groups, even if their rows are on several ranks. Collective; all ranks draw alike."""
+        """Replace complete task groups, even across ranks. Collective; all ranks draw the same tasks."""
         num_rollouts, drawn = phase.num_rollouts, self._draw(sorted(groups), phase)
-        everywhere = [i for i in range(len(batch.rollouts)) if i // num_rollouts in groups]
-        indices = [i for i in everywhere if i in batch.mine]
-        num_before = sum(i < batch.first for i in everywhere)
+        global_indices = [i for i in range(len(batch.rollouts)) if i // num_rollouts in groups]
+        indices = [i for i in global_indices if i in batch.local_indices]
+        num_before = sum(i < batch.first for i in global_indices)
         replacements, summaries = self._play([drawn[i // num_rollouts] for i in indices], indices, phase, num_before)
         if self._curriculum is not None:
-            self._curriculum.record([drawn[i // num_rollouts] for i in everywhere], summaries)
+            self._curriculum.record([drawn[i // num_rollouts] for i in global_indices], summaries)
         rows, trajectories = list(batch.dataset_rows), list(batch.trajectories)
         for i, trajectory in zip(indices, replacements, strict=True):
             rows[i - batch.first] = drawn[i // num_rollouts]
             trajectories[i - batch.first] = trajectory
         rollouts, replaced = list(batch.rollouts), list(batch.replaced)
-        for i, summary in zip(everywhere, summaries, strict=True):
+        for i, summary in zip(global_indices, summaries, strict=True):
             replaced.append(rollouts[i])
             rollouts[i] = summary
         return self._batch(rows, trajectories, batch.first, rollouts, replaced)
@@ -299,7 +300,7 @@ class RolloutGenerator:
 
     @property
     def _player(self) -> Agent:
-        """The agent that plays the rounds."""
+        """The agent that plays the rounds; asynchronous training overrides it."""
         return self.agent
 
     @contextlib.contextmanager

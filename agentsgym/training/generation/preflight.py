@@ -1,4 +1,4 @@
-"""Build the environments of a run from its datasets, and refuse rows that cannot be played."""
+"""Build the environments of a run from its datasets, and reject rows that cannot be played."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_env(env: Any) -> None:
 
 
 def check_datasets(train: Any, evaluation: Any) -> None:
-    """Raise :class:`ConfigError` for a dataset that is missing, or plain rows in place of one."""
+    """Raise :class:`ConfigError` if the training dataset is missing, or if a dataset is a list or tuple of rows."""
     if train is None:
         raise ConfigError("train_dataset is missing: pass rows with 'task_data', e.g. Env.get_train_dataset()")
     for name, dataset in finite_datasets(train_dataset=train, eval_dataset=evaluation):
@@ -68,9 +68,9 @@ def check_size(train_dataset: Any, *, num_rollouts: int, batch_size: int) -> Non
     num_groups = batch_size // num_rollouts
     if not isinstance(train_dataset, IterableDataset) and len(train_dataset) < num_groups:
         raise ConfigError(
-            f"train_dataset must hold at least {num_groups} rows, one for each task group of a generation batch "
-            f"({batch_size} rollouts, {num_rollouts} a group), got {len(train_dataset)}: "
-            "with fewer nothing would be trained"
+            f"train_dataset must have at least {num_groups} rows, one for each task group of a generation batch "
+            f"({batch_size} rollouts, {num_rollouts} per group), got {len(train_dataset)}: with too few rows, no batch "
+            "would be complete and nothing would be trained"
         )
 
 

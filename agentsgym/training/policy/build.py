@@ -114,8 +114,8 @@ def check_parts(
         )
     if args.layout != "trajectory" and has_aux_loss:
         raise ConfigError(
-            "layout='turn' makes the number of rows vary, and a mixture of experts' auxiliary loss is counted once for "
-            "each part of a micro-batch: set router_aux_loss_coef to 0"
+            "layout='turn' makes the number of rows vary, so micro-batches are split, and the router's auxiliary loss "
+            "(mixture of experts) would be added once per part instead of once: set router_aux_loss_coef to 0"
         )
     if args.value_head is not None and has_own_scheduler:
         raise ConfigError(

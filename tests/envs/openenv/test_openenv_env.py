@@ -268,7 +268,7 @@ def test_an_observation_becomes_text_as_the_configuration_says(config: dict[str,
     with Stub(lambda: begun, schemas).running() as stub:
         [one] = played(stub, "a", config={"check_seed": False, **config})
     if shown is None:
-        assert "env_config['observation'] names 'x', which is not a field of the observation" in str(one.error)
+        assert "env_config['observation'] must be a field of the observation, got 'x'" in str(one.error)
     else:
         assert one.messages[-2]["content"] == shown
 

@@ -314,7 +314,7 @@ def test_settings_of_a_server_are_checked(settings_of_server: dict[str, Any], pr
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"action": "massage"}, "names 'massage', which is not a field of actions of .*; did you mean 'message'"),
+        ({"action": "massage"}, "must be a field of the actions of .*, got 'massage'; did you mean 'message'"),
         ({"action": 3}, r"env_config\['action'\] must be a field's name"),
         ({"observation": ""}, r"env_config\['observation'\] must be"),
         ({"execution_error": "ignored"}, "execution_error"),
