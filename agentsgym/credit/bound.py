@@ -88,7 +88,8 @@ class BoundEstimator:
     ) -> Sequence[Sequence[TurnAdvantage]]:
         """Return one entry per turn of each rollout."""
         options = self.options if self.state is None else {**self.options, "state": self.state}
-        return self._call(self.function, rollouts, discount, {"scale": scale, **options})
+        splits = not reads_token_rewards(self.traits)
+        return self._call(self.function, rollouts, discount, {"scale": scale, **options}, splits=splits)
 
     @property
     def name(self) -> str:
@@ -117,14 +118,16 @@ class BoundEstimator:
         return self._call(function, rollouts, discount, options)
 
     def _call(
-        self, function: Callable[..., Any], rollouts: Sequence[ScoredRollout], discount: float, options: Options
+        self,
+        function: Callable[..., Any],
+        rollouts: Sequence[ScoredRollout],
+        discount: float,
+        options: Options,
+        *,
+        splits: bool = True,
     ) -> Sequence[Sequence[Any]]:
-        """Call a function with shaped rollouts, split by role; return its entries for the unsplit rollouts.
-
-        The rollouts are not split for an estimator that uses per-token rewards.
-        """
-        is_split = not reads_token_rewards(self.traits) and any(map(has_several_roles, rollouts))
-        split = split_roles(rollouts) if is_split else None
+        """Call a function with shaped rollouts, split by role if ``splits``; return entries of the unsplit rollouts."""
+        split = split_roles(rollouts) if splits and any(map(has_several_roles, rollouts)) else None
         parts = rollouts if split is None else split.rollouts
         if self.potential_weight:
             parts = shaped(parts, discount=discount, weight=self.potential_weight)

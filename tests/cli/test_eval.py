@@ -14,7 +14,9 @@ from command_line import GAME, ran, shell
 from http_server import HANG_UP, Asked, Reply, chat, serving
 
 from agentsgym.agents.scripted import RandomAgent
+from agentsgym.cli.agent_runs import Plan, run_agent
 from agentsgym.cli.naming import find_env
+from agentsgym.cli.players import Player
 from agentsgym.envs.TwentyQuestions import RandomPlayer, TwentyQuestionsEnv
 from agentsgym.evaluation.run import evaluate
 from agentsgym.statistics.passing import pass_at_k_interval, pass_hat_k_interval
@@ -221,3 +223,22 @@ def test_what_cannot_be_evaluated_is_a_usage_error(game: str, options: list[str]
     done = ran("eval", game, *options)
     assert done.code == 2
     assert said in done.words
+
+
+class _Stopping(RandomAgent):
+    """Raises an exception derived from KeyboardInterrupt at its second request."""
+
+    num_calls = 0
+
+    def act(self, requests: Any) -> Any:
+        self.num_calls += 1
+        if self.num_calls > 1:
+            raise type("Stopped", (KeyboardInterrupt,), {})
+        return super().act(requests)
+
+
+def test_an_interruption_of_a_derived_class_ends_a_run_like_ctrl_c() -> None:
+    env = TwentyQuestionsEnv()
+    player = Player(label="stopping", env=env, agent=_Stopping(["Is it alive?"]))
+    run = run_agent(player, Plan(tasks=env.get_eval_dataset(size=2), max_concurrent=1))
+    assert (run.ended_by, run.exit_code) == ("stopped by Ctrl-C", 1)

@@ -380,3 +380,18 @@ def test_targets_are_what_the_role_is_paid() -> None:
     shaping = get_estimator("turn_gae", potential_weight=1.0)
     known = replace(game, values=[[0.0], [0.0], [0.0]], potentials=[0.5, 0.25, 0.5])
     assert shaping.value_targets([known], discount=1.0)[0][1] == [-1.25]
+
+
+def test_value_targets_are_per_role_even_for_an_estimator_of_token_rewards() -> None:
+    played = ScoredRollout(
+        turn_rewards=[0.0, 1.0, 1.0, 2.0],
+        final_reward=4.0,
+        group=0,
+        state_keys=[None] * 4,
+        roles=["a", "b", "a", "b"],
+        token_counts=[1] * 4,
+        values=[[0.0]] * 4,
+        final_rewards={"a": 1.0, "b": 3.0},
+    )
+    (targets,) = get_estimator("reward").value_targets([played], discount=1.0)
+    assert np.ravel(targets).tolist() == [1.0, 3.0, 1.0, 2.0]

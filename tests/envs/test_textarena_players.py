@@ -188,7 +188,7 @@ def test_an_opponent_that_raises_fails_its_own_episode() -> None:
     agent = _ByTask([["[0]", "[1]", "[2]"], ["[0]", "[3]", "[6]"]])
     lost, won = env.rollout([{"seed": 1}, {"seed": 2}], agent)
     assert lost.failed
-    assert "Raising, which plays player 1, failed" in str(lost.error)
+    assert "player 1, failed" in str(lost.error)
     assert "the server is gone" in str(lost.error)
     assert (won.failed, won.final_reward) == (False, 1.0)
 
@@ -210,7 +210,7 @@ def test_an_opponent_that_says_ten_megabytes_fails_its_episode() -> None:
     env = TextArenaEnv(env_config=TIC_TAC_TOE, opponent=ScriptedAgent(["x" * 10_000_000]))
     rollout = play(env, ["[0]"])
     assert rollout.failed
-    assert "at most 20000 characters, got 10000000 characters" in str(rollout.error)
+    assert "at most 20000 characters of text, got 10000000 characters" in str(rollout.error)
 
 
 def test_an_agent_that_says_ten_megabytes_makes_an_invalid_move() -> None:

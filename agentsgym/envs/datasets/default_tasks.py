@@ -30,16 +30,23 @@ def tasks_of(
     """
     make: Any = env.get_train_dataset if split == "train" else env.get_eval_dataset
     try:
-        try:
-            rows = make(**{"size": most, **options})
-        except TypeError:  # a user-defined class may not accept size
-            rows = make(**options)
+        return list(islice(_rows(env, make, options, most), most))  # a generator may raise at its first row
     except NotImplementedError:
         if options:
             raise ConfigError(
                 f"{type(env).__name__} has no dataset, hence no options, got {', '.join(options)}"
             ) from None
-        rows = ({"seed": derive_seed("command line", split, seed, index)} for index in range(most))
+    return [{"seed": derive_seed("command line", split, seed, index)} for index in range(most)]
+
+
+def _rows(env: MultistepEnv, make: Any, options: Mapping[str, Any], most: int) -> Any:
+    """Create the dataset, of no more rows than needed if it accepts a size."""
+    if "size" not in options:
+        try:
+            return make(**{"size": most, **options})
+        except TypeError:
+            pass  # a user-defined class may not accept size
+    try:
+        return make(**options)
     except TypeError as error:
         raise ConfigError(f"the dataset of {type(env).__name__} cannot be created: {error}") from error
-    return list(islice(rows, most))

@@ -1,0 +1,43 @@
+"""The tasks that commands play by default: rows of a dataset, whatever its signature, or seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from guess_game import GuessEnv
+
+from agentsgym.envs.datasets.default_tasks import tasks_of
+from agentsgym.errors import ConfigError
+
+
+class Lazy(GuessEnv):
+    """Its train dataset is a generator that raises at its first row; its eval dataset has a bug."""
+
+    calls = 0
+
+    def get_train_dataset(self, size: int = 3) -> Iterator[Any]:
+        raise NotImplementedError("no rows")
+        yield {}
+
+    def get_eval_dataset(self, **options: Any) -> Any:
+        self.calls += 1
+        raise TypeError("a bug")
+
+
+def test_a_generator_without_rows_gives_seeds() -> None:
+    tasks = tasks_of(Lazy(), "train", {}, 3)
+    assert [list(task) for task in tasks] == [["seed"]] * 3
+
+
+def test_options_without_a_dataset_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no options, got size"):
+        tasks_of(Lazy(), "train", {"size": 2}, 3)
+
+
+def test_a_dataset_that_fails_with_options_is_created_once() -> None:
+    env = Lazy()
+    with pytest.raises(ConfigError, match="a bug"):
+        tasks_of(env, "eval", {"size": 4}, 3)
+    assert env.calls == 1
