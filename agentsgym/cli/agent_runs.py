@@ -126,7 +126,7 @@ def run_agent(player: Player, plan: Plan) -> AgentRun:
         except AgentsGymError as error:
             ended_by = sentence_of(error).replace("max_failed_fraction = ", "--max-failed ")
         except (KeyboardInterrupt, Terminated) as stop:
-            ended_by, exit_code = next(end for kind, end in _ENDS.items() if isinstance(stop, kind))
+            ended_by, exit_code = _ENDS[Terminated if isinstance(stop, Terminated) else KeyboardInterrupt]
     if evaluation is None and played:
         evaluation = _partial(player, plan, played, references)
     return AgentRun(
