@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from guess_game import GuessEnv
@@ -15,14 +15,20 @@ from agentsgym.errors import ConfigError
 class Lazy(GuessEnv):
     """Its train dataset is a generator that raises at its first row; its eval dataset has a bug."""
 
-    calls = 0
+    calls: ClassVar = 0
 
-    def get_train_dataset(self, size: int = 3) -> Iterator[Any]:
+    @classmethod
+    def get_train_dataset(cls, env_config: Any = None, *, size: int = 3, **options: Any) -> Any:
+        return cls._rows()
+
+    @classmethod
+    def _rows(cls) -> Iterator[Any]:
         raise NotImplementedError("no rows")
         yield {}
 
-    def get_eval_dataset(self, **options: Any) -> Any:
-        self.calls += 1
+    @classmethod
+    def get_eval_dataset(cls, env_config: Any = None, **options: Any) -> Any:
+        cls.calls += 1
         raise TypeError("a bug")
 
 
@@ -37,7 +43,7 @@ def test_options_without_a_dataset_are_refused() -> None:
 
 
 def test_a_dataset_that_fails_with_options_is_created_once() -> None:
-    env = Lazy()
+    env, Lazy.calls = Lazy(), 0
     with pytest.raises(ConfigError, match="a bug"):
         tasks_of(env, "eval", {"size": 4}, 3)
     assert env.calls == 1
