@@ -307,4 +307,4 @@ def test_a_script_must_start_its_pool_below_the_guard(guard: bool, tmp_path: Pat
     )
     assert run.stdout == ("won True\n" if guard else "")
     if not guard:
-        assert 'a script must start its pool under `if __name__ == "__main__":`' in run.stderr
+        assert '(often the script creates the pool outside `if __name__ == "__main__":`)' in run.stderr
