@@ -126,7 +126,7 @@ def test_an_empty_dataset_is_refused(arguments: dict[str, Any], name: str, tmp_p
 
 
 def test_fewer_rows_than_a_generation_batch_needs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"at least 2 rows.*\(8 rollouts, 4 a group\), got 1"):
+    with pytest.raises(ConfigError, match=r"at least 2 rows.*\(8 rollouts, 4 per group\), got 1"):
         trainer_of(tmp_path, dataset=tasks(1))
     trainer_of(tmp_path, dataset=tasks(2))
     trainer_of(tmp_path, dataset=tasks(1), num_generations=8)
