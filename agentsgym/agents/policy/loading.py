@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from agentsgym.agents.policy.packaged import converted
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of, shown
 
@@ -19,12 +20,13 @@ def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remo
     """Load a tokenizer; its padding token defaults to the end-of-sequence token.
 
     Args:
-        name_or_path: A folder, or a name on the Hub.
+        name_or_path: A folder, a name on the Hub, a packaged model
+            (:func:`~agentsgym.agents.policy.packaged.packaged_model`) or a GGUF file.
         revision: Revision of a name on the Hub.
         trust_remote_code: Whether code that comes with it may run.
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path, **options)
+    tokenizer: Any = AutoTokenizer.from_pretrained(converted(name_or_path), **options)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -38,8 +40,9 @@ def load_model(
     The other arguments are those of :func:`load_tokenizer`.
     """
     source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    tokenizer = load_tokenizer(name_or_path, **source)
-    return AutoModelForCausalLM.from_pretrained(name_or_path, **source, **options), tokenizer
+    folder = converted(name_or_path)
+    tokenizer = load_tokenizer(folder, **source)
+    return AutoModelForCausalLM.from_pretrained(folder, **source, **options), tokenizer
 
 
 def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -48,9 +51,10 @@ def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     Raises:
         ConfigError: The folder or name does not exist, or has no causal language model with a tokenizer.
     """
-    if not Path(name_or_path).is_dir() and not _HUB_NAME.fullmatch(name_or_path):
+    if not Path(name_or_path).exists() and not _HUB_NAME.fullmatch(name_or_path):
         raise ConfigError(
-            f"the policy must be an existing folder or a Hub name such as 'Qwen/Qwen3-0.6B', got {shown(name_or_path)}"
+            "the policy must be an existing folder or GGUF file, 'smollm2', or a Hub name such as 'Qwen/Qwen3-0.6B', "
+            f"got {shown(name_or_path)}"
         )
     try:
         model, tokenizer = load_model(name_or_path, dtype="auto")

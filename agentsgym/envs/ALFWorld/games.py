@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agentsgym.envs.shared.cached_folders import cache_folder
+from agentsgym.cached_folders import cache_folder
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import is_strings
 from agentsgym.texts import sentence_of, shown

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentsgym.envs.Search import SPEC
 from agentsgym.envs.Search.corpus import Passage, ProcessCache
-from agentsgym.envs.shared.cached_folders import cache_folder, is_intact, remove_damaged, write_folder
+from agentsgym.cached_folders import cache_folder, is_intact, remove_damaged, write_folder
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentsgym.envs.shared.cached_folders import cache_folder, is_intact, write_folder
+from agentsgym.cached_folders import cache_folder, is_intact, write_folder
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of
 
