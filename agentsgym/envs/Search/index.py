@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentsgym.cached_folders import cache_folder, is_intact, remove_damaged, write_folder
 from agentsgym.envs.Search import SPEC
 from agentsgym.envs.Search.corpus import Passage, ProcessCache
-from agentsgym.cached_folders import cache_folder, is_intact, remove_damaged, write_folder
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of
 
