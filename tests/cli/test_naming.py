@@ -149,7 +149,8 @@ def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
         (["--agent", "scripted:nowhere.txt"], "the script nowhere.txt cannot be read"),
         (
             ["--agent", "policy:./nowhere"],
-            "the policy must be an existing folder or GGUF file, 'smollm2', or a Hub name such as 'Qwen/Qwen3-0.6B', got './nowhere'",
+            "the policy must be an existing folder or GGUF file, 'smollm2', or a Hub name such as 'Qwen/Qwen3-0.6B', "
+            "got './nowhere'",
         ),
         (["--agent", "openai:m"], "key"),
     ],
