@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentsgym.agents.openai import OpenAIAgent
     from agentsgym.agents.policy.agent import PolicyAgent
     from agentsgym.agents.policy.copied import CopiedPolicyAgent
+    from agentsgym.agents.policy.packaged import packaged_model
     from agentsgym.agents.policy.sampling import SamplingParams
     from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
     from agentsgym.credit.scored import ScoredRollout
@@ -123,6 +124,7 @@ __all__ = [
     "logprob_gap",
     "make",
     "mix",
+    "packaged_model",
     "register",
     "tiny_policy",
     "train",

@@ -53,6 +53,7 @@ HEAVY = {
     ),
     "openai": ((), ("agents/openai.py", "agents/openai_client.py")),
     "peft": ((), ("training",)),
+    "gguf": ((), ("agents/policy/packaged.py",)),
     "bm25s": ((), ("envs/Search/index.py",)),
     "math_verify": ((), ("envs/ReasoningEvals/grader_main.py",)),
     "reasoning_gym": ((), ("envs/ReasoningEvals/generated.py",)),

@@ -69,6 +69,7 @@ PUBLIC = {
     "logprob_gap",
     "make",
     "mix",
+    "packaged_model",
     "register",
     "tiny_policy",
     "train",

@@ -204,7 +204,33 @@ def test_histories_may_be_rewritten(turns: list[list[tuple[float, list[int]]]], 
             prompt, said = session.turns[-1]
             assert said == logits_of(model, prompt + said)[len(prompt) - 1 : -1].argmax(-1).tolist()
             wanted = logprobs_of(model, prompt, said)
-            torch.testing.assert_close(torch.tensor(list(action.logprobs or ())), wanted, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(torch.tensor(list(action.logprobs or ())), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3_next"])
+def test_equal_prompts_at_the_start_are_run_once(kind: str) -> None:
+    model, sessions = model_of(kind), [Session(number) for number in (0, 0, 1, 0, 1)]
+    for number, session in enumerate(sessions):
+        session.name = f"session {number}"
+    agent = greedy(model)
+    with counted(model) as passes:
+        play(agent, sessions, 3)
+    assert sum(rows for rows, columns in passes if columns > 1) == 2
+    sessions[3].token_ids += [70, 71]
+    play(agent, sessions, 3)
+    for session in sessions:
+        for prompt, said in session.turns:
+            assert said == greedy_reference(model, prompt, 3)
+
+
+def test_the_head_gets_contiguous_states() -> None:
+    model = new_model("llama")
+    given: list[bool] = []
+    head: Any = model.get_output_embeddings()
+    head.register_forward_hook(lambda module, inputs, output: given.append(inputs[0].is_contiguous()))
+    play(greedy(model), [Session(n) for n in range(3)], 2)
+    assert given
+    assert all(given), "torch would copy a frozen head for every row"
 
 
 def test_only_what_was_rewritten_is_run_again() -> None:

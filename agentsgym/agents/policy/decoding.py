@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,8 +74,12 @@ class Forward:
         # Experts are balanced by the loss; transformers cannot compute it where a cache is longer than the ids.
         arguments["output_router_logits"] = False
         taken = {name: value for name, value in arguments.items() if name in self.takes}
-        grouped = self.grouped and len(ids[0]) > 1  # transformers avoids the copies for single tokens
-        with grouped_attention(self.model) if grouped else contextlib.nullcontext():
+        is_chunk = len(ids[0]) > 1
+        grouped = self.grouped and is_chunk  # transformers avoids the copies for single tokens
+        with (
+            grouped_attention(self.model) if grouped else contextlib.nullcontext(),
+            _contiguous_head(self.model) if is_chunk else contextlib.nullcontext(),
+        ):
             return self.call(input_ids=torch.tensor(ids, device=self.device), **taken)
 
     def new_cache(self) -> DynamicCache:
@@ -95,6 +99,22 @@ class Forward:
             if name in self.takes:
                 return name
         raise NotImplementedError(f"{self.name} takes no cache")
+
+
+@contextlib.contextmanager
+def _contiguous_head(model: PreTrainedModel) -> Generator[None]:
+    """Pass contiguous hidden states to the head, (N, 1, H).
+
+    The last of several columns is not contiguous. torch then multiplies row by row, and if the head is frozen, as with
+    adapters, it first copies the head for every row: gigabytes for a large vocabulary.
+    """
+    head: Any = model.get_output_embeddings()
+    hook = head and head.register_forward_pre_hook(lambda _, inputs: tuple(one.contiguous() for one in inputs))
+    try:
+        yield
+    finally:
+        if hook:
+            hook.remove()
 
 
 class BatchedDecoder:
@@ -136,10 +156,17 @@ class BatchedDecoder:
             self.num_shared.append(0 if self.has_states and num_shared < len(prefix.ids) else num_shared)
 
     def prefill(self) -> torch.Tensor:
-        """Run the new tokens, in as few forward passes as is right, and return the logits that follow, (N, V)."""
+        """Run the new tokens, in as few forward passes as is right, and return the logits that follow, (N, V).
+
+        Equal prompts of which nothing is cached, as at the start of a task group, are run once.
+        """
         logits: list[torch.Tensor] = []
         order: list[int] = []
-        for group in self._groups():
+        equals: dict[Hashable, list[int]] = {}
+        for index, prompt in enumerate(self.prompts):
+            equals.setdefault(index if self.num_shared[index] else tuple(prompt), []).append(index)
+        copies = {first: others for first, *others in equals.values()}
+        for group in self._groups(list(copies)):
             width = max(len(self.prompts[index]) - self.num_shared[index] for index in group)
             if self.one_by_one and self.num_shared[group[0]]:
                 logits.append(self._step_in(group, width))
@@ -153,9 +180,15 @@ class BatchedDecoder:
                 for index in group:
                     self.prefixes[index].ids = list(self.prompts[index])
             order += self.indices
-        if len(logits) > 1:
+        for first, others in copies.items():
+            for index in others:
+                run, copy = self.prefixes[first], self.prefixes[index]
+                copy.rows, copy.row, copy.ids = run.rows, run.row, list(run.ids)
+        rows = [row for row, first in enumerate(order) for _ in range(1 + len(copies[first]))]
+        order = [index for first in order for index in (first, *copies[first])]
+        if len(logits) > 1 or len(order) > len(copies):
             self._line_up(order)
-        return torch.cat(logits)
+        return torch.cat(logits)[rows]
 
     def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
         """Run one more token of the conversations in ``tokens``, closing all others, and return the next logits.
@@ -171,18 +204,19 @@ class BatchedDecoder:
             self.prefixes[index].ids.append(token)
         return logits
 
-    def _groups(self) -> list[list[int]]:
+    def _groups(self, indices: Sequence[int]) -> list[list[int]]:
         """Group the conversations whose new tokens are run together."""
         widths = [len(prompt) - shared for prompt, shared in zip(self.prompts, self.num_shared, strict=True)]
         if self.has_states:
             equals: dict[tuple[bool, int], list[int]] = {}
-            for index, shared in enumerate(self.num_shared):
+            for index in indices:
+                shared = self.num_shared[index]
                 width = 0 if shared and self.one_by_one else widths[index]
                 equals.setdefault((shared > 0, width), []).append(index)
             return list(equals.values())
         # One long new prompt among short ones would make all as wide as itself.
         groups: list[list[int]] = []
-        for index in sorted(self.indices, key=widths.__getitem__):
+        for index in sorted(indices, key=widths.__getitem__):
             if groups and widths[index] <= max(_WIDTH_WORTH_SPLITTING, 4 * widths[groups[-1][0]]):
                 groups[-1].append(index)
             else:
