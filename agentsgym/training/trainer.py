@@ -16,6 +16,7 @@ import torch
 from trl import GRPOTrainer
 
 from agentsgym.agents.build import build_policy
+from agentsgym.agents.policy.packaged import converted
 from agentsgym.batch.padding import round_up
 from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
 from agentsgym.errors import ConfigError
@@ -75,9 +76,10 @@ class GRPOEnvTrainer(RestartableTrainer):
     Arguments shared with TRL's trainer have the same meaning.
 
     Args:
-        model: A causal language model, or its name or path. With ``args.beta`` above 0, TRL loads the reference
-            model from that path, so a model whose weights have changed since it was loaded (e.g. by ``imitate``) must
-            first be saved with ``save_pretrained`` and reloaded from there.
+        model: A causal language model, or its name or path, or ``"smollm2"``
+            (:func:`~agentsgym.agents.policy.packaged.packaged_model`). With ``args.beta`` above 0, TRL loads the
+            reference model from that path, so a model whose weights have changed since it was loaded (e.g. by
+            ``imitate``) must first be saved with ``save_pretrained`` and reloaded from there.
         env: The environment of every row; None to build each row's environment from its ``env_class_path`` and
             ``env_config``, so that one run can mix environments.
         args: The settings.
@@ -126,7 +128,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         check_env(env)
         check_model(model, args, peft_config)
         super().__init__(
-            model=model,
+            model=converted(model) if isinstance(model, str) else model,
             reward_funcs=unused_reward,
             args=args.for_trl(),
             train_dataset=train_dataset,

@@ -16,6 +16,7 @@ import agentsgym
 from agentsgym.agents.policy import packaged
 from agentsgym.agents.policy.loading import load_model, load_policy, load_tokenizer
 from agentsgym.agents.policy.packaged import PACKAGED, converted, packaged_model
+from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.types import TurnRequest
 
@@ -72,6 +73,16 @@ def test_a_packaged_model_is_a_folder_and_a_name_wherever_a_model_is_loaded(pack
     (action,) = agent.act([TurnRequest(session_id="a", messages=[], token_ids=ids, max_new_tokens=3)])
     assert isinstance(action, agentsgym.Action)
     assert 0 < len(action.token_ids or ()) <= 3
+
+
+def test_the_trainer_takes_the_name_too(package: Path, tmp_path: Path) -> None:
+    env = TwentyQuestionsEnv(load_tokenizer("smollm2"), {"system_prompt": ""})
+    batch = {"per_device_train_batch_size": 2, "num_generations": 2, "max_turn_tokens": 4}
+    args = agentsgym.GRPOEnvConfig(str(tmp_path / "out"), report_to="none", max_steps=1, **batch)
+    rows = TwentyQuestionsEnv.get_train_dataset({"system_prompt": ""}, size=4)
+    trainer = agentsgym.GRPOEnvTrainer("smollm2", env, args, train_dataset=rows)
+    trainer.train()
+    assert trainer.state.global_step == 1
 
 
 def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
