@@ -27,7 +27,7 @@ def write_gguf(path: Path, *, template: str | None = CHATML) -> dict[str, np.nda
     writer = gguf.GGUFWriter(path, "llama")
     fields = {
         "name": "tiny",
-        "context_length": 128,
+        "context_length": 2048,
         "embedding_length": WIDTH,
         "block_count": 1,
         "feed_forward_length": INNER,
