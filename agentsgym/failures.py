@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Failure = TypeVar("Failure", bound=EpisodeError)
 
 _PACKAGE = Path(__file__).parent
-# Code that only forwards calls, so no failure originates there. Environments, which have folders of their own, stay.
+# Code that only forwards calls, so no failure originates there. Subfolders, which contain environments, do not count.
 _FOLDERS = frozenset(str(_PACKAGE / name) for name in ("envs", "rollouts", "rollouts/workers"))
 _FILES = frozenset(str(_PACKAGE / "agents" / name) for name in ("base.py", "event_loop.py"))
 _INSTALLED = {"site-packages", "dist-packages"}

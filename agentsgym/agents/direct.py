@@ -62,7 +62,7 @@ class DirectOutputAgent(Agent):
         """
         self._source: Any = source
         self._generates = callable(getattr(source, "generate", None))
-        self._engine = Engine(source, tokenizer, generation_options) if Engine.takes(source) else None
+        self._engine = Engine(source, tokenizer, generation_options) if Engine.accepts(source) else None
         self._tokenizer: Any = tokenizer if self._engine is None else self._engine.tokenizer
         self._max_new_tokens = max_new_tokens
         self._options = generation_options

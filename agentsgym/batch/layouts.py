@@ -34,7 +34,7 @@ class TrainingRow:
         return list(values[self.span.start : self.span.stop])
 
     def turn_index(self) -> list[int]:
-        """The index of the turn whose tokens are trained on, token by token, (T,); -1 on every other token."""
+        """For each token, the index of its turn if the token is trained on, and -1 otherwise, (T,)."""
         index = [-1] * len(self)
         for k, turn in self.turns:
             start = turn.start - self.span.start
@@ -57,13 +57,13 @@ def trajectory_rows(rollout: int, trajectory: Trajectory) -> list[TrainingRow]:
             "layout='trajectory' trains one row per rollout, which requires a history that only grows, but a rollout's "
             f"history was rewritten {len(trajectory.segments) - 1} times: use layout='turn'"
         )
-    # Tokens after the last action, such as the environment's last message, are the context of no action.
+    # Tokens after the last action, such as the environment's last message, are not context for any action.
     stop = trajectory.turns[-1].stop if trajectory.turns else len(trajectory.token_ids)
     return [TrainingRow(rollout=rollout, span=range(stop), turns=[*enumerate(trajectory.turns)])]
 
 
 def turn_rows(rollout: int, trajectory: Trajectory, *, merge: bool = True) -> list[TrainingRow]:
-    """One row per turn, its prompt and its action; with ``merge``, turns that extend each other share one row.
+    """One row per turn, with its prompt and its action; with ``merge``, turns that extend each other share one row.
 
     Merged rows contain the same turns in the same contexts, but each token only once: one row per segment of the
     rollout, and so a single row if the history only grew.

@@ -22,7 +22,7 @@ from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
 from agentsgym.envs.play import OnFinish, play
 from agentsgym.envs.spec import EnvSpec
 from agentsgym.envs.starts import StartChecks, check_task
-from agentsgym.envs.subclass import called_config, called_parts, given_and_valid, prepare_class
+from agentsgym.envs.subclass import called_config, given_and_valid, prepare_class, unstorable_args
 from agentsgym.envs.trial import Trial
 from agentsgym.envs.user_checks import (
     NOT_GIVEN,
@@ -91,7 +91,7 @@ class MultistepEnv(ABC):
     spec: ClassVar[EnvSpec] = EnvSpec()
     overrides_step_action: ClassVar[bool] = False
     _called_with: dict[str, Any] | None
-    _called_parts: list[str]
+    _unstorable_args: list[str]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -101,7 +101,7 @@ class MultistepEnv(ABC):
         """Record the arguments passed to the class, before any constructor removes a key."""
         check_keywords(cls, kwargs)
         env = super().__new__(cls)
-        env._called_with, env._called_parts = called_config(cls, args, kwargs), called_parts(cls, args, kwargs)
+        env._called_with, env._unstorable_args = called_config(cls, args, kwargs), unstorable_args(cls, args, kwargs)
         return env
 
     if not TYPE_CHECKING:  # with it, no type checker would find a misspelled attribute

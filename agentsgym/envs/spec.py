@@ -27,10 +27,10 @@ class EnvSpec:
         packages: Top-level modules that the environment requires.
         extra: The pip extra of agentsgym that installs the environment's requirements.
         offline: Whether the environment can be played without a server.
-        game_key: The key of ``env_config`` whose value follows the colon in ``NAME:GAME``.
+        game_key: The key of ``env_config`` whose value follows the colon in ``NAME:VARIANT``.
         dataset_key: The dataset option whose values, separated by commas, follow the colon instead.
-        games: Dotted name of the known games: names, a mapping from names to facts, or a function that returns either.
-            The facts ``note``, ``min_players``, ``max_players`` and ``status`` are listed by ``agentsgym envs``.
+        games: Dotted name of the known variants: names, a mapping from names to facts, or a function that returns
+            either. ``agentsgym envs`` lists the facts ``note``, ``min_players``, ``max_players`` and ``status``.
         has_only_listed_games: Whether ``games`` is complete.
         random: Dotted name of the random player, called as ``player(env, seed=seed)``.
         reference: Dotted name of the best player, called in the same way.
@@ -62,7 +62,7 @@ class EnvSpec:
             )
 
     def known_games(self) -> Mapping[str, Mapping[str, Any]]:
-        """The facts about each known game; empty if no games are listed."""
+        """The facts about each known variant; empty if none are listed."""
         found: Any = imported(self.games) if self.games else ()
         listed: Any = found() if callable(found) else found
         return cast("Any", listed) if isinstance(listed, Mapping) else {game: {} for game in listed}

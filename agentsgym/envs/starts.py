@@ -1,4 +1,4 @@
-"""Check tasks and starts of episodes: rollouts of a task must start equally, and sessions must not share a state."""
+"""Check tasks and starts of episodes: rollouts of a task must start identically, and sessions must not share state."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def called_config(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str,
     return plain_part(kwargs.get("env_config", second))
 
 
-def called_parts(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+def unstorable_args(env_class: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """Name the constructor arguments that a dataset row cannot store: additional ones, and values that are not JSON."""
     signature = inspect.signature(env_class.__init__)
     try:

@@ -62,7 +62,7 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
     name = env_class.__name__
     for hook in vars(base):
         method = inspect.getattr_static(env_class, hook)
-        function = getattr(method, "__func__", method)  # of a static method or a class method
+        function = getattr(method, "__func__", method)  # unwraps a static method or a class method
         is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         if is_async and hook.startswith("_") and not hook.startswith("__"):
             raise ConfigError(

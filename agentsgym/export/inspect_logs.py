@@ -1,8 +1,8 @@
-"""Write stored rollouts as logs of Inspect, through inspect_ai's own types and writer (``agentsgym[inspect]``).
+"""Write stored rollouts as Inspect logs, with inspect_ai's own types and writer (``agentsgym[inspect]``).
 
 ::
 
-    RolloutStore ─▶ by environment, agent and run ─▶ EvalLog, one EvalSample a rollout ─▶ FILE.eval, FILE.json or FOLDER
+    RolloutStore ─▶ by environment, agent and run ─▶ EvalLog, one EvalSample per rollout ─▶ FILE.eval, FILE.json, FOLDER
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _SHARED: Final = ("env_class_path", "env_config", "agent", "run", "source")  # equal for all rollouts of a log
 _EVALUATION: Final = "evaluation"
-_MAX_CHARACTERS: Final = 50_000_000  # of the conversations of a log, whose samples are in memory until it is written
+_MAX_CHARACTERS: Final = 50_000_000  # total for the conversations of a log, which is kept in memory until written
 
 
 def write_inspect_logs(store: RolloutStore, path: str | Path, *, max_samples: int = 5000) -> list[Path]:
@@ -92,7 +92,7 @@ def write_inspect_logs(store: RolloutStore, path: str | Path, *, max_samples: in
 def _written(
     store: RolloutStore, groups: Sequence[Mapping[str, Any]], place: Path, max_samples: int, path: Path
 ) -> Iterator[Path]:
-    """Write the logs into a folder, or the only one into a file."""
+    """Write the logs to a folder, or a single log to a file."""
     from inspect_ai.log import write_eval_log  # noqa: PLC0415
 
     is_file = bool(path.suffix)
@@ -175,8 +175,8 @@ class _Part:
 
     Attributes:
         samples: The samples.
-        outcomes: The rollout of each, without conversation and tokens.
-        times: The time at which each was stored.
+        outcomes: The rollout of each sample, without its conversation and tokens.
+        times: The time at which each rollout was stored.
     """
 
     samples: list[EvalSample] = field(default_factory=list["EvalSample"])
@@ -222,8 +222,8 @@ class _Identities:
 
     def __init__(self) -> None:
         self._tasks: dict[tuple[str, bytes], tuple[int, int | str]] = {}
-        self._of_place: Counter[str] = Counter()
-        self._of_group: Counter[int | str] = Counter()
+        self._tasks_per_place: Counter[str] = Counter()
+        self._rollouts_per_group: Counter[int | str] = Counter()
         self._seen: Counter[tuple[int | str, int]] = Counter()
 
     def of(self, record: StoredRollout) -> tuple[int, int | str, int]:
@@ -234,15 +234,15 @@ class _Identities:
         text = to_json(own.task_data).encode("utf-8", "backslashreplace")
         key = (place, hashlib.blake2b(text, digest_size=16).digest())
         if key not in self._tasks:
-            self._of_place[place] += 1
+            self._tasks_per_place[place] += 1
             plain = index if record.generation is None else place
-            count = self._of_place[place]  # tasks of several evaluations may have the same index
+            count = self._tasks_per_place[place]  # tasks of several evaluations may have the same index
             self._tasks[key] = (len(self._tasks), plain if count == 1 else f"{place}-other-{count}")
         number, name = self._tasks[key]
         epoch = own.rollout_index + 1
         if record.group is not None:  # a trainer plays each rollout of a task group as the first of a task
-            self._of_group[name] += 1
-            epoch = self._of_group[name]
+            self._rollouts_per_group[name] += 1
+            epoch = self._rollouts_per_group[name]
         self._seen[name, epoch] += 1
         num_seen = self._seen[name, epoch]  # above 1 if, for example, a failed rollout was played again
         return number, name if num_seen == 1 else f"{name}-again-{num_seen}", epoch

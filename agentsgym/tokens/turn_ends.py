@@ -110,28 +110,28 @@ class CallEnd(NamedTuple):
     opens: bool
 
 
-def find_call_end(behind_last: str, behind_middle: str, end: TurnEnd, vocabulary: Vocabulary) -> CallEnd | None:
+def find_call_end(after_last: str, after_middle: str, end: TurnEnd, vocabulary: Vocabulary) -> CallEnd | None:
     """Find the end of a turn that calls a tool; None if it has no distinguishable end.
 
     Args:
-        behind_last: Output of the template after the last argument of the last call, at the end of a conversation.
-        behind_middle: The same output, up to the tool's result, when the tool has answered.
+        after_last: Output of the template after the last argument of the last call, at the end of a conversation.
+        after_middle: The same output, up to the tool's result, in the middle of a conversation.
         end: The template's end of plain-text turns.
         vocabulary: Its control tokens.
     """
     if end.text:
-        found = end.text in behind_middle
+        found = end.text in after_middle
         return CallEnd(end.text, end.ids, opens=False) if found else None
-    matches = [*vocabulary.pattern.finditer(behind_middle)]
+    matches = [*vocabulary.pattern.finditer(after_middle)]
     names = [vocabulary.control_in(match).token_id for match in matches]
     for index in range(len(matches)):
         if end.closes and end.ids and tuple(names[index : index + len(end.ids)]) == end.ids:
-            text = behind_middle[matches[index].start() : matches[index + len(end.ids) - 1].end()]
+            text = after_middle[matches[index].start() : matches[index + len(end.ids) - 1].end()]
             return CallEnd(text, end.ids, opens=False)
         if not end.closes and names[index] == end.opens_result:
             return CallEnd(matches[index][0], (names[index],), opens=True)
     for index, match in enumerate(matches):  # the last control token that also ends a conversation
-        if behind_last == behind_middle[: match.end()]:
-            rest = behind_middle[match.end() :].lstrip()
+        if after_last == after_middle[: match.end()]:
+            rest = after_middle[match.end() :].lstrip()
             return CallEnd(match[0], (names[index],), opens=vocabulary.pattern.match(rest) is None)
     return None

@@ -44,7 +44,7 @@ LOOK_AT_GRADIENT = (
 SKIPPED_BY_DEEPSPEED = f"the gradients contain NaN or infinity, or their norm overflows; {LOOK_AT_GRADIENT}"
 LOOK_AT_WEIGHTS = "they are not saved: lower the learning rate, and resume from the last checkpoint"
 LOOK_AT_OTHERS = (
-    "this was so before the step: check for other code that changes the weights, such as a callback, "
+    "it already did before the step: check for other code that changes the weights, such as a callback, "
     "and resume from the last checkpoint"
 )
 
@@ -79,15 +79,15 @@ class NonFiniteCheck(TrainerCallback):
         self._losses = []
 
     def after_backward(self, loss: torch.Tensor, accelerator: Accelerator, step: int) -> None:
-        """After the last micro-batch of an optimizer step, check its losses and the gradients. Collective then.
+        """After the last micro-batch of an optimizer step, check its losses and the gradients (collective).
 
-        By then, DeepSpeed has dropped the gradients, and either taken the step or skipped it because they are not
-        finite, as it would until the end of the run. The value head's gradients are checked later, by
-        :func:`check_value_gradients`.
+        By then, DeepSpeed has discarded the gradients, and has either taken the step or skipped it because they are not
+        finite; without this check, it would keep skipping steps until the end of the run. The value head's gradients
+        are checked later, by :func:`check_value_gradients`.
 
         Args:
             loss: The micro-batch's loss, 0-dim, detached; checked later, since reading it would wait for the device.
-            accelerator: The accelerator, for whether the optimizer steps next and whether gradients are scaled.
+            accelerator: The accelerator; it shows whether the optimizer steps next and whether gradients are scaled.
             step: The number of the optimizer step, from 1.
         """
         self._losses.append(loss)
@@ -149,7 +149,7 @@ def check_weights(named: Named, where: str, *, on_all_ranks: bool = True, advice
     weights = [(name, _local(weight)) for name, weight in named]
     tensors = [weight for _, weight in weights if weight.is_floating_point() and weight.numel()]
     is_somewhere = any_rank if on_all_ranks else bool
-    # The sum of squares overflows before a weight does; the maximum would show it immediately, at many times the cost.
+    # The maximum alone would be exact, but costs many times more; the 2-norm may also overflow with finite weights.
     if not is_somewhere(_overflows(tensors, 2.0)) or not is_somewhere(_overflows(tensors, float("inf"))):
         return
     if on_all_ranks:
@@ -197,7 +197,7 @@ def _gradients(named: Named) -> list[torch.Tensor]:
 
 
 def _raise(problems: Sequence[str], where: str) -> None:
-    """Raise the first problem that any rank has, on all ranks; an empty string is no problem. Collective."""
+    """Raise the first problem that any rank has, on all ranks; an empty string means no problem. Collective."""
     for problem in problems:
         rank, found = first_of_ranks(problem)
         if found:

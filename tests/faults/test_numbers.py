@@ -160,7 +160,7 @@ def test_a_weight_that_something_else_broke_is_told_from_a_gradient(name: str, t
 
     trainer.compute_loss = compute
     with pytest.raises(
-        NonFiniteError, match=f"^step 2.* the weight '{name}' contains NaN; this was so before the step"
+        NonFiniteError, match=f"^step 2.* the weight '{name}' contains NaN; it already did before the step"
     ):
         trainer.train()
 

@@ -161,7 +161,7 @@ def test_a_server_that_ignores_seeds_is_warned_of(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING, logger=connections.logger.name):
         env.rollout([{"seed": 1, "most": 10**9}], ScriptedAgent(["5"], repeat_last=True))
     env.close()
-    assert "does not respect the seed of a reset" in caplog.text
+    assert "does not respect the seed passed to reset" in caplog.text
 
 
 def test_what_the_server_serves_is_what_is_read(guess: OpenEnvEnv) -> None:

@@ -98,7 +98,7 @@ class Forward:
         for name in ("past_key_values", "cache_params"):
             if name in self.takes:
                 return name
-        raise NotImplementedError(f"{self.name} takes no cache")
+        raise NotImplementedError(f"{self.name} accepts no cache")
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from agentsgym.cached_folders import cache_folder, is_intact, write_folder
 from agentsgym.errors import ConfigError, MissingDependencyError, did_you_mean
 from agentsgym.texts import sentence_of, shown
 
-_FORMAT = 1  # of converted folders; a new number converts again
+_FORMAT = 1  # version of the converted folders; a new number causes a new conversion
 _MB = 1_000_000
 
 
@@ -80,7 +80,7 @@ def packaged_model(name: str = "smollm2") -> str:
         name: Name of the model.
 
     Raises:
-        ConfigError: The name is unknown, the file is incomplete or another one, or the cache cannot be written.
+        ConfigError: The name is unknown, the file is incomplete or not the right one, or the cache cannot be written.
         MissingDependencyError: The package of the model or of its file format is not installed.
     """
     if name not in PACKAGED:

@@ -1,4 +1,4 @@
-"""Call a vLLM engine in this process by its methods: the package itself is not imported."""
+"""Call the methods of a vLLM engine in this process; the package itself is not imported."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class FailFastEngine:
-    """Calls a vLLM engine until it breaks: with the requests that it then still holds, its next call would not return.
+    """Calls a vLLM engine, except after a failure that leaves requests in it: the next call would then never return.
 
-    An exception that leaves no request behind (one that is too long, for example) does not count as a failure.
+    An exception that leaves no requests behind (for a prompt that is too long, say) does not count as a failure.
     """
 
     def __init__(self, llm: Any) -> None:
-        """Keep a ``vllm.LLM``; nothing is called."""
+        """Store a ``vllm.LLM``; nothing is called yet."""
         self._llm = llm
         self._broke = ""
 
@@ -29,7 +29,7 @@ class FailFastEngine:
         """Call the engine.
 
         Raises:
-            AgentError: It failed in an earlier call.
+            AgentError: The engine failed in an earlier call.
         """
         if self._broke:
             raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._broke}")
@@ -43,25 +43,25 @@ class FailFastEngine:
 
 
 class Engine:
-    """Samples a ``vllm.LLM``, token ids in and token ids out.
+    """Samples from a ``vllm.LLM``, with token ids as input and output.
 
     Attributes:
-        tokenizer: The one given, else the engine's own.
+        tokenizer: The tokenizer passed to the constructor, or else the engine's.
     """
 
     # Options that the agent sets itself, or that would not return one answer per prompt.
     REFUSED_OPTIONS: ClassVar = frozenset({"n", "max_tokens", "logprobs", "detokenize", "output_kind"})
 
     def __init__(self, llm: Any, tokenizer: Any, options: Mapping[str, Any]) -> None:
-        """Keep the engine; nothing is sampled.
+        """Store the engine; nothing is sampled yet.
 
         Args:
             llm: A ``vllm.LLM``.
-            tokenizer: None for the engine's own.
-            options: Fields of vLLM's ``SamplingParams``; the model's generation config is their default.
+            tokenizer: The tokenizer; None for the engine's.
+            options: Fields of vLLM's ``SamplingParams``; the defaults are those of the model's generation config.
 
         Raises:
-            ConfigError: ``SamplingParams`` does not take the options.
+            ConfigError: ``SamplingParams`` does not accept the options.
         """
         self.tokenizer: Any = llm.get_tokenizer() if tokenizer is None else tokenizer
         self._llm = llm
@@ -71,19 +71,19 @@ class Engine:
         # vLLM computes the private fields from the others.
         known = {name: getattr(defaults, name) for name in defaults.__struct_fields__ if not name.startswith("_")}
         try:
-            # vLLM itself adds the ids that the model declares as its end.
+            # vLLM itself adds the EOS ids that the model declares.
             ends = ChatFormat.of(self.tokenizer, append=False).stop_token_ids
-        except TemplateError:  # such a template gives no exact prompts, but it can be rendered
+        except TemplateError:  # the template cannot produce exact prompts, but it can be rendered
             ends = as_ids(self.tokenizer.eos_token_id)
         ends = as_ids(options.get("stop_token_ids", ends))
         self._fields = {**known, **options, "stop_token_ids": sorted(ends), "logprobs": 0}
         try:
             self._params(1)
-        except Exception as error:  # vLLM has its own exceptions for requests that it refuses
+        except Exception as error:  # vLLM has its own exception types for invalid options
             raise ConfigError(f"vLLM's SamplingParams refuses {shown(dict(options))}: {sentence_of(error)}") from error
 
     @staticmethod
-    def takes(source: object) -> bool:
+    def accepts(source: object) -> bool:
         """Whether the source is a vLLM engine."""
         names = ("generate", "get_tokenizer", "get_default_sampling_params")
         return all(callable(getattr(source, name, None)) for name in names)

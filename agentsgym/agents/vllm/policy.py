@@ -1,4 +1,4 @@
-"""Sample the policy in training on vLLM: every episode at its own pace, token ids in and out."""
+"""Sample the policy in training on vLLM: each episode at its own pace, with token ids as input and output."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
     """Samples the policy on vLLM, one request for each turn of each episode, sent as soon as the episode is ready.
 
-    Where TRL's ``VLLMGeneration`` is colocated, a thread steps its engine while any request is open, and new ones join
-    between two steps. With servers, each rank sends requests itself: a session stays with one server, whose prefix
-    cache has its history, and the main rank alone pushes the weights, through TRL's client. So no episode waits for the
-    slowest one, and only :meth:`prepare` is collective.
+    If TRL's ``VLLMGeneration`` is colocated, a thread steps its engine while any request is open, and new requests join
+    between two steps. With servers, each rank sends its own requests: a session stays with one server, whose prefix
+    cache contains its history, and only the main rank pushes the weights, through TRL's client. So no episode waits for
+    the slowest one, and only :meth:`prepare` is collective.
 
-    The engine samples from its own weights, so :meth:`prepare` must be called before each rollout: it loads the trained
-    ones if they have changed. Under sleep mode it also wakes the engine, which :meth:`finish` puts to sleep, once per
-    rollout.
+    The engine has its own copy of the weights, so :meth:`prepare` must be called before each rollout: it loads the
+    trained weights if they have changed. In sleep mode, it also wakes the engine, and :meth:`finish` puts it to sleep,
+    once per rollout.
 
-    The log-probabilities are vLLM's, of the distribution that was sampled: after the temperature, the repetition
-    penalty and the cuts of ``top_k``, ``top_p`` and ``min_p``. With cuts they are larger than the policy's own. Where
-    vLLM returns none they are NaN. The engine's own generator draws, which is not seeded here.
+    The log-probabilities are vLLM's, for the distribution that was sampled from: after temperature, repetition penalty
+    and truncation by ``top_k``, ``top_p`` and ``min_p``. With truncation, they are larger than the policy's own. If
+    vLLM returns none, they are NaN. Tokens are drawn with the engine's random generator, which is not seeded here.
     """
 
     logprobs_match_trained_weights = False
 
-    def __init__(  # noqa: PLR0913  # keywords, most of them left out
+    def __init__(  # noqa: PLR0913  # keywords, most of them usually omitted
         self,
         generation: VLLMGeneration,
         tokenizer: PreTrainedTokenizerBase,
@@ -54,19 +54,19 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         """Set the engine's stop tokens: those of the model, the tokenizer and the chat template.
 
         Args:
-            generation: TRL's engine; from here on its ``generation_kwargs`` hold the stop tokens.
-            tokenizer: The model's.
-            max_turn_tokens: Budget of a turn whose request sets none.
-            stop: Texts that also end a turn, besides those of ``generation_kwargs``. Their tokens stay in the action,
-                its text ends before them.
-            server_urls: Base URLs of the servers, beginning with that of the client of ``generation``; empty for only
-                that one.
-            sync_timeout_s: Seconds for pushing the weights to one server; None for 600.
-            pauses: Whether servers pause while they get weights, since they answer requests meanwhile.
+            generation: TRL's engine; the stop tokens are added to its ``generation_kwargs``.
+            tokenizer: The model's tokenizer.
+            max_turn_tokens: Token budget of a turn whose request does not set one.
+            stop: Texts that end a turn, in addition to those in ``generation_kwargs``. Their tokens are part of the
+                action, but its text ends before them.
+            server_urls: Base URLs of the servers, beginning with that of ``generation``'s client; empty if that is the
+                only one.
+            sync_timeout_s: Time limit for pushing the weights to one server, in seconds; None for 600.
+            pauses: Whether servers must pause while weights are pushed, because requests are open then.
 
         Raises:
-            ConfigError: ``generation_kwargs`` has an option that is wrong over many turns, the tokenizer has ids that
-                the model does not, or the engine spans several ranks, which need lockstep.
+            ConfigError: ``generation_kwargs`` has an option that is invalid for multi-turn sampling, the tokenizer has
+                ids that the model does not have, or the engine spans several ranks, which requires lockstep.
             MissingDependencyError: There are servers, and ``aiohttp`` is not installed.
         """
         self.sampling = VLLMSampling(generation, tokenizer, max_turn_tokens, stop)
@@ -87,21 +87,21 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         self._engine, self._weights = SteppedEngine(self.sampling), EngineWeights(generation)
 
     def forget(self, session_ids: Sequence[str]) -> None:
-        """Forget sessions that are over, while others continue."""
+        """Forget sessions that have ended, while others continue."""
         if isinstance(self._engine, VLLMServers):
             run_coroutine(self._engine.forget(session_ids))
 
     def prepare(self, start: BatchStart) -> None:
-        """Collective: get the engine ready for a generation batch: load new weights, and wake it.
+        """Load new weights, and wake a sleeping engine, before a generation batch. Collective.
 
-        Servers that were restarted get the weights again.
+        The weights are pushed again to servers that were restarted.
 
         Args:
-            start: Batches with equal ``step`` are taken to have equal weights.
+            start: The batch; batches with equal ``step`` are assumed to have equal weights.
 
         Raises:
-            AgentsGymError: Another rank failed, which raises its own error; no server answers, or the weights could not
-                be pushed in time.
+            AgentsGymError: Another rank failed (which raises its own error), no server responds, or the weights could
+                not be pushed in time.
         """
         with raise_on_all_ranks():
             if isinstance(self._engine, SteppedEngine):
@@ -128,7 +128,7 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         return self.sampling.action(request, sampled.token_ids, sampled.logprobs, sampled.step)
 
     def finish(self) -> None:
-        """End the thread that steps the engine, or close connections; put the engine to sleep."""
+        """Stop the thread that steps the engine, or close the connections; in sleep mode, put the engine to sleep."""
         self._engine.finish()
         if isinstance(self._weights, EngineWeights):
             self._weights.sleep()

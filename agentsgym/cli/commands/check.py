@@ -38,7 +38,7 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Play a few tasks repeatedly (alone, concurrently, and in a pickled copy); report problems that affect training.
+    """Play a few tasks one by one, concurrently, and in a pickled copy; report problems that affect training.
 
     Without --agent, a built-in agent takes exploratory random actions (not ENV's own random agent). The exit code is 1
     if an error is found, or with --strict if a warning is found.

@@ -168,9 +168,9 @@ class ServerConnections:
             connection.close()
         if texts[0] != texts[1]:
             logger.warning(
-                "%s does not respect the seed of a reset: two resets with the seed %d produced %s and %s. The "
-                "rollouts of a task start differently, so baselines over a task group compare different starts, and "
-                "runs are not reproducible",
+                "%s does not respect the seed passed to reset: two resets with the seed %d returned %s and %s. "
+                "Therefore, the rollouts of a task start differently, baselines over a task group compare different "
+                "starts, and runs are not reproducible",
                 self._server.label,
                 _SEED,
                 shown(texts[0], 100),

@@ -28,8 +28,8 @@ class OpenEnvServer:
 
     Attributes:
         url: URL of the server: ``"http://localhost:8000"``, ``"https://…"``, ``"ws://…"`` or ``"wss://…"``.
-        command: Program and arguments of a server that is started on this machine at first use, on a free port,
-            which replaces ``{port}`` and is the environment variable ``PORT``; it is stopped with the environment.
+        command: Program and arguments of a server that is started on this machine at first use, on a free port
+            (inserted for ``{port}``, and set as the environment variable ``PORT``); it is stopped with the environment.
         env: Additional environment variables for ``command``.
         cwd: Working directory of ``command``; None for the current one.
         headers: Headers of every request. ``${NAME}`` is replaced by that environment variable whenever a connection is

@@ -36,13 +36,13 @@ def check_call(call: ToolCall, schemas: Sequence[Mapping[str, Any]]) -> str | No
         return f"there is no tool {shown(call.name)}{did_you_mean(call.name, parameters)}"
     try:
         return next(
-            _of_object(call.arguments, {"additionalProperties": False, **parameters[call.name]}, call.name), None
+            _object_errors(call.arguments, {"additionalProperties": False, **parameters[call.name]}, call.name), None
         )
     except RecursionError:
         return f"the arguments of {shown(call.name)} are nested too deeply"
 
 
-def _of_object(value: Mapping[str, Any], schema: _Schema, tool: str, path: str = "") -> Iterator[str]:
+def _object_errors(value: Mapping[str, Any], schema: _Schema, tool: str, path: str = "") -> Iterator[str]:
     """Yield what is wrong with an object: missing properties first, then unexpected properties and invalid values."""
     properties: _Schema = schema.get("properties") or {}
     rest: Any = schema.get("additionalProperties", True)
@@ -51,26 +51,26 @@ def _of_object(value: Mapping[str, Any], schema: _Schema, tool: str, path: str =
             yield f"the argument {shown(path + name)} of {shown(tool)} is missing"
     for name, item in value.items():
         if name in properties:
-            yield from _of_value(item, properties[name], tool, path + name)
+            yield from _value_errors(item, properties[name], tool, path + name)
         elif rest is False:
             known = did_you_mean(name, properties) if properties else "; it takes none"
             yield f"{shown(tool)} has no argument {shown(path + name)}{known}"
         elif isinstance(rest, Mapping):
-            yield from _of_value(item, cast("_Schema", rest), tool, path + name)
+            yield from _value_errors(item, cast("_Schema", rest), tool, path + name)
 
 
-def _of_value(value: Any, schema: _Schema, tool: str, path: str) -> Iterator[str]:
+def _value_errors(value: Any, schema: _Schema, tool: str, path: str) -> Iterator[str]:
     expected = _expected(value, schema)
     if expected is not None:
         yield f"the argument {shown(path)} of {shown(tool)} must be {expected}, got {shown(value)}"
     elif isinstance(value, Mapping):
-        yield from _of_object(cast("Mapping[str, Any]", value), schema, tool, f"{path}.")
+        yield from _object_errors(cast("Mapping[str, Any]", value), schema, tool, f"{path}.")
     elif isinstance(value, list):
         first: Sequence[Any] = schema.get("prefixItems") or ()  # for tuples: one schema per item
         for index, item in enumerate(cast("list[Any]", value)):
             own = first[index] if index < len(first) else schema.get("items")
             if isinstance(own, Mapping):
-                yield from _of_value(item, cast("_Schema", own), tool, f"{path}[{index}]")
+                yield from _value_errors(item, cast("_Schema", own), tool, f"{path}[{index}]")
 
 
 def _expected(value: Any, schema: _Schema) -> str | None:
@@ -84,7 +84,7 @@ def _expected(value: Any, schema: _Schema) -> str | None:
         return f"one of {', '.join(shown(one, 40) for one in choices[:20])}{', …' if len(choices) > 20 else ''}"
     for key in ("anyOf", "oneOf"):
         if key in schema:
-            fits = any(next(_of_value(value, option, "", ""), None) is None for option in schema[key])
+            fits = any(next(_value_errors(value, option, "", ""), None) is None for option in schema[key])
             return None if fits else f"one of the {len(schema[key])} forms that the tool's description gives"
     kinds: Any = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds

@@ -172,7 +172,7 @@ def _checked_rows(name: str, source: Any, split: str) -> list[Row]:
 
 def _rows_of_source(source: Any, split: str) -> Iterable[Any]:
     if isinstance(source, MultistepEnv):
-        parts: list[str] = vars(source)["_called_parts"]
+        parts: list[str] = vars(source)["_unstorable_args"]
         if parts:
             raise ConfigError(
                 f"the environment was built with {', '.join(parts)}, which cannot be stored in a dataset row: build it "

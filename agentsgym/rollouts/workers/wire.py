@@ -1,7 +1,7 @@
 """The messages between a process pool and its worker processes.
 
-A trial's state cannot leave the process it began in, so a trial stays where it was started: an action goes in, what is
-new in the conversation comes out. The pool keeps a copy of each conversation.
+A trial's state cannot leave the process in which it began, so a trial stays there: the pool sends actions, and the
+process returns what is new in the conversation. The pool keeps a copy of each conversation.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from agentsgym.types import Action, FinishReason, Message, ToolCall
 NO_TRIAL = -1
 IS_WAITING = -2
 READY = b"ready"
-LOADED = b"loaded"  # the environments of a batch are there, and its items begin
-CLOSED = b"closed"  # the answer to CLOSE
-CLOSE = b"close"  # the run was aborted: every live trial is to be closed
+LOADED = b"loaded"  # the environments of a batch are loaded; its items are processed next
+CLOSED = b"closed"  # the reply to CLOSE
+CLOSE = b"close"  # the run was aborted: the process must close all live trials
 SHUTDOWN = b""
-# Lets a process close its episodes before it ends. Not SIGTERM: that is how the interpreter ends a process that hangs.
+# Makes a process close its episodes and exit. Not SIGTERM, with which the interpreter ends even processes that hang.
 KILL_SIGNAL: signal.Signals | None = getattr(signal, "SIGUSR1", None)
 
-INTERRUPTED = 128 + (KILL_SIGNAL or 0)  # the exit code of a process that got it
+INTERRUPTED = 128 + (KILL_SIGNAL or 0)  # the exit code of a process that received KILL_SIGNAL
 
 
 class WireAction(NamedTuple):
@@ -41,7 +41,7 @@ class WireAction(NamedTuple):
     reasoning: str | None = None
 
     def action(self) -> Action:
-        """Rebuild the action; any state but None will do, since the pool restores the real one."""
+        """Rebuild the action; any state except None works, since the pool restores the real one."""
         return Action(**self._asdict(), agent_state=True)
 
 
@@ -53,8 +53,8 @@ class StartTrial(NamedTuple):
 
     Attributes:
         trial_index: Its index in the run.
-        trial: It, pickled with :func:`dump_trial`.
-        inputs: Inputs to replay, if its earlier process is gone.
+        trial: The trial, pickled with :func:`dump_trial`.
+        inputs: Inputs to replay, if its previous process died.
     """
 
     trial_index: int
@@ -62,15 +62,15 @@ class StartTrial(NamedTuple):
     inputs: list[WireInput]
 
 
-WorkItem = StartTrial | tuple[int, WireInput]  # a plain pair is an input of a trial that was started
+WorkItem = StartTrial | tuple[int, WireInput]  # a plain pair is an input for a trial that is already running
 
 
 class WorkBatch(NamedTuple):
-    """One message of the pool.
+    """A message from the pool to a worker.
 
     Attributes:
         envs: Pickled environments, by name.
-        dropped_envs: Names of those that are not needed any more.
+        dropped_envs: Names of environments that are no longer needed.
         items: Work items, in order.
     """
 
@@ -80,17 +80,17 @@ class WorkBatch(NamedTuple):
 
 
 class RequestDelta(NamedTuple):
-    """A trial's request, as the difference to its last one.
+    """A trial's request, as the difference from its previous one.
 
     Attributes:
         trial_index: Its index in the run.
-        num_messages: How many messages of the last request are kept: all, or none where the list is another one now.
-        messages: New messages after them.
-        num_tokens: As ``num_messages``, for the token ids.
-        token_ids: New token ids after them.
-        max_new_tokens: The budget.
-        has_state: Whether the agent gets back the state of its last action: it never leaves the agent's process.
-        tools: The schemas of the environment's tools; None where they are those of the request before.
+        num_messages: How many messages of the previous request are kept: all, or 0 if the list was replaced.
+        messages: The messages that follow them.
+        num_tokens: Like ``num_messages``, for the token ids.
+        token_ids: The token ids that follow them.
+        max_new_tokens: The turn's token budget.
+        has_state: Whether the agent receives the state of its last action; the state never leaves the agent's process.
+        tools: The schemas of the environment's tools; None if unchanged since the previous request.
     """
 
     trial_index: int
@@ -108,8 +108,8 @@ class TrialEnd(NamedTuple):
 
     Attributes:
         trial_index: Its index in the run.
-        outcome: Its result or what it raised, pickled separately, so that a value that cannot be read fails only
-            this trial; or the reason why neither can be sent.
+        outcome: Its result or exception, pickled separately, so that a value that cannot be unpickled fails only this
+            trial; or the reason why it cannot be sent.
     """
 
     trial_index: int
@@ -121,7 +121,7 @@ class DeserializationFailure(NamedTuple):
 
     Attributes:
         reason: The exception.
-        trial_index: The trial that it was; None for an environment.
+        trial_index: The trial in the message; None if an environment could not be unpickled.
     """
 
     reason: str
@@ -135,22 +135,22 @@ def load_replies(message: bytes) -> tuple[list[Reply], bool]:
     """Unpickle a worker's message: its replies, and whether they are the last of a batch.
 
     Raises:
-        BaseException: Whatever unpickling raises, and TypeError for a message that is something else.
+        BaseException: Whatever unpickling raises, or TypeError if the message is not in this form.
     """
     given: Any = pickle.loads(message)
     if not (isinstance(given, tuple) and len(cast("tuple[Any, ...]", given)) == 2):
-        raise TypeError("it is not a pair")
+        raise TypeError("the message is not a pair")
     dumped, is_last = cast("tuple[Any, Any]", given)
     if not isinstance(dumped, list) or not isinstance(is_last, bool):
-        raise TypeError("it holds no replies")
+        raise TypeError("the message does not contain replies")
     replies = [pickle.loads(one) for one in cast("list[Any]", dumped)]
     if not all(isinstance(one, Reply) for one in replies):
-        raise TypeError("it holds no replies")
+        raise TypeError("the message does not contain replies")
     return replies, is_last
 
 
 def to_wire(given: Any, session_id: str) -> WireInput:
-    """Make the input that is sent: an action without the agent's state, or an error; nothing else is an answer."""
+    """Convert an agent's answer to an input: an action without the agent's state, or an error, also for other types."""
     if isinstance(given, Action):
         return WireAction(
             given.text, given.token_ids, given.logprobs, given.finish_reason, given.tool_calls, given.reasoning
@@ -173,7 +173,7 @@ class _TrialPickler(pickle.Pickler):
 
 
 class _TrialUnpickler(pickle.Unpickler):
-    """Puts the environment of that name in place of a name."""
+    """Replaces the name with the environment of that name."""
 
     def __init__(self, buffer: io.BytesIO, envs: Mapping[str, Any]) -> None:
         super().__init__(buffer)
@@ -191,5 +191,5 @@ def dump_trial(trial: PlayableTrial[Any], env_name: str) -> bytes:
 
 
 def load_trial(dumped: bytes, envs: Mapping[str, Any]) -> PlayableTrial[Any]:
-    """Unpickle a trial; its environment is the one of its name."""
+    """Unpickle a trial, with the environment that its name refers to."""
     return _TrialUnpickler(io.BytesIO(dumped), envs).load()

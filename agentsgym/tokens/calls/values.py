@@ -89,7 +89,7 @@ def tool_call(name: Any, arguments: Any, call_id: Any = None) -> ToolCall:
     """Build a call.
 
     Raises:
-        MalformedCallError: The name or the arguments are of a wrong type.
+        MalformedCallError: The name or the arguments are of the wrong type.
     """
     if not isinstance(name, str) or not name.strip():
         raise MalformedCallError("has no name: it must name the tool")

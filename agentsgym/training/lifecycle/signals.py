@@ -57,7 +57,7 @@ class SignalWatch:
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
-        """Record signals inside the block; handlers set by the user stay, as do all outside of the main thread.
+        """Record signals inside the block. Handlers set by the user are kept; outside the main thread, all are.
 
         With several ranks, a background thread shares signals, even those that arrive while the main thread waits for
         another rank.

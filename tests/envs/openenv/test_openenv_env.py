@@ -203,7 +203,7 @@ def test_a_server_that_ignores_seeds_is_warned_of_once(caplog: pytest.LogCapture
         for _ in range(2):
             played(stub, "a")
     [record] = [one for one in caplog.records if one.name == connections.logger.name]
-    assert "does not respect the seed of a reset" in record.getMessage()
+    assert "does not respect the seed passed to reset" in record.getMessage()
     assert "'game 1' and 'game 2'" in record.getMessage()
 
 

@@ -82,8 +82,8 @@ class BanditValues:
             codes = np.unique(_codes(following))
             if len(codes) > _MAX_STATES:
                 raise ConfigError(
-                    f"the optimum of Bandit cannot be computed: more than {_MAX_STATES} states are reachable by a "
-                    "press; use fewer buttons or presses"
+                    f"the optimum of Bandit cannot be computed: more than {_MAX_STATES} states are possible "
+                    "after the same number of presses; use fewer buttons or presses"
                 )
             self._levels.append((codes[:, None] >> shifts) & ((1 << _BITS) - 1))
         self._codes = [_codes(states) for states in self._levels]
