@@ -200,7 +200,7 @@ def test_a_server_that_hangs_is_given_up(server: StubServer, monkeypatch: pytest
     server.faults.append("hang")
     server.hangs.add("/weight_info")
     (one,) = play(agent, num_sessions=1)
-    assert "it did not answer 2 times in a row (it did not respond in time)" in one["fault"]
+    assert "it did not respond 2 times in a row (it did not respond in time)" in one["fault"]
 
 
 def test_a_server_that_comes_back_with_other_weights_is_not_asked_until_it_has_them(server: StubServer) -> None:
