@@ -87,7 +87,7 @@ class GenerationBatch:
     Attributes:
         dataset_rows: The rows of this rank's rollouts, (B,).
         trajectories: This rank's rollouts, (B,).
-        training_rows: The rows that these rollouts are trained as.
+        training_rows: The training rows made from these rollouts.
         first: Index of this rank's first rollout in ``rollouts``.
         rollouts: The rollouts of all ranks, in rank order, (N,).
         replaced: Rollouts of all ranks that were played but replaced by resampling.
