@@ -170,7 +170,7 @@ class ProcessExecutor:
             worker.is_draining = worker.is_draining or self._limits.is_worn(worker)
             self._is_any_draining = self._is_any_draining or worker.is_draining
             had_requested = remote.is_replaying and remote.has_requested
-            outcome = Finished(remote.trial.abandon(remote.differs())) if had_requested else remote.outcome(reply)
+            outcome = Finished(remote.trial.abandon(remote.replay_error())) if had_requested else remote.outcome(reply)
             self._settle(remote, outcome)
 
     def _handle_request(self, remote: RemoteTrial, worker: WorkerHandle, delta: RequestDelta) -> None:
@@ -182,7 +182,7 @@ class ProcessExecutor:
         else:
             remote.is_replaying = False
             if is_different:
-                self._fail(remote, remote.differs())
+                self._fail(remote, remote.replay_error())
             if not remote.is_stepping:
                 return  # the agent already has the request
             if isinstance(remote.in_flight, EpisodeError) or (remote.in_flight is not None and remote.error is None):
@@ -251,7 +251,7 @@ class ProcessExecutor:
                 remote.max_residents = max(1, remote.max_residents // 2)
         elif suspect.error is not None:
             pass  # its process was killed because of a timeout, or it is already known to be the cause
-        elif alone is not None and len(worker.hosted) == 1 and alone.is_proven(worker):
+        elif alone is not None and len(worker.hosted) == 1 and alone.record_lone_death(worker):
             where = f"session {alone.trial.session_id}, turn {len(alone.inputs)}"
             self._fail(alone, EnvError(f"{where}: its environment's process died ({worker.how_it_ended()})"))
         else:

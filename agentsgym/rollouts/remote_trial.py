@@ -108,7 +108,7 @@ class RemoteTrial:
         """Make the result of a trial that cannot continue."""
         return Finished(self.trial.abandon(EnvError(f"session {self.trial.session_id}: {sentence}")))
 
-    def differs(self) -> EnvError:
+    def replay_error(self) -> EnvError:
         """Make the error for a trial whose replay differs."""
         return EnvError(
             f"session {self.trial.session_id}: its process died, and replaying its {len(self.inputs)} recorded "
@@ -126,7 +126,7 @@ class RemoteTrial:
                 one.max_residents = max(1, one.max_residents // 2)
             self.bystanders = []
 
-    def is_proven(self, worker: WorkerHandle) -> bool:
+    def record_lone_death(self, worker: WorkerHandle) -> bool:
         """Count a death of a process in which the trial was alone; return whether it is proven to be the cause."""
         self._num_deaths_alone += 1
-        return self._num_deaths_alone >= (_PROOFS_OF_A_KILL if worker.may_be_killed_externally else 1)
+        return self._num_deaths_alone >= (_PROOFS_OF_A_KILL if worker.may_have_external_cause else 1)

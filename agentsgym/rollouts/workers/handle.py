@@ -298,7 +298,7 @@ class WorkerHandle:
         return self.is_killed or code < 0 or code in {_UNKNOWN, INTERRUPTED}
 
     @property
-    def may_be_killed_externally(self) -> bool:
+    def may_have_external_cause(self) -> bool:
         """Whether it ended in a way that may have an external cause, which is weak evidence against a trial."""
         code: int = self.process.exitcode or 0
         signals = {-int(getattr(signal, name)) for name in _EXTERNAL_SIGNALS if hasattr(signal, name)}

@@ -193,12 +193,12 @@ class AsyncRolloutGenerator(RolloutGenerator):
             self.policy.forget([trajectory.session_id for trajectory in trajectories])
         rollouts = all_gather_objects(summaries, error.first)
         everyone = all_gather_objects(facts)
-        dealt = [one for groups, _ in everyone for one in groups]
-        self._tasks.trained(number for number, _ in dealt)
+        trained = [one for groups, _ in everyone for one in groups]
+        self._tasks.trained(number for number, _ in trained)
         if self._curriculum is not None:
-            seen = [self._dataset[index] for _, index in dealt for _ in range(phase.num_rollouts)]
+            trained_rows = [self._dataset[index] for _, index in trained for _ in range(phase.num_rollouts)]
             with nullcontext() if self._ahead is None else self._ahead.no_new_groups():
-                self._curriculum.record(seen, rollouts)
+                self._curriculum.record(trained_rows, rollouts)
         self._check_failures(rollouts)
         batch = self._batch(rows, trajectories, first, rollouts, ())
         return replace(batch, metrics=staleness_metrics([ages for _, ages in everyone]))
