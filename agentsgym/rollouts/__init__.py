@@ -13,10 +13,9 @@
     remote_trial.py      the pool's record of one trial in a worker process
     worker_set.py        the processes of a pool, their limits, and the assignment of trials to them
     workers/             a worker process
-        handle.py        the pool's handle of it: start, send, kill
+        handle.py        the pool's handle to it: start, send, measure, kill
         main.py          the code that runs in it
         owner_watch.py   makes it exit when its owner exits; fork_server.py gives it time to do so
         wire.py          the messages between the two
         channel.py       checked transport, so that stray bytes are never unpickled
-        memory.py        its memory use
 """

@@ -51,7 +51,7 @@ def call_agent(agent: AgentLike, requests: Sequence[TurnRequest]) -> Sequence[Ac
         answers = failure_of(AgentError, f"{type(agent).__name__}.act", error, agent.act)
     if isinstance(answers, AgentError) and len(requests) > 1:
         # Splitting in halves isolates the requests that the agent cannot answer, so that only their trials fail. It is
-        # outside of the except block, so that the next error does not have this one as its context.
+        # outside the except block, so that the next error does not have this one as its context.
         half = len(requests) // 2
         return [*call_agent(agent, requests[:half]), *call_agent(agent, requests[half:])]
     if isinstance(answers, AgentError):
@@ -171,7 +171,7 @@ class ConcurrentCaller:
             task.add_done_callback(partial(self._forget, index))
 
     def _forget(self, index: int, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(index) is task:  # rather than the task of the next turn
+        if self._tasks.get(index) is task:  # and not the task of the next turn
             del self._tasks[index]
 
     async def _answer(self, index: int, request: TurnRequest) -> None:

@@ -13,7 +13,7 @@ from agentsgym.rollouts.scheduler import InlineExecutor, Pool, Scheduler
 from agentsgym.types import TurnRequest
 
 
-def drive(  # noqa: PLR0913  # keywords, most of them left out
+def drive(  # noqa: PLR0913  # keywords, most of them usually omitted
     trials: Iterable[PlayableTrial[Result] | TrialGenerator[Result]],
     agent: AgentLike,
     *,
@@ -116,7 +116,7 @@ def _lockstep(
 
 
 class _BareTrial(Generic[Result]):
-    """A generator as a trial that is never abandoned."""
+    """A trial that wraps a generator and is never abandoned."""
 
     env: Any = None
 

@@ -1,4 +1,4 @@
-"""Types between the parts of a run: trials, their inputs and outcomes, executors and agent callers."""
+"""Types shared by the parts of a run: trials, their inputs and outcomes, executors and agent callers."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class PlayableTrial(Protocol[Result_co]):
 
 
 class Finished(NamedTuple):
-    """A trial is over."""
+    """The end of a trial."""
 
     result: Any
 
 
 class Raised(NamedTuple):
-    """A trial raised an error that is not its own failure; it ends the run."""
+    """An error raised in a trial that is not a failure of that trial; it ends the run."""
 
     error: BaseException
 
@@ -59,7 +59,7 @@ def advance(generator: TrialGenerator[Any], given: Input) -> TrialOutcome:
         return generator.throw(given) if isinstance(given, EpisodeError) else generator.send(given)  # type: ignore[arg-type]  # None starts it
     except StopIteration as stop:
         return Finished(stop.value)
-    except BaseException as error:  # noqa: BLE001  # re-raised where the run is ended
+    except BaseException as error:  # noqa: BLE001  # re-raised on the scheduler's thread
         return Raised(error)
 
 

@@ -33,15 +33,15 @@ from agentsgym.types import Action
 
 _MEASURE_EVERY_S = 0.1
 _MAX_FAILED_STARTS = 3  # consecutive, per process
-_MAX_DEATHS_WITHOUT_PROGRESS = 8  # per live trial, more than are needed to prove that each of them is the cause
-_TASKS = (
+_MAX_DEATHS_WITHOUT_PROGRESS = 8  # per live trial; fewer would prove that every trial is a cause
+_HINT = (
     "with an EnvProcessPool, the values of a task must be picklable and their classes defined in a module: put only "
     "the names of other objects in the task, and create the objects in _initialize_episode"
 )
 
 
 class ProcessExecutor:
-    """The executor of one run in a pool."""
+    """The executor of one run in a process pool."""
 
     def __init__(
         self, workers: WorkerSet, limits: WorkerLimits, scheduler: Scheduler[Any], on_close: Callable[[], None]
@@ -96,7 +96,7 @@ class ProcessExecutor:
         return [step for worker, step in running if step is not None and step[0] in worker.residents]
 
     def abandon(self, index: int, error: EpisodeError) -> None:
-        """Kill the process if the step is running in it; when its end is reported, its trials are replayed."""
+        """Kill the process if the step is running in it; its trials are replayed once its end is reported."""
         remote = self._trials[index]
         remote.error = error
         running = None if remote.worker is None else remote.worker.running
@@ -164,13 +164,13 @@ class ProcessExecutor:
         elif isinstance(reply, RequestDelta):
             self._handle_request(remote, worker, reply)
         elif isinstance(reply, DeserializationFailure):
-            self._settle(remote, remote.failed(f"its process could not unpickle the task: {reply.reason}; {_TASKS}"))
+            self._settle(remote, remote.failed(f"its process could not unpickle the task: {reply.reason}; {_HINT}"))
         else:
             worker.num_ended += 1
             worker.is_draining = worker.is_draining or self._limits.is_worn(worker)
             self._is_any_draining = self._is_any_draining or worker.is_draining
             had_requested = remote.is_replaying and remote.has_requested
-            outcome = Finished(remote.trial.abandon(remote.differs())) if had_requested else remote.outcome(reply)
+            outcome = Finished(remote.trial.abandon(remote.replay_error())) if had_requested else remote.outcome(reply)
             self._settle(remote, outcome)
 
     def _handle_request(self, remote: RemoteTrial, worker: WorkerHandle, delta: RequestDelta) -> None:
@@ -182,7 +182,7 @@ class ProcessExecutor:
         else:
             remote.is_replaying = False
             if is_different:
-                self._fail(remote, remote.differs())
+                self._fail(remote, remote.replay_error())
             if not remote.is_stepping:
                 return  # the agent already has the request
             if isinstance(remote.in_flight, EpisodeError) or (remote.in_flight is not None and remote.error is None):
@@ -245,13 +245,13 @@ class ProcessExecutor:
         """Decide which trials of a process may have caused its death."""
         alone = residents[0] if len(residents) == 1 else None
         if worker.is_closing:
-            pass  # a trial of the previous run delayed it
+            pass  # it was still closing trials of the previous run
         elif suspect is None:
             for remote in residents:
-                remote.company = max(1, remote.company // 2)
+                remote.max_residents = max(1, remote.max_residents // 2)
         elif suspect.error is not None:
             pass  # its process was killed because of a timeout, or it is already known to be the cause
-        elif alone is not None and len(worker.hosted) == 1 and alone.is_proven(worker):
+        elif alone is not None and len(worker.hosted) == 1 and alone.record_lone_death(worker):
             where = f"session {alone.trial.session_id}, turn {len(alone.inputs)}"
             self._fail(alone, EnvError(f"{where}: its environment's process died ({worker.how_it_ended()})"))
         else:
@@ -263,17 +263,17 @@ class ProcessExecutor:
         limit = self._limits.max_memory_mb or 0.0
         while not self._over.wait(_MEASURE_EVERY_S):
             for worker in [*self._workers.handles]:
-                held = resident_mb(worker.process.pid)
-                if held is not None and held > limit and worker.is_ready and not worker.is_killed:
-                    self._scheduler.post(self._kill_for_memory, worker, held)
+                used_mb = resident_mb(worker.process.pid)
+                if used_mb is not None and used_mb > limit and worker.is_ready and not worker.is_killed:
+                    self._scheduler.post(self._kill_for_memory, worker, used_mb)
 
-    def _kill_for_memory(self, worker: WorkerHandle, held: float) -> None:
+    def _kill_for_memory(self, worker: WorkerHandle, used_mb: float) -> None:
         limit = self._limits.max_memory_mb or 0.0
         if (worker.fresh_mb or 0.0) > limit:
             raise ConfigError(
                 f"max_memory_mb must be larger than the memory of a new process ({worker.fresh_mb:.0f} MB), got {limit}"
             )
-        worker.kill(f"it used {held:.0f} MB, more than max_memory_mb = {limit}", at_once=True)
+        worker.kill(f"it used {used_mb:.0f} MB, more than max_memory_mb = {limit}", immediately=True)
 
     # Trials
 
@@ -299,7 +299,7 @@ class ProcessExecutor:
                 raise
             sentence = (
                 f"session {trial.session_id}: its task could not be sent to its process: {type(error).__name__}: "
-                f"{sentence_of(error)}; {_TASKS}"
+                f"{sentence_of(error)}; {_HINT}"
             )
             self._scheduler.on_outcome(index, Finished(trial.abandon(EnvError(sentence))))
             return
@@ -323,7 +323,7 @@ class ProcessExecutor:
             batch = WorkBatch(envs, dropped, items)
             try:
                 message = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
-            except BaseException as error:  # foreign values: what an agent put into its action
+            except BaseException as error:  # user code: values that an agent put into its action
                 if is_interruption(error):
                     raise
                 message = pickle.dumps(batch._replace(items=[*map(self._sendable, items)]), pickle.HIGHEST_PROTOCOL)

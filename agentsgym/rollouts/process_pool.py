@@ -56,8 +56,8 @@ class EnvProcessPool:
             max_memory_mb: Memory in megabytes (10^6 bytes) above which a process is replaced. It is measured ten times
                 per second as the resident set, which includes memory shared by all processes. A session fails if it
                 exceeds the limit when it is alone in a process. None for no limit.
-            recycle_after_episodes: Number of finished sessions after which a process gets no new ones, and is replaced
-                when it is empty. None for never.
+            recycle_after_episodes: Number of finished sessions after which a process receives no new ones, and is
+                replaced when it is empty. None for never.
             recycle_above_mb: The same for a process that uses more than this many megabytes at the end of one of its
                 sessions: for environments that leak memory. None for never.
 

@@ -34,14 +34,14 @@ class RemoteTrial:
         is_replaying: Whether the trial is being replayed in a new process.
         error: Error that ends the trial after its replay.
         end: The result, if the trial ended while the scheduler did not wait for it.
-        company: The maximum number of trials, including this one, in its process. It shrinks with every death that the
-            trial may have caused.
+        max_residents: Maximum number of trials in its process, including this one. It shrinks with every death that
+            the trial may have caused.
         is_suspect: Whether it was being stepped when a process died: it then runs alone, in a fresh process, until it
             is past that turn.
         bystanders: Other trials of the process that died, which may be the cause if this one is cleared.
     """
 
-    def __init__(self, index: int, trial: PlayableTrial[Any], dumped: bytes, env_name: str, company: int) -> None:
+    def __init__(self, index: int, trial: PlayableTrial[Any], dumped: bytes, env_name: str, max_residents: int) -> None:
         self.index = index
         self.trial = trial
         self.env_name = env_name
@@ -53,11 +53,11 @@ class RemoteTrial:
         self.has_requested = self.is_replaying = False
         self.error: EpisodeError | None = None
         self.end: Finished | None = None
-        self.company = company
+        self.max_residents = max_residents
         self.is_suspect = False
         self.bystanders: list[RemoteTrial] = []
         self.dumped = dumped
-        self._messages: list[Message] = []  # this and the next three are from the last request
+        self._messages: list[Message] = []  # this and the next three are from the latest request
         self._token_ids: list[int] = []
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._max_new_tokens: int | None = None
@@ -108,8 +108,8 @@ class RemoteTrial:
         """Make the result of a trial that cannot continue."""
         return Finished(self.trial.abandon(EnvError(f"session {self.trial.session_id}: {sentence}")))
 
-    def differs(self) -> EnvError:
-        """Make the error of a trial whose replay differs."""
+    def replay_error(self) -> EnvError:
+        """Make the error for a trial whose replay differs."""
         return EnvError(
             f"session {self.trial.session_id}: its process died, and replaying its {len(self.inputs)} recorded "
             "actions gave a different episode; an environment must be deterministic given task, seed and actions"
@@ -118,15 +118,15 @@ class RemoteTrial:
     # Suspicion
 
     def clear_suspicion(self) -> None:
-        """Clear a trial that continued alone: another trial caused the death of their process."""
+        """Clear the trial, which has progressed: another trial caused the death of their process."""
         self._num_deaths_alone = 0
         if self.is_suspect:
             self.is_suspect = False
             for one in (self, *self.bystanders):
-                one.company = max(1, one.company // 2)
+                one.max_residents = max(1, one.max_residents // 2)
             self.bystanders = []
 
-    def is_proven(self, worker: WorkerHandle) -> bool:
+    def record_lone_death(self, worker: WorkerHandle) -> bool:
         """Count a death of a process in which the trial was alone; return whether it is proven to be the cause."""
         self._num_deaths_alone += 1
-        return self._num_deaths_alone >= (_PROOFS_OF_A_KILL if worker.may_be_killed_externally else 1)
+        return self._num_deaths_alone >= (_PROOFS_OF_A_KILL if worker.may_have_external_cause else 1)

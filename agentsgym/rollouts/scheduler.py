@@ -127,7 +127,7 @@ class Scheduler(Generic[Result]):
 
     @property
     def num_trials(self) -> int:
-        """The number of trials, which also bounds how many can be live at once."""
+        """The number of trials, which also bounds how many can be live concurrently."""
         return len(self.trials)
 
     @property
@@ -207,7 +207,7 @@ class Scheduler(Generic[Result]):
             self._began.setdefault(index, time.monotonic())
 
     def timeout_error(self, index: int) -> EnvError:
-        """Make the error of a trial whose environment took too long."""
+        """Make the error for a trial whose environment took too long."""
         return EnvError(f"{self._where(index)} the environment took longer than turn_timeout_s = {self.limits.turn_s}")
 
     def _where(self, index: int) -> str:
@@ -230,11 +230,11 @@ class Scheduler(Generic[Result]):
 
     def _wait(self) -> None:
         """Handle all posted events; if there are none, wait for one until it is time to check the limits."""
-        patience_s = None if math.isinf(self._check_at) else max(0.0, self._check_at - time.monotonic())
+        wait_s = None if math.isinf(self._check_at) else max(0.0, self._check_at - time.monotonic())
         if self._interrupt is not None:
-            patience_s = _POLL_S if patience_s is None else min(patience_s, _POLL_S)
+            wait_s = _POLL_S if wait_s is None else min(wait_s, _POLL_S)
         try:
-            function, arguments = self._inbox.get(timeout=patience_s)
+            function, arguments = self._inbox.get(timeout=wait_s)
         except Empty:
             return
         function(*arguments)

@@ -24,7 +24,7 @@ _END_S = 60.0  # how long closing a stream waits for a running answer of a batch
 
 
 class _Ended(BaseException):
-    """The stream is closed: live trials are dropped."""
+    """Raised when the stream is closed, to drop the live trials."""
 
 
 class OpenScheduler(Scheduler[Result]):
@@ -41,7 +41,7 @@ class OpenScheduler(Scheduler[Result]):
 
     @property
     def is_over(self) -> bool:
-        """Always False: it runs until :meth:`end` is called."""
+        """Always False: the scheduler runs until :meth:`end` is called."""
         return False
 
     def add(self, trials: Sequence[PlayableTrial[Result]]) -> None:

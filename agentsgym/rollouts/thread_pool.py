@@ -183,7 +183,7 @@ def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
 
 
 class _ThreadExecutor:
-    """The executor of one run in a pool."""
+    """The executor of one run in a thread pool."""
 
     max_live: int | None = None
 
@@ -214,7 +214,7 @@ class _ThreadExecutor:
         return [(index, job.since) for index, job in self._jobs.items() if job.phase is _Phase.RUNNING]
 
     def abandon(self, index: int, error: EpisodeError) -> None:
-        """Leave a running step running; do not start one that is still queued."""
+        """Let a running step run on in its thread; do not start one that is still queued."""
         job = self._jobs[index]
         has_begun = not job.drop()
         if not has_begun:

@@ -1,4 +1,4 @@
-"""Start, replace and end the processes of a pool."""
+"""Start, replace and end the processes of a pool, and assign trials to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def place(
 ) -> Iterator[tuple[RemoteTrial, WorkerHandle]]:
     """Assign a worker with room to each waiting trial, if there is one; the caller of this iterator starts the trial.
 
-    The number of trials in a process is limited by the ``company`` of each. Suspects come first, each in an empty
+    The number of trials in a process is limited by the ``max_residents`` of each. Suspects come first, each in an empty
     process; if there is none, the process with the fewest trials is reserved for the suspect and gets no others.
 
     Args:
@@ -22,27 +22,25 @@ def place(
         workers: The processes.
         trials: All live trials of the run by index.
     """
-    waiting.sort(key=lambda trial: 0 if trial.is_suspect else trial.company)
-    is_open = [worker for worker in workers if not (worker.is_draining or worker.is_killed or worker.is_dead)]
+    waiting.sort(key=lambda trial: 0 if trial.is_suspect else trial.max_residents)
+    candidates = [worker for worker in workers if not (worker.is_draining or worker.is_killed or worker.is_dead)]
     still_waiting: list[RemoteTrial] = []
     for trial in waiting:
-        is_open.sort(key=lambda worker: len(worker.residents))
-        worker = next((one for one in is_open if len(one.residents) < _room(one, trial, trials)), None)
+        candidates.sort(key=lambda worker: len(worker.residents))
+        worker = next((one for one in candidates if len(one.residents) < _room(one, trial, trials)), None)
         if worker is None:
             still_waiting.append(trial)
         else:
             yield trial, worker
         if worker is None or trial.is_suspect:
-            del is_open[
-                :1
-            ]  # reserved for the trial, or occupied by it alone: in both cases the one with the fewest trials
+            del candidates[:1]  # the one with the fewest trials is reserved for this trial, or occupied by it alone
     waiting[:] = still_waiting
 
 
 def _room(worker: WorkerHandle, trial: RemoteTrial, trials: Mapping[int, RemoteTrial]) -> int:
     """The maximum number of trials in a process, including this one."""
     everyone = [trial, *(trials[index] for index in worker.residents)]
-    return min(1 if one.is_suspect else one.company for one in everyone)
+    return min(1 if one.is_suspect else one.max_residents for one in everyone)
 
 
 OnMessage = Callable[[WorkerHandle, bytes | None], None]
@@ -98,9 +96,9 @@ class WorkerSet:
         """Replace a process that is dead, or idle and no longer needed, with a new one."""
         worker.on_message = None
         worker.request_shutdown()
-        place = self.handles.index(worker)
-        self.handles[place] = WorkerHandle(on_message)
-        return self.handles[place]
+        index = self.handles.index(worker)
+        self.handles[index] = WorkerHandle(on_message)
+        return self.handles[index]
 
     def request_shutdown(self) -> None:
         """Request the shutdown of all processes, without waiting for it."""

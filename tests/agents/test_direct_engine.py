@@ -136,8 +136,8 @@ def test_another_tokenizer_and_other_stops_may_be_given() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temprature": 1}, "vLLM's SamplingParams refuses {'temprature': 1}: Unexpected keyword"),
-        ({"logprobs": 3, "n": 2}, "refuses|needs exactly one answer per prompt"),
+        ({"temprature": 1}, "vLLM's SamplingParams rejects {'temprature': 1}: Unexpected keyword"),
+        ({"logprobs": 3, "n": 2}, "rejects|needs exactly one answer per prompt"),
         ({"logprobs": 3}, r"does not accept the generation options \['logprobs'\]"),
         ({"max_new_tokens": 0}, "max_new_tokens must be an int of at least 1, got 0"),
         ({"max_new_tokens": None}, "max_new_tokens must be an int of at least 1, got None"),

@@ -336,7 +336,7 @@ def test_an_engine_that_answers_another_prompt_is_found_out() -> None:
     output = generation.engine._output
     generation.engine._output = lambda prompt, *rest: output([*prompt, 4], *rest)
     agent = generation.agent()
-    assert "must answer the prompt it is given" in str(agent.act([request([5])])[0])
+    assert "must answer the prompt that was sent" in str(agent.act([request([5])])[0])
     agent.finish()
 
 

@@ -200,7 +200,7 @@ def test_a_server_that_hangs_is_given_up(server: StubServer, monkeypatch: pytest
     server.faults.append("hang")
     server.hangs.add("/weight_info")
     (one,) = play(agent, num_sessions=1)
-    assert "it did not answer 2 times in a row (it did not respond in time)" in one["fault"]
+    assert "it did not respond 2 times in a row (it did not respond in time)" in one["fault"]
 
 
 def test_a_server_that_comes_back_with_other_weights_is_not_asked_until_it_has_them(server: StubServer) -> None:
@@ -300,7 +300,7 @@ def test_a_server_with_another_model_or_a_smaller_context_is_warned_of(
     with caplog.at_level(logging.WARNING):
         agent.prepare(started(0))
     assert "was started with 'org/tiny', but this run trains 'org/other'" in caplog.text
-    assert "maximum context length of 60 tokens, and max_completion_length=100 lets" in caplog.text
+    assert "maximum context length of 60 tokens, but max_completion_length=100 allows" in caplog.text
     fine, none_left = agent.act(
         [TurnRequest(session_id="", messages=[], token_ids=[5] * length) for length in (10, 60)]
     )

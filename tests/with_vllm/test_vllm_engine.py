@@ -110,7 +110,7 @@ def test_a_prompt_that_is_too_long_fails_its_own_episode(llm: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temprature": 1}, "vLLM's SamplingParams refuses {'temprature': 1}"),
+        ({"temprature": 1}, "vLLM's SamplingParams rejects {'temprature': 1}"),
         ({"temperature": -1.0}, "temperature must be non-negative"),
         ({"n": 2, "logprobs": 3}, r"does not accept the generation options \['logprobs', 'n'\]"),
         ({"max_new_tokens": 0}, "max_new_tokens must be an int of at least 1, got 0"),

@@ -1,4 +1,4 @@
-"""Sample from a causal language model: one batch for all live episodes, its key/value cache kept across turns."""
+"""Sample from a causal language model: one batch for all live episodes, with a cache that is kept across turns."""
 
 from agentsgym.agents.policy.agent import PolicyAgent
 

@@ -45,7 +45,7 @@ class _SamplingState:
 
 
 class PolicyAgent(Agent, TrainedPolicy):
-    """An agent that samples a causal language model for all live episodes in one batch, from and to token ids.
+    """An agent that samples from a causal language model, in one batch for all live episodes, on token ids.
 
     Each turn costs one prefill of the new observation and one forward pass per token: history stays in the cache as
     long as the prompt continues it, and a rewritten prompt is recomputed from where it differs. After the weights
@@ -55,9 +55,9 @@ class PolicyAgent(Agent, TrainedPolicy):
     A prompt that fills the model's positions (``max_position_embeddings``) fails only its session; an answer ends at
     the last position.
 
-    Each conversation has its own random generator, so its answers depend, up to rounding, neither on which others are
-    live nor on their order in a batch; they are determined by the agent's seed and the request's, if it has one. The
-    log-probabilities are those of the distribution at ``temperature``, before ``top_k``, ``top_p``, ``min_p`` or the
+    Each conversation has its own random generator, so that its answers, up to rounding, do not depend on which others
+    are live or on their order in a batch, only on the agent's seed and the request's, if it has one. The
+    log-probabilities are those of the distribution at ``temperature``, before ``top_k``, ``top_p``, ``min_p`` and the
     repetition penalty.
 
     Rows of the embedding beyond the tokenizer's ids (Qwen3 has 267 of them) are never sampled, and the
@@ -106,7 +106,7 @@ class PolicyAgent(Agent, TrainedPolicy):
         self._stop_text = StopText(self.sampling.stop, lambda ids: str(tokenizer.decode(list(ids))))
         self._prefixes: WeakSet[CachedPrefix] = WeakSet()
         self._weights: list[tuple[int, int]] = []
-        self._step: int | None = None  # optimizer steps behind the weights, once a trainer has set it
+        self._step: int | None = None  # optimizer step of the weights, once a trainer has set it
         self.reseed(seed)
 
     def prepare(self, start: BatchStart) -> None:
@@ -118,35 +118,35 @@ class PolicyAgent(Agent, TrainedPolicy):
         """Do nothing: the agent samples from the model itself, and every call checks whether the caches are valid."""
 
     def reseed(self, *parts: object, first: int = 0, sessions: Sequence[str] = ()) -> None:
-        """Seed conversations that begin from now on by ``parts`` and the number of their session.
+        """Seed the conversations that begin from now on, from ``parts`` and the number of their session.
 
-        A second conversation of a session has the same number and its own draws.
+        A second conversation of a session has the same number but different draws.
 
         Args:
             parts: JSON values.
             first: The number of the next new session. Processes that share the sessions of one batch pass the number
-                of sessions before their own, and draw as one process would.
-            sessions: Ids in the order of their numbers; other sessions are numbered after these, as they come.
+                of sessions before their own, so that they draw as one process would.
+            sessions: Ids in the order of their numbers; other sessions are numbered after these, as they appear.
         """
         self._seed_parts, self._next_number = parts, first + len(sessions)
         self._started = {session: (number, 0) for number, session in enumerate(sessions, first)}
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Sample one turn of every session whose prompt the model has positions for.
+        """Sample one turn of every session whose prompt fits into the model's positions.
 
         Raises:
-            ConfigError: A request comes without token ids, or the model cannot be sampled.
+            ConfigError: A request has no token ids, or the model cannot be sampled.
         """
         if not requests:
             return []
         if not all(request.token_ids for request in requests):
             raise ConfigError("PolicyAgent requires an environment with a tokenizer: it works on token ids, not text")
-        holder = f"the maximum sequence length of {type(self.model).__name__}"
+        limit_name = f"the maximum sequence length of {type(self.model).__name__}"
         answers: list[Any] = []  # a limit in tokens until the answer is sampled, or an error
         for request in requests:
             room = self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens
             try:
-                answers.append(budget_within(self._positions, request.token_ids, room, holder))
+                answers.append(budget_within(self._positions, request.token_ids, room, limit_name))
             except AgentError as refusal:
                 answers.append(refusal)
         fitting = {index: limit for index, limit in enumerate(answers) if isinstance(limit, int)}

@@ -30,24 +30,24 @@ def num_positions(model: Any) -> int | None:
     return longest
 
 
-def budget_within(limit: int | None, prompt: Sequence[int], room: int, holder: str, remedy: str = "") -> int:
+def budget_within(limit: int | None, prompt: Sequence[int], room: int, limit_name: str, remedy: str = "") -> int:
     """Reduce a turn's token budget to what a limit leaves after the prompt.
 
     Args:
         limit: Maximum tokens of prompt and answer; None if there is no limit or it is unknown.
         prompt: The ids before the answer.
-        room: The turn's own budget.
-        holder: What has the limit, for the error message, such as ``"the maximum context length of vLLM"``.
+        room: The turn's budget.
+        limit_name: Name of the limit, for the error message, such as ``"the maximum context length of vLLM"``.
         remedy: How to raise the limit, for the error message.
 
     Raises:
-        AgentError: Not even one token is left.
+        AgentError: No token is left for the answer.
     """
     if limit is None:
         return room
     if len(prompt) < limit:
         return min(room, limit - len(prompt))
     raise AgentError(
-        f"a prompt of {len(prompt)} tokens leaves no room for an answer within {holder} ({limit} tokens): {remedy}set "
-        f"env_config['max_trajectory_tokens'] to at most {limit}, so that episodes end earlier"
+        f"a prompt of {len(prompt)} tokens leaves no room for an answer within {limit_name} ({limit} tokens): {remedy}"
+        f"set env_config['max_trajectory_tokens'] to at most {limit}, so that episodes end earlier"
     )

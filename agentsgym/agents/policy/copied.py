@@ -53,7 +53,7 @@ class CopiedPolicyAgent(PolicyAgent):
         self._lock = threading.Lock()
 
     def prepare(self, start: BatchStart) -> None:
-        """Copy the weights if they have changed, after the answers that are being sampled.
+        """Copy the weights if they have changed, once no turn is being sampled.
 
         Raises:
             ConfigError: The trained model's parameters differ in number or shape from the copy's, for example after

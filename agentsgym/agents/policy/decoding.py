@@ -1,4 +1,4 @@
-"""Run a causal language model token by token: many conversations with their caches kept, or one alone."""
+"""Run a causal language model token by token: many conversations in a batch, or one without batching."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from agentsgym.agents.policy.attention import grouped_attention
-from agentsgym.agents.policy.kv_cache import CachedRows, GrowingLayer, Place, growing_layer, holds_states
+from agentsgym.agents.policy.kv_cache import CachedRows, GrowingLayer, Place, growing_layer, is_recurrent
 
 # The name of the cache in models, both as an argument and in their output.
 _CACHE_NAMES = ("past_key_values", "cache_params", "state", "past_buckets_states")
@@ -34,7 +34,7 @@ class CachedPrefix:
     ids: list[int] = field(default_factory=list[int])
 
     def drop(self) -> None:
-        """Forget the cache."""
+        """Release the cache."""
         self.rows, self.ids = None, []
 
     def place(self, length: int) -> Place | None:
@@ -42,7 +42,7 @@ class CachedPrefix:
         return Place(self.rows, self.row, self.rows.starts[self.row], length) if self.rows and length else None
 
     def num_shared(self, prompt: Sequence[int]) -> int:
-        """Count the ids that the cache and ``prompt`` share from the start, without the prompt's last one."""
+        """Count the leading ids that the cache and ``prompt`` share, excluding the prompt's last id."""
         length = min(len(self.ids), len(prompt) - 1)
         if self.rows is None or list(prompt[:length]) == self.ids[:length]:
             return length
@@ -50,7 +50,7 @@ class CachedPrefix:
 
 
 class Forward:
-    """Calls a model with the arguments that it takes."""
+    """Calls a model with the arguments that it accepts."""
 
     def __init__(
         self, model: PreTrainedModel, call: Callable[..., Any] | None = None, *, grouped: bool = False
@@ -59,28 +59,28 @@ class Forward:
 
         Args:
             model: A causal language model.
-            call: Called instead, such as the model's wrapper; by default the model.
-            grouped: Avoid the copies for grouped heads where several tokens are run.
+            call: What to call instead of the model, such as a wrapper; by default the model.
+            grouped: Whether to avoid the copies for grouped heads when several tokens are run.
         """
         unwrapped: Any = model
-        if hasattr(unwrapped, "get_base_model"):  # adapters: their own forward takes anything
+        if hasattr(unwrapped, "get_base_model"):  # the forward method of adapters accepts any argument
             unwrapped = unwrapped.get_base_model()
         self.model, self.call, self.device, self.grouped = model, call or model, model.device, grouped
         self.name = type(unwrapped).__name__
-        self.takes = frozenset(inspect.signature(type(unwrapped).forward).parameters)
+        self.accepted = frozenset(inspect.signature(type(unwrapped).forward).parameters)
 
     def __call__(self, ids: Sequence[Sequence[int]], **arguments: Any) -> Any:
         """Run the ids, (N, Q), and return the model's output."""
-        # Experts are balanced by the loss; transformers cannot compute it where a cache is longer than the ids.
+        # These serve the load-balancing loss, which transformers cannot compute if the cache is longer than the ids.
         arguments["output_router_logits"] = False
-        taken = {name: value for name, value in arguments.items() if name in self.takes}
+        accepted = {name: value for name, value in arguments.items() if name in self.accepted}
         is_chunk = len(ids[0]) > 1
         grouped = self.grouped and is_chunk  # transformers avoids the copies for single tokens
         with (
             grouped_attention(self.model) if grouped else contextlib.nullcontext(),
             _contiguous_head(self.model) if is_chunk else contextlib.nullcontext(),
         ):
-            return self.call(input_ids=torch.tensor(ids, device=self.device), **taken)
+            return self.call(input_ids=torch.tensor(ids, device=self.device), **accepted)
 
     def new_cache(self) -> DynamicCache:
         """Make a cache of growing layers.
@@ -94,9 +94,9 @@ class Forward:
 
     @property
     def cache_name(self) -> str:
-        """The argument by which the model takes a cache."""
+        """The name of the model's argument for a cache."""
         for name in ("past_key_values", "cache_params"):
-            if name in self.takes:
+            if name in self.accepted:
                 return name
         raise NotImplementedError(f"{self.name} accepts no cache")
 
@@ -105,7 +105,7 @@ class Forward:
 def _contiguous_head(model: PreTrainedModel) -> Generator[None]:
     """Pass contiguous hidden states to the head, (N, 1, H).
 
-    The last of several columns is not contiguous. torch then multiplies row by row, and if the head is frozen, as with
+    The last position's slice is not contiguous. torch then multiplies row by row, and if the head is frozen, as with
     adapters, it first copies the head for every row: gigabytes for a large vocabulary.
     """
     head: Any = model.get_output_embeddings()
@@ -118,14 +118,14 @@ def _contiguous_head(model: PreTrainedModel) -> Generator[None]:
 
 
 class BatchedDecoder:
-    """All conversations at once, their caches kept for the next turn.
+    """Runs all conversations in a batch, and keeps their caches for the next turn.
 
-    Where a prompt has fewer new tokens than another, its last cached ones are run again in place of padding, so that
-    rows have no holes. Layers with states allow neither that nor padding: there, only prompts with equally many new
-    tokens are run together.
+    If a prompt has fewer new tokens than another, its last cached tokens are run again in place of padding, so that
+    rows have no holes. Layers with recurrent states allow neither this nor padding; for them, only prompts with the
+    same number of new tokens are run together.
 
     Attributes:
-        indices: The conversation of each row of the latest logits.
+        indices: Index of the conversation in each row of the latest logits.
     """
 
     def __init__(
@@ -140,13 +140,13 @@ class BatchedDecoder:
 
         Args:
             prefixes: Cached prefix of each conversation; updated in place.
-            prompts: Its prompt, to be continued.
+            prompts: Prompt of each conversation.
             forward: The model.
-            one_by_one: Run new tokens after a cached state one at a time (some models only restart a chunk).
+            one_by_one: Whether to run new tokens after a cached state singly (some models ignore it in longer chunks).
         """
         self.forward, self.prefixes, self.prompts = forward, prefixes, prompts
         layers = forward.new_cache().layers
-        self.has_states = any(holds_states(layer) for layer in layers)
+        self.has_states = any(is_recurrent(layer) for layer in layers)
         self.has_columns = any(isinstance(layer, GrowingLayer) for layer in layers)
         self.one_by_one = one_by_one
         self.indices = list(range(len(prefixes)))
@@ -156,9 +156,9 @@ class BatchedDecoder:
             self.num_shared.append(0 if self.has_states and num_shared < len(prefix.ids) else num_shared)
 
     def prefill(self) -> torch.Tensor:
-        """Run the new tokens, in as few forward passes as is right, and return the logits that follow, (N, V).
+        """Run the new tokens in as few forward passes as is correct, and return the next logits, (N, V).
 
-        Equal prompts of which nothing is cached, as at the start of a task group, are run once.
+        Equal prompts without a cache, as at the start of a task group, are run once.
         """
         logits: list[torch.Tensor] = []
         order: list[int] = []
@@ -172,7 +172,7 @@ class BatchedDecoder:
                 logits.append(self._step_in(group, width))
             else:
                 kept = [max(0, len(self.prompts[index]) - width) for index in group]
-                self._line_up(group, kept)
+                self._align(group, kept)
                 pieces = [self.prompts[index][count:] for index, count in zip(group, kept, strict=True)]
                 padding = [width - len(piece) for piece in pieces]
                 padded = [[0] * count + list(piece) for count, piece in zip(padding, pieces, strict=True)]
@@ -187,18 +187,18 @@ class BatchedDecoder:
         rows = [row for row, first in enumerate(order) for _ in range(1 + len(copies[first]))]
         order = [index for first in order for index in (first, *copies[first])]
         if len(logits) > 1 or len(order) > len(copies):
-            self._line_up(order)
+            self._align(order)
         return torch.cat(logits)[rows]
 
     def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
-        """Run one more token of the conversations in ``tokens``, closing all others, and return the next logits.
+        """Run one more token of each conversation in ``tokens``, close all others, and return the next logits.
 
-        Closed conversations are dropped once they are half of the rows.
+        Closed conversations are dropped once they make up half of the rows.
         """
         num_closed = len(self.indices) - len(tokens)
-        # A closed row continues with idle tokens, which come after its content, but would spoil states.
+        # A closed row is fed idle tokens, which come after its content but would corrupt recurrent states.
         if num_closed and (self.has_states or num_closed >= len(tokens)):
-            self._line_up([index for index in self.indices if index in tokens])
+            self._align([index for index in self.indices if index in tokens])
         logits = self._run([[tokens.get(index, 0)] for index in self.indices])
         for index, token in tokens.items():
             self.prefixes[index].ids.append(token)
@@ -214,7 +214,7 @@ class BatchedDecoder:
                 width = 0 if shared and self.one_by_one else widths[index]
                 equals.setdefault((shared > 0, width), []).append(index)
             return list(equals.values())
-        # One long new prompt among short ones would make all as wide as itself.
+        # Otherwise, one long new prompt would widen the rows of all short ones.
         groups: list[list[int]] = []
         for index in sorted(indices, key=widths.__getitem__):
             if groups and widths[index] <= max(_WIDTH_WORTH_SPLITTING, 4 * widths[groups[-1][0]]):
@@ -224,21 +224,21 @@ class BatchedDecoder:
         return [sorted(group) for group in groups]
 
     def _step_in(self, group: list[int], width: int) -> torch.Tensor:
-        """Run the new tokens one at a time, each conversation joining so that all end together."""
+        """Run the new tokens one at a time; shorter conversations join later, so that all end together."""
         active: list[int] = []
         logits = torch.empty(0)
         for num_left in range(width, 0, -1):
             joining = [i for i in group if len(self.prompts[i]) - self.num_shared[i] == num_left]
             if joining:
                 active += joining
-                self._line_up(active)
+                self._align(active)
             logits = self._run([[self.prompts[index][-num_left]] for index in active])
             for index in active:
                 self.prefixes[index].ids.append(self.prompts[index][-num_left])
         return logits
 
-    def _line_up(self, indices: list[int], lengths: Sequence[int] | None = None) -> None:
-        """Bring the first ``lengths`` cached tokens (all by default) of these conversations together in one cache."""
+    def _align(self, indices: list[int], lengths: Sequence[int] | None = None) -> None:
+        """Align the first ``lengths`` cached tokens (all by default) of these conversations in one cache."""
         lengths = lengths or [len(self.prefixes[index].ids) for index in indices]
         places = [self.prefixes[index].place(length) for index, length in zip(indices, lengths, strict=True)]
         rows = places[0].rows if places[0] else None
@@ -261,7 +261,7 @@ class BatchedDecoder:
 
 
 class SequentialDecoder:
-    """One conversation, with the methods of :class:`BatchedDecoder`: no padding, and the model's own cache, if any."""
+    """Runs one conversation, without padding and with the model's own cache, if any; see :class:`BatchedDecoder`."""
 
     def __init__(self, index: int, prompt: Sequence[int], *, forward: Forward, with_cache: bool) -> None:
         self.indices, self.ids = [index], list(prompt)
@@ -269,11 +269,11 @@ class SequentialDecoder:
         self.cache: dict[str, Any] = {}
 
     def prefill(self) -> torch.Tensor:
-        """Run the whole prompt."""
+        """Run the prompt, and return the next logits, (1, V)."""
         return self._run(self.ids)
 
     def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
-        """Run one more token, or the whole conversation again if the model has no cache."""
+        """Run one more token, or the entire conversation again if the model has no cache."""
         token = tokens[self.indices[0]]
         self.ids.append(token)
         return self._run([token] if self.cache else self.ids)
@@ -283,7 +283,7 @@ class SequentialDecoder:
         arguments = {"position_ids": positions, "use_cache": self.with_cache, "logits_to_keep": 1, **self.cache}
         output = self.forward([ids], **arguments)
         if self.with_cache:
-            caches = {name: getattr(output, name, None) for name in _CACHE_NAMES if name in self.forward.takes}
+            caches = {name: getattr(output, name, None) for name in _CACHE_NAMES if name in self.forward.accepted}
             self.cache = {name: cache for name, cache in caches.items() if cache is not None}
         return output.logits[:, -1]
 

@@ -1,8 +1,8 @@
-"""Select how to run a model token by token: the fastest strategy that is right for it.
+"""Select how to run a model token by token: the fastest strategy that gives correct logits.
 
 Models in transformers differ in what they support in a batch of uneven conversations: padding, several new tokens after
-a cached state, positions. They do not declare it, so the first use of a model checks the strategies: each runs short
-made-up conversations, and its logits are compared with those of one forward pass over the whole row, as in training.
+a cached state, positions. They do not declare it, so the first use of a model tests the strategies: each runs short
+made-up conversations, and its logits are compared with those of one forward pass over the full row, as in training.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from transformers import PreTrainedModel
 
 from agentsgym.agents.policy.attention import has_grouped_sdpa
 from agentsgym.agents.policy.decoding import BatchedDecoder, CachedPrefix, Decoder, Forward, SequentialDecoder
-from agentsgym.agents.policy.sampling import LOGITS_ARE_NONE
+from agentsgym.agents.policy.sampling import LOGITS_NOT_FINITE
 from agentsgym.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# Yields, for the cached prefixes and prompts of conversations, decoders to be sampled from one after another.
+# For the cached prefixes and prompts of conversations, yields decoders, which are sampled from one after another.
 DecodingStrategy = Callable[[Sequence[CachedPrefix], Sequence[Sequence[int]]], Iterator[Decoder]]
 
 
@@ -51,14 +51,14 @@ _chosen: WeakKeyDictionary[PreTrainedModel, tuple[str, bool]] = WeakKeyDictionar
 
 
 def select_strategy(model: PreTrainedModel, call: Callable[..., Any] | None = None) -> DecodingStrategy:
-    """Find the fastest strategy that returns the logits of a forward pass over the whole row, once per model.
+    """Return the fastest strategy whose logits match a forward pass over the full row; tested once per model.
 
     Args:
         model: The model.
-        call: Called instead, such as the model's wrapper; by default the model.
+        call: What to call instead of the model, such as a wrapper; by default the model.
 
     Raises:
-        ConfigError: No strategy does.
+        ConfigError: No strategy returns these logits.
     """
     forward = Forward(model, call)
     if model not in _chosen:
@@ -74,43 +74,43 @@ def _choose(forward: Forward) -> tuple[str, bool]:
         if reason is None:
             if reasons:
                 logger.warning("the cache of %s is %s, since: %s", forward.name, name, "; ".join(reasons))
-            # Only the first strategy runs chunks after a cache under a mask.
+            # Only the first strategy runs several tokens after a cache, with a mask.
             grouped = Forward(forward.model, forward.call, grouped=not reasons and has_grouped_sdpa(forward.model))
             return name, grouped.grouped and _reason_against(name, grouped) is None
         reasons.append(reason)
     raise ConfigError(
         f"{forward.name} cannot be sampled: no way of decoding token by token reproduces the logits of one forward "
-        f"pass over the whole row: {'; '.join(reasons)}"
+        f"pass over the full row: {'; '.join(reasons)}"
     )
 
 
 def _reason_against(name: str, forward: Forward) -> str | None:
-    """Return what is wrong with running the model by this strategy; None if nothing is."""
+    """Return why this strategy is wrong for the model; None if it is correct."""
     try:
         error = _measured_error(forward, functools.partial(_STRATEGIES[name], forward=forward))
     except (torch.OutOfMemoryError, ConfigError):
         raise
-    except Exception as raised:  # noqa: BLE001  # the model's code, which raises anything for what it does not support
+    except Exception as raised:  # noqa: BLE001  # the model's code may raise anything for what it does not support
         return f"{type(raised).__name__}: {raised}"
     if error <= 2 * _rounding(forward) ** 0.5:
         return None
-    return f"logits are off by {error:.2g} of their spread if it is {name}"
+    return f"logits are off by {error:.2g} of their spread if the cache is {name}"
 
 
-# New tokens of the first prompt, the first answer, the second prompt and the second answer of made-up conversations.
+# Numbers of new tokens in the prompt and the answer of the first and of the second turn of made-up conversations.
 _PROBES = ((5, 3, 3, 3), (2, 1, 8, 2), (9, 2, 1, 3), (3, 3, 2, 3))
 
 
 def _measured_error(forward: Forward, strategy: DecodingStrategy) -> float:
-    """Measure how far the logits are from those of a forward pass over the whole row, in made-up conversations."""
+    """Measure how far the logits are from those of a forward pass over the full row, in made-up conversations."""
     vocabulary_size = forward.model.config.get_text_config().vocab_size
     rows = [
         [(7919 * n * n + 31 * row + 13) % vocabulary_size for n in range(sum(probe))]
         for row, probe in enumerate(_PROBES)
     ]
     expected = [forward([ids], use_cache=False).logits[0].float() for ids in rows]  # (T, V) each
-    if not all((row < torch.inf).all() for row in expected):  # NaN is below nothing
-        raise ConfigError(f"{forward.name} cannot be sampled: {LOGITS_ARE_NONE}")
+    if not all((row < torch.inf).all() for row in expected):  # False for NaN as well
+        raise ConfigError(f"{forward.name} cannot be sampled: {LOGITS_NOT_FINITE}")
     prefixes = [CachedPrefix() for _ in rows]
     errors: list[torch.Tensor] = []
     for turn in (0, 2):
@@ -132,12 +132,12 @@ def _measured_error(forward: Forward, strategy: DecodingStrategy) -> float:
                 for index in decoder.indices:
                     places[index] += 1
                 logits = decoder.extend(fed)
-    # Coarse rounding alone can send a token to another expert now and then; a wrong strategy errs more often.
+    # In low precision, rounding alone may route a few tokens to other experts; a wrong strategy is off more often.
     return float(torch.stack(errors).quantile(0.75 if _rounding(forward) > 1e-4 else 1.0))
 
 
 def _distance(given: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Return the largest difference of two rows of logits, (V,), in units of their spread."""
+    """Return the largest difference between two rows of logits, (V,), in units of their spread."""
     return ((given - expected).abs().max() / (expected - expected.mean()).abs().max()).nan_to_num(torch.inf)
 
 

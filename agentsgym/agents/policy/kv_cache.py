@@ -40,8 +40,8 @@ class Place(NamedTuple):
 class GrowingLayer(DynamicLayer):
     """Keys and values of one layer, written in place into buffers that double when they are full.
 
-    All columns are kept, also with a sliding window: a rewritten conversation can then be cut anywhere. Attention gets
-    only the window.
+    All columns are kept, even with a sliding window, so that a rewritten conversation can be truncated anywhere.
+    Attention receives only the window.
     """
 
     def __init__(self, sliding_window: int | None = None) -> None:
@@ -70,11 +70,11 @@ class GrowingLayer(DynamicLayer):
         return visible, length - visible
 
     def get_seq_length(self) -> int:
-        """Count the columns that are written."""
+        """Return the number of columns that have been written."""
         return self.num_columns
 
     def take(self, layers: Sequence[GrowingLayer], places: Sequence[Place], num_columns: int) -> None:
-        """Copy a place of each of ``layers``, so that all end at column ``num_columns``; for a new layer."""
+        """Fill a new layer with one place from each of ``layers``, so that all end at column ``num_columns``."""
         for row, (layer, place) in enumerate(zip(layers, places, strict=True)):
             if place.length and layer.is_initialized:  # some models leave a layer's cache unused
                 self._reserve(layer.keys, layer.values, len(places), num_columns)
@@ -111,7 +111,7 @@ class GrowingLayer(DynamicLayer):
 
 
 class GrowingHybridLayer(GrowingLayer, LinearAttentionAndFullAttentionLayer):
-    """A layer with recurrent states beside its keys and values."""
+    """A layer with recurrent states in addition to keys and values."""
 
     def __init__(self, number_of_states: int) -> None:
         LinearAttentionAndFullAttentionLayer.__init__(self, number_of_states=number_of_states)
@@ -119,7 +119,7 @@ class GrowingHybridLayer(GrowingLayer, LinearAttentionAndFullAttentionLayer):
 
 
 def growing_layer(layer: Any) -> Any:
-    """Make the layer that replaces one of transformers' dynamic cache.
+    """Make the replacement for a layer of transformers' dynamic cache.
 
     Raises:
         NotImplementedError: This kind of layer is not supported.
@@ -138,8 +138,8 @@ def growing_layer(layer: Any) -> Any:
     )
 
 
-def holds_states(layer: Any) -> bool:
-    """Whether a layer holds states that each token overwrites: they cannot be cut, and padding would spoil them."""
+def is_recurrent(layer: Any) -> bool:
+    """Whether a layer has states that each token overwrites: they cannot be truncated, and padding corrupts them."""
     return isinstance(layer, LinearAttentionLayer)
 
 
@@ -147,7 +147,7 @@ class CachedRows:
     """The cache of some conversations, one row each."""
 
     def __init__(self, new_cache: Callable[[], Cache], places: Sequence[Place | None], device: torch.device) -> None:
-        """Align conversations: copy their places into a new cache; None stands for an empty one."""
+        """Align conversations: copy their places into a new cache; None is an empty conversation."""
         self.cache = new_cache()
         self._device = device
         known = [place or Place(self, row, 0, 0) for row, place in enumerate(places)]
@@ -156,12 +156,12 @@ class CachedRows:
             layers: list[Any] = [place.rows.cache.layers[number] for place in known]
             if isinstance(layer, GrowingLayer):
                 layer.take(layers, known, self.num_columns)
-            if holds_states(layer) and all(places):
+            if is_recurrent(layer) and all(places):
                 _take_states(layer, layers, known)
         self._set_starts([self.num_columns - place.length for place in known])
 
     def shift(self, places: Sequence[Place]) -> None:
-        """Align the places of this cache in place, one per row in the order of rows."""
+        """Realign the conversations within this cache, given the place of each, in row order."""
         self.num_columns = max(place.length for place in places)
         for layer in self.cache.layers:
             if isinstance(layer, GrowingLayer):
@@ -169,10 +169,10 @@ class CachedRows:
         self._set_starts([self.num_columns - place.length for place in places])
 
     def append(self, width: int, padding: Sequence[int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make room for ``width`` columns, the first ``padding`` of which are empty in rows that were empty.
+        """Add ``width`` columns, of which the first ``padding`` are padding (only in rows that were empty).
 
         Returns:
-            The mask over all columns, (N, S), and the positions of the new ones, (N, width).
+            The mask over all columns, (N, S), and the positions of the new columns, (N, width).
         """
         if padding is not None and any(padding):
             self._set_starts([start + count for start, count in zip(self.starts, padding, strict=True)])

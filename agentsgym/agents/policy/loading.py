@@ -23,7 +23,7 @@ def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remo
         name_or_path: A folder, a name on the Hub, a packaged model
             (:func:`~agentsgym.agents.policy.packaged.packaged_model`) or a GGUF file.
         revision: Revision of a name on the Hub.
-        trust_remote_code: Whether code that comes with it may run.
+        trust_remote_code: Whether code that comes with the tokenizer may run.
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     tokenizer: Any = AutoTokenizer.from_pretrained(converted(name_or_path), **options)
@@ -46,7 +46,7 @@ def load_model(
 
 
 def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
-    """Load a policy for sampling: on the accelerator if there is one, in the precision that it was saved in.
+    """Load a policy for sampling: on the accelerator if there is one, in its saved precision.
 
     Raises:
         ConfigError: The folder or name does not exist, or has no causal language model with a tokenizer.

@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper
 
 from agentsgym.errors import ConfigError, NonFiniteError
 
-LOGITS_ARE_NONE: Final = (
+LOGITS_NOT_FINITE: Final = (
     "the policy's logits are NaN or infinite, so no token can be drawn: its weights are corrupt, or values overflow in "
     "its precision"
 )
@@ -28,7 +28,7 @@ class SamplingParams:
         top_k: Number of likeliest tokens to draw from; 0 for all.
         top_p: Total probability of the likeliest tokens to draw from.
         min_p: Minimum probability of the tokens to draw from, as a fraction of the highest; None for all.
-        repetition_penalty: Factor above 1 that makes tokens in the context less likely; 1 for none.
+        repetition_penalty: Factor that, above 1, makes tokens in the context less likely; 1 for no penalty.
         stop: Strings that end a turn with the token that completes one of them. The answer's text ends before the
             string; its token ids include it.
     """
@@ -110,7 +110,7 @@ class Sampler:
         drawn = drawn.clamp(max=scores.shape[1] - 1)
         chosen: list[float] = logprobs.gather(1, drawn)[:, 0].tolist()
         if math.isnan(sum(chosen)):
-            raise NonFiniteError(LOGITS_ARE_NONE)
+            raise NonFiniteError(LOGITS_NOT_FINITE)
         if seen is not None:
             chosen = [value if value > _NEVER_DRAWN else math.nan for value in chosen]
         return drawn[:, 0].tolist(), chosen

@@ -44,7 +44,7 @@ class LockstepForward:
         self._is_broken = False
 
     def __call__(self, **arguments: Any) -> Any:
-        """Collective: run the model, while every other rank is here or in :meth:`join`.
+        """Run the model; every other rank must be here or in :meth:`join`. Collective.
 
         Raises:
             ShardedForwardError: The model raised, now or in an earlier call.
@@ -56,23 +56,23 @@ class LockstepForward:
             return self._model(**arguments)
 
     def join(self, idle: Callable[[], Any]) -> None:
-        """Collective: take part in the forward passes of other ranks, by calls of ``idle``, until all ranks are here.
+        """Take part in the forward passes of other ranks, by calling ``idle``, until all ranks are here. Collective.
 
         Raises:
             ShardedForwardError: The model raised.
         """
         if self._is_broken:
-            return  # the others are in a forward pass, where a flag would be taken for a shard of the weights
+            return  # the others are in a forward pass, which would take a flag for a shard of the weights
         with self.abort_all_ranks_on_error():
             while self._num_running(0) > 0:
                 idle()
 
     @contextlib.contextmanager
     def abort_all_ranks_on_error(self) -> Generator[None]:
-        """End the run if the model raises inside, where all ranks run it without announcing it.
+        """End the run if the model raises an error inside the block, which all ranks must run.
 
         Raises:
-            ShardedForwardError: In place of any exception but a ``ConfigError``, which is raised on all ranks.
+            ShardedForwardError: In place of any exception except ``ConfigError``, which is raised on all ranks.
         """
         try:
             yield
@@ -88,7 +88,7 @@ class LockstepForward:
             ) from error
 
     def _num_running(self, flag: int) -> torch.Tensor:
-        """Collective: the sum over all ranks, 0-dim; asynchronous, synchronizes when read."""
+        """Return the sum of the flags of all ranks, 0-dim; synchronizes only when it is read. Collective."""
         total: Any = reduce(torch.tensor(flag, device=PartialState().device), reduction="sum")
         return total
 
@@ -97,7 +97,7 @@ class ShardedPolicyAgent(PolicyAgent):
     """A :class:`PolicyAgent` for a model whose every forward pass needs all ranks.
 
     Each rank calls :meth:`prepare` before a rollout, and :meth:`finish`, which waits for the others, once no episode is
-    live; in between, it acts as often as it needs to, or never. An error between two forward passes affects only its
+    live; in between, it acts as often as needed, or never. An error between two forward passes affects only its
     rank; an error inside one ends the run.
     """
 
@@ -113,7 +113,7 @@ class ShardedPolicyAgent(PolicyAgent):
 
         Args:
             model: A causal language model.
-            tokenizer: Its tokenizer.
+            tokenizer: The model's tokenizer.
             forward: The wrapper to call instead of the model if sharding wraps it; by default the model.
             **settings: See :class:`PolicyAgent`.
         """
@@ -122,7 +122,7 @@ class ShardedPolicyAgent(PolicyAgent):
         self._forward = self._lockstep = LockstepForward(self._collective)
 
     def prepare(self, start: BatchStart) -> None:
-        """Collective: choose how to sample from the model.
+        """Choose how to sample from the model. Collective.
 
         Raises:
             ConfigError: The model cannot be sampled; raised on all ranks.
@@ -132,7 +132,7 @@ class ShardedPolicyAgent(PolicyAgent):
             select_strategy(self.model, self._collective)
 
     def finish(self) -> None:
-        """Collective: drop the caches, and take part in forward passes until all ranks have finished."""
+        """Drop the caches, and take part in forward passes until all ranks have finished. Collective."""
         super().finish()
         idle = Forward(self.model, self._collective)
         with self._inference():
@@ -153,7 +153,7 @@ def is_sharded(accelerator: Accelerator) -> bool:
 
 
 def policy_agent_type(accelerator: Accelerator, *, gathers: bool = False) -> type[PolicyAgent]:
-    """Choose the class of agent by how the weights of the model in training are distributed over the ranks.
+    """Choose the agent class by how the weights of the model in training are distributed over the ranks.
 
     ``gathers`` means that ZeRO-3's weights are gathered on every rank while episodes are played.
 

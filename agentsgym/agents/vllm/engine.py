@@ -1,4 +1,4 @@
-"""Call the methods of a vLLM engine in this process; the package itself is not imported."""
+"""Call the methods of a vLLM engine in this process; vLLM itself is not imported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FailFastEngine:
     def __init__(self, llm: Any) -> None:
         """Store a ``vllm.LLM``; nothing is called yet."""
         self._llm = llm
-        self._broke = ""
+        self._failure = ""
 
     def __call__(self, generate: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Call the engine.
@@ -31,14 +31,14 @@ class FailFastEngine:
         Raises:
             AgentError: The engine failed in an earlier call.
         """
-        if self._broke:
-            raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._broke}")
+        if self._failure:
+            raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._failure}")
         try:
             return generate(*arguments, **options)
         except BaseException as error:
             has_requests: Any = getattr(getattr(self._llm, "llm_engine", None), "has_unfinished_requests", None)
             if callable(has_requests) and has_requests():
-                self._broke = f"{type(error).__name__}: {error}"
+                self._failure = f"{type(error).__name__}: {error}"
             raise
 
 
@@ -49,7 +49,7 @@ class Engine:
         tokenizer: The tokenizer passed to the constructor, or else the engine's.
     """
 
-    # Options that the agent sets itself, or that would not return one answer per prompt.
+    # Options that the agent sets itself, or with which a prompt would not get exactly one answer.
     REFUSED_OPTIONS: ClassVar = frozenset({"n", "max_tokens", "logprobs", "detokenize", "output_kind"})
 
     def __init__(self, llm: Any, tokenizer: Any, options: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ class Engine:
         try:
             self._params(1)
         except Exception as error:  # vLLM has its own exception types for invalid options
-            raise ConfigError(f"vLLM's SamplingParams refuses {shown(dict(options))}: {sentence_of(error)}") from error
+            raise ConfigError(f"vLLM's SamplingParams rejects {shown(dict(options))}: {sentence_of(error)}") from error
 
     @staticmethod
     def accepts(source: object) -> bool:
@@ -91,7 +91,7 @@ class Engine:
     def generate(
         self, requests: Sequence[TurnRequest], prompts: Sequence[list[int]], budgets: Sequence[int]
     ) -> list[Action | AgentError]:
-        """Answer each request with at most its budget of tokens."""
+        """Sample an answer to each request, within its token budget."""
         outputs: Sequence[Any] = self._call(
             self._llm.generate,
             [{"prompt_token_ids": prompt} for prompt in prompts],

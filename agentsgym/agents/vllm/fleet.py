@@ -1,8 +1,8 @@
-"""Sample from several vLLM servers: a session stays with its server, and leaves it only if it is lost.
+"""Sample from several vLLM servers: each session stays with one server unless that server is lost.
 
 A server is lost when its process is gone, hangs, or was restarted with other weights. Its open requests are sent to the
-others, since an answer that was never received is in no record; without another server, their sessions fail. The next
-generation batch looks for it again.
+other servers, since no record contains an answer that was never received; if no other server is left, their sessions
+fail. The next generation batch tries the lost server again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from agentsgym.agents.event_loop import run_coroutine
 from agentsgym.agents.policy.context_length import budget_within
 from agentsgym.agents.vllm.sampling import Sampled, VLLMSampling
-from agentsgym.agents.vllm.server import PassingError, VLLMServer, load_aiohttp, open_session
+from agentsgym.agents.vllm.server import TransientError, VLLMServer, load_aiohttp, open_session
 from agentsgym.errors import AgentError, AgentsGymError
 
 if TYPE_CHECKING:
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS: Final = 512  # to one server, from one rank; further requests wait for one
+CONNECTIONS: Final = 512  # from one rank to one server; further requests wait for a free connection
 WAITS_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0)  # before each attempt
 PULSE_S: Final = 5.0  # between two checks of a server with open requests
-MAX_MISSED: Final = 2  # checks without an answer, in a row
+MAX_MISSED: Final = 2  # consecutive checks without a response
 
 
 class VLLMServers:
-    """Answers requests one by one, each from a server that this rank chooses; coroutines run on the agents' loop.
+    """Sends each request to a server that this rank chooses; coroutines run on the agents' event loop.
 
     Attributes:
-        servers: All servers, lost ones included.
+        servers: All servers, including lost ones.
     """
 
     def __init__(self, sampling: VLLMSampling, urls: Sequence[str], rank: int) -> None:
-        """Connect to nothing yet.
+        """Set up; no connection is opened yet.
 
         Args:
-            sampling: How tokens are drawn.
-            urls: The servers, the same on each rank.
-            rank: Rank of this process; each rank assigns sessions to its own order of servers.
+            sampling: The sampling options.
+            urls: Base URLs of the servers, the same on each rank.
+            rank: Rank of this process; each rank tries the servers in a different order.
 
         Raises:
             MissingDependencyError: ``aiohttp`` is not installed.
@@ -50,35 +50,35 @@ class VLLMServers:
         load_aiohttp()
         self.servers = [VLLMServer(url) for url in urls]
         self._rank = rank
-        self._fields = sampling.fields()  # as in the server's protocol
+        self._fields = sampling.fields()  # named as in the server's API
         regex = sampling.generation.structured_outputs_regex
         if regex is not None:
             self._fields["structured_outputs"] = {"regex": regex}
-        self._homes: dict[str, VLLMServer] = {}
-        self._session: ClientSession | None = None  # this and the next two live from the first request to finish()
+        self._assigned: dict[str, VLLMServer] = {}
+        self._session: ClientSession | None = None  # this and the next two exist from the first request to finish()
         self._gone: dict[str, asyncio.Future[None]] = {}
         self._watch: asyncio.Task[None] | None = None
 
     def by_url(self, url: str) -> VLLMServer:
-        """Return one of the servers."""
+        """Return the server with this URL."""
         return next(server for server in self.servers if server.url == url)
 
     async def sample(self, session_id: str, prompt: list[int], room: int) -> Sampled:
-        """Answer one prompt with at most ``room`` tokens; cancellation closes the connection and so ends the request.
+        """Sample an answer of at most ``room`` tokens; cancellation closes the connection, which aborts the request.
 
         Raises:
-            AgentError: No server answers, it refuses the request, or the prompt does not fit into its context.
+            AgentError: No server responds, one refuses the request, or the prompt does not fit into its context.
         """
         last = ""
         for wait_s in WAITS_S:
             if last and wait_s:
                 await asyncio.sleep(wait_s)
-            server = self._home(session_id, last)
-            holder = f"the maximum context length of the vLLM server at {server.url}"
-            budget = max(1, budget_within(server.context, prompt, room, holder, "raise its --max-model-len, or "))
+            server = self._server_for(session_id, last)
+            limit_name = f"the maximum context length of the vLLM server at {server.url}"
+            budget = max(1, budget_within(server.context, prompt, room, limit_name, "raise its --max-model-len, or "))
             try:
                 return await self._request(server, prompt, budget)
-            except PassingError as error:
+            except TransientError as error:
                 last = f"the vLLM server at {server.url} returned no usable response: {error}"
                 if error.is_connection and not server.lost:
                     await self._verify(server)
@@ -86,40 +86,40 @@ class VLLMServers:
 
     def finish(self) -> None:
         """Forget the sessions and close the connections."""
-        self._homes.clear()
+        self._assigned.clear()
         for server in self.servers:
             server.num_sessions = 0
         if self._session is not None:
             run_coroutine(self._close())
 
     async def forget(self, session_ids: Sequence[str]) -> None:
-        """Forget sessions that are over, while others continue."""
+        """Forget sessions that have ended, while others continue."""
         for session_id in session_ids:
-            server = self._homes.pop(session_id, None)
+            server = self._assigned.pop(session_id, None)
             if server is not None:
                 server.num_sessions -= 1
 
-    async def renew(self, lost: Mapping[str, str], marks: Mapping[str, str | None]) -> None:
-        """Update why servers are lost, by URL, and the marks of their weights (None: not compared)."""
+    async def renew(self, lost: Mapping[str, str], versions: Mapping[str, str | None]) -> None:
+        """Set why servers are lost (absent: not lost) and their weight versions (None: not compared), by URL."""
         for server in self.servers:
-            server.lost, server.version = lost.get(server.url, ""), marks.get(server.url)
+            server.lost, server.version = lost.get(server.url, ""), versions.get(server.url)
             gone = self._gone.get(server.url)
             if gone is not None and gone.done() and not server.lost:
                 del self._gone[server.url]
 
     async def hold(self, url: str) -> None:
-        """Send a server no further requests; open ones continue."""
-        self.by_url(url).is_free.clear()
+        """Hold back further requests to a server; open ones continue."""
+        self.by_url(url).can_send.clear()
 
     async def release(self, url: str) -> None:
-        """Send a server the requests that were held back."""
-        self.by_url(url).is_free.set()
+        """Send the requests to a server that were held back."""
+        self.by_url(url).can_send.set()
 
-    async def reach(self) -> None:
-        """Check that the servers in use answer this rank, and read their contexts.
+    async def check_reachable(self) -> None:
+        """Check that this rank can reach the servers in use, and read their context lengths.
 
         Raises:
-            AgentsGymError: One does not answer.
+            AgentsGymError: A server does not respond.
         """
         async with open_session(CONNECTIONS) as session:
             for server in self.servers:
@@ -127,28 +127,28 @@ class VLLMServers:
                     continue
                 try:
                     await server.read_model(session)
-                except PassingError as error:
+                except TransientError as error:
                     raise AgentsGymError(
                         f"rank {self._rank} cannot reach the vLLM server at {server.url}: {error}. Every rank "
                         "sends requests, so all machines must reach its address (vllm_server_base_url)"
                     ) from error
 
-    def _home(self, session_id: str, last: str) -> VLLMServer:
-        server = self._homes.get(session_id)
+    def _server_for(self, session_id: str, last: str) -> VLLMServer:
+        server = self._assigned.get(session_id)
         if server is not None and not server.lost:
             return server
         if server is not None:
             server.num_sessions -= 1
-            del self._homes[session_id]  # there may be no other server, and then it retries
+            del self._assigned[session_id]  # even if no server is left, so that a retry does not decrement again
         num = len(self.servers)
         rotated = [self.servers[(self._rank + place) % num] for place in range(num)]
         usable = [server for server in rotated if not server.lost]
         if not usable:
             reasons = "; ".join(f"{server.url}: {server.lost}" for server in self.servers)
             raise AgentError(f"no vLLM server is left ({reasons})" + (f"; {last}" if last else ""))
-        server = min(usable, key=lambda one: one.num_sessions)  # the first of those with the fewest
+        server = min(usable, key=lambda one: one.num_sessions)  # the first with the fewest sessions
         server.num_sessions += 1
-        self._homes[session_id] = server
+        self._assigned[session_id] = server
         return server
 
     async def _request(self, server: VLLMServer, prompt: list[int], max_tokens: int) -> Sampled:
@@ -161,7 +161,7 @@ class VLLMServers:
                 return answer.result()
         finally:
             answer.cancel()
-        raise PassingError(server.lost, is_connection=False)
+        raise TransientError(server.lost, is_connection=False)
 
     def _open_session(self) -> ClientSession:
         if self._session is None:
@@ -179,44 +179,44 @@ class VLLMServers:
             await session.close()
 
     async def _verify(self, server: VLLMServer) -> None:
-        """Check whether a server that did not answer is still the same process."""
+        """Check whether a server that did not respond is still running with the same weights."""
         try:
-            await self._compare(server)
-        except PassingError as error:
+            await self._check_version(server)
+        except TransientError as error:
             if error.is_connection:
-                self._lose(server, f"it is gone ({error})")
+                self._set_lost(server, f"it is gone ({error})")
 
-    async def _compare(self, server: VLLMServer) -> None:
-        """Compare the mark of its weights; an answer from before a push of weights is ignored."""
+    async def _check_version(self, server: VLLMServer) -> None:
+        """Compare its weight version with the expected one, unless weights were pushed meanwhile."""
         known = server.version
         version = await server.read_version(self._open_session())
         if known is not None and known == server.version and version != known:
-            self._lose(
+            self._set_lost(
                 server,
                 "it no longer has the weights that were pushed to it (it was restarted, or another run uses it: their "
                 f"version is {version!r}, not {server.version!r})",
             )
 
-    def _lose(self, server: VLLMServer, reason: str) -> None:
+    def _set_lost(self, server: VLLMServer, reason: str) -> None:
         if server.lost:
             return
         server.lost = reason
-        logger.warning("the vLLM server at %s gets no more requests in this generation batch: %s", server.url, reason)
+        logger.warning("the vLLM server at %s is not used for the rest of this batch: %s", server.url, reason)
         gone = self._gone.get(server.url)
         if gone is not None and not gone.done():
             gone.set_result(None)
 
     async def _monitor(self) -> None:
-        """Check servers with open requests: one whose machine is gone never closes its connections."""
+        """Check servers with open requests, since a machine that fails does not close its connections."""
         missed = dict.fromkeys((server.url for server in self.servers), 0)
         while True:
             await asyncio.sleep(PULSE_S)
             for server in self.servers:
                 if server.num_open and not server.lost:
                     try:
-                        await self._compare(server)
+                        await self._check_version(server)
                         missed[server.url] = 0
-                    except PassingError as error:
+                    except TransientError as error:
                         missed[server.url] += 1
                         if missed[server.url] >= MAX_MISSED:
-                            self._lose(server, f"it did not answer {MAX_MISSED} times in a row ({error})")
+                            self._set_lost(server, f"it did not respond {MAX_MISSED} times in a row ({error})")

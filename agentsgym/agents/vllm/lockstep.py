@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
-    """Samples the policy through TRL's ``VLLMGeneration`` for all live episodes at once: tensor parallelism.
+    """Samples through TRL's ``VLLMGeneration``, in one call for all live episodes, as tensor parallelism requires.
 
     Weights, sleep and log-probabilities work as in :class:`~agentsgym.agents.vllm.policy.VLLMPolicyAgent`, which
-    runs every episode at its own pace and is used wherever an engine belongs to one rank.
+    runs each episode at its own pace and is used if each engine belongs to one rank.
 
-    **Ranks.** A call is collective and takes equally many rows from every rank. So the ranks agree on a number of rows
-    before each call and pad to it with rows of one token, whose answers are discarded; a rank without live episodes
-    joins the calls of the others in :meth:`finish`. A call that fails on one rank fails on all of them: every session
-    of the call gets the error.
+    **Ranks.** A call is collective and requires the same number of rows from every rank. Therefore, before each call,
+    the ranks agree on a number of rows and pad to it with one-token prompts, whose answers are discarded; a rank
+    without live episodes joins the calls of the others in :meth:`finish`. A call that fails on one rank fails on all
+    ranks, and every session of the call receives the error.
     """
 
     logprobs_match_trained_weights = False
@@ -44,7 +44,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         max_turn_tokens: int = DEFAULT_TURN_TOKENS,
         stop: Sequence[str] = (),
     ) -> None:
-        """Set the engine's stop tokens; arguments and errors are those of ``VLLMPolicyAgent``.
+        """Set the engine's stop tokens; see ``VLLMPolicyAgent`` for arguments and errors.
 
         Each call also sets the ``max_completion_length`` of ``generation``.
         """
@@ -55,13 +55,13 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         self._context: int = generation.llm.llm_engine.model_config.max_model_len
 
     def prepare(self, start: BatchStart) -> None:
-        """Collective: get the engine ready for a generation batch: load new weights, and wake it.
+        """Load new weights, and wake a sleeping engine, before a generation batch. Collective.
 
         Args:
-            start: Batches with equal ``step`` are taken to have equal weights.
+            start: The batch; batches with equal ``step`` are assumed to have equal weights.
 
         Raises:
-            AgentsGymError: Another rank failed, which raises its own error.
+            AgentsGymError: Another rank failed (which raises its own error).
         """
         self._weights.load(start.step)
 
@@ -70,22 +70,22 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         self._weights.loaded(step)
 
     def weights_changed(self) -> None:
-        """Load the weights at the next :meth:`prepare`, whatever its step."""
+        """Load the weights at the next :meth:`prepare`, even if its step has not changed."""
         self._weights.step = None
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Collective: sample one turn of every session."""
+        """Sample one turn of every session. Collective."""
         if not requests:
             return []
         if any(not request.token_ids for request in requests):
             raise ConfigError("a vLLM policy requires an environment with a tokenizer: it works on token ids, not text")
-        holder = "the maximum context length of the vLLM engine"
+        limit_name = "the maximum context length of the vLLM engine"
         answers: list[Any] = []
         for request in requests:
             try:
-                budget_within(self._context, request.token_ids, 1, holder, "raise vllm_max_model_length, or ")
+                budget_within(self._context, request.token_ids, 1, limit_name, "raise vllm_max_model_length, or ")
                 answers.append(None)
-            except AgentError as refusal:  # in the engine, it would fail the rows of all ranks
+            except AgentError as refusal:  # the engine would fail the rows of all ranks
                 answers.append(refusal)
         fitting = [place for place, refusal in enumerate(answers) if refusal is None]
         sampled = self._join([requests[place] for place in fitting]) if fitting else ()
@@ -94,13 +94,13 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         return answers
 
     def finish(self) -> None:
-        """Collective: join the calls of other ranks until none has a live episode, then put the engine to sleep."""
+        """Join the calls of other ranks until no rank has a live episode; then put the engine to sleep. Collective."""
         while self._join(()) is not None:
             pass
         self._weights.sleep()
 
     def _join(self, requests: Sequence[TurnRequest]) -> list[Action | AgentError] | None:
-        """Collective: make one call together with all ranks; None once no rank has a request."""
+        """Make one call together with all ranks; return None if no rank has a request. Collective."""
         longest = max(map(self.sampling.room, requests), default=0)
         agreed = all_gather_objects([(len(requests), longest)])
         num_rows, room = (max(numbers) for numbers in zip(*agreed, strict=True))
@@ -115,7 +115,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
                 self.sampling.action(request, *one, self._weights.step)
                 for request, one in zip(requests, answers, strict=False)
             ]
-        except BaseException as error:  # of the engine; raising it here would leave the other ranks waiting
+        except BaseException as error:  # the engine's; raising it here would leave the other ranks waiting
             if is_interruption(error):
                 raise
             failure.append(traceback.format_exc())

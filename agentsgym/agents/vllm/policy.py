@@ -59,8 +59,8 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
             max_turn_tokens: Token budget of a turn whose request does not set one.
             stop: Texts that end a turn, in addition to those in ``generation_kwargs``. Their tokens are part of the
                 action, but its text ends before them.
-            server_urls: Base URLs of the servers, beginning with that of ``generation``'s client; empty if that is the
-                only one.
+            server_urls: Base URLs of the servers, beginning with the server of ``generation``'s client; empty if it is
+                the only one.
             sync_timeout_s: Time limit for pushing the weights to one server, in seconds; None for 600.
             pauses: Whether servers must pause while weights are pushed, because requests are open then.
 
@@ -76,9 +76,9 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         self._weights: EngineWeights | ServerWeights
         self._engine: SteppedEngine | VLLMServers
         if generation.mode == "server":
-            own_url: str = generation.server_base_url or f"http://{generation.server_host}:{generation.server_port}"
+            client_url: str = generation.server_base_url or f"http://{generation.server_host}:{generation.server_port}"
             rank: int = generation.accelerator.process_index
-            self._engine = VLLMServers(self.sampling, server_urls or [own_url], rank)
+            self._engine = VLLMServers(self.sampling, server_urls or [client_url], rank)
             limit_s = sync_timeout_s or PUSH_LIMIT_S
             self._weights = ServerWeights(generation, self._engine, tokenizer, limit_s, pauses=pauses)
             return
@@ -115,7 +115,7 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         self._weights.loaded(step)
 
     def weights_changed(self) -> None:
-        """Load the weights at the next :meth:`prepare`, whatever its step."""
+        """Load the weights at the next :meth:`prepare`, even if its step has not changed."""
         self._weights.step = None
 
     async def aact(self, request: TurnRequest) -> Action:

@@ -1,4 +1,4 @@
-"""How a policy on vLLM is sampled: its options, the ends of a turn, and the action of an answer."""
+"""Options for sampling a policy on vLLM, and the conversion of its answers to actions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REFUSED_OPTIONS: Final = {
     "n": "a turn has one answer",
     "max_tokens": "each turn has its own budget: set max_turn_tokens",
     "logprobs": "only the log-probability of the sampled token is recorded",
-    "temperature": "the loss divides by the trainer's own: set temperature there",
+    "temperature": "the loss divides by the trainer's temperature: set that one instead",
     "seed": "it would give equal prompts equal answers, so that the rollouts of a task would all be the same",
 }
 
@@ -33,7 +33,7 @@ class Sampled:
     Attributes:
         token_ids: The ids, (T,).
         logprobs: Their log-probabilities, (T,), NaN where unknown; None if the engine returns none.
-        step: The optimizer steps behind the oldest weights that sampled it; None if none were loaded yet.
+        step: Optimizer step of the oldest weights that sampled it; None if no weights were loaded yet.
     """
 
     token_ids: Sequence[int]
@@ -46,15 +46,15 @@ class VLLMSampling:
 
     Attributes:
         generation: TRL's ``VLLMGeneration``.
-        tokenizer: The model's.
-        max_turn_tokens: Budget of a turn whose request sets none.
-        stop_token_ids: The ids that end a turn.
+        tokenizer: The model's tokenizer.
+        max_turn_tokens: Token budget of a turn whose request does not set one.
+        stop_token_ids: Ids that end a turn.
     """
 
     def __init__(
         self, generation: Any, tokenizer: PreTrainedTokenizerBase, max_turn_tokens: int, stop: Sequence[str]
     ) -> None:
-        """Set the engine's stop tokens; arguments and errors are those of ``VLLMPolicyAgent``."""
+        """Set the engine's stop tokens; see ``VLLMPolicyAgent`` for arguments and errors."""
         options = dict(generation.generation_kwargs)
         for name in _REFUSED_OPTIONS.keys() & options.keys():
             raise ConfigError(f"generation_kwargs[{name!r}] = {options[name]!r} is refused: {_REFUSED_OPTIONS[name]}")
@@ -64,13 +64,13 @@ class VLLMSampling:
         shared_vocabulary_size(model, tokenizer)  # refuses a tokenizer with ids that the model does not have
         self.stop_token_ids = stop_token_ids(model, tokenizer) | as_ids(options.get("stop_token_ids"))
         decode: Any = tokenizer.decode
-        own: str | Sequence[str] = options.get("stop") or ()
-        self._stop_text = StopText((*stop, *([own] if isinstance(own, str) else own)), decode)
+        engine_stop: str | Sequence[str] = options.get("stop") or ()
+        self._stop_text = StopText((*stop, *([engine_stop] if isinstance(engine_stop, str) else engine_stop)), decode)
         options.update(stop_token_ids=sorted(self.stop_token_ids), stop=list(self._stop_text.stop))
         generation.generation_kwargs = options
 
     def fields(self) -> dict[str, Any]:
-        """Return the options of the engine under vLLM's names, as TRL would pass them on."""
+        """Return the engine's sampling options under vLLM's names, as TRL would pass them."""
         engine = self.generation
         return {
             "repetition_penalty": engine.repetition_penalty,
@@ -83,7 +83,7 @@ class VLLMSampling:
         }
 
     def room(self, request: TurnRequest) -> int:
-        """The budget of a request, in tokens."""
+        """The token budget of a request."""
         return self.max_turn_tokens if request.max_new_tokens is None else request.max_new_tokens
 
     def action(
@@ -93,7 +93,7 @@ class VLLMSampling:
         logprobs: Sequence[float] | None,
         policy_version: int | None = None,
     ) -> Action:
-        """Make the action of an answer, cut to the request's own budget."""
+        """Convert an answer to an action, truncated to the request's budget."""
         room = self.room(request)
         return action_from_ids(
             request,
@@ -109,15 +109,15 @@ class VLLMSampling:
 def engine_params(sampling: VLLMSampling) -> Callable[..., Any]:
     """Make a function that returns vLLM's ``SamplingParams`` for ``max_tokens``, without importing vLLM.
 
-    Their class is that of the defaults of the engine in this process.
+    The class is that of the engine's default parameters.
     """
     defaults: Any = sampling.generation.llm.get_default_sampling_params()
     fields = sampling.fields()
-    regex, given = sampling.generation.structured_outputs_regex, fields.get("structured_outputs")
-    if regex is not None or isinstance(given, dict):
+    regex, configured = sampling.generation.structured_outputs_regex, fields.get("structured_outputs")
+    if regex is not None or isinstance(configured, dict):
         structured: Any = sys.modules[type(defaults).__module__].StructuredOutputsParams
-        fields["structured_outputs"] = structured(**({"regex": regex} if regex is not None else given or {}))
-    # An answer is returned once, complete, and with its text only where the engine looks for stop strings in it.
-    whole = type(defaults.output_kind).FINAL_ONLY
-    fields = {"detokenize": bool(fields["stop"]), **fields, "n": 1, "output_kind": whole}
+        fields["structured_outputs"] = structured(**({"regex": regex} if regex is not None else configured or {}))
+    # Each answer is returned once, when it is complete; it is decoded only if the engine must find stop strings in it.
+    final_only = type(defaults.output_kind).FINAL_ONLY
+    fields = {"detokenize": bool(fields["stop"]), **fields, "n": 1, "output_kind": final_only}
     return functools.partial(type(defaults), **fields)

@@ -1,4 +1,4 @@
-"""One vLLM server: its metadata, and requests for single answers, token ids in and token ids out."""
+"""One vLLM server: its metadata, and requests for single answers, with token ids as input and output."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 CONNECT_S: Final = 10.0
-ANSWER_S: Final = 30.0  # for metadata, also under load
-IDLE_S: Final = 3.0  # for which an unused connection is kept; the server closes it after five
+ANSWER_S: Final = 30.0  # for metadata requests, even under load
+IDLE_S: Final = 3.0  # how long an unused connection is kept; the server closes it after 5 s
 _BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
 _MIN_LOGPROB: Final = -9999.0  # JSON has no infinity: vLLM writes this for an unknown value
-_READ_CHARACTERS: Final = 1000
+_MAX_SHOWN: Final = 1000  # characters of a response in an error message
 
 
-class PassingError(Exception):
+class TransientError(Exception):
     """A request got no answer, for a reason that may be transient.
 
     Attributes:
@@ -36,10 +36,10 @@ class PassingError(Exception):
 
 
 def load_aiohttp() -> Any:
-    """Import ``aiohttp``, which vLLM needs itself.
+    """Import ``aiohttp``, which vLLM also requires.
 
     Raises:
-        MissingDependencyError: It is not installed.
+        MissingDependencyError: ``aiohttp`` is not installed.
     """
     try:
         import aiohttp  # noqa: PLC0415  # an extra
@@ -49,7 +49,7 @@ def load_aiohttp() -> Any:
 
 
 def open_session(num_connections: int) -> ClientSession:
-    """Make a session on the running loop of at most this many connections; the caller closes it."""
+    """Open a session on the running event loop, with at most this many connections; the caller closes it."""
     aiohttp = load_aiohttp()
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=IDLE_S),
@@ -58,17 +58,17 @@ def open_session(num_connections: int) -> ClientSession:
 
 
 class VLLMServer:
-    """One server, from the view of one rank.
+    """One server, as used by one rank.
 
     Attributes:
-        url: Its base URL, without ``/v1``.
+        url: Base URL, without ``/v1``.
         model: The name of its model in requests.
         root: Path or name of the model that it loaded.
-        context: Maximum tokens of prompt and answer; None until it is read.
-        version: Mark of its weights since they were pushed; None where it does not support marks.
-        step: The optimizer steps behind its weights; None before the first push.
-        is_free: Set unless requests are held back before it gets weights.
-        lost: Why it gets no more requests; empty while it does.
+        context: Maximum number of tokens of prompt and answer together; None until it is read.
+        version: Weight version that the last push set; None if it does not support weight versions.
+        step: Optimizer step of its weights; None before the first push.
+        can_send: Event that is cleared to hold back requests while weights are pushed.
+        lost: Why no more requests are sent to it; empty if it is in use.
         num_sessions: Number of sessions assigned to it.
     """
 
@@ -79,8 +79,8 @@ class VLLMServer:
         self.context: int | None = None
         self.version: str | None = None
         self.step: int | None = None
-        self.is_free = asyncio.Event()
-        self.is_free.set()
+        self.can_send = asyncio.Event()
+        self.can_send.set()
         self.lost = ""
         self.num_sessions = 0
         self.num_open = 0
@@ -89,13 +89,13 @@ class VLLMServer:
         """Read its model and its context length.
 
         Raises:
-            PassingError: It does not answer, or not as a vLLM server.
+            TransientError: The server does not respond, or not like a vLLM server.
         """
         answer = await self._get(session, "/v1/models")
         models: Any = answer.get("data") if answer is not None else None
         if not isinstance(models, list) or not models or "id" not in models[0]:
-            raise PassingError(
-                f"its /v1/models is not the response of a vLLM server: {shown(answer)}", is_connection=False
+            raise TransientError(
+                f"its response to /v1/models is not that of a vLLM server: {shown(answer)}", is_connection=False
             )
         model = cast("dict[str, Any]", models[0])
         self.model, self.root = str(model["id"]), str(model.get("root") or model["id"])
@@ -103,16 +103,16 @@ class VLLMServer:
         self.context = context if isinstance(context, int) else None
 
     async def encode(self, session: ClientSession, text: str) -> list[int] | None:
-        """Encode a text by its tokenizer, without special tokens; None where it has no such endpoint."""
+        """Encode a text with the server's tokenizer, without special tokens; None if it has no such endpoint."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         status, answer = await self._post(session, "/tokenize", body, ANSWER_S)
         return _json(answer).get("tokens") if status == 200 else None
 
     async def read_version(self, session: ClientSession) -> str | None:
-        """Read the mark of its weights; None where it does not support marks, but is up.
+        """Read its weight version; None if it is up but does not support weight versions.
 
         Raises:
-            PassingError: It does not answer.
+            TransientError: The server does not respond.
         """
         answer = await self._get(session, "/weight_info")
         if answer is None:
@@ -120,16 +120,16 @@ class VLLMServer:
             return None
         return str(answer.get("weight_version"))
 
-    async def mark(self, session: ClientSession, version: str) -> bool:
-        """Mark its weights; False where it does not support marks (before vLLM 0.31)."""
+    async def set_version(self, session: ClientSession, version: str) -> bool:
+        """Set its weight version; return False if it does not support them (before vLLM 0.31)."""
         status, _ = await self._post(session, "/update_weight_version", {"new_version": version}, ANSWER_S)
         return status == 200
 
     async def switch(self, session: ClientSession, command: str) -> bool:
-        """Pause or resume it; False where it does not support the command."""
+        """Pause or resume it; return False if it does not support the command."""
         status, content = await self._post(session, f"/{command}", {}, ANSWER_S)
         if status not in (200, 404, 405):
-            raise PassingError(f"/{command} returned status {status}: {_message(content)}", is_connection=False)
+            raise TransientError(f"/{command} returned status {status}: {_message(content)}", is_connection=False)
         return status == 200
 
     async def complete(
@@ -137,14 +137,14 @@ class VLLMServer:
     ) -> Sampled:
         """Sample one answer, once requests are no longer held back.
 
-        A request sent while the server pauses would be sampled by the next weights but be recorded with the older step.
+        A request sent while the server is paused would be sampled with the new weights but recorded with the old step.
 
         Raises:
-            PassingError: It did not answer, and a retry may succeed.
-            AgentError: It refuses this request, or its answer is malformed.
+            TransientError: There was no answer, but a retry may succeed.
+            AgentError: The server refused this request, or its answer is malformed.
         """
         body = {**fields, "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "return_token_ids": True}
-        await self.is_free.wait()
+        await self.can_send.wait()
         step = self.step
         self.num_open += 1
         try:
@@ -154,14 +154,14 @@ class VLLMServer:
         if status != 200:
             cause = f"status {status}: {_message(content)}"
             if status in _BUSY:
-                raise PassingError(cause, is_connection=False)
+                raise TransientError(cause, is_connection=False)
             raise AgentError(f"the vLLM server at {self.url} refused a request: {cause}")
         answer = _json(content)
         choices: Any = answer.get("choices")
         choice: Any = choices[0] if isinstance(choices, list) and choices else {}
         ids, reason = choice.get("token_ids"), choice.get("finish_reason")
         if reason == "abort":
-            raise PassingError("it aborted the request", is_connection=False)
+            raise TransientError("it aborted the request", is_connection=False)
         if reason not in ("stop", "length") or not isinstance(ids, list):
             raise AgentError(f"the response of the vLLM server at {self.url} is malformed: {shown(choice or answer)}")
         if choice.get("prompt_token_ids") != prompt:
@@ -175,7 +175,7 @@ class VLLMServer:
         return Sampled(token_ids=cast("list[int]", ids), logprobs=logprobs, step=step)
 
     async def _get(self, session: ClientSession, path: str) -> Mapping[str, Any] | None:
-        """Return the body of a GET, empty if there is none; None where the server has no such path."""
+        """GET a path and return its JSON, {} if the body is empty; None if the server has no such path."""
         try:
             async with asyncio.timeout(ANSWER_S), session.get(self.url + path) as response:
                 content = await response.read()
@@ -184,7 +184,7 @@ class VLLMServer:
         if response.status in (404, 405):
             return None
         if response.status != 200:
-            raise PassingError(f"{path} returned status {response.status}: {_message(content)}", is_connection=False)
+            raise TransientError(f"{path} returned status {response.status}: {_message(content)}", is_connection=False)
         return _json(content) if content else {}
 
     async def _post(
@@ -197,12 +197,12 @@ class VLLMServer:
         except Exception as error:
             raise self._unreachable(error) from error
 
-    def _unreachable(self, error: Exception) -> PassingError:
+    def _unreachable(self, error: Exception) -> TransientError:
         aiohttp = load_aiohttp()
         if isinstance(error, TimeoutError):
-            return PassingError("it did not respond in time", is_connection=True)
+            return TransientError("it did not respond in time", is_connection=True)
         if isinstance(error, aiohttp.ClientError | OSError):
-            return PassingError(f"{type(error).__name__}: {sentence_of(error)}", is_connection=True)
+            return TransientError(f"{type(error).__name__}: {sentence_of(error)}", is_connection=True)
         raise error
 
 
@@ -212,9 +212,7 @@ def _json(content: bytes) -> Mapping[str, Any]:
     except ValueError:
         answer = None
     if not isinstance(answer, Mapping):
-        raise PassingError(
-            f"the response is not a JSON object: {shown(content[:_READ_CHARACTERS])}", is_connection=False
-        )
+        raise TransientError(f"the response is not a JSON object: {shown(content[:_MAX_SHOWN])}", is_connection=False)
     return cast("Mapping[str, Any]", answer)
 
 
@@ -222,6 +220,6 @@ def _message(content: bytes) -> str:
     """Return the message of an error response, from vLLM's JSON where possible."""
     try:
         error: Any = json.loads(content)["error"]
-        return str(error["message"] if isinstance(error, Mapping) else error)[:_READ_CHARACTERS]
+        return str(error["message"] if isinstance(error, Mapping) else error)[:_MAX_SHOWN]
     except (ValueError, KeyError, TypeError):
-        return content[:_READ_CHARACTERS].decode(errors="replace") or "(empty body)"
+        return content[:_MAX_SHOWN].decode(errors="replace") or "(empty body)"

@@ -1,11 +1,11 @@
-"""Step a vLLM engine of this process on a thread, while requests come and go: no answer waits for another.
+"""Step a vLLM engine in a thread of this process while requests come and go: no answer waits for another.
 
 ::
 
-    agents' loop   sample ─┐ sample ─┐                 ┌─▶ answer of the first
-    engine thread    step  add  step add  step … step ─┘  step …      nothing open: it waits
+    agents' loop   sample ─┐ sample ─┐                 ┌─▶ answer to the first
+    engine thread    step  add  step add  step … step ─┘  step …      no open request: it waits
 
-Only methods of the engine are called; the package is not imported.
+Only methods of the engine are called; vLLM itself is not imported.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from agentsgym.agents.vllm.sampling import Sampled, VLLMSampling, engine_params
 from agentsgym.errors import AgentError, AgentsGymError
 from agentsgym.texts import sentence_of
 
-STEP_LIMIT_S: Final = 60.0  # for the step that runs when a rollout ends; after that, it counts as hanging
+STEP_LIMIT_S: Final = 60.0  # for the step that is running when a rollout ends; a longer one counts as hanging
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
-    """A request in the engine, and the future of its answer."""
+class _OpenRequest:
+    """A request in the engine, and the future for its answer."""
 
     name: str
     prompt: list[int]
@@ -40,44 +40,44 @@ class _Open:
 
 
 class SteppedEngine:
-    """Answers requests one by one, from a ``vllm.LLM`` that a thread steps while any is open.
+    """Answers individual requests from a ``vllm.LLM``, which a thread steps while any request is open.
 
-    The thread lives from the first request to :meth:`finish`, and only it uses the engine meanwhile. An engine that
-    breaks is not called again: with the requests that it then still holds, its next call would not return.
+    The thread runs from the first request to :meth:`finish`, and only it uses the engine meanwhile. An engine that
+    fails is not called again: because of its unfinished requests, the next call would never return.
 
     Attributes:
-        step: The optimizer steps behind its weights, recorded in each answer.
+        step: Optimizer step of the engine's weights, recorded in each answer.
     """
 
     def __init__(self, sampling: VLLMSampling) -> None:
-        """Read the engine's settings; nothing is sampled."""
+        """Read the engine's settings; nothing is sampled yet."""
         self.step: int | None = None
         self._engine: Any = sampling.generation.llm.llm_engine
         self._params = engine_params(sampling)
         self._context: int = self._engine.model_config.max_model_len
         self._device: torch.device = sampling.generation.accelerator.device
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._open: dict[str, _Open] = {}  # used only on the thread
+        self._open: dict[str, _OpenRequest] = {}  # used only on the thread
         self._names = (f"agentsgym-{number}" for number in itertools.count())
         self._thread: threading.Thread | None = None
         self._is_ending = False
-        self._broke = ""
+        self._failure = ""
 
     async def sample(self, session_id: str, prompt: list[int], room: int) -> Sampled:
-        """Answer one prompt with at most ``room`` tokens; cancellation takes the request out again.
+        """Sample an answer of at most ``room`` tokens; cancellation aborts the request.
 
         Raises:
-            AgentError: The engine failed, now or earlier, or the prompt does not fit into its context.
+            AgentError: The engine failed, in this call or an earlier one, or the prompt does not fit into its context.
         """
-        if self._broke:
-            raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._broke}")
-        holder = "the maximum context length of the vLLM engine"
-        room = max(1, budget_within(self._context, prompt, room, holder, "raise vllm_max_model_length, or "))
+        if self._failure:
+            raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._failure}")
+        limit_name = "the maximum context length of the vLLM engine"
+        room = max(1, budget_within(self._context, prompt, room, limit_name, "raise vllm_max_model_length, or "))
         loop, step = asyncio.get_running_loop(), self.step
-        one = _Open(next(self._names), prompt, room, loop, loop.create_future())
+        one = _OpenRequest(next(self._names), prompt, room, loop, loop.create_future())
         if self._thread is None:
             self._is_ending = False
-            # Work that this thread's stream has queued on the device (weights) comes before the engine's.
+            # Work queued on this thread's stream (loading weights) must run before the engine's work.
             stream = None if self._device.type == "cpu" else torch.accelerator.current_stream(self._device)
             self._thread = threading.Thread(target=self._run, args=(stream,), name="agentsgym-vllm", daemon=True)
             self._thread.start()
@@ -90,20 +90,20 @@ class SteppedEngine:
         return Sampled(token_ids=ids, logprobs=logprobs, step=step)
 
     def finish(self) -> None:
-        """Abort open requests, and end the thread; if its step hangs, it is abandoned together with the engine."""
+        """Abort open requests, and stop the thread; if a step hangs, the thread and the engine are abandoned."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
         self._inbox.put(self._end)
         thread.join(STEP_LIMIT_S)
         if thread.is_alive():
-            self._broke = f"one of its steps did not end within {STEP_LIMIT_S:g} s"
+            self._failure = f"one of its steps did not end within {STEP_LIMIT_S:g} s"
 
     def check(self) -> None:
-        """Raise :class:`AgentsGymError` if the engine failed: it gets no more weights."""
-        if self._broke:
+        """Raise :class:`AgentsGymError` if the engine failed, so that no more weights are loaded into it."""
+        if self._failure:
             raise AgentsGymError(
-                f"the vLLM engine failed and is not called again: {self._broke}; restart the run from its last "
+                f"the vLLM engine failed and is not called again: {self._failure}; restart the run from its last "
                 "checkpoint"
             )
 
@@ -111,7 +111,7 @@ class SteppedEngine:
 
     def _run(self, stream: Any) -> None:
         if stream is not None:
-            torch.accelerator.set_stream(stream)  # and with it the device, which each thread has its own of
+            torch.accelerator.set_stream(stream)  # this also selects the device, which differs between threads
         try:
             while not self._is_ending:
                 if not self._open:
@@ -120,28 +120,28 @@ class SteppedEngine:
                     self._inbox.get()()
                 if self._open:
                     self._answer(self._engine.step())
-        except BaseException as error:  # noqa: BLE001  # the engine's: it goes to all open requests
-            self._broke = f"{type(error).__name__}: {sentence_of(error)}"
+        except BaseException as error:  # noqa: BLE001  # an error of the engine fails all open requests
+            self._failure = f"{type(error).__name__}: {sentence_of(error)}"
             for one in [*self._open.values()]:
-                self._settle(one, AgentError(f"the vLLM engine failed: {self._broke}"))
+                self._settle(one, AgentError(f"the vLLM engine failed: {self._failure}"))
             self._refuse_rest()
 
     def _refuse_rest(self) -> None:
-        """Answer incoming requests with the failure of the engine, until the rollout ends."""
+        """Answer incoming requests with the engine's error until the rollout ends."""
         while not self._is_ending:
             self._inbox.get()()
 
-    def _add(self, one: _Open) -> None:
+    def _add(self, one: _OpenRequest) -> None:
         if one.answer.cancelled():
             return
         self._open[one.name] = one
-        if self._broke:
-            self._settle(one, AgentError(f"the vLLM engine failed: {self._broke}"))
+        if self._failure:
+            self._settle(one, AgentError(f"the vLLM engine failed: {self._failure}"))
             return
         try:
             params = self._params(max_tokens=one.max_tokens)
             self._engine.add_request(one.name, {"prompt_token_ids": one.prompt}, params)
-        except Exception as error:  # noqa: BLE001  # it refuses this request, and continues with the others
+        except Exception as error:  # noqa: BLE001  # the engine refuses only this request
             self._settle(one, error)
 
     def _answer(self, outputs: Sequence[Any]) -> None:
@@ -152,7 +152,7 @@ class SteppedEngine:
             answer, ids = output.outputs[0], list(output.outputs[0].token_ids)
             result: Any
             if list(output.prompt_token_ids) != one.prompt:
-                result = RuntimeError("vLLM must answer the prompt it is given, but answered a different one")
+                result = RuntimeError("vLLM must answer the prompt that was sent, but answered a different one")
             elif (reason := answer.finish_reason) not in ("stop", "length"):
                 result = AgentError(f"the vLLM engine ended an answer with an unexpected finish reason: {reason!r}")
             else:
@@ -161,12 +161,12 @@ class SteppedEngine:
                 result = ids, known
             self._settle(one, result)
 
-    def _settle(self, one: _Open, result: Any) -> None:
+    def _settle(self, one: _OpenRequest, result: Any) -> None:
         del self._open[one.name]
         one.loop.call_soon_threadsafe(_set, one.answer, result)
 
-    def _drop(self, one: _Open) -> None:
-        if self._open.pop(one.name, None) is not None and not self._broke:
+    def _drop(self, one: _OpenRequest) -> None:
+        if self._open.pop(one.name, None) is not None and not self._failure:
             self._engine.abort_request([one.name])
 
     def _end(self) -> None:

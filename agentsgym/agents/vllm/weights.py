@@ -17,7 +17,7 @@ import torch
 
 from agentsgym.agents.event_loop import run_coroutine
 from agentsgym.agents.vllm.fleet import VLLMServers
-from agentsgym.agents.vllm.server import PassingError, VLLMServer, open_session
+from agentsgym.agents.vllm.server import TransientError, VLLMServer, open_session
 from agentsgym.errors import AgentsGymError, ConfigError
 from agentsgym.ranks import DeferredError, all_gather_objects, raise_on_all_ranks
 from agentsgym.texts import sentence_of, shown
@@ -26,27 +26,27 @@ logger = logging.getLogger(__name__)
 
 PUSH_LIMIT_S: Final = 600.0
 _POLL_S: Final = 2.0  # between two attempts to reach a server
-_NUM_TOKENS: Final = 32  # of the text by which tokenizers are compared
+_NUM_TOKENS: Final = 32  # in the text used to compare tokenizers
 
 
 class EngineWeights:
     """The weights of TRL's engine in this process.
 
     Attributes:
-        step: The optimizer steps behind them; None where they are to be loaded again.
+        step: Optimizer step of the loaded weights; None if they must be loaded again.
     """
 
     def __init__(self, generation: Any) -> None:
-        """Find out whether the engine sleeps between rollouts."""
+        """Store the engine, and whether it sleeps between rollouts."""
         self.step: int | None = None
         self._generation = generation
         self._sleeps: bool = generation.mode != "server" and generation.enable_sleep_mode
 
     def load(self, step: int) -> None:
-        """Collective: load the weights of a step unless they are loaded, and wake the engine.
+        """Load the weights of a step unless they are already loaded, and wake the engine. Collective.
 
         Raises:
-            AgentsGymError: Another rank failed, which raises its own error.
+            AgentsGymError: Another rank failed (which raises its own error).
         """
         if step == self.step and not self._sleeps:
             return
@@ -54,8 +54,8 @@ class EngineWeights:
         with raise_on_all_ranks():
             self._generation.sync_weights()
             if self._sleeps and self._generation.enable_sleep_mode:
-                self._generation.llm.wake_up(tags=["kv_cache"])  # loading weights has woken the rest
-                self._generation.enable_sleep_mode = False  # keeps TRL from ending each call with sleep
+                self._generation.llm.wake_up(tags=["kv_cache"])  # loading the weights has woken the rest
+                self._generation.enable_sleep_mode = False  # otherwise, TRL puts the engine to sleep after each call
         self.step = step
 
     def loaded(self, step: int) -> None:
@@ -70,42 +70,42 @@ class EngineWeights:
 
 
 class ServerWeights:
-    """The weights of vLLM servers: the main rank pushes them through TRL's client, one for each server.
+    """The weights of vLLM servers, which the main rank pushes through TRL's clients, one per server.
 
-    Each push marks the server's weights, so that a restart, or a push of another run, is noticed. Such a server gets
-    the weights again before the next rollouts.
+    Each push sets the server's weight version, so that a restart, or a push from another run, is noticed; the weights
+    are then pushed again before the next rollouts.
 
     Attributes:
-        step: The optimizer steps behind them; None where they are to be pushed again.
+        step: Optimizer step of the pushed weights; None if they must be pushed again.
     """
 
     def __init__(
         self, generation: Any, servers: VLLMServers, tokenizer: Any, limit_s: float, *, pauses: bool = False
     ) -> None:
-        """Push nothing yet.
+        """Set up; nothing is pushed yet.
 
         Args:
-            generation: TRL's, which has a client of the first server on the main rank.
+            generation: TRL's ``VLLMGeneration``; on the main rank, it has a client for the first server.
             servers: The servers that this rank uses.
-            tokenizer: The model's.
-            limit_s: Seconds for one push to one server.
-            pauses: Whether requests are open meanwhile, so that the server has to pause.
+            tokenizer: The model's tokenizer.
+            limit_s: Time limit for one push to one server, in seconds.
+            pauses: Whether servers must pause while weights are pushed, because requests are open then.
         """
         self._pauses = pauses
         self.step: int | None = None
         self._generation, self._servers, self._tokenizer = generation, servers, tokenizer
         self._limit_s = limit_s
-        self._clients: dict[str, Any] = {}  # the rest is the main rank's
+        self._clients: dict[str, Any] = {}  # this and the following are used only on the main rank
         self._checked: set[str] = set()
         self._reconnect: set[str] = set()
         self._run, self._num_pushes = uuid.uuid4().hex[:12], 0
-        self._marks: dict[str, str | None] = {}
+        self._versions: dict[str, str | None] = {}
 
     def load(self, step: int) -> None:
-        """Collective: check the servers, and push the weights of a step to those that need them.
+        """Check the servers, and push the weights of a step to those that need them. Collective.
 
         Raises:
-            AgentsGymError: No server answers, one cannot be used, or a push failed or took too long; on all ranks.
+            AgentsGymError: No server responds, one cannot be used, or a push failed or took too long; on all ranks.
         """
         is_new, self.step = step != self.step, None
         were_lost = set(all_gather_objects([server.url for server in self._servers.servers if server.lost]))
@@ -119,54 +119,54 @@ class ServerWeights:
         for url in push:
             try:
                 with raise_on_all_ranks():
-                    run_coroutine(self._servers.hold(url))  # on all ranks before it pauses
+                    run_coroutine(self._servers.hold(url))  # on all ranks, before the server pauses
                 with raise_on_all_ranks():
                     self._push(url)
                 self._servers.by_url(url).step = step
             finally:
                 run_coroutine(self._servers.release(url))
-        marks = all_gather_objects([self._marks] if plans else [])[0]
-        run_coroutine(self._servers.renew(lost, marks))
+        versions = all_gather_objects([self._versions] if plans else [])[0]
+        run_coroutine(self._servers.renew(lost, versions))
         with raise_on_all_ranks():
             if push or were_lost:
-                run_coroutine(self._servers.reach())
+                run_coroutine(self._servers.check_reachable())
         self.step = step
 
     def loaded(self, step: int) -> None:
-        """Record that TRL itself has pushed the weights of this step to the first server; they have no mark."""
+        """Record that TRL itself has pushed the weights of this step to the first server, without a weight version."""
         first = self._servers.servers[0]
         self.step = first.step = step
-        self._marks[first.url] = None
+        self._versions[first.url] = None
 
     # On the main rank
 
     async def _plan(self, lost: set[str], *, is_new: bool) -> tuple[dict[str, str], list[str]]:
-        """Return why servers are left out, by URL, and the URLs of those that need the weights, in order."""
+        """Return why servers are skipped, by URL, and the URLs of servers that need the weights, in order."""
         missing: dict[str, str] = {}
         push: list[str] = []
         async with open_session(8) as session:
-            found = await self._found(session)
+            found = await self._read_versions(session)
             for server in self._servers.servers:
-                if isinstance(version := found[server.url], PassingError):
+                if isinstance(version := found[server.url], TransientError):
                     missing[server.url] = f"it does not respond ({version})"
                     continue
-                known = self._marks.get(server.url)
-                if server.url in self._marks and (version != known if known is not None else server.url in lost):
+                known = self._versions.get(server.url)
+                if server.url in self._versions and (version != known if known is not None else server.url in lost):
                     logger.warning("the vLLM server at %s was restarted; the weights are pushed again", server.url)
                     self._reconnect.add(server.url)
                     self._checked.discard(server.url)
-                    del self._marks[server.url]
+                    del self._versions[server.url]
                 if server.url not in self._checked:
                     await self._check(server, session)
                     self._checked.add(server.url)
-                if is_new or server.url not in self._marks:
+                if is_new or server.url not in self._versions:
                     push.append(server.url)
         for url, reason in missing.items():
             logger.warning("the vLLM server at %s is not used in this generation batch: %s", url, reason)
         return missing, push
 
-    async def _found(self, session: Any) -> dict[str, Any]:
-        """Read the mark of each server's weights, or why it does not answer, once one does; at first, once all do."""
+    async def _read_versions(self, session: Any) -> dict[str, Any]:
+        """Read each server's weight version or error; wait until one server responds, or at first until all do."""
         limit_s = self._generation.server_timeout
         deadline = time.monotonic() + limit_s
         while True:
@@ -174,10 +174,10 @@ class ServerWeights:
             for server in self._servers.servers:
                 try:
                     found[server.url] = await server.read_version(session)
-                except PassingError as error:
+                except TransientError as error:
                     found[server.url] = error
-            missing = [url for url, version in found.items() if isinstance(version, PassingError)]
-            if not missing or (self._marks and len(missing) < len(found)):
+            missing = [url for url, version in found.items() if isinstance(version, TransientError)]
+            if not missing or (self._versions and len(missing) < len(found)):
                 return found
             if time.monotonic() >= deadline:
                 raise AgentsGymError(
@@ -187,16 +187,16 @@ class ServerWeights:
             await asyncio.sleep(_POLL_S)
 
     async def _check(self, server: VLLMServer, session: Any) -> None:
-        """Refuse a server with another tokenizer, and warn of another model or a short context."""
+        """Reject a server with a different tokenizer; warn about a different model or a short context."""
         special = set(self._tokenizer.added_tokens_decoder)
         plain = [index for index in sorted(self._tokenizer.get_vocab().values()) if index not in special]
-        chosen = plain[:: max(1, len(plain) // _NUM_TOKENS)]  # from all over the vocabulary
+        chosen = plain[:: max(1, len(plain) // _NUM_TOKENS)]  # spread over the vocabulary
         text = " ".join(str(self._tokenizer.decode([index])) for index in chosen)
         ids = list(self._tokenizer.encode(text, add_special_tokens=False))
         try:
             await server.read_model(session)
             theirs = await server.encode(session, text)
-        except PassingError as error:
+        except TransientError as error:
             raise AgentsGymError(f"the vLLM server at {server.url} cannot be used: {error}") from error
         if theirs is not None and theirs != ids:
             raise ConfigError(
@@ -216,23 +216,23 @@ class ServerWeights:
         longest = self._generation.max_completion_length
         if server.context is not None and longest is not None and server.context <= longest:
             logger.warning(
-                "the vLLM server at %s has a maximum context length of %d tokens, and max_completion_length=%d lets "
-                "conversations grow beyond it, whose episodes then fail: start it with a larger --max-model-len, or "
-                "lower max_completion_length",
+                "the vLLM server at %s has a maximum context length of %d tokens, but max_completion_length=%d allows "
+                "longer conversations, and their episodes then fail: start the server with a larger --max-model-len, "
+                "or lower max_completion_length",
                 server.url,
                 server.context,
                 longest,
             )
 
     def _push(self, url: str) -> None:
-        """Collective: push the weights to one server and mark them; only the main rank has a time limit."""
+        """Push the weights to one server and set its weight version; the main rank has a time limit. Collective."""
         if not self._generation.accelerator.is_main_process:
             self._generation.sync_weights()
             return
         self._num_pushes += 1
-        self._marks.pop(url, None)
+        self._versions.pop(url, None)
         with self._paused(url):
-            within(
+            call_within(
                 self._limit_s,
                 functools.partial(self._push_through_client, url),
                 f"pushing the weights to the vLLM server at {url} did not finish within "
@@ -240,22 +240,22 @@ class ServerWeights:
                 f"(vllm_group_port); the last checkpoint is intact",
                 self._generation.accelerator.device,
             )
-            mark = f"{self._run}-{self._num_pushes}"
-            self._marks[url] = mark if run_coroutine(self._mark(url, mark)) else None
+            version = f"{self._run}-{self._num_pushes}"
+            self._versions[url] = version if run_coroutine(self._set_version(url, version)) else None
 
     @contextlib.contextmanager
     def _paused(self, url: str) -> Generator[None]:
-        """Pause a server inside if requests may be open, which continue with the new weights.
+        """Pause a server inside the block if requests may be open; they continue with the new weights.
 
-        Its cache is cleared, so that they are prefilled again: with keys and values of the old weights, the
-        log-probabilities would be those of neither version.
+        Its cache is cleared, so that these requests are prefilled again: with keys and values from the old weights, the
+        log-probabilities would match neither version.
         """
         if not self._pauses:
             yield
             return
         if not run_coroutine(self._switch(url, "pause?mode=keep&clear_cache=true")):
             raise ConfigError(
-                f"the vLLM server at {url} cannot pause, as max_staleness > 0 requires for pushing weights while it "
+                f"the vLLM server at {url} cannot pause, which max_staleness > 0 requires to push weights while it "
                 "generates: start it with VLLM_SERVER_DEV_MODE=1"
             )
         try:
@@ -263,7 +263,7 @@ class ServerWeights:
         except BaseException:
             try:
                 run_coroutine(self._switch(url, "resume"))
-            except AgentsGymError as error:  # the push's error has more detail
+            except AgentsGymError as error:  # the error of the push has more detail
                 logger.warning("%s", sentence_of(error))
             raise
         run_coroutine(self._switch(url, "resume"))
@@ -272,13 +272,13 @@ class ServerWeights:
         async with open_session(1) as session:
             try:
                 return await self._servers.by_url(url).switch(session, command)
-            except PassingError as error:
+            except TransientError as error:
                 raise AgentsGymError(
                     f"the vLLM server at {url} failed to {command.partition('?')[0]}: {error}"
                 ) from error
 
     def _push_through_client(self, url: str) -> None:
-        """Push the weights through TRL's client of the server, which is made here unless TRL has made it."""
+        """Push the weights through TRL's client for the server, which is created here unless TRL has created it."""
         device = self._generation.accelerator.device
         try:
             if url not in self._clients:
@@ -288,7 +288,7 @@ class ServerWeights:
                     port, limit_s = self._generation.group_port + index, self._generation.server_timeout
                     client = type(client)(base_url=url, group_port=port, connection_timeout=limit_s)
                     client.init_communicator(device=device)
-                # Its own requests end in time, without retries: a hanging thread of it would keep the process alive.
+                # Limit the client's requests, without retries: a thread that hangs in one would keep the process alive.
                 client.session.request = functools.partial(client.session.request, timeout=self._limit_s)
                 adapter = client.session.get_adapter(client.base_url)
                 adapter.max_retries = adapter.max_retries.new(read=0)
@@ -306,21 +306,21 @@ class ServerWeights:
                 f"{sentence_of(error)}; check the server's log, and that it serves the model being trained"
             ) from error
 
-    async def _mark(self, url: str, mark: str) -> bool:
+    async def _set_version(self, url: str, version: str) -> bool:
         async with open_session(1) as session:
             try:
-                return await self._servers.by_url(url).mark(session, mark)
-            except PassingError as error:
+                return await self._servers.by_url(url).set_version(session, version)
+            except TransientError as error:
                 raise AgentsGymError(
                     f"the vLLM server at {url} failed after the weights were pushed: {error}"
                 ) from error
 
 
-def within(limit_s: float, call: Callable[[], None], too_late: str, device: torch.device) -> None:
-    """Make a call that nothing can interrupt on a thread, which is abandoned after ``limit_s`` seconds.
+def call_within(limit_s: float, call: Callable[[], None], too_late: str, device: torch.device) -> None:
+    """Make an uninterruptible call on a thread, which is abandoned after ``limit_s`` seconds.
 
     Raises:
-        AgentsGymError: With the message ``too_late``; logged at once, since other ranks may wait forever in their call.
+        AgentsGymError: The time is up; the message ``too_late`` is also logged, since other ranks may wait forever.
     """
     outcome: Future[None] = Future()
     stream: Any = None if device.type == "cpu" else torch.accelerator.current_stream(device)
@@ -328,7 +328,7 @@ def within(limit_s: float, call: Callable[[], None], too_late: str, device: torc
     def run() -> None:
         try:
             if stream is not None:
-                torch.accelerator.set_stream(stream)  # and with it the device, which each thread has its own of
+                torch.accelerator.set_stream(stream)  # this also selects the device, which differs between threads
             outcome.set_result(call())
         except BaseException as error:  # noqa: BLE001  # raised on the thread that waits
             outcome.set_exception(error)

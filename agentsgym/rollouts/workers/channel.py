@@ -6,7 +6,7 @@ therefore has a digest of its number, its length and its content that only the t
     magic (4) | number (8) | length (8) | digest of the payload (16) | digest of these fields (16) | payload
 
 Stray bytes, missing bytes and broken frames raise :class:`BrokenChannelError` and are never unpickled. This protects
-against accidents. It does not isolate a worker, whose code is trusted like the code of the pool's own process.
+against accidents. It is not a sandbox: the code in a worker is trusted like the code in the pool's process.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Channel:
         """Wait for the next message.
 
         Args:
-            on_silence: Called whenever nothing has come for the time set by :meth:`limit_waits`; what it raises ends
-                the wait.
+            on_silence: Called whenever nothing has arrived within the time set by :meth:`limit_waits`; an exception
+                from it ends the wait.
 
         Raises:
             EOFError: The other end is gone.

@@ -1,8 +1,8 @@
 """Make the fork server, the only process that imports this module, exit after its workers.
 
-When a pool's owner is gone, its fork server exits immediately, and the kernel kills the workers with it (see
-:mod:`agentsgym.rollouts.workers.owner_watch`). Workers that notice this themselves first close their episodes, so the
-fork server waits for them briefly.
+When a pool's owner exits, its fork server exits as well, and the kernel then kills the workers (see
+:mod:`agentsgym.rollouts.workers.owner_watch`). Since workers that notice the owner's exit close their episodes first,
+the fork server waits for them briefly.
 
 It also ignores signals that are sent to all processes of a job but meant for the owner: otherwise no worker could be
 started, and existing ones would be killed.
@@ -40,6 +40,4 @@ def _restore_signals() -> None:
 if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    os.register_at_fork(
-        after_in_child=_restore_signals
-    )  # in all processes forked from here, not only the workers of pools
+    os.register_at_fork(after_in_child=_restore_signals)  # in all processes forked from here, not only pool workers

@@ -1,4 +1,4 @@
-"""The pool's handle of one worker process: start it, send to it, kill it."""
+"""The pool's handle to one worker process: start it, send to it, measure it, kill it."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def resident_mb(pid: int) -> float | None:
         return None
 
 
-# Imported once, in the process that all workers are forked from, if this process has imported them: a replacement
-# worker then starts in a tenth of a second.
+# The fork server imports these once if this process has imported them, so that a replacement worker starts in a tenth
+# of a second.
 _PRELOADED = ("agentsgym.envs.base", "transformers.tokenization_utils_tokenizers")
-# The system, a job scheduler or a terminal may send these to any process, so they are no evidence against a trial.
+# The system, a job scheduler or a terminal may send these to any process, so they are weak evidence against a trial.
 _EXTERNAL_SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 _UNKNOWN = 255  # the exit code reported by multiprocessing if the fork server is gone
-_SILENCE_S = 1  # seconds between checks whether a silent process is still alive
+_SILENCE_S = 1  # seconds between checks that a silent process is alive
 _MAX_ATTEMPTS = 10
 _BETWEEN_ATTEMPTS_S = 0.1
 _SENDING_S = 30  # how long a process may leave a message unread
@@ -73,7 +73,7 @@ _PROCESSES = threading.Lock()  # multiprocessing may read an exit code twice if 
 
 
 def _context() -> Any:
-    """The context for starting processes, which are not forked from this one, whose threads and GPUs would break."""
+    """The context for starting processes. They are not forked from this one, since its threads and GPUs would break."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -89,21 +89,21 @@ def _context() -> Any:
 
 
 class WorkerHandle:
-    """The pool's handle of one worker process.
+    """The pool's handle to one worker process.
 
     Attributes:
         on_message: Called on another thread with each message, and with None at the end of the process.
         is_ready: Whether the process is ready for messages.
-        is_busy: Whether it has not fully answered its batch: it gets the next one only afterwards, so that
-            neither side ever waits for the other to read.
+        is_busy: Whether it is still answering a batch; the next batch is sent only afterwards, so that neither side
+            ever waits for the other to read.
         is_loading: Whether it is still unpickling the environments that it was sent, which may import many modules.
         is_closing: Whether it is busy closing the trials of an aborted run.
         is_dead: Whether the process has ended.
         is_killed: Whether it was killed by the pool.
-        is_draining: Whether it gets no more trials, and is replaced when its trials are over.
+        is_draining: Whether it receives no more trials, and is replaced when its trials are over.
         why_killed: Why it was killed, if that is more informative than the signal; otherwise empty.
-        known_envs: The names of the environments that it has.
-        droppable_envs: Environments that it may drop.
+        known_envs: The names of the environments that were sent to it.
+        droppable_envs: The names of environments that it may drop.
         outbox: Work to send next.
         residents: The indices of the trials in the process.
         hosted: The first two trials that were ever in the process, in this run and earlier ones: if there is only one,
@@ -181,22 +181,22 @@ class WorkerHandle:
         except OSError:
             pass
 
-    def kill(self, why: str = "", *, at_once: bool = False) -> None:
+    def kill(self, why: str = "", *, immediately: bool = False) -> None:
         """Kill the process; on systems with signals, it first gets ``GRACE_S`` to close its episodes.
 
-        A running step is interrupted; a step that signals cannot interrupt, such as a long call of a C library, gets no
-        more time than that.
+        A running step is interrupted; one that signals cannot interrupt, such as a long call of a C library, is killed
+        after that time.
 
         Args:
             why: The reason, for messages.
-            at_once: Whether to kill it immediately.
+            immediately: Whether to kill it without time to close its episodes.
         """
         if self.is_killed:
             return
         running = self.running
         self._stepped = None if running is None else running[0]
         self.why_killed, self.is_killed = why, True
-        if at_once or KILL_SIGNAL is None or not self._is_alive():
+        if immediately or KILL_SIGNAL is None or not self._is_alive():
             self.process.kill()
             return
         self._kill_later()  # first, so that the reader finds the timer when the process ends
@@ -213,7 +213,7 @@ class WorkerHandle:
 
     def _give_up_closing(self) -> None:
         if self.is_closing:
-            self.kill(f"closing the episodes of an aborted rollout took longer than {GRACE_S:.0f} s", at_once=True)
+            self.kill(f"closing the episodes of an aborted rollout took longer than {GRACE_S:.0f} s", immediately=True)
 
     def request_shutdown(self) -> None:
         """Request the shutdown of the process; kill it if it is busy or does not end in time."""
@@ -298,7 +298,7 @@ class WorkerHandle:
         return self.is_killed or code < 0 or code in {_UNKNOWN, INTERRUPTED}
 
     @property
-    def may_be_killed_externally(self) -> bool:
+    def may_have_external_cause(self) -> bool:
         """Whether it ended in a way that may have an external cause, which is weak evidence against a trial."""
         code: int = self.process.exitcode or 0
         signals = {-int(getattr(signal, name)) for name in _EXTERNAL_SIGNALS if hasattr(signal, name)}

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class _Killed(Interruption):
-    """The pool kills this process; raised in the running code, so that every trial closes its episode first."""
+    """Raised in the running code when the pool kills this process, so that every trial closes its episode first."""
 
 
 class _LiveTrial:
@@ -60,7 +60,7 @@ class _LiveTrial:
         self.tools: Sequence[Mapping[str, Any]] | None = None
 
     def delta(self, index: int, request: TurnRequest) -> RequestDelta:
-        """Make the difference from the last request."""
+        """Make the difference from the previous request."""
         if request.messages is not self.messages:
             self.messages, self.num_messages = request.messages, 0
         if request.token_ids is not self.token_ids:
@@ -81,12 +81,12 @@ class _LiveTrial:
 
 
 class _WorkerLoop:
-    """One process's environments and trials.
+    """The environments and trials of one process.
 
     Attributes:
         progress: Shared with the pool: the trial that is being advanced, or whose reply is being pickled, and since
             when (:data:`NO_TRIAL`: none; :data:`IS_WAITING`: none, and the process waits for a message).
-        is_killed: Whether the pool kills this process; noticed even if a hook catches all exceptions.
+        is_killed: Whether the pool is killing this process; checked after each step, since a hook may catch everything.
         is_ending: Whether the process is already ending.
     """
 
@@ -201,9 +201,7 @@ def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> N
         progress: See :class:`_WorkerLoop`.
         owner: Process id of the pool's owner.
     """
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal sends it to all processes, but the pool's owner handles it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the pool's owner handles it
     loop = _WorkerLoop(Channel(connection, key), progress)
     try:
         if KILL_SIGNAL is not None:
@@ -214,7 +212,7 @@ def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> N
         code = INTERRUPTED
     except (OSError, BrokenChannelError):
         code = LOST_CONNECTION  # the user's code wrote to it, read from it or closed it
-    except BaseException as error:  # noqa: BLE001  # user code, but not within one trial
+    except BaseException as error:  # noqa: BLE001  # user code outside any one trial
         print(f"agentsgym: a worker process ends: {type(error).__name__}: {sentence_of(error)}", file=sys.stderr)
         code = 1
     else:
@@ -223,19 +221,19 @@ def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> N
 
 
 def _dump_outcome(outcome: Finished | Raised) -> bytes | str:
-    """Pickle a trial's outcome, or the reason why that is not possible: its values are foreign."""
+    """Pickle a trial's outcome, or return why its values, which come from user code, cannot be pickled."""
     try:
         return pickle.dumps(
             outcome if isinstance(outcome, Finished) else Raised(_portable(outcome.error)), pickle.HIGHEST_PROTOCOL
         )
-    except BaseException as error:  # foreign code: an environment's info, state keys or messages
+    except BaseException as error:  # user code: an environment's info, state keys or messages
         if is_interruption(error):
             raise
         return f"{type(error).__name__}: {sentence_of(error)}"
 
 
 def _dump_reply(reply: Reply) -> bytes:
-    """Pickle a single reply while its trial is known, since pickling it may break or hang this process."""
+    """Pickle a reply while ``progress`` still names its trial, since pickling may crash or hang this process."""
     try:
         return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
     except BaseException as error:  # as above, an environment's messages
@@ -246,7 +244,7 @@ def _dump_reply(reply: Reply) -> bytes:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error as the pool can raise it, with its traceback as a note."""
+    """Copy an error into one that the pool can raise, with the traceback as a note."""
     text = "".join(traceback.format_exception(error))
     try:
         copied = pickle.loads(pickle.dumps(error))

@@ -49,7 +49,7 @@ WireInput = WireAction | EpisodeError
 
 
 class StartTrial(NamedTuple):
-    """Start a trial.
+    """A request to start a trial.
 
     Attributes:
         trial_index: Its index in the run.
@@ -109,7 +109,7 @@ class TrialEnd(NamedTuple):
     Attributes:
         trial_index: Its index in the run.
         outcome: Its result or exception, pickled separately, so that a value that cannot be unpickled fails only this
-            trial; or the reason why it cannot be sent.
+            trial; or, as text, the reason why it cannot be sent.
     """
 
     trial_index: int

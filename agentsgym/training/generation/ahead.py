@@ -27,10 +27,10 @@ class Group:
     """A task group.
 
     Attributes:
-        number: Its own, in the order of tasks.
+        number: Position of the group in the task order.
         row_index: Index of its row in the dataset.
-        row: That row.
-        trials: Its rollouts, not started.
+        row: The row.
+        trials: Its rollouts, not yet started.
     """
 
     number: int
@@ -44,7 +44,7 @@ class PlayedGroup:
     """A task group that was played.
 
     Attributes:
-        group: What was played.
+        group: The group.
         trajectories: Its rollouts, in the order of their trials.
     """
 
@@ -53,10 +53,10 @@ class PlayedGroup:
 
 
 class RolloutsAhead:
-    """Plays the task groups of one rank on a thread, without end.
+    """Plays the task groups of one rank in a thread, until it is closed.
 
     Attributes:
-        waited_s: Seconds of waiting for the last batch.
+        waited_s: Seconds for which :meth:`take` waited for the latest batch.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class RolloutsAhead:
         num_batches: int | None = None,
         **options: Any,
     ) -> None:
-        """Begin with nothing in play.
+        """Start the thread; no group begins yet.
 
         Args:
             in_flight: Decides which groups begin and which are trained on.
             groups: The groups to play, in order.
             agent: The agent that acts.
-            policy: How often a failed rollout is retried.
-            num_batches: Generation batches of the whole run; None if it is not known.
+            policy: Determines how often a failed rollout is retried.
+            num_batches: Number of generation batches in the run; None if unknown.
             **options: See :class:`~agentsgym.rollouts.stream.TrialStream`.
         """
         self.waited_s = 0.0
@@ -84,7 +84,7 @@ class RolloutsAhead:
         self._policy, self._num_batches = policy, num_batches
         self._num_live, self._pool = in_flight.size * in_flight.num_rollouts, options.get("pool")
         self._begun: dict[int, Group] = {}
-        self._places: dict[str, tuple[int, int, Trial]] = {}  # by session: number of the group, index in it, trial
+        self._places: dict[str, tuple[int, int, Trial]] = {}  # by session: group number, index in the group, trial
         self._played: dict[int, dict[int, Trajectory]] = {}
         self._prepared: set[int] = set()
         self._num_updates = self._next_batch = 0
@@ -92,14 +92,14 @@ class RolloutsAhead:
         self._stream = TrialStream(agent, self._finished, max_concurrent=self._num_live, **options)
 
     def take(self, num_updates: int, interrupt: Callable[[], None]) -> list[PlayedGroup]:
-        """Wait for a batch, once the sampler has the newest weights; further groups are played meanwhile.
+        """Wait for a batch; call this once the sampler has the newest weights. Other groups are played meanwhile.
 
         Args:
-            num_updates: Generation batches that were trained on.
-            interrupt: Called a few times a second; its exceptions are raised here, and the rollouts continue.
+            num_updates: Number of generation batches that were trained on.
+            interrupt: Called a few times per second; its exceptions are raised here, and the rollouts continue.
 
         Raises:
-            AgentsGymError: The rollouts broke.
+            AgentsGymError: The rollouts failed.
         """
         since = time.monotonic()
         with self._changed:
@@ -122,15 +122,15 @@ class RolloutsAhead:
 
     @property
     def num_updates(self) -> int:
-        """Generation batches that were trained on."""
+        """The number of generation batches that were trained on."""
         return self._num_updates
 
-    def holding(self) -> AbstractContextManager[Any]:
-        """Begin no group inside: a new one may draw from the values that are changed there."""
+    def no_new_groups(self) -> AbstractContextManager[Any]:
+        """Return a context in which no group begins, since its draw may depend on values that are being changed."""
         return self._changed
 
     def close(self) -> None:
-        """Drop what is in play."""
+        """Drop the rollouts in progress, and end the thread."""
         self._stream.close()
 
     def _begin(self) -> None:
@@ -142,14 +142,14 @@ class RolloutsAhead:
             self._begun[group.number], self._played[group.number] = group, {}
             for index, trial in enumerate(group.trials):
                 self._places[trial.session_id] = group.number, index, trial
-            # An environment prepares before its first group of each batch, for as many episodes as may be live.
+            # Environments are prepared before their first group in each batch, for the maximum number of live episodes.
             new = [trial for trial in group.trials if id(trial.env) not in self._prepared]
             self._prepared.update(id(trial.env) for trial in new)
             if new:
                 prepare_play(new, max_concurrent=self._num_live, pool=self._pool, num_live=self._num_live)
             self._stream.add(group.trials)
 
-    # On the thread of the stream
+    # On the stream's thread
 
     def _finished(self, trajectory: Trajectory) -> None:
         with self._changed:

@@ -2,11 +2,11 @@
 
 ::
 
-    rollout thread    group 0 ─ group 1 ─ group 2 ─ group 3 ─ group 4 ─ ...     (live: as many as a batch has)
+    rollout thread    group 0 ─ group 1 ─ group 2 ─ group 3 ─ group 4 ─ ...     (one batch of live rollouts)
     training          wait │ batch (1, 0) │ train │ batch (2, 4) │ train ...
     weights           0                           1                      2
 
-Why not TRL's ``AsyncGRPOTrainer``: docs/asynchronous.md.
+docs/asynchronous.md explains why TRL's ``AsyncGRPOTrainer`` is not used.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 
 class AsyncRolloutGenerator(RolloutGenerator):
-    """Plays training batches ahead of time, on a thread; evaluations are played as usual.
+    """Plays training batches ahead of time, in a thread; evaluations are played as usual.
 
-    It orders the tasks itself, with every row once per epoch, since they start long before TRL passes their rows.
+    It orders the tasks itself, every row once per epoch, since tasks start long before TRL supplies their rows.
 
     Attributes:
         order: The task order, and which tasks were trained on.
@@ -63,7 +63,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
             ConfigError: See :class:`RolloutGenerator`; or the dataset is an ``IterableDataset``, a rank would have an
                 incomplete task group, or the agent cannot sample while the weights change.
         """
-        num_rows = args.per_device_train_batch_size * cast("int", args.steps_per_generation)  # TRL has filled it in
+        num_rows = args.per_device_train_batch_size * cast("int", args.steps_per_generation)  # set by TRL
         if num_rows % cast("int", args.num_generations):
             raise ConfigError(
                 "with max_staleness > 0, each rank plays complete task groups: per_device_train_batch_size * "
@@ -71,7 +71,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
             )
         if isinstance(dataset, IterableDataset):
             raise ConfigError(
-                "max_staleness > 0 plays tasks ahead of training, which an IterableDataset does not allow: use 0"
+                "max_staleness > 0 plays tasks ahead of training, which an IterableDataset does not allow: set it to 0"
             )
         self.order = self._tasks = TaskOrder(len(dataset), args.seed, shuffle=args.shuffle_dataset is not False)
         self._ahead: RolloutsAhead | None = None
@@ -132,7 +132,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
         return self._exchange(played, phase, error)
 
     def _prepare(self, phase: Phase, purpose: str) -> None:
-        """Update the sampler's weights; rollouts that start from now on draw differently on each rank. Collective."""
+        """Update the sampler's weights; later rollouts use different draws on each rank. Collective."""
         parts = (self._args.seed, purpose, *phase.seed_parts, "rank", PartialState().process_index)
         self.policy.prepare(BatchStart(seed_parts=parts, session_ids=(), first_session=0, step=phase.step))
 
@@ -140,10 +140,10 @@ class AsyncRolloutGenerator(RolloutGenerator):
     def _player(self) -> Agent:
         if self._ahead is None:
             return self.agent
-        return _OpenAsyncAgent(self.agent) if callable(getattr(self.agent, "aact", None)) else _OpenAgent(self.agent)
+        return _SharedAsync(self.agent) if callable(getattr(self.agent, "aact", None)) else _SharedAgent(self.agent)
 
     def _play_ahead(self, size: int, num_rollouts: int) -> RolloutsAhead:
-        """Start to play ahead, for batches of ``size`` groups on this rank."""
+        """Start playing ahead, for batches of ``size`` groups on this rank."""
         args = self._args
         return RolloutsAhead(
             GroupsInFlight(size, num_rollouts, args.max_staleness),
@@ -180,7 +180,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
             rows += [one.group.row] * len(one.trajectories)
             trajectories += [replace(trajectory, task_index=index) for trajectory in one.trajectories]
         first, summaries = PartialState().process_index * len(rows), list[RolloutSummary]()
-        facts: list[tuple[list[tuple[int, int]], StalenessSums]] = []  # numbers of groups and rows; their ages
+        facts: list[tuple[list[tuple[int, int]], StalenessSums]] = []  # group number and row index of each; staleness
         with error.capturing():
             summaries = self._summaries(rows, trajectories, [one.task_index for one in trajectories])
             if self._failures is not None:
@@ -193,12 +193,12 @@ class AsyncRolloutGenerator(RolloutGenerator):
             self.policy.forget([trajectory.session_id for trajectory in trajectories])
         rollouts = all_gather_objects(summaries, error.first)
         everyone = all_gather_objects(facts)
-        dealt = [one for groups, _ in everyone for one in groups]
-        self._tasks.trained(number for number, _ in dealt)
+        trained = [one for groups, _ in everyone for one in groups]
+        self._tasks.trained(number for number, _ in trained)
         if self._curriculum is not None:
-            seen = [self._dataset[index] for _, index in dealt for _ in range(phase.num_rollouts)]
-            with nullcontext() if self._ahead is None else self._ahead.holding():
-                self._curriculum.record(seen, rollouts)
+            trained_rows = [self._dataset[index] for _, index in trained for _ in range(phase.num_rollouts)]
+            with nullcontext() if self._ahead is None else self._ahead.no_new_groups():
+                self._curriculum.record(trained_rows, rollouts)
         self._check_failures(rollouts)
         batch = self._batch(rows, trajectories, first, rollouts, ())
         return replace(batch, metrics=staleness_metrics([ages for _, ages in everyone]))
@@ -223,19 +223,19 @@ def build_generator(
     return kind(environments, agent, args, dataset, curriculum)
 
 
-class _OpenAgent(Agent):
-    """Wraps a shared agent so that finishing a rollout does not finish it."""
+class _SharedAgent(Agent):
+    """Wraps a shared agent so that the end of a rollout does not call its ``finish``."""
 
     def __init__(self, inner: Agent) -> None:
         self.act = inner.act
 
 
-class _OpenAsyncAgent(AsyncAgent):
-    """Wraps a shared asynchronous agent so that finishing a rollout does not finish it."""
+class _SharedAsync(AsyncAgent):
+    """Wraps a shared asynchronous agent so that the end of a rollout does not call its ``finish``."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     async def aact(self, request: TurnRequest) -> Action:
-        """Answer as the agent does."""
+        """Call the shared agent."""
         return await self._inner.aact(request)

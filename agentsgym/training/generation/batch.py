@@ -1,4 +1,4 @@
-"""Describe generation batches, and hold their rollouts once they are played."""
+"""Generation batches: their purpose and number before they are played, and their rollouts afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PlayedEvaluation:
     """The generation batches of one evaluation: the summaries of all ranks, and this rank's trajectories.
 
     Attributes:
-        num_rollouts: Rollouts of all ranks so far.
+        num_rollouts: Number of rollouts on all ranks so far.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class PlayedEvaluation:
         self.num_rollouts += len(batch.rollouts)
 
     def first(self, count: int | None) -> tuple[list[RolloutSummary], list[Trajectory]]:
-        """Return the first rollouts of all ranks, all for None, and the trajectories of those that this rank played."""
+        """Return the first ``count`` rollouts of all ranks (None: all), and this rank's trajectories among them."""
         outcomes: list[RolloutSummary] = []
         own: list[Trajectory] = []
         start = 0
@@ -49,11 +49,11 @@ class Phase:
 
     Attributes:
         kind: ``"train"`` or ``"eval"``.
-        index: Its number among those of its kind: generation batches from 1 on in training, rollouts played before
-            it in an evaluation. Its seeds follow from kind and index, also after a resume.
-        step: Optimizer steps that are done.
+        index: In training, the number of the generation batch, from 1; in an evaluation, the number of rollouts played
+            before it. Seeds are derived from kind and index, so that a resumed run uses the same ones.
+        step: Number of optimizer steps taken so far.
         num_rollouts: Number of consecutive rows that are rollouts of one task.
-        attempt: 0 for the batch itself, k when its task groups are resampled for the k-th time.
+        attempt: 0 for the batch itself, k for the k-th resampling of its task groups.
     """
 
     kind: Literal["train", "eval"]
@@ -68,15 +68,15 @@ class Phase:
         return self.kind == "train"
 
     def place(self, index: int) -> tuple[int, int]:
-        """Return the task group of a row and its index in there, by the row's index among those of all ranks.
+        """Return a row's task group and its index in the group, given the row's index over all ranks.
 
-        A training batch counts its task groups from 0, an evaluation those of all its batches.
+        Task groups are numbered per batch in training, and over all batches in an evaluation.
         """
         return divmod(index if self.is_training else self.index + index, self.num_rollouts)
 
     @property
     def seed_parts(self) -> tuple[str | int, ...]:
-        """The values that seeds of this batch are derived from, together with ``args.seed``."""
+        """The values from which this batch's seeds are derived, together with ``args.seed``."""
         return (self.kind, self.index, *(("again", self.attempt) if self.attempt else ()))
 
 
@@ -87,11 +87,11 @@ class GenerationBatch:
     Attributes:
         dataset_rows: The rows of this rank's rollouts, (B,).
         trajectories: This rank's rollouts, (B,).
-        training_rows: Their layout.
-        first: Index of this rank's first rollout among those of all ranks.
+        training_rows: The training rows made from these rollouts.
+        first: Index of this rank's first rollout in ``rollouts``.
         rollouts: The rollouts of all ranks, in rank order, (N,).
-        replaced: Rollouts of all ranks that were played and then replaced by others.
-        metrics: Further metrics of how it was played.
+        replaced: Rollouts of all ranks that were played but replaced by resampling.
+        metrics: Additional metrics of the generation.
     """
 
     dataset_rows: Sequence[DatasetRow]
@@ -109,17 +109,17 @@ class GenerationBatch:
 
     @property
     def scored(self) -> list[ScoredRollout]:
-        """The rollouts of all ranks as estimators see them, (N,)."""
+        """The rollouts of all ranks, as inputs to advantage estimators, (N,)."""
         return [rollout.scored for rollout in self.rollouts]
 
     @property
     def num_trained_tokens(self) -> list[int]:
-        """Agent tokens of each rollout that can be trained on, (N,)."""
+        """The number of trainable agent tokens in each rollout, (N,)."""
         return [rollout.num_trained_tokens for rollout in self.rollouts]
 
     @property
     def max_rows(self) -> int:
-        """Training rows of the rank that has the most."""
+        """The number of training rows on the rank that has the most."""
         size = max(1, len(self.trajectories))  # equal on all ranks
         ranks = [self.rollouts[start : start + size] for start in range(0, len(self.rollouts), size)]
         return max((sum(rollout.num_rows for rollout in rank) for rank in ranks), default=0)

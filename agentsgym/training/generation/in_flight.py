@@ -1,9 +1,9 @@
 """Decide which task groups begin, and which of the finished ones are trained on next, so that none becomes too old.
 
-An update is a generation batch that was trained on. A group that begins after u updates must be in a batch that is
-formed after at most ``u + max_staleness`` of them: that is its deadline. A batch holds ``size`` groups, so only a
-limited number fits by each deadline, and no group begins that would not. A batch consists of the groups that finish
-first, except for those that are due; while these are still being played, training waits. No group is ever dropped,
+An update is a generation batch that was trained on. A group that begins after u updates must be part of a batch formed
+after at most ``u + max_staleness`` updates: its deadline. A batch has ``size`` groups, so only a limited number of them
+can meet each deadline, and a group that could not does not begin. A batch consists of the groups that finished first,
+but groups that are due come before them; while those are still being played, training waits. No group is ever dropped,
 since dropping long ones would bias training.
 """
 
@@ -18,18 +18,18 @@ from agentsgym.seeding import derive_seed
 
 
 class TaskOrder:
-    """Deals out task groups by number, every row once a pass, and remembers those that were trained on.
+    """Assigns rows to task groups by number, every row once per pass, and records which groups were trained on.
 
-    Groups are not trained on in the order in which they begin, so a resumed run begins with those that were still in
-    play.
+    Groups are not trained on in the order in which they begin, so a resumed run begins with those that were still being
+    played.
     """
 
     def __init__(self, num_rows: int, seed: int, *, shuffle: bool = True) -> None:
-        """Begin with group 0.
+        """Start at group 0.
 
         Args:
-            num_rows: Rows of the dataset.
-            seed: Random seed for the order, which differs in every pass.
+            num_rows: Number of rows in the dataset.
+            seed: Random seed for the order, which is different in every pass.
             shuffle: Whether rows are shuffled.
         """
         self._num_rows, self._seed, self._shuffle = num_rows, seed, shuffle
@@ -61,7 +61,7 @@ class TaskOrder:
             number += 1
 
     def trained(self, numbers: Iterable[int]) -> None:
-        """Note groups, of all ranks, that were trained on."""
+        """Record groups, from any rank, that were trained on."""
         self._above.update(numbers)
         while self._low in self._above:
             self._above.remove(self._low)
@@ -80,16 +80,16 @@ class TaskOrder:
 class _Group:
     deadline: int
     num_live: int  # rollouts that are still being played
-    finished: int | None = None  # its rank in the order of finishing
+    finished: int | None = None  # its position in the order of finishing
 
 
 class GroupsInFlight:
-    """The task groups of one rank that have begun and were not trained on yet.
+    """The task groups of one rank that have begun but were not trained on yet.
 
     Attributes:
-        size: Groups of a batch.
-        num_rollouts: Rollouts of a group.
-        max_staleness: Updates between the weights that a group begins with and those of the batch that it is in.
+        size: Number of groups in a batch.
+        num_rollouts: Number of rollouts in a group.
+        max_staleness: Maximum number of updates between a group's start and the batch that contains it.
     """
 
     def __init__(self, size: int, num_rollouts: int, max_staleness: int) -> None:
@@ -102,19 +102,19 @@ class GroupsInFlight:
 
     @property
     def num_live(self) -> int:
-        """Rollouts that are still being played."""
+        """The number of rollouts that are still being played."""
         return sum(group.num_live for group in self._groups.values())
 
     def may_begin(self, num_updates: int, next_batch: int, last_batch: int | None = None) -> bool:
         """Whether one more group may begin now.
 
-        At most as many rollouts are live as a batch holds, and none begins while a whole batch of finished groups
-        waits, where it would only become older.
+        At most one batch of rollouts is live, and no group begins while a complete batch of finished groups waits,
+        since it would only become staler.
 
         Args:
-            num_updates: Updates before the weights that it would begin with.
-            next_batch: Updates before the batch that is formed next.
-            last_batch: Updates before the last batch of the run; None if it is not known.
+            num_updates: Number of updates that produced the weights with which it would begin.
+            next_batch: Number of updates before the batch that is formed next.
+            last_batch: Number of updates before the last batch of the run; None if unknown.
         """
         latest = num_updates + self.max_staleness
         latest = latest if last_batch is None else min(latest, last_batch)
@@ -124,11 +124,11 @@ class GroupsInFlight:
         return has_room and has_place and num_finished < self.size
 
     def begin(self, number: int, num_updates: int) -> None:
-        """Note that a group has begun with the weights after ``num_updates`` updates."""
+        """Record that a group has begun with the weights after ``num_updates`` updates."""
         self._groups[number] = _Group(num_updates + self.max_staleness, self.num_rollouts)
 
     def finish(self, number: int) -> None:
-        """Note that one more rollout of a group is finished."""
+        """Record that one more rollout of a group has finished."""
         group = self._groups[number]
         group.num_live -= 1
         if not group.num_live:
@@ -147,7 +147,7 @@ class GroupsInFlight:
         chosen: list[int] = []
         for deadline in sorted({group.deadline for group in self._groups.values()}):
             due = {number for number, group in self._groups.items() if group.deadline <= deadline}
-            num_later = max(0, deadline - next_batch) * self.size  # that still find room in later batches
+            num_later = max(0, deadline - next_batch) * self.size  # how many of these fit into later batches
             missing = len(due) - num_later - sum(number in due for number in chosen)
             ready = [number for _, number in by_finish if number in due and number not in chosen]
             if missing > len(ready):

@@ -30,7 +30,7 @@ def build_environments(
         environments.check(dataset, name)
     check_size(
         train,
-        num_rollouts=cast("int", args.num_generations),  # TRL has filled both in
+        num_rollouts=cast("int", args.num_generations),  # both set by TRL
         batch_size=cast("int", args.generation_batch_size),
     )
     return environments
@@ -62,8 +62,8 @@ def check_size(train_dataset: Any, *, num_rollouts: int, batch_size: int) -> Non
 
     Args:
         train_dataset: The rows.
-        num_rollouts: Rollouts of each task.
-        batch_size: Rollouts of a generation batch, over all ranks.
+        num_rollouts: Number of rollouts per task.
+        batch_size: Number of rollouts per generation batch, over all ranks.
     """
     num_groups = batch_size // num_rollouts
     if not isinstance(train_dataset, IterableDataset) and len(train_dataset) < num_groups:
@@ -75,7 +75,7 @@ def check_size(train_dataset: Any, *, num_rollouts: int, batch_size: int) -> Non
 
 
 def finite_datasets(**datasets: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the datasets that can be read in advance, each with its name in errors."""
+    """Yield the datasets that can be read in advance, each with its name for error messages."""
     for name, dataset in datasets.items():
         if isinstance(dataset, dict):
             yield from finite_datasets(**{f"{name}[{key!r}]": part for key, part in dataset.items()})

@@ -18,14 +18,14 @@ _DIGEST_BYTES: Final = 12  # a collision among a million keys has probability 10
 _SHORT: Final = 24  # keys with at most this many characters are sent unchanged
 
 PackedValues = tuple["array[int]", "array[float]"]
-"""The number of tokens of each turn, and in single precision the values of all tokens, or of the first of each turn."""
+"""The token count of each turn, and the values of all tokens or of each turn's first token, in single precision."""
 
 
 def short_summaries(summaries: Sequence[RolloutSummary]) -> list[RolloutSummary]:
     """Compress the summaries of this rank's rollouts, without affecting anything that is computed from them.
 
     State keys are only compared with each other, for which digests suffice. If ``turn_credit`` leaves turn rewards
-    unchanged, they become one list, which is sent once. Only the first error of each rank is shown.
+    unchanged, they become one list, which is sent once. Only the first error of each rank is kept.
     """
     first = next((place for place, one in enumerate(summaries) if one.error is not None), None)
     shortened: list[RolloutSummary] = []
@@ -92,7 +92,7 @@ def packed_values(values: Sequence[Sequence[float]], *, first_only: bool = False
 def unpacked_values(packed: PackedValues) -> list[list[float]]:
     """Unpack the result of :func:`packed_values`; missing values are NaN."""
     counts, values = packed
-    is_whole = len(values) == sum(counts)
-    places = pairwise(accumulate(counts if is_whole else (min(count, 1) for count in counts), initial=0))
+    is_complete = len(values) == sum(counts)
+    places = pairwise(accumulate(counts if is_complete else (min(count, 1) for count in counts), initial=0))
     sent = [values[start:stop].tolist() for start, stop in places]
     return [turn + [math.nan] * (count - len(turn)) for turn, count in zip(sent, counts, strict=True)]
