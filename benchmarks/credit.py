@@ -184,11 +184,7 @@ _TWENTY_QUESTIONS: Final = Game(  # the example's own objects, turns and warm st
 
 GAMES: Final[Mapping[str, Game]] = {
     "guess": Game(
-        env_class=WatchedGuess,
-        env_config={},
-        demonstrator=CarelessGuesser,
-        warm_start_steps=1000,
-        num_episodes=6400,
+        env_class=WatchedGuess, env_config={}, demonstrator=CarelessGuesser, warm_start_steps=1000, num_episodes=6400
     ),
     "rounds": Game(
         env_class=WatchedGuess,
@@ -247,12 +243,7 @@ def warm_start(name: str, seed: int, folder: Path, games: Mapping[str, Game] = G
 
 
 def trainer_of(
-    game: Game,
-    arm: Arm,
-    seed: int,
-    policy: Path,
-    num_episodes: int,
-    agent_of: Callable[[Any, Any], Any] | None = None,
+    game: Game, arm: Arm, seed: int, policy: Path, num_episodes: int, agent_of: Callable[[Any, Any], Any] | None = None
 ) -> tuple[GRPOEnvTrainer, Watched]:
     """Return the trainer of a game for an arm, from the policy in a folder, and the environment.
 
@@ -291,12 +282,7 @@ def trainer_of(
 
 
 def learn(
-    name: str,
-    arm: str,
-    seed: int,
-    folder: Path,
-    num_episodes: int | None = None,
-    games: Mapping[str, Game] = GAMES,
+    name: str, arm: str, seed: int, folder: Path, num_episodes: int | None = None, games: Mapping[str, Game] = GAMES
 ) -> Run:
     """Learn a game with one arm, unless it is ``warm_start``, and play it afterwards."""
     game = games[name]

@@ -42,12 +42,7 @@ from tabular import (  # noqa: E402  # it stands beside the tests that hold the 
     with_wrong_values,
 )
 
-from agentsgym.credit.advantages import (  # noqa: E402
-    ScoredRollout,
-    get_estimator,
-    grpo,
-    zero_variance_groups,
-)
+from agentsgym.credit.advantages import ScoredRollout, get_estimator, grpo, zero_variance_groups  # noqa: E402
 
 PAGE = ROOT / "docs" / "credit.md"
 BEGIN, END = "<!-- scorecard:begin -->", "<!-- scorecard:end -->"

@@ -27,14 +27,7 @@ import transformers
 import trl
 
 from benchmarks.credit_report import markdown_table
-from benchmarks.gpu_measures import (
-    SIZES,
-    Size,
-    measure_gap,
-    measure_learning,
-    measure_sampling,
-    measure_steps,
-)
+from benchmarks.gpu_measures import SIZES, Size, measure_gap, measure_learning, measure_sampling, measure_steps
 from benchmarks.stock_trl import ANSWER_TOKENS
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "benchmarks.md"

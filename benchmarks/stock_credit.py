@@ -32,16 +32,7 @@ from trl import GRPOConfig, GRPOTrainer
 from agentsgym import PolicyAgent, evaluate
 from agentsgym.interop import environment_reward, prompt_dataset, rollout_func
 from agentsgym.seeding import derive_seed
-from benchmarks.credit import (
-    ARMS,
-    GAMES,
-    MAX_TURN_TOKENS,
-    NUM_ROLLOUTS,
-    Game,
-    score_of,
-    trainer_of,
-    warm_start,
-)
+from benchmarks.credit import ARMS, GAMES, MAX_TURN_TOKENS, NUM_ROLLOUTS, Game, score_of, trainer_of, warm_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

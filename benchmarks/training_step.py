@@ -121,11 +121,7 @@ def measure_padding(size: int, repetitions: int, hidden_size: int, num_layers: i
     steps = NUM_ROWS // size
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(
-            folder,
-            hidden_size,
-            num_layers,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=steps,
+            folder, hidden_size, num_layers, per_device_train_batch_size=size, gradient_accumulation_steps=steps
         )
         policy_of(trainer).train()
         trainer.current_gradient_accumulation_steps = steps

@@ -46,7 +46,7 @@ TINY_DEFAULTS: dict[str, Any] = {
     "max_turn_tokens": 3,
 }
 DEFAULTS: dict[str, Any] = {
-    "advantage_estimator": "return_to_go",  # compares a turn with the same turn of other games from the same opening
+    "advantage_estimator": "return_to_go"  # compares a turn with the same turn of other games from the same opening
 }
 
 

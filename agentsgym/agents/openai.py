@@ -237,11 +237,7 @@ class OpenAIAgent(AsyncAgent):
             if reason not in ("stop", "length"):
                 raise RequestError(f"the response has an unknown finish reason: {shown(reason)}")
             return Action(
-                text=text,
-                token_ids=token_ids,
-                logprobs=logprobs,
-                agent_state=request.agent_state,
-                finish_reason=reason,
+                text=text, token_ids=token_ids, logprobs=logprobs, agent_state=request.agent_state, finish_reason=reason
             )
 
         return await client.post("completions", self._token_body(prompt, budget), read)

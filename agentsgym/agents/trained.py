@@ -74,13 +74,7 @@ class _Unprepared(TrainedPolicy):
         """Do nothing."""
 
 
-_MEMBERS: Final = (
-    "logprobs_match_trained_weights",
-    "samples_during_updates",
-    "prepare",
-    "weights_changed",
-    "forget",
-)
+_MEMBERS: Final = ("logprobs_match_trained_weights", "samples_during_updates", "prepare", "weights_changed", "forget")
 
 
 def as_trained_policy(agent: Any) -> TrainedPolicy:

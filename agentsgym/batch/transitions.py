@@ -8,16 +8,7 @@ from typing import Any
 from agentsgym.credit.rewards import credited_rewards
 from agentsgym.types import Trajectory
 
-TRANSITION_KEYS = (
-    "ids",
-    "prompt_ids",
-    "messages",
-    "mask",
-    "logprobs",
-    "rewards",
-    "per_token_rewards",
-    "session_ids",
-)
+TRANSITION_KEYS = ("ids", "prompt_ids", "messages", "mask", "logprobs", "rewards", "per_token_rewards", "session_ids")
 
 
 def transitions(

@@ -77,13 +77,7 @@ Split = Annotated[
 AgentName = Annotated[str | None, typer.Option("--agent", "-a", metavar="AGENT", help=_AGENT, autocompletion=_agents)]
 AgentNames = Annotated[
     list[str] | None,
-    typer.Option(
-        "--agent",
-        "-a",
-        metavar="AGENT",
-        help=f"{_AGENT} Required; repeatable.",
-        autocompletion=_agents,
-    ),
+    typer.Option("--agent", "-a", metavar="AGENT", help=f"{_AGENT} Required; repeatable.", autocompletion=_agents),
 ]
 BaseUrl = Annotated[
     str | None,

@@ -83,11 +83,7 @@ def store_episode(path: Path, trajectory: Trajectory, env: MultistepEnv, agent: 
         StoreError: The store cannot be written.
     """
     with RolloutStore.writer(path, source="play", agent=agent) as writer:
-        writer.add(
-            trajectory,
-            **stored_columns(env, trajectory),
-            tokenizer=writer.keep_tokenizer(env.tokenizer),
-        )
+        writer.add(trajectory, **stored_columns(env, trajectory), tokenizer=writer.keep_tokenizer(env.tokenizer))
 
 
 def _condition(text: str) -> tuple[str, Callable[[Any], bool]]:

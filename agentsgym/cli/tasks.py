@@ -37,13 +37,7 @@ def read_tasks(path: Path) -> list[Any]:
 
 
 def tasks_for(
-    env: MultistepEnv,
-    *,
-    path: Path | None,
-    split: str,
-    options: Mapping[str, Any],
-    most: int,
-    seed: int = 0,
+    env: MultistepEnv, *, path: Path | None, split: str, options: Mapping[str, Any], most: int, seed: int = 0
 ) -> list[Any]:
     """Return the tasks to play.
 

@@ -121,10 +121,7 @@ def center(
 
 
 def center_on(
-    rollouts: Sequence[ScoredRollout],
-    samples: Sequence[Sample],
-    baseline_of: Callable[[Hashable], float],
-    scale: Scale,
+    rollouts: Sequence[ScoredRollout], samples: Sequence[Sample], baseline_of: Callable[[Hashable], float], scale: Scale
 ) -> list[list[float]]:
     """Subtract from each sample a baseline from outside the batch, and scale the differences.
 

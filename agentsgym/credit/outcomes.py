@@ -9,15 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-from agentsgym.credit._comparison import (
-    Sample,
-    Scale,
-    center,
-    center_on,
-    final_rewards,
-    mean_of_all,
-    mean_of_others,
-)
+from agentsgym.credit._comparison import Sample, Scale, center, center_on, final_rewards, mean_of_all, mean_of_others
 from agentsgym.credit.ema import EMABaselines
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.traits import estimator_traits

@@ -92,11 +92,7 @@ class StartChecks:
         if self._last is not None and self._last[0] == session_id:
             self._last = None
 
-    def check_rollouts(
-        self,
-        trajectories: Iterable[Trajectory],
-        group_of: Callable[[Trajectory], Hashable],
-    ) -> None:
+    def check_rollouts(self, trajectories: Iterable[Trajectory], group_of: Callable[[Trajectory], Hashable]) -> None:
         """Warn if rollouts of one task group started with different prompts.
 
         Args:

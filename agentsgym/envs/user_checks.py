@@ -206,9 +206,4 @@ def place_of_hook(env_class: type[Any], sentence: str) -> str:
 def _warn_of_key(env_class: type[Any], key: str) -> None:
     meant = misspelled(key, _READ_KEYS)
     if meant is not None:
-        logger.warning(
-            "info[%r] of %s is not used; did you mean info[%r]?",
-            key,
-            env_class.__name__,
-            meant,
-        )
+        logger.warning("info[%r] of %s is not used; did you mean info[%r]?", key, env_class.__name__, meant)

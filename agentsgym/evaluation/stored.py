@@ -90,13 +90,7 @@ class StoredEvaluation:
         self._name = name or type(agent).__name__
         limits = {limit: options.get(limit) for limit in _LIMITS}
         self._prefixes = {
-            id(env): [
-                class_path(type(env)),
-                _canonical(env.env_config),
-                limits,
-                env.tokenizer is not None,
-                self._name,
-            ]
+            id(env): [class_path(type(env)), _canonical(env.env_config), limits, env.tokenizer is not None, self._name]
             for env in {id(env): env for env in envs}.values()
         }
         # Each task, and the number of equal tasks before it in its environment.

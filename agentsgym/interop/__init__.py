@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from agentsgym.interop.grpo import RolloutFunc, environment_reward, rollout_func
     from agentsgym.interop.prompts import as_prompt, prompt_dataset
 
-__all__ = [
-    "RolloutFunc",
-    "as_environment_factory",
-    "as_prompt",
-    "environment_reward",
-    "prompt_dataset",
-    "rollout_func",
-]
+__all__ = ["RolloutFunc", "as_environment_factory", "as_prompt", "environment_reward", "prompt_dataset", "rollout_func"]
 
 __getattr__ = lazy(__name__)

@@ -34,11 +34,7 @@ _UNSUPPORTED: Final[tuple[Rule, ...]] = (
         "it would have no effect, since rollout_func samples itself and keeps its own key/value cache across turns",
     ),
     ("cache_implementation", _IS_SET, "rollouts keep their own key/value cache across turns"),
-    (
-        "max_tool_calling_iterations",
-        _IS_SET,
-        "the environment counts turns: set env_config['max_steps_per_episode']",
-    ),
+    ("max_tool_calling_iterations", _IS_SET, "the environment counts turns: set env_config['max_steps_per_episode']"),
     ("temperature", lambda value: not value > 0, "the loss divides by it: it must be a positive number"),
 )
 

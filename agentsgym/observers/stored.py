@@ -43,11 +43,7 @@ class TrainingStore(BatchObserver):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        args: GRPOEnvConfig,
-        environments: Environments,
-        estimator: BoundEstimator,
+        self, folder: Path, args: GRPOEnvConfig, environments: Environments, estimator: BoundEstimator
     ) -> None:
         """Set up; all ranks open the store together, with the first batch.
 

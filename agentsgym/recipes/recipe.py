@@ -13,15 +13,7 @@ import yaml
 
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_bool, is_fraction, is_int, is_positive_number, is_str, or_none
-from agentsgym.recipes.sections import (
-    Keys,
-    PlacedError,
-    as_mapping,
-    check_section,
-    is_mapping,
-    must_be,
-    read_section,
-)
+from agentsgym.recipes.sections import Keys, PlacedError, as_mapping, check_section, is_mapping, must_be, read_section
 from agentsgym.recipes.yaml_text import values_of_yaml
 from agentsgym.texts import sentence_of
 

@@ -165,11 +165,7 @@ class TrainingRun:
         step = self._num_steps if is_own else None
         agent, label = agent or self.policy(), label or name
         num_episodes = len(tasks) * options.get("num_rollouts", 1)
-        with (
-            self._keeping(name, step) as kept,
-            self.phases.measure(label),
-            self._bar(label, num_episodes) as on_finish,
-        ):
+        with self._keeping(name, step) as kept, self.phases.measure(label), self._bar(label, num_episodes) as on_finish:
             options = {**kept, **options, "on_finish": on_finish}
             if env is None:
                 found = evaluate_mixed(agent, tasks, self.tokenizer, **options)
@@ -235,12 +231,7 @@ class TrainingRun:
             LossBar("warm start", config.max_steps, is_shown=self.is_main) as bar,
         ):
             imitate(
-                self.model,
-                demonstrations,
-                self.tokenizer,
-                config,
-                observation_loss=observation_loss,
-                callbacks=[bar],
+                self.model, demonstrations, self.tokenizer, config, observation_loss=observation_loss, callbacks=[bar]
             )
         self.save_policy()
 

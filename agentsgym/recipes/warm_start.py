@@ -76,8 +76,7 @@ def open_store(recipe: Recipe) -> RolloutStore:
     except StoreError as error:
         known = ", ".join(_PLAYERS)
         raise PlacedError(
-            ("warm_start", "player"),
-            f"must be {known}, or the path to an existing rollout store: {sentence_of(error)}",
+            ("warm_start", "player"), f"must be {known}, or the path to an existing rollout store: {sentence_of(error)}"
         ) from error
     try:
         kept = store.filter(**{name: _wanted(name, value) for name, value in warm_start.filters.items()})
@@ -87,8 +86,7 @@ def open_store(recipe: Recipe) -> RolloutStore:
         raise PlacedError(("warm_start", "filters"), f"cannot be used: {sentence_of(error)}") from error
     if not len(kept):
         raise PlacedError(
-            ("warm_start",),
-            f"has nothing to imitate: its filters match none of the {len(store)} rollouts in {path}",
+            ("warm_start",), f"has nothing to imitate: its filters match none of the {len(store)} rollouts in {path}"
         )
     return kept[: warm_start.num_episodes]
 

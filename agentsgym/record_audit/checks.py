@@ -116,11 +116,7 @@ def _is_message(value: Any) -> bool:
 
 
 _Kinds = Mapping[tuple[str, Callable[[Any], bool]], tuple[str, ...]]
-_INDEX, _LIST, _NUMBER = (
-    ("an int >= 0", _is_index),
-    ("a list", _is_list),
-    ("a number", _is_number),
-)
+_INDEX, _LIST, _NUMBER = (("an int >= 0", _is_index), ("a list", _is_list), ("a number", _is_number))
 _TRAJECTORY_FIELDS: _Kinds = {
     _LIST: ("token_ids", "turns", "messages"),
     _NUMBER: ("final_reward",),
@@ -195,11 +191,7 @@ def _messages(trajectory: Any) -> _Findings:
     messages = trajectory.messages
     for index, message in enumerate(messages):
         if not _is_message(message):
-            yield (
-                "messages",
-                None,
-                f"messages[{index}] must have a str 'role' and 'content', got {shown(message)}",
-            )
+            yield ("messages", None, f"messages[{index}] must have a str 'role' and 'content', got {shown(message)}")
     last, episode = -1, 0
     for k, turn in enumerate(trajectory.turns):
         index = turn.message_index

@@ -109,11 +109,7 @@ _ANY = _Measure(
     lambda played, won, k: 1 - math.comb(played - won, k) / math.comb(played, k),
     lambda rate, k: 1 - (1 - rate) ** k,
 )
-_ALL = _Measure(
-    "pass^k",
-    lambda played, won, k: math.comb(won, k) / math.comb(played, k),
-    lambda rate, k: rate**k,
-)
+_ALL = _Measure("pass^k", lambda played, won, k: math.comb(won, k) / math.comb(played, k), lambda rate, k: rate**k)
 
 
 def pass_at_k(trajectories: Sequence[Trajectory], k: int) -> float:

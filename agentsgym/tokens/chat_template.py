@@ -60,10 +60,7 @@ _STEPS: tuple[tuple[str, Callable[[Roles], Roles]], ...] = (
             if (role, following) != ("system", "user")
         ),
     ),
-    (
-        "merge consecutive messages of the same role",
-        lambda roles: tuple(role for role, _ in groupby(roles)),
-    ),
+    ("merge consecutive messages of the same role", lambda roles: tuple(role for role, _ in groupby(roles))),
 )
 
 
@@ -71,10 +68,7 @@ class Template:
     """A chat template as a function from conversations to text that raises :class:`TemplateError` for its faults."""
 
     def __init__(
-        self,
-        tokenizer: Any,
-        tools: Sequence[Mapping[str, Any]] = (),
-        options: Mapping[str, Any] | None = None,
+        self, tokenizer: Any, tools: Sequence[Mapping[str, Any]] = (), options: Mapping[str, Any] | None = None
     ) -> None:
         """Analyze a tokenizer's template.
 

@@ -78,14 +78,10 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
 
     # TRL's settings with other defaults.
     max_completion_length: int | None = setting(
-        4096,
-        "Token budget of everything after the first prompt, observations included.",
-        "a positive int",
-        is_int(1),
+        4096, "Token budget of everything after the first prompt, observations included.", "a positive int", is_int(1)
     )
     gradient_checkpointing: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]  # TRL narrowed it
-        default=None,
-        metadata={"help": "Trade compute for memory; by default only with an accelerator."},
+        default=None, metadata={"help": "Trade compute for memory; by default only with an accelerator."}
     )
     dataloader_pin_memory: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]  # likewise
         default=None, metadata={"help": "Pin memory; by default only with an accelerator."}
@@ -100,10 +96,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         tuple(CORRECTIONS),
     )
     vllm_importance_sampling_clip_min: float | None = setting(
-        None,
-        "Lower bound of the ratio; by default the mode's.",
-        "a non-negative number or None",
-        or_none(is_number(0)),
+        None, "Lower bound of the ratio; by default the mode's.", "a non-negative number or None", or_none(is_number(0))
     )
     vllm_importance_sampling_clip_max: float | None = setting(
         None,
@@ -118,8 +111,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         or_none(are_urls),
     )
     use_cache: bool = field(
-        default=True,
-        metadata={"help": "Whether the trained model's configuration enables its cache."},
+        default=True, metadata={"help": "Whether the trained model's configuration enables its cache."}
     )
 
     def __post_init__(self) -> None:

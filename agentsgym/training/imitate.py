@@ -20,13 +20,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    TrainerCallback,
-    TrainerState,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, TrainerState
 from trl import SFTConfig, SFTTrainer
 
 from agentsgym.agents.policy.vocabulary import check_is_model
@@ -239,11 +233,7 @@ def tiny_imitation_config(num_steps: int, **settings: Any) -> SFTConfig:
         "learning_rate": 3e-3,
         "warmup_steps": num_warmup,
         "lr_scheduler_type": "warmup_stable_decay",
-        "lr_scheduler_kwargs": {
-            "num_decay_steps": num_steps - num_warmup,
-            "decay_type": "linear",
-            "min_lr_ratio": 0.1,
-        },
+        "lr_scheduler_kwargs": {"num_decay_steps": num_steps - num_warmup, "decay_type": "linear", "min_lr_ratio": 0.1},
         "logging_steps": 100,
     }
     return imitation_config(**(defaults | settings))

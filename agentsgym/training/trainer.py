@@ -243,11 +243,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         return self._trl.current_microbatch(inputs, sort)
 
     def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """Compute the loss, on the columns from the first agent token to the end of the longest row. Collective."""
         is_training = self._trl.is_training

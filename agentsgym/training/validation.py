@@ -274,11 +274,7 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
         lambda args: args.sync_ref_model and bool(args.fsdp),
         "a synchronized reference model is part of the run's state, which sharded checkpoints do not contain",
     ),
-    (
-        "value_head",
-        lambda args: args.value_head is not None and bool(args.fsdp),
-        "it is untested with sharded weights",
-    ),
+    ("value_head", lambda args: args.value_head is not None and bool(args.fsdp), "it is untested with sharded weights"),
     (
         "value_head",
         lambda args: args.value_head == "shared" and bool(args.torch_compile),

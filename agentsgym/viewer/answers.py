@@ -20,15 +20,7 @@ from agentsgym.viewer.plain import entries
 from agentsgym.viewer.rollouts import group_data, rollout_data
 from agentsgym.viewer.token_texts import TokenTexts
 from agentsgym.viewer.turns import turn_summaries
-from agentsgym.viewer.what_if import (
-    Request,
-    WhatIf,
-    choices,
-    request_of,
-    settings_as_dict,
-    settings_of,
-    turn_credit_of,
-)
+from agentsgym.viewer.what_if import Request, WhatIf, choices, request_of, settings_as_dict, settings_of, turn_credit_of
 
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore

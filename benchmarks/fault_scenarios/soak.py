@@ -161,12 +161,7 @@ def run(*, quick: bool) -> Iterator[Outcome]:
 
 
 def _outcome(
-    num_episodes: int,
-    num_wrong: int,
-    num_logged: int,
-    seconds: list[float],
-    megabytes: list[float],
-    elapsed_s: float,
+    num_episodes: int, num_wrong: int, num_logged: int, seconds: list[float], megabytes: list[float], elapsed_s: float
 ) -> Outcome:
     seconds, megabytes = seconds[WARM_UP:], megabytes[WARM_UP:]
     size = max(1, len(seconds) // 4)

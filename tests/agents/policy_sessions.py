@@ -132,11 +132,7 @@ class Session:
     def request(self, limit: int | None = None) -> TurnRequest:
         self.token_ids += [self.rng.randrange(60, 400) for _ in range(self.rng.randint(1, 9))]
         return TurnRequest(
-            session_id=self.name,
-            messages=[],
-            token_ids=self.token_ids,
-            agent_state=self.state,
-            max_new_tokens=limit,
+            session_id=self.name, messages=[], token_ids=self.token_ids, agent_state=self.state, max_new_tokens=limit
         )
 
     def record(self, action: Action) -> None:

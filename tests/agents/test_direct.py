@@ -31,10 +31,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        pad_token="<pad>",
-        eos_token="<end>",
-        additional_special_tokens=["<user>", "<assistant>"],
+        tokenizer_object=raw, pad_token="<pad>", eos_token="<end>", additional_special_tokens=["<user>", "<assistant>"]
     )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
@@ -257,16 +254,8 @@ def test_nothing_asked_is_nothing_generated() -> None:
         ((lambda messages: "", make_tokenizer()), {}, "a tokenizer is only valid with a model"),
         (("gpt",), {}, "a source must be a function of the messages, a model or a vLLM engine, got 'gpt'"),
         ((lambda messages: "",), {"do_sample": True}, "generation options are only valid with a model"),
-        (
-            (make_model(), make_tokenizer()),
-            {"num_return_sequences": 2},
-            r"not accept .* \['num_return_sequences'\]",
-        ),
-        (
-            (make_model(), make_tokenizer()),
-            {"stop_strings": ["."]},
-            r"not accept .* \['stop_strings'\]",
-        ),
+        ((make_model(), make_tokenizer()), {"num_return_sequences": 2}, r"not accept .* \['num_return_sequences'\]"),
+        ((make_model(), make_tokenizer()), {"stop_strings": ["."]}, r"not accept .* \['stop_strings'\]"),
         ((make_model(), make_tokenizer()), {"max_new_tokens": 0}, "max_new_tokens must be an int of at least 1, got 0"),
     ],
 )

@@ -89,9 +89,7 @@ def test_an_engine_in_this_process_reads_calls_too() -> None:
         return [SimpleNamespace(outputs=[answer]) for _ in prompts]
 
     engine = SimpleNamespace(
-        generate=generate,
-        get_tokenizer=lambda: tokenizer,
-        get_default_sampling_params=lambda: Params(temperature=1.0),
+        generate=generate, get_tokenizer=lambda: tokenizer, get_default_sampling_params=lambda: Params(temperature=1.0)
     )
     (action,) = DirectOutputAgent(engine).act([request(ENV.tool_schemas)])
     assert isinstance(action, Action)

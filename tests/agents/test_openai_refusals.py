@@ -132,10 +132,7 @@ def test_what_was_finished_before_has_been_given_to_on_finish(is_batched: bool) 
         env = GuessEnv(env_config={"max_steps_per_episode": 1})
         with pytest.raises(ConfigError, match="refuses every request: status 401"):
             env.rollout(
-                tasks(5, 5, 5, 5),
-                Batching(inner) if is_batched else inner,
-                max_concurrent=1,
-                on_finish=finished.append,
+                tasks(5, 5, 5, 5), Batching(inner) if is_batched else inner, max_concurrent=1, on_finish=finished.append
             )
         inner.close()
     assert [one.success for one in finished] == [True, True]

@@ -46,11 +46,7 @@ def layer(num_repeats: int) -> nn.Module:
     seed=st.integers(0, 1000),
 )
 def test_it_attends_as_sdpa_does(
-    heads: tuple[int, int],
-    sizes: tuple[int, int, int],
-    widths: tuple[int, int],
-    scaling: float | None,
-    seed: int,
+    heads: tuple[int, int], sizes: tuple[int, int, int], widths: tuple[int, int], scaling: float | None, seed: int
 ) -> None:
     (num_groups, num_repeats), (num_rows, num_queries, num_cached) = heads, sizes
     draws = torch.Generator().manual_seed(seed)

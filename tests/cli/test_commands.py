@@ -112,11 +112,7 @@ def test_check_fails_on_warnings_only_if_it_is_strict(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "more"),
-    [
-        ((), []),
-        (("--tools",), []),
-        pytest.param(("--tools", "--mcp"), ["find_it_server.py"], marks=pytest.mark.long),
-    ],
+    [((), []), (("--tools",), []), pytest.param(("--tools", "--mcp"), ["find_it_server.py"], marks=pytest.mark.long)],
 )
 def test_what_new_writes_runs(options: tuple[str, ...], more: list[str], tmp_path: Path) -> None:
     sys.modules.pop("find_it", None)  # of the case before

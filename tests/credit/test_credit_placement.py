@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from agentsgym.credit.advantages import (
-    ScoredRollout,
-    get_estimator,
-    grpo,
-    return_to_go,
-    reward,
-    token_advantages,
-)
+from agentsgym.credit.advantages import ScoredRollout, get_estimator, grpo, return_to_go, reward, token_advantages
 from agentsgym.credit.rewards import scatter_to_tokens
 from agentsgym.types import StopReason, Trajectory, Turn
 
 
 def trajectory(
-    *,
-    stop_reason: StopReason = StopReason.DONE,
-    per_token_rewards: tuple[float, ...] = (0.0, 0.5, 0.5, 0.0, 2.0),
+    *, stop_reason: StopReason = StopReason.DONE, per_token_rewards: tuple[float, ...] = (0.0, 0.5, 0.5, 0.0, 2.0)
 ) -> Trajectory:  # the picture .AA.B
     turns = [
         Turn(start=1, stop=3, reward=1.0, state_key="s", role="white", potential=-1.0),

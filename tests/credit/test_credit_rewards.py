@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.credit.rewards import (
-    TOKEN_CREDITS,
-    TURN_CREDITS,
-    check_credit,
-    credited_rewards,
-    per_token_rewards,
-)
+from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS, check_credit, credited_rewards, per_token_rewards
 from agentsgym.errors import ConfigError
 from agentsgym.types import StopReason, Trajectory, Turn
 
@@ -37,11 +31,7 @@ def drawn(picture: str, rewards: list[float], final_reward: float) -> Trajectory
             turns.append(Turn(start=edge, stop=edge + length, reward=rewards[len(turns)]))
         edge += length
     return Trajectory(
-        token_ids=range(edge),
-        turns=turns,
-        messages=[],
-        final_reward=final_reward,
-        stop_reason=StopReason.DONE,
+        token_ids=range(edge), turns=turns, messages=[], final_reward=final_reward, stop_reason=StopReason.DONE
     )
 
 

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.credit_scorecard import (
-    BEGIN,
-    BIASED,
-    END,
-    EXACT,
-    PAGE,
-    Row,
-    bandit,
-    line,
-    page_with,
-    pair_cells,
-    score,
-)
+from benchmarks.credit_scorecard import BEGIN, BIASED, END, EXACT, PAGE, Row, bandit, line, page_with, pair_cells, score
 
 ROWS = [*EXACT, *BIASED]
 PUBLISHED = PAGE.read_text().split(BEGIN)[1].split(END)[0].strip().splitlines()

@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.credit.weights import (
-    AGGREGATIONS,
-    INVALID_TURN_MODES,
-    aggregation_weights,
-    invalid_turn_weights,
-)
+from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES, aggregation_weights, invalid_turn_weights
 from agentsgym.errors import ConfigError
 
 CONSTANT = 7

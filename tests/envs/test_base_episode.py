@@ -87,11 +87,9 @@ def test_every_credit_placement_reaches_the_tokens(turn_credit: str, token_credi
         "spread_final": [total * count / sum(counts) for count in counts],
     }[turn_credit]
     for turn, amount, count in zip(trajectory.turns, paid, counts, strict=True):
-        wanted = {
-            "spread": [amount / count] * count,
-            "last": [0.0] * (count - 1) + [amount],
-            "each": [amount] * count,
-        }[token_credit]
+        wanted = {"spread": [amount / count] * count, "last": [0.0] * (count - 1) + [amount], "each": [amount] * count}[
+            token_credit
+        ]
         assert trajectory.per_token_rewards[turn.start : turn.stop] == pytest.approx(wanted)
     on_environment = zip(trajectory.per_token_rewards, trajectory.agent_token_mask, strict=True)
     assert {reward for reward, agent in on_environment if not agent} == {0.0}

@@ -77,11 +77,7 @@ def test_random_play_alone_is_legal_to_the_end(game: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "size", "form", "num_positions"),
-    [
-        ("Alquerque-v0", 5, "[{} {}]", 5),
-        ("Breakthrough-v0-tiny", 5, "[{}{}]", 5),
-        ("LinesOfAction-v0", 8, "[{}{}]", 2),
-    ],
+    [("Alquerque-v0", 5, "[{} {}]", 5), ("Breakthrough-v0-tiny", 5, "[{}{}]", 5), ("LinesOfAction-v0", 8, "[{}{}]", 2)],
 )
 def test_the_moves_of_a_board_are_all_that_are_legal(name: str, size: int, form: str, num_positions: int) -> None:
     squares = [f"{column}{row}" for column in "abcdefgh"[:size] for row in range(1, size + 1)]

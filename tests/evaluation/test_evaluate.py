@@ -168,11 +168,7 @@ ENV, AGENT = Guess(env_config={}), ScriptedAgent(["a"])
         ((ENV, ENV, tasks("a")), ConfigError, r"in this order; got \(Guess, Guess, list\)"),
         ((Guess, AGENT, tasks("a")), ConfigError, r"got the class Guess: pass Guess\(tokenizer, env_config\)"),
         ((ENV, None, tasks("a")), ConfigError, "an agent must define get_action"),
-        (
-            (ENV, AGENT, {"solution": "a"}),
-            TaskError,
-            "tasks must be a list of task_data dicts, got",
-        ),
+        ((ENV, AGENT, {"solution": "a"}), TaskError, "tasks must be a list of task_data dicts, got"),
         ((ENV, AGENT, None), TaskError, "tasks must be a list of task_data dicts, got None"),
     ],
 )

@@ -26,12 +26,7 @@ from agentsgym.types import StopReason, Trajectory, Turn
 
 
 def game(
-    task: int,
-    *,
-    won: bool | None = None,
-    reward: float = 0.0,
-    num_turns: int = 1,
-    stop: StopReason = StopReason.DONE,
+    task: int, *, won: bool | None = None, reward: float = 0.0, num_turns: int = 1, stop: StopReason = StopReason.DONE
 ) -> Trajectory:
     return Trajectory(
         token_ids=[],

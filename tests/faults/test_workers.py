@@ -132,11 +132,7 @@ class killing_all:  # noqa: N801  # reads as a function
 
 @pytest.mark.parametrize(
     ("fault", "why"),
-    [
-        ("unreadable", "ValueError"),
-        ("unreadable: exits", "SystemExit"),
-        ("unreadable: cancelled", "CancelledError"),
-    ],
+    [("unreadable", "ValueError"), ("unreadable: exits", "SystemExit"), ("unreadable: cancelled", "CancelledError")],
 )
 def test_a_result_that_cannot_be_read_costs_its_own_session(fault: str, why: str) -> None:
     with EnvProcessPool(1) as pool:

@@ -130,10 +130,7 @@ def test_they_are_imitated() -> None:
     [
         ("x", "row 1 must be an object with 'messages' and 'reward' or 'rewards', got 'x'"),
         ({"reward": 1.0}, r"row 1: messages must be a list of at least one chat message, got \(\)"),
-        (
-            {"messages": chat("a", "b")},
-            "row 1: 'rewards' or 'reward' is missing",
-        ),
+        ({"messages": chat("a", "b")}, "row 1: 'rewards' or 'reward' is missing"),
         ({"messages": chat("a", "b"), "reward": 1, "rewards": [1]}, "row 1: only one of .* got both"),
         (
             {"messages": chat("a", "b"), "reward": 1, "success": "yes"},
@@ -147,10 +144,7 @@ def test_they_are_imitated() -> None:
             {"messages": chat("a", "b"), "reward": 1, "info": "won", "success": True},
             "row 1: info must be a dict, got 'won'",
         ),
-        (
-            {"messages": chat("a", "b"), "reward": 1, "tools": "[" * 100_000},
-            "row 1: tools is not valid JSON",
-        ),
+        ({"messages": chat("a", "b"), "reward": 1, "tools": "[" * 100_000}, "row 1: tools is not valid JSON"),
         ({"messages": chat("a", "b"), "reward": 1, "tools": "{"}, "row 1: tools is not valid JSON"),
     ],
 )

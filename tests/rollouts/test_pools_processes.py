@@ -184,9 +184,7 @@ class Unsteady:
 
 def test_a_result_that_cannot_be_sent_fails_its_session(agent: Any, pool: EnvProcessPool) -> None:
     secret, other = Playground().rollout(
-        [{"script": "a secret", "seed": 0}, {"script": "b stop", "seed": 0}],
-        agent,
-        pool=pool,
+        [{"script": "a secret", "seed": 0}, {"script": "b stop", "seed": 0}], agent, pool=pool
     )
     assert "its process could not send the result" in str(secret.error)
     assert other.stop_reason is StopReason.DONE

@@ -53,11 +53,7 @@ def sampled(name: str, answer: str) -> Transcript:
     return transcript
 
 
-SHAPES: list[Any] = [
-    (("system", "user"), ("user",)),
-    (("user",), ("system", "user")),
-    (("user",), ("user", "user")),
-]
+SHAPES: list[Any] = [(("system", "user"), ("user",)), (("user",), ("system", "user")), (("user",), ("user", "user"))]
 ROWS = table("| templates | system message first | system message later | two user messages in a row |\n")
 TOOL_ROWS = table("| templates | tool schemas shown | format of calls | format of results |\n")
 ANSWERS = {  # a plain answer, one with thinking, one in white space: is the record the full render?

@@ -110,13 +110,7 @@ def test_a_tool_cannot_spell_a_token_of_calls_or_results(name: str) -> None:
         transcript = Transcript(chat_format)
         transcript.observe([GO])
         one_round(transcript, ["a"], [said])
-        one_round(
-            transcript,
-            ["a"],
-            [
-                "",
-            ],
-        )
+        one_round(transcript, ["a"], [""])
         transcript.act(Action(text=""))
         transcript.observe([{"role": "user", "content": said}])
         counts.append(transcript.token_ids.count(token_id))

@@ -265,11 +265,7 @@ def test_without_a_tokenizer_there_are_messages_only() -> None:
     assert transcript.act(Action(text="left", token_ids=[1, 2])) == (0, 0)
     transcript.observe([user("next")])
     assert transcript.token_ids == []
-    assert transcript.messages == [
-        *opening("play", "go"),
-        {"role": "assistant", "content": "left"},
-        user("next"),
-    ]
+    assert transcript.messages == [*opening("play", "go"), {"role": "assistant", "content": "left"}, user("next")]
 
 
 def test_without_a_template_texts_are_concatenated() -> None:

@@ -23,11 +23,7 @@ def main(folder: Path) -> None:
     rank = os.environ["RANK"]
     model, tokenizer = policy()
     args = settings(
-        folder,
-        max_staleness=2,
-        max_steps=5,
-        env_pool="threads",
-        store_rollouts=str(folder / f"rollouts-{rank}"),
+        folder, max_staleness=2, max_steps=5, env_pool="threads", store_rollouts=str(folder / f"rollouts-{rank}")
     )
     agent = CopiedPolicyAgent(model, tokenizer, max_turn_tokens=4)
     trainer = GRPOEnvTrainer(model, UnevenGame(tokenizer), args, tasks(8), agent=agent)

@@ -124,11 +124,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 3,
         "max_steps": 2,
     },
-    "resampled": {
-        "dataset": impossible(1, 3, 4),
-        "shuffle_dataset": False,
-        "zero_variance_groups": "resample",
-    },
+    "resampled": {"dataset": impossible(1, 3, 4), "shuffle_dataset": False, "zero_variance_groups": "resample"},
     "drawn": {
         "dataset": impossible(1, 3, 4),
         "curriculum": Curriculum(lambda row: row["task_data"]["secret"] == 99, window=8, min_results=4),

@@ -100,16 +100,8 @@ def test_a_pool_is_made_with_the_arguments_that_the_settings_have_for_it(tmp_pat
 @pytest.mark.parametrize(
     ("env_pool", "given", "sentence"),
     [
-        (
-            "processes",
-            {"num_worker": 1},
-            "['num_worker'] is unknown for env_pool='processes'; did you mean 'num",
-        ),
-        (
-            "threads",
-            {"max_memory_mb": 2000},
-            "is unknown for env_pool='threads'; valid names: 'num_workers'",
-        ),
+        ("processes", {"num_worker": 1}, "['num_worker'] is unknown for env_pool='processes'; did you mean 'num"),
+        ("threads", {"max_memory_mb": 2000}, "is unknown for env_pool='threads'; valid names: 'num_workers'"),
         ("processes", {"num_workers": 0}, "env_pool_kwargs: num_workers must be a positive int, got 0"),
         ("threads", {"num_workers": 1.5}, "env_pool_kwargs: num_workers must be a positive int, got 1.5"),
         (

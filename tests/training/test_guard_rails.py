@@ -172,10 +172,7 @@ def test_a_batch_without_agent_tokens_is_warned_of(tmp_path: Path, caplog: pytes
 
 def test_the_final_reward_for_every_turn_is_refused_where_turns_are_summed(tmp_path: Path) -> None:
     for estimator in ("return_to_go", "mt_grpo"):
-        with pytest.raises(
-            ConfigError,
-            match=f"'{estimator}' would count several times.*use turn_credit='final'",
-        ):
+        with pytest.raises(ConfigError, match=f"'{estimator}' would count several times.*use turn_credit='final'"):
             trainer_of(tmp_path, env_config={"turn_credit": "repeat_final"}, advantage_estimator=estimator)
     trainer_of(tmp_path, env_config={"turn_credit": "repeat_final"}, advantage_estimator="grpo")
     trainer_of(tmp_path, env_config={"turn_credit": "final"})

@@ -34,11 +34,7 @@ def args(folder: Path = Path("nowhere"), **changes: Any) -> GRPOEnvConfig:
 def ended(reason: StopReason, *rewards: float) -> Trajectory:
     turns = [Turn(start=k + 1, stop=k + 2, reward=reward) for k, reward in enumerate(rewards)]
     return Trajectory(
-        token_ids=range(len(rewards) + 1),
-        turns=turns,
-        messages=[],
-        final_reward=sum(rewards),
-        stop_reason=reason,
+        token_ids=range(len(rewards) + 1), turns=turns, messages=[], final_reward=sum(rewards), stop_reason=reason
     )
 
 
@@ -224,12 +220,7 @@ def test_what_a_budget_ended_is_masked_and_what_the_game_ended_is_not(changes: d
 
 def test_a_penalty_reaches_the_advantages_and_no_metric_of_the_game(tmp_path: Path) -> None:
     plain = prepared(tmp_path, scale_rewards="none", advantage_estimator="grpo")
-    penalized = prepared(
-        tmp_path,
-        scale_rewards="none",
-        advantage_estimator="grpo",
-        truncated_rollouts=3.0,
-    )
+    penalized = prepared(tmp_path, scale_rewards="none", advantage_estimator="grpo", truncated_rollouts=3.0)
     played, before = recorded(plain, ROWS)
     _, after = recorded(penalized, ROWS)
     assert metric(plain, "reward") == metric(penalized, "reward")

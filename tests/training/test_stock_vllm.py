@@ -17,11 +17,7 @@ from vllm_stub import stub_server
 
 @pytest.mark.parametrize(
     "mode",
-    [
-        {"vllm_mode": "colocate"},
-        {"vllm_mode": "colocate", "vllm_enable_sleep_mode": True},
-        {"vllm_mode": "server"},
-    ],
+    [{"vllm_mode": "colocate"}, {"vllm_mode": "colocate", "vllm_enable_sleep_mode": True}, {"vllm_mode": "server"}],
     ids=["colocate", "sleeping", "server"],
 )
 @pytest.mark.parametrize("by_turn", [False, True], ids=["final", "turn"])

@@ -228,8 +228,7 @@ class NeverBegins(TrackioCallback):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
-    [(Failing, "may miss some of the logged data"), (NeverBegins, "gets no more data of this run")],
+    ("kind", "said"), [(Failing, "may miss some of the logged data"), (NeverBegins, "gets no more data of this run")]
 )
 def test_a_tracker_that_fails_costs_nothing_else(
     kind: type[TrackioCallback],

@@ -60,10 +60,7 @@ def test_missing_rows_are_named(tmp_path: Path) -> None:
             ({name: [{"task_data": {"seed": 1}}]}, rf"{name} must be a Dataset .*got a list: pass Dataset\.from_list")
             for name in ("train_dataset", "eval_dataset")
         ),
-        (
-            {"eval_dataset": {"easy": ()}},
-            r"eval_dataset\['easy'\] must be a Dataset .*got a tuple: pass Dataset",
-        ),
+        ({"eval_dataset": {"easy": ()}}, r"eval_dataset\['easy'\] must be a Dataset .*got a tuple: pass Dataset"),
         ({"peft_config": {"r": 8}}, r"got a dict: pass LoraConfig\(\*\*peft_config\)"),
         ({"reward_funcs": [len]}, "the argument reward_funcs of TRL's trainer: rewards come from the environment"),
         ({"environment_factory": GuessNumber}, "pass the environment itself as env"),

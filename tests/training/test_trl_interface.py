@@ -266,10 +266,7 @@ def first_arguments(method: Callable[..., Any]) -> list[str]:
         ("_generate_and_score_completions", ["self", "inputs"]),
         ("compute_loss", ["self", "model", "inputs", "return_outputs", "num_items_in_batch"]),
         ("_prepare_inputs", ["self", "generation_batch"]),
-        (
-            "_get_per_token_logps_and_entropies",
-            ["self", "model", "input_ids", "attention_mask", "logits_to_keep"],
-        ),
+        ("_get_per_token_logps_and_entropies", ["self", "model", "input_ids", "attention_mask", "logits_to_keep"]),
     ],
 )
 def test_trl_still_has_the_method(name: str, arguments: list[str]) -> None:

@@ -43,7 +43,7 @@ def answers(agent: Any, requests: list[TurnRequest]) -> list[Action]:
 @given(
     rows=st.lists(
         st.tuples(st.lists(st.integers(4, 14), max_size=6), st.none() | st.integers(1, 8)), min_size=1, max_size=5
-    ),
+    )
 )
 @settings(max_examples=30)
 def test_each_row_gets_its_own_answer_up_to_its_own_budget(rows: list[Any]) -> None:

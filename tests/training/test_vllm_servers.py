@@ -236,8 +236,7 @@ def test_a_server_that_stays_away_ends_the_run_with_its_name(server: StubServer)
     agent.generation.server_timeout = 0.2
     server.stop()
     with pytest.raises(
-        AgentsGymError,
-        match=r"within vllm_server_timeout = 0.2 s.*resume the run from its last checkpoint",
+        AgentsGymError, match=r"within vllm_server_timeout = 0.2 s.*resume the run from its last checkpoint"
     ):
         agent.prepare(started(0))
 
@@ -260,8 +259,7 @@ def test_a_push_that_hangs_ends_the_run_with_the_cause(server: StubServer, caplo
     agent = agent_of(server, sync_timeout_s=0.2)
     agent.generation.sync_weights = lambda: time.sleep(2)
     with pytest.raises(
-        AgentsGymError,
-        match=rf"vLLM server at {server.url} did not finish within 0.2 s: the server hangs",
+        AgentsGymError, match=rf"vLLM server at {server.url} did not finish within 0.2 s: the server hangs"
     ):
         agent.prepare(started(0))
     assert "did not finish within 0.2 s" in caplog.text

@@ -273,7 +273,7 @@ def meet(rank: int, folder: str, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=60))])
     modes: dict[str, dict[str, Any]] = {
-        "tensor_parallel": {"mode": "colocate", "tensor_parallel_size": NUM_RANKS, "accelerator": accelerator},
+        "tensor_parallel": {"mode": "colocate", "tensor_parallel_size": NUM_RANKS, "accelerator": accelerator}
     }
     results: dict[str, Any] = {}
     for mode, options in modes.items():

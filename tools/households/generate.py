@@ -186,10 +186,7 @@ def _files(household: Household, source: Shipped, commands: Sequence[str], *, na
             "mrecep_target": "",
             "object_sliced": False,
         },
-        "scene": {
-            "floor_plan": f"FloorPlan{household.room.number}",
-            "scene_num": household.room.number,
-        },
+        "scene": {"floor_plan": f"FloorPlan{household.room.number}", "scene_num": household.room.number},
         "turk_annotations": {"anns": [{"task_desc": sentence, "high_descs": []}]},
     }
     return {

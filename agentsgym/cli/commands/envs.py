@@ -21,8 +21,7 @@ _COLORS = {"ok": "green", "words": "green", "gamemaster": "yellow", "missing": "
 @reported
 def envs(  # noqa: PLR0913, PLR0917  # options of a command
     environment: Annotated[
-        str | None,
-        typer.Argument(metavar="ENV", help="Environment to show in detail.", show_default=False),
+        str | None, typer.Argument(metavar="ENV", help="Environment to show in detail.", show_default=False)
     ] = None,
     text: Annotated[
         str | None,

@@ -58,8 +58,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         ),
     ] = 0.1,
     max_concurrent: Annotated[
-        int,
-        typer.Option("--max-concurrent", metavar="N", min=1, help="Maximum number of concurrent episodes."),
+        int, typer.Option("--max-concurrent", metavar="N", min=1, help="Maximum number of concurrent episodes.")
     ] = 256,
     references: Annotated[
         bool,

@@ -101,8 +101,7 @@ def new(
     folder: Annotated[Path, typer.Option("--folder", metavar="FOLDER", help="Folder to write the files to.")] = Path(),
     tools: Annotated[bool, typer.Option("--tools", help="Create an environment whose agent calls tools.")] = False,
     mcp: Annotated[
-        bool,
-        typer.Option("--mcp", help="With --tools: serve the tools from an MCP server, in a separate file."),
+        bool, typer.Option("--mcp", help="With --tools: serve the tools from an MCP server, in a separate file.")
     ] = False,
 ) -> None:
     """Create a working environment, a test for it, and a training configuration.

@@ -19,9 +19,7 @@ def train(
     config: Annotated[
         Path,
         typer.Argument(
-            metavar="CONFIG",
-            help="YAML configuration file, as created by `agentsgym new`.",
-            show_default=False,
+            metavar="CONFIG", help="YAML configuration file, as created by `agentsgym new`.", show_default=False
         ),
     ],
     set_values: Annotated[

@@ -26,10 +26,7 @@ def view(  # noqa: PLR0913, PLR0917  # options of a command
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit",
-            metavar="N",
-            min=1,
-            help="Show only the N newest rollouts (default: 50000, or 1000 with --out).",
+            "--limit", metavar="N", min=1, help="Show only the N newest rollouts (default: 50000, or 1000 with --out)."
         ),
     ] = None,
     port: Annotated[
@@ -45,8 +42,7 @@ def view(  # noqa: PLR0913, PLR0917  # options of a command
     ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the page's address or path, and the number of rollouts, as JSON."),
+        bool, typer.Option("--json", help="Print the page's address or path, and the number of rollouts, as JSON.")
     ] = False,
 ) -> None:
     """View stored rollouts: conversations, per-token credit, task groups, and advantages under other settings.

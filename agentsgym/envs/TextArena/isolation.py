@@ -42,11 +42,7 @@ class GameContext:
     __slots__ = ("_numpy", "_outer", "gamemaster", "rng", "word_list")
 
     def __init__(
-        self,
-        rng: random.Random,
-        *,
-        word_list: str = "hunspell",
-        gamemaster: Callable[[str], str] | None = None,
+        self, rng: random.Random, *, word_list: str = "hunspell", gamemaster: Callable[[str], str] | None = None
     ) -> None:
         self.rng = rng
         self.word_list = word_list

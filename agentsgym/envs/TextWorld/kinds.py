@@ -15,9 +15,7 @@ _MAX_ROOMS = 100  # the Z-machine's limit for the rooms of a coin collector
 
 def _between(low: int, high: int) -> Field:
     return Field(
-        default=low,
-        expected=f"an int from {low} to {high}",
-        valid=lambda value: is_int(low)(value) and value <= high,
+        default=low, expected=f"an int from {low} to {high}", valid=lambda value: is_int(low)(value) and value <= high
     )
 
 
@@ -45,9 +43,7 @@ KINDS: Mapping[str, Mapping[str, Field]] = {
         "drop": _FLAG,
         "recipe_seed": Field(default=0, expected="a non-negative int", valid=is_int(0)),
         "split": Field(
-            default=None,
-            expected="'train', 'valid', 'test' or None",
-            valid=or_none(one_of("train", "valid", "test")),
+            default=None, expected="'train', 'valid', 'test' or None", valid=or_none(one_of("train", "valid", "test"))
         ),
     },
     "simple": {

@@ -197,8 +197,7 @@ class TwentyQuestionsEnv(MultistepEnv):
     def _system_prompt(self) -> str:
         turns = self.env_config["max_steps_per_episode"]
         return _SYSTEM_PROMPT.format(
-            turns="1 turn" if turns == 1 else f"{turns} turns",
-            wrong_guess=_WRONG_GUESS[self.env_config["final_guess"]],
+            turns="1 turn" if turns == 1 else f"{turns} turns", wrong_guess=_WRONG_GUESS[self.env_config["final_guess"]]
         )
 
     def _step_question(

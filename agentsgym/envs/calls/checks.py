@@ -114,10 +114,7 @@ def _is_integer(value: Any) -> bool:
 _KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "string": (lambda value: isinstance(value, str), "a string"),
     "integer": (_is_integer, "an integer"),
-    "number": (
-        lambda value: _is_integer(value) or (isinstance(value, float) and math.isfinite(value)),
-        "a number",
-    ),
+    "number": (lambda value: _is_integer(value) or (isinstance(value, float) and math.isfinite(value)), "a number"),
     "boolean": (lambda value: isinstance(value, bool), "true or false"),
     "null": (lambda value: value is None, "null"),
     "array": (lambda value: isinstance(value, list), "a list"),

@@ -31,9 +31,7 @@ class ValueTable:
 
 
 def value_table(
-    transitions: Sequence[Sequence[Sequence[Outcome]]],
-    horizon: int,
-    at_limit: Sequence[float] | None = None,
+    transitions: Sequence[Sequence[Sequence[Outcome]]], horizon: int, at_limit: Sequence[float] | None = None
 ) -> ValueTable:
     """Solve a finite decision problem by backward induction.
 

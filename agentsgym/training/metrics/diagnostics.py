@@ -102,8 +102,7 @@ class Diagnostics:
         keys = [key for rollout in rollouts for key in rollout.state_keys] if "state_keys" in traits.uses else []
         if keys and all(key is None for key in keys):
             self._warn_once(
-                "the environment returns no state keys, so %r has no turns to compare: implement its _state_key",
-                name,
+                "the environment returns no state keys, so %r has no turns to compare: implement its _state_key", name
             )
         sizes = step_group_sizes(rollouts) if keys else []
         if sizes and sizes.count(1) > 0.9 * sum(sizes):

@@ -94,11 +94,7 @@ class TurnStatistics:
     """
 
     def __init__(
-        self,
-        num_turns: int = NUM_TURNS,
-        names: Sequence[str] = STATISTICS,
-        *,
-        device: torch.device | str = "cpu",
+        self, num_turns: int = NUM_TURNS, names: Sequence[str] = STATISTICS, *, device: torch.device | str = "cpu"
     ) -> None:
         """Start empty.
 

@@ -138,11 +138,7 @@ class ValueModel(nn.Module):
             handle.remove()
 
     def loss(
-        self,
-        ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        targets: torch.Tensor,
-        num_targets: torch.Tensor | float,
+        self, ids: torch.Tensor, attention_mask: torch.Tensor, targets: torch.Tensor, num_targets: torch.Tensor | float
     ) -> torch.Tensor:
         """Compute ``loss_weight · ½ Σ (V - target)² / num_targets``, to be added to the loss of the policy.
 

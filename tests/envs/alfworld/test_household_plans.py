@@ -198,10 +198,7 @@ def test_the_problem_says_what_there_is() -> None:
     ("given", "told"),
     [
         ({"split_sizes": {}}, "split_sizes is empty: pass numbers of games"),
-        (
-            {"split_sizes": {"train": 0}},
-            r"split_sizes\['train'\] must be a positive int \(or omit that split\), got 0",
-        ),
+        ({"split_sizes": {"train": 0}}, r"split_sizes\['train'\] must be a positive int \(or omit that split\), got 0"),
         ({"split_sizes": {"train": True}}, r"split_sizes\['train'\] must be a positive int .*, got True"),
         ({"split_sizes": {"valid": 3}}, "split_sizes has no split 'valid'; did you mean 'valid_seen'"),
         ({"size": "large"}, "size must be one of 'tiny', 'small', 'medium', got 'large'"),

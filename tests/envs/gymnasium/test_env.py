@@ -227,10 +227,7 @@ class Photographs(Corridor):
         ({"id": "Taxi-v3"}, r"did you mean 'Taxi-v4'\?"),
         ({"id": "os:Thing-v0"}, "must be an id without a module"),
         ({"id": "Pendulum-v1"}, "supports only Discrete action spaces, but this one is Box"),
-        (
-            {"id": "Blackjack-v1", "render": "ansi"},
-            r"the render mode 'ansi', only \['human', 'rgb_array'\]",
-        ),
+        ({"id": "Blackjack-v1", "render": "ansi"}, r"the render mode 'ansi', only \['human', 'rgb_array'\]"),
         ({"make_kwargs": {"is_slipery": True}}, "cannot be created with the arguments"),
         ({"make_kwargs": {"map_name": None}}, "would draw a map that does not depend on the seed"),
         ({"make_kwargs": {"render_mode": "human"}}, "must be 'ansi' or omitted, got 'human'"),

@@ -68,10 +68,7 @@ def test_value_iteration_is_what_recursion_gives(seed: int) -> None:
 
 
 def test_among_equal_ways_the_shortest_is_taken() -> None:
-    around: list[list[list[Outcome]]] = [
-        [[(1.0, 1, 0.0, False)], [(1.0, 0, 1.0, True)]],
-        [[(1.0, 0, 0.0, False)]],
-    ]
+    around: list[list[list[Outcome]]] = [[[(1.0, 1, 0.0, False)], [(1.0, 0, 1.0, True)]], [[(1.0, 0, 0.0, False)]]]
     table = value_table(around, 9)
     assert table.optimal[9].tolist() == [1.0, 1.0]
     assert table.policy[9, 0] == 1

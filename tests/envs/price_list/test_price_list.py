@@ -18,10 +18,7 @@ PATH = "agentsgym.envs.PriceList.PriceListEnv"
 TINY = {"system_prompt": ""}
 
 
-@given(
-    st.lists(st.sampled_from(GOODS), min_size=1, max_size=2, unique=True),
-    st.one_of(st.none(), st.integers(1, 99)),
-)
+@given(st.lists(st.sampled_from(GOODS), min_size=1, max_size=2, unique=True), st.one_of(st.none(), st.integers(1, 99)))
 def test_a_question_that_is_written_is_read_again(goods: list[str], times: int | None) -> None:
     question = Question(goods=tuple(goods), times=times if len(goods) == 1 else None)
     assert Question.parse(question.text()) == question

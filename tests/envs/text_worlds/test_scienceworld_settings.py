@@ -16,10 +16,7 @@ from agentsgym.errors import ConfigError, TaskError
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        (
-            {"simplifications": ["eazy"]},
-            "a list of distinct names from easy, noElectricalAction, openContainers",
-        ),
+        ({"simplifications": ["eazy"]}, "a list of distinct names from easy, noElectricalAction, openContainers"),
         ({"simplifications": "easy"}, "must be a list of distinct names from easy, "),
         ({"simplifications": ["easy", "easy"]}, "must be a list of distinct names from easy, "),
         ({"memory_mb": 100}, "env_config['memory_mb'] must be an int of at least 256, got 100"),

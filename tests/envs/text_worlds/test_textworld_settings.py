@@ -30,10 +30,7 @@ from agentsgym.errors import ConfigError, TaskError
         ({"kind": "coin_collector", "options": {"level": 151}}, "has 102 rooms, but TextWorld supports at most 100"),
         ({"kind": "cooking", "options": {"take": 2}}, "must be at most env_config['options']['recipe'] = 1, got 2"),
         ({"kind": "cooking", "options": {"go": 2}}, "env_config['options']['go'] must be 1, 6, 9 or 12, got 2"),
-        (
-            {"kind": "cooking", "options": {"recipe_seed": 1}},
-            "recipe_seed'] only selects which ingredients",
-        ),
+        ({"kind": "cooking", "options": {"recipe_seed": 1}}, "recipe_seed'] only selects which ingredients"),
         ({"kind": "files", "options": {"level": 1}}, "env_config['options']['level'] is unknown for kind 'files'"),
         ({"reward": "dense"}, "env_config['reward'] must be one of 'score', 'win', got 'dense'"),
         ({"progress_share": 1.5}, "env_config['progress_share'] must be a number in [0, 1], got 1.5"),

@@ -210,9 +210,5 @@ class Bandit(Reference):
 
     def _values(self) -> BanditValues:
         return bandit_values(
-            len(self.names),
-            self.p_gap,
-            self.presses,
-            best_reward=self.best_reward,
-            regret_weight=self.regret_weight,
+            len(self.names), self.p_gap, self.presses, best_reward=self.best_reward, regret_weight=self.regret_weight
         )
