@@ -126,7 +126,7 @@ class Recipe:
 
     Attributes:
         environments: One or more environments to train on.
-        model: ``"tiny"`` for the built-in tiny policy, a folder, or a name on the Hub.
+        model: ``"tiny"`` for the built-in tiny policy, ``"smollm2"``, a folder, a GGUF file, or a name on the Hub.
         tiny: Sizes of the tiny policy: arguments of :func:`agentsgym.tiny_policy`.
         model_settings: Fields of TRL's ``ModelConfig``: adapters, dtype and attention.
         warm_start: Demonstrations to imitate first; None for no warm start.
@@ -138,7 +138,9 @@ class Recipe:
     """
 
     environments: tuple[EnvironmentPart, ...]
-    model: str = field(default="tiny", metadata=must_be("tiny, a folder, or a name on the Hub", _is_name))
+    model: str = field(
+        default="tiny", metadata=must_be("tiny, smollm2, a folder, a GGUF file, or a name on the Hub", _is_name)
+    )
     tiny: dict[str, Any] = field(
         default_factory=dict[str, Any], metadata=must_be("a mapping of sizes of the embedded policy", is_mapping)
     )
