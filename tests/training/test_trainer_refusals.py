@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
 from games import WORDS, GuessNumber, TextAgent, policy, settings, tasks, trainer_of
 from trl import GRPOConfig
@@ -190,3 +191,18 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_is_refused_whoever_plays(t
     _, large = tiny_policy([*WORDS, "words that the model has never seen"], hidden_size=32, num_heads=2)
     with pytest.raises(ConfigError, match="the model's embedding must have a row for each id of the tokenizer"):
         GRPOEnvTrainer(small, GuessNumber(large), settings(tmp_path), train_dataset=tasks(), agent=TextAgent())
+
+
+def test_float16_on_a_cpu_is_refused(tmp_path: Path) -> None:
+    model, tokenizer = policy()
+    with pytest.raises(ConfigError, match=r"weights are float16, in which CPUs compute slowly .* dtype='float32'"):
+        GRPOEnvTrainer(model.half(), GuessNumber(tokenizer), settings(tmp_path), train_dataset=tasks())
+
+
+@pytest.mark.parametrize(("dtype", "warns"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_weights_that_round_updates_away_are_warned_of(
+    dtype: torch.dtype, *, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, tokenizer = policy()
+    GRPOEnvTrainer(model.to(dtype), GuessNumber(tokenizer), settings(tmp_path), train_dataset=tasks())
+    assert ("bfloat16, so updates below about 0.39 % of a weight are rounded away" in caplog.text) is warns

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, str_to_bool
 from torch import nn
@@ -107,6 +108,7 @@ def check_parts(
             )
         check_config(args, accelerator.state.deepspeed_plugin)
     shared_vocabulary_size(model, tokenizer)
+    _check_precision(model)
     if not args.disable_dropout and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
         logger.warning(
             "the policy has dropout, which is off while rollouts are sampled and scored but on in the loss, so the "
@@ -121,4 +123,21 @@ def check_parts(
         raise ConfigError(
             "value_head adds a group of parameters to the optimizer, which a scheduler given in `optimizers` does not "
             "know: pass (optimizer, None) and set lr_scheduler_type"
+        )
+
+
+def _check_precision(model: PreTrainedModel) -> None:
+    """Refuse float16 on a CPU, and warn if updates would be rounded away."""
+    if model.dtype == torch.float16 and model.device.type == "cpu":
+        raise ConfigError(
+            "the model's weights are float16, in which CPUs compute slowly and gradients overflow: load it with "
+            "dtype='bfloat16' (fast with AVX512-BF16 or AMX) and train adapters, or with dtype='float32'"
+        )
+    trained = {weight.dtype for weight in model.parameters() if weight.requires_grad}
+    for dtype in trained & {torch.float16, torch.bfloat16}:
+        logger.warning(
+            "the trained weights are %s, so updates below about %.2g %% of a weight are rounded away: load the model "
+            "with dtype='float32' and set bf16=True, or train adapters, which are float32",
+            str(dtype).removeprefix("torch."),
+            50 * torch.finfo(dtype).eps,
         )
