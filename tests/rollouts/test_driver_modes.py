@@ -174,7 +174,8 @@ def test_an_error_in_on_finish_ends_the_run_and_leaves_the_pool_usable(make_agen
 
     with pytest.raises(KeyboardInterrupt):
         env.rollout(tasks("stop", "a b c d e f stop", "mute"), agent, on_finish=interrupt, pool=pool)
-    assert [texts(one) for one in seen] == [["stop"]]
+    (first,) = [texts(one) for one in seen]
+    assert first in (["stop"], [*"abcdef", "stop"])  # a worker may be slow to start
     assert not env.active_states
     assert agent.finished == 1
     assert [texts(one) for one in env.rollout(tasks("a stop", "stop"), make_agent(), pool=pool)] == [
