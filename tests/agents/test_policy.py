@@ -211,7 +211,7 @@ def test_histories_may_be_rewritten(turns: list[list[tuple[float, list[int]]]], 
 def test_equal_prompts_at_the_start_are_run_once(kind: str) -> None:
     model, sessions = model_of(kind), [Session(number) for number in (0, 0, 1, 0, 1)]
     for number, session in enumerate(sessions):
-        session.name = f"session {number}"
+        session.name, session.token_ids = f"session {number}", [60 + token % 17 for token in range(40)]
     agent = greedy(model)
     with counted(model) as passes:
         play(agent, sessions, 3)

@@ -17,6 +17,7 @@ from agentsgym.agents.policy.kv_cache import CachedRows, GrowingLayer, Place, gr
 # The name of the cache in models, both as an argument and in their output.
 _CACHE_NAMES = ("past_key_values", "cache_params", "state", "past_buckets_states")
 _WIDTH_WORTH_SPLITTING = 64  # columns
+_LENGTH_WORTH_SHARING = 32  # tokens of a prompt; running fewer costs about as much as copying their cache
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -164,7 +165,8 @@ class BatchedDecoder:
         order: list[int] = []
         equals: dict[Hashable, list[int]] = {}
         for index, prompt in enumerate(self.prompts):
-            equals.setdefault(index if self.num_shared[index] else tuple(prompt), []).append(index)
+            is_shared = not self.num_shared[index] and len(prompt) >= _LENGTH_WORTH_SHARING
+            equals.setdefault(tuple(prompt) if is_shared else index, []).append(index)
         copies = {first: others for first, *others in equals.values()}
         for group in self._groups(list(copies)):
             width = max(len(self.prompts[index]) - self.num_shared[index] for index in group)
