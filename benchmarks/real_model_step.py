@@ -1,8 +1,8 @@
 """What a training step of SmolLM2 costs beside the model alone.
 
 Steps of number guessing (LoRA on all linear layers, bfloat16 weights, 32 rollouts of up to five turns), in CPU time,
-against the least that a model with the same adapters can do for the same rollouts: every different first prompt and
-every observation run once, one forward pass per sampled token, and one forward and backward pass over every row. Then
+against a plain loop over a model with the same adapters and the same rollouts: every different first prompt and every
+observation run once, one forward pass per sampled token, and one forward and backward pass over every row. Then
 the sampling of one long turn against ``generate``.
 """
 

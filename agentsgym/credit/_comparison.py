@@ -142,7 +142,7 @@ def center_on(
 def _on_turns(
     rollouts: Sequence[ScoredRollout], samples: Sequence[Sample], differences: Sequence[float], scale: Scale
 ) -> list[list[float]]:
-    """Assign each sample's difference to its turns, divided by the batch's standard deviation if ``scale`` says so."""
+    """Assign each sample's difference to its turns; ``"batch"`` divides by the batch's standard deviation."""
     divisor = scale_divisor(differences) if scale == "batch" else 1.0
     advantages = [[0.0] * len(one.turn_rewards) for one in rollouts]
     for sample, difference in zip(samples, differences, strict=True):

@@ -27,7 +27,7 @@ class RecordingMetadata(TypedDict, total=False):
         task_index: The index of the task; rollouts with the same index are compared with each other.
         rollout_index: The index of the rollout among those of its task.
         task_data: The task's data.
-        info: The environment's final info; ``info["success"]`` says whether the task was solved.
+        info: The environment's final info; ``info["success"]`` is whether the task was solved.
     """
 
     stop_reason: StopReason | str

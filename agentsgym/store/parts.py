@@ -199,7 +199,7 @@ def _row_groups(metadata: pq.FileMetaData) -> tuple[int, ...]:
 
 def _raise_wrong_size(file: Path, actual: int, expected: int) -> NoReturn:
     raise StoreError(
-        f"{file} contains {actual} rollouts, but its name says {expected}: restore its original name, or {_REMEDY}"
+        f"{file} contains {actual} rollouts, but its name implies {expected}: restore its original name, or {_REMEDY}"
     )
 
 

@@ -131,7 +131,7 @@ class Template:
         """Run the template over a conversation.
 
         Raises:
-            TemplateError: The template raised; the message says if omitting the system message would help.
+            TemplateError: The template raised; the message shows if omitting the system message would help.
         """
         try:
             return self.render(messages, add_prompt=add_prompt)

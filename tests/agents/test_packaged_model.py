@@ -190,7 +190,7 @@ def test_a_full_disk_is_found_before_the_conversion(package: Path, monkeypatch: 
         packaged_model()
 
 
-def test_another_process_may_finish_first(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_may_finish_first(package: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = packaged._write_converted
 
     def slow(path: Path, folder: Path) -> None:
@@ -199,4 +199,6 @@ def test_another_process_may_finish_first(package: Path, monkeypatch: pytest.Mon
         write(path, folder)
 
     monkeypatch.setattr(packaged, "_write_converted", slow)
-    load_policy(packaged_model())
+    folder = Path(packaged_model())
+    assert [*cache.iterdir()] == [folder], "nothing unfinished is left beside it"
+    assert packaged_model() == str(folder)

@@ -168,7 +168,7 @@ def test_a_part_that_holds_other_rollouts_than_its_name_says_is_an_error(claimed
     tracemalloc.start()
     try:
         with pytest.raises(
-            StoreError, match=rf"-{claimed}\.parquet contains 200 rollouts, but its name says {claimed}: "
+            StoreError, match=rf"-{claimed}\.parquet contains 200 rollouts, but its name implies {claimed}: "
         ):
             RolloutStore(tmp_path).to_pandas()
         assert tracemalloc.get_traced_memory()[1] < 8e6  # nothing as large as the name claims

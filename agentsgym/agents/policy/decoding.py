@@ -110,12 +110,14 @@ def _contiguous_head(model: PreTrainedModel) -> Generator[None]:
     adapters, it first copies the head for every row: gigabytes for a large vocabulary.
     """
     head: Any = model.get_output_embeddings()
-    hook = head and head.register_forward_pre_hook(lambda _, inputs: tuple(one.contiguous() for one in inputs))
+    if head is None:
+        yield
+        return
+    hook = head.register_forward_pre_hook(lambda _, inputs: tuple(one.contiguous() for one in inputs))
     try:
         yield
     finally:
-        if hook:
-            hook.remove()
+        hook.remove()
 
 
 class BatchedDecoder:
@@ -159,16 +161,30 @@ class BatchedDecoder:
     def prefill(self) -> torch.Tensor:
         """Run the new tokens in as few forward passes as is correct, and return the next logits, (N, V).
 
-        Equal prompts without a cache, as at the start of a task group, are run once.
+        Equal long prompts without a cache, as at the start of a task group, are run once.
         """
-        logits: list[torch.Tensor] = []
-        order: list[int] = []
         equals: dict[Hashable, list[int]] = {}
         for index, prompt in enumerate(self.prompts):
             is_shared = not self.num_shared[index] and len(prompt) >= _LENGTH_WORTH_SHARING
             equals.setdefault(tuple(prompt) if is_shared else index, []).append(index)
         copies = {first: others for first, *others in equals.values()}
-        for group in self._groups(list(copies)):
+        order, logits = self._run_new_tokens(list(copies))
+        if len(copies) < len(self.prompts):
+            for first, others in copies.items():
+                run = self.prefixes[first]
+                for copy in map(self.prefixes.__getitem__, others):
+                    copy.rows, copy.row, copy.ids = run.rows, run.row, list(run.ids)
+            logits = logits[[row for row, first in enumerate(order) for _ in (first, *copies[first])]]
+            order = [index for first in order for index in (first, *copies[first])]
+        if order != self.indices:
+            self._align(order)
+        return logits
+
+    def _run_new_tokens(self, indices: Sequence[int]) -> tuple[list[int], torch.Tensor]:
+        """Run the new tokens of some conversations; return the order in which they ran, and their next logits."""
+        logits: list[torch.Tensor] = []
+        order: list[int] = []
+        for group in self._groups(indices):
             width = max(len(self.prompts[index]) - self.num_shared[index] for index in group)
             if self.one_by_one and self.num_shared[group[0]]:
                 logits.append(self._step_in(group, width))
@@ -182,15 +198,7 @@ class BatchedDecoder:
                 for index in group:
                     self.prefixes[index].ids = list(self.prompts[index])
             order += self.indices
-        for first, others in copies.items():
-            for index in others:
-                run, copy = self.prefixes[first], self.prefixes[index]
-                copy.rows, copy.row, copy.ids = run.rows, run.row, list(run.ids)
-        rows = [row for row, first in enumerate(order) for _ in range(1 + len(copies[first]))]
-        order = [index for first in order for index in (first, *copies[first])]
-        if len(logits) > 1 or len(order) > len(copies):
-            self._align(order)
-        return torch.cat(logits)[rows]
+        return order, torch.cat(logits)
 
     def extend(self, tokens: Mapping[int, int]) -> torch.Tensor:
         """Run one more token of each conversation in ``tokens``, close all others, and return the next logits.

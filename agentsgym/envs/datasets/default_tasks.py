@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,10 +43,8 @@ def tasks_of(
 def _rows(env: MultistepEnv, make: Any, options: Mapping[str, Any], most: int) -> Any:
     """Create the dataset, of no more rows than needed if it accepts a size."""
     if "size" not in options:
-        try:
+        with suppress(TypeError):  # a user-defined class may not accept size
             return make(**{"size": most, **options})
-        except TypeError:
-            pass  # a user-defined class may not accept size
     try:
         return make(**options)
     except TypeError as error:

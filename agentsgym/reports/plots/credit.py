@@ -98,7 +98,7 @@ def rollout_group(
 ) -> Picture:
     """Plot the rollouts of a task side by side: the reward of each turn, and its advantage if available.
 
-    Only the first 16 rollouts are drawn; the headline says if others are omitted.
+    Only the first 16 rollouts are drawn; the headline shows if others are omitted.
 
     Args:
         trajectories: Rollouts of one task, or a store filtered to them, of which only the plotted columns are read.

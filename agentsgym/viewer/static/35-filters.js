@@ -54,7 +54,7 @@ function testsOf(list, given) {
 
 /** Filter and sort the list by the address, and count the rollouts that each choice would leave.
  *
- * A choice is counted among the rollouts that pass all other filters, so the count says how many it would show.
+ * A choice is counted among the rollouts that pass all other filters, so the count is the number that it would show.
  */
 function filtered(list, given) {
   const tests = testsOf(list, given);
