@@ -208,6 +208,8 @@ class TrainingRun:
     ) -> None:
         """Train the policy to imitate demonstrations, and save it to ``model/``.
 
+        If the run trains adapters, so does the warm start; they are then merged as after :meth:`learn`.
+
         Args:
             demonstrations: Trajectories recorded with the policy's tokenizer.
             num_steps: Number of optimizer steps.
@@ -223,8 +225,13 @@ class TrainingRun:
             return
         # use_cpu as in training: without an accelerator ranks form a process group only if it is set, and the settings
         # created last decide that for the whole process.
-        shared = {"seed": self.args.seed, "disable_tqdm": True, "use_cpu": self.args.use_cpu}
+        shared = {"seed": self.args.seed, "disable_tqdm": True}
+        shared |= {name: getattr(self.args, name) for name in ("use_cpu", "bf16", "fp16")}
         config = tiny_imitation_config(num_steps, **(shared | settings))
+        if self.peft_config is not None:
+            from peft import get_peft_model  # noqa: PLC0415  # an extra
+
+            self.model = get_peft_model(self.model, self.peft_config)
         with (
             self.phases.measure("warm start"),
             self.phases.interruptible(),
@@ -233,6 +240,7 @@ class TrainingRun:
             imitate(
                 self.model, demonstrations, self.tokenizer, config, observation_loss=observation_loss, callbacks=[bar]
             )
+        self._merge_adapters()
         self.save_policy()
 
     def learning_curve(
@@ -300,7 +308,7 @@ class TrainingRun:
             train_dataset=rows,
             processing_class=self.tokenizer,
             callbacks=[*callbacks],
-            peft_config=self.peft_config,
+            peft_config=None if hasattr(self.model, "merge_and_unload") else self.peft_config,
             **trainer_options,
         )
         for observer in trainer.observers:
@@ -315,11 +323,16 @@ class TrainingRun:
             if isinstance(callback, LearningCurve):
                 callback.close()
         if self.peft_config is not None:
-            adapted: Any = trainer.model
-            is_packed = getattr(adapted, "is_loaded_in_4bit", False)  # merged, they would be rounded to 4 bits again
-            self.model = adapted if is_packed else adapted.merge_and_unload()
+            self.model = trainer.model
+            self._merge_adapters()
         self.save_policy()
         return trainer.state
+
+    def _merge_adapters(self) -> None:
+        """Merge adapters into the weights, except those on 4-bit weights, to which the sum would be rounded again."""
+        adapted: Any = self.model
+        if self.peft_config is not None and not getattr(adapted, "is_loaded_in_4bit", False):
+            self.model = adapted.merge_and_unload()
 
     def _bar(self, label: str, num_episodes: int) -> AbstractContextManager[Callable[[Trajectory], None]]:
         return episodes_bar(label, num_episodes, unit=self._unit, is_shown=self.is_main)

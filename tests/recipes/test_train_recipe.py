@@ -21,6 +21,7 @@ from agentsgym.envs.PriceList import PriceListEnv, ReferencePlayer
 from agentsgym.envs.TwentyQuestions import ImitationPlayer
 from agentsgym.evaluation.compare import compare
 from agentsgym.observers.learning_curve import LearningCurve
+from agentsgym.recipes import run as run_module
 from agentsgym.recipes.run import TrainingRun
 from agentsgym.recipes.train import prepare
 from agentsgym.recipes.warm_start import play_demonstrations, stored_demonstrations
@@ -76,6 +77,22 @@ def test_equal_configurations_give_equal_games(tmp_path: Path) -> None:
     one, other = (agentsgym.train(recipe(tmp_path / name)) for name in ("one", "other"))
     first, second = ([game.token_ids for game in run.evaluations["after"].trajectories] for run in (one, other))
     assert first == second
+
+
+def test_the_warm_start_trains_adapters_if_the_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[set[str]] = []
+
+    def imitate(model: Any, *args: Any, **options: Any) -> Any:
+        trained.append({name for name, weight in model.named_parameters() if weight.requires_grad})
+        return agentsgym.imitate(model, *args, **options)
+
+    monkeypatch.setattr(run_module, "imitate", imitate)
+    adapters = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear"}
+    run = agentsgym.train(recipe(tmp_path, model_settings=adapters))
+    assert all("lora_" in name for name in trained[0])
+    assert not any("lora_" in name for name in run.model.state_dict())
+    saved = AutoModelForCausalLM.from_pretrained(run.output / "model").state_dict()
+    assert all(saved[name].equal(tensor) for name, tensor in run.model.state_dict().items())
 
 
 @pytest.mark.parametrize("stopped", ["before", "after"])
