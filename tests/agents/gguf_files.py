@@ -22,7 +22,7 @@ def byte_tokens() -> list[str]:
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_tokens(), "Ġt"]
 
 
-def write_gguf(path: Path, *, template: str | None = CHATML) -> dict[str, np.ndarray]:
+def write_gguf(path: Path, *, template: str | None = CHATML, inner: int = INNER) -> dict[str, np.ndarray]:
     """Write the file; return the weights that a reader gets, by their names in the file."""
     writer = gguf.GGUFWriter(path, "llama")
     fields = {
@@ -30,7 +30,7 @@ def write_gguf(path: Path, *, template: str | None = CHATML) -> dict[str, np.nda
         "context_length": 2048,
         "embedding_length": WIDTH,
         "block_count": 1,
-        "feed_forward_length": INNER,
+        "feed_forward_length": inner,
         "head_count": NUM_HEADS,
         "head_count_kv": NUM_HEADS,
         "layer_norm_rms_eps": 1e-5,
@@ -54,9 +54,9 @@ def write_gguf(path: Path, *, template: str | None = CHATML) -> dict[str, np.nda
     shapes = {
         "token_embd": (len(TOKENS), WIDTH),
         **{f"blk.0.attn_{name}": (WIDTH, WIDTH) for name in ("q", "k", "v", "output")},
-        "blk.0.ffn_gate": (INNER, WIDTH),
-        "blk.0.ffn_up": (INNER, WIDTH),
-        "blk.0.ffn_down": (WIDTH, INNER),
+        "blk.0.ffn_gate": (inner, WIDTH),
+        "blk.0.ffn_up": (inner, WIDTH),
+        "blk.0.ffn_down": (WIDTH, inner),
     }
     kind = gguf.GGMLQuantizationType.Q4_1
     for name, shape in shapes.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gguf_files import TOKENS, write_gguf
+from peft import LoraConfig, get_peft_model
 
 import agentsgym
 from agentsgym.agents.policy import packaged
@@ -83,6 +85,38 @@ def test_the_trainer_takes_the_name_too(package: Path, tmp_path: Path) -> None:
     trainer = agentsgym.GRPOEnvTrainer("smollm2", env, args, train_dataset=rows)
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+def test_adapters_find_the_model_in_another_cache(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _save_adapters(packaged_model("smollm2"), tmp_path / "adapters")
+    expected, _ = load_policy(str(tmp_path / "adapters"))
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    model, _ = load_policy(str(tmp_path / "adapters"))
+    base, _ = load_policy("smollm2")
+    ids = torch.arange(3, 9)[None]
+    assert model(ids).logits.equal(expected(ids).logits)
+    assert not model(ids).logits.equal(base(ids).logits)
+
+
+def test_adapters_of_another_model_are_refused(package: Path, tmp_path: Path) -> None:
+    _save_adapters(packaged_model("smollm2"), tmp_path / "adapters")
+    write_gguf(tmp_path / "wider.gguf", inner=96)
+    config = tmp_path / "adapters" / "adapter_config.json"
+    values = json.loads(config.read_text())
+    config.write_text(json.dumps(values | {"base_model_name_or_path": str(tmp_path / "wider.gguf")}))
+    with pytest.raises(ConfigError, match=r"the adapters in .*adapters do not fit their base model .*wider\.gguf"):
+        load_policy(str(tmp_path / "adapters"))
+
+
+def _save_adapters(base: str, folder: Path) -> None:
+    model, tokenizer = load_model(base, dtype="auto")
+    settings = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    adapted: Any = get_peft_model(model, settings)
+    adapted.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from agentsgym.agents.policy.packaged import converted
+from agentsgym.agents.policy.packaged import converted, converted_again
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of, shown
 
@@ -42,7 +43,17 @@ def load_model(
     source: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     folder = converted(name_or_path)
     tokenizer = load_tokenizer(folder, **source)
-    return AutoModelForCausalLM.from_pretrained(folder, **source, **options), tokenizer
+    adapters = Path(folder) / "adapter_config.json"
+    if not adapters.is_file():
+        return AutoModelForCausalLM.from_pretrained(folder, **source, **options), tokenizer
+    base: str = json.loads(adapters.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    model: Any = AutoModelForCausalLM.from_pretrained(converted_again(base), **source, **options)
+    try:
+        model.load_adapter(folder)
+    except RuntimeError as error:  # the shapes of tensors differ
+        reason = sentence_of(error, 300)
+        raise ConfigError(f"the adapters in {folder} do not fit their base model {base}: {reason}") from error
+    return model, tokenizer
 
 
 def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:

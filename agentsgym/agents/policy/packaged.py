@@ -109,6 +109,15 @@ def converted(name_or_path: str) -> str:
     return str(folder)
 
 
+def converted_again(base: str) -> str:
+    """Return the folder of the packaged model that adapters were trained on, if it is no longer where they name it.
+
+    Adapters name the folder of their base model, which is in the cache of the user and the machine that trained them.
+    """
+    name = Path(base).name.partition("-")[0]
+    return packaged_model(name) if name in PACKAGED and not Path(base).exists() else converted(base)
+
+
 def _verified(packaged: _Packaged) -> Path:
     """Return the path of a packaged model's file after comparing its size and checksum."""
     spec = find_spec(packaged.module)
