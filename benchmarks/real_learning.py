@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,14 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from datasets import Dataset
 from transformers import TrainerCallback
 from trl import ModelConfig
 
 from agentsgym import GRPOEnvConfig, TrainingRun
 from agentsgym.envs.Gymnasium import GymnasiumEnv, RandomPlayer
-from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.PriceList import ImitationPlayer as ShoppingPlayer
+from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, ImitationPlayer, TwentyQuestionsEnv
 from agentsgym.evaluation.transcripts import render_transcript
@@ -66,8 +64,9 @@ class Lesson:
 
 # The model's chat template has no place for tools: the prompt describes them and the format of a call.
 TOOLS_PROMPT = (
-    "You answer questions about prices. Your tools are price(good), add(a, b) and multiply(a, b). Call a tool like this: "
-    '<tool_call>{"name": "price", "arguments": {"good": "egg"}}</tool_call>. Give the answer as a number alone.'
+    "You answer questions about prices. Your tools are price(good), add(a, b) and multiply(a, b). Call a tool "
+    'like this: <tool_call>{"name": "price", "arguments": {"good": "egg"}}</tool_call>. '
+    "Give the answer as a number alone."
 )
 LESSONS = {
     "guessing": Lesson(
