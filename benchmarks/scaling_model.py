@@ -210,7 +210,7 @@ def _by_time(step: Step) -> float:
 def table(name: str, cluster: Cluster, steps: Sequence[Step]) -> str:
     """Return the steps of one kind of episode as a table with a headline."""
     slowest = steps[0].step_s
-    header = ["way", "step, s", "times as fast", "generation", "of it the tail", "GPUs that generate", "staleness"]
+    header = ["mode", "step, s", "times as fast", "generation", "tail, share of generation", "GPUs that generate", "staleness"]
     rows = [
         [
             step.way,
@@ -223,7 +223,7 @@ def table(name: str, cluster: Cluster, steps: Sequence[Step]) -> str:
         ]
         for step in steps
     ]
-    title = f"**{name[0].upper()}{name[1:]}, {cluster.num_gpus} GPUs, {cluster.num_episodes:,} episodes a step**"
+    title = f"**{name[0].upper()}{name[1:]}, {cluster.num_gpus} GPUs, {cluster.num_episodes:,} episodes per step**"
     return f"{title}\n\n{markdown_table(header, rows)}"
 
 

@@ -57,7 +57,7 @@ def draw_steps(found: Found, path: Path) -> None:
             axes.set_title(f"{name}, {num_gpus} GPUs", loc="left", fontsize=10)
             _plain(axes)
     figure.supxlabel(
-        "length of a step, lock-step through one server = 1 (blue: generation, yellow: learning, green: side by side)",
+        "length of a step, lock-step through one server = 1 (blue: generation, yellow: learning, green: both at once)",
         fontsize=9,
     )
     figure.savefig(path, format="png")
@@ -88,7 +88,7 @@ def draw_staleness(found: Found, path: Path) -> None:
 
 
 def draw_tail(path: Path, *, per_gpu: int, seed: int, num_gpus: int = 8) -> None:
-    """Draw the fraction of a batch that is still in play over time: the tail that the batch waits for."""
+    """Draw the fraction of a batch that is not finished over time: the tail that the batch waits for."""
     cluster = Cluster(num_gpus=num_gpus, per_gpu=per_gpu)
     figure = Figure(figsize=(12.0, 3.2), dpi=130, layout="constrained")
     for axes, (name, task) in zip(figure.subplots(1, len(TASKS)), TASKS.items(), strict=True):
@@ -102,7 +102,7 @@ def draw_tail(path: Path, *, per_gpu: int, seed: int, num_gpus: int = 8) -> None
         axes.set_ylim(0, 1)
         _plain(axes)
         if name == next(iter(TASKS)):
-            axes.set_ylabel("fraction of a batch still in play")
+            axes.set_ylabel("fraction of a batch not finished")
             axes.legend(fontsize=7, frameon=False)
     figure.savefig(path, format="png")
 
