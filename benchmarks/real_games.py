@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from agentsgym import Field, MultistepEnv
-from agentsgym.fields import is_int
+from agentsgym.fields import is_bool, is_int
 
 
 class NumberGuessing(MultistepEnv):
     """Find a number by bisection.
 
-    The reward is 1 for finding it, and -0.1 for every answer that does not name exactly one number.
+    The reward is 1 for finding the number, and -0.1 for every answer that does not name exactly one number. With
+    ``information_reward``, a guess also earns the information in its reply: log(n / m) / log(highest) if it leaves m of
+    n possible numbers, which sums to 1 over a game that finds the number.
     """
 
-    config_fields: ClassVar = {"highest": Field(default=100, expected="a positive int", valid=is_int(1))}
+    config_fields: ClassVar = {
+        "highest": Field(default=100, expected="an int above 1", valid=is_int(2)),
+        "information_reward": Field(default=False, expected="True or False", valid=is_bool),
+    }
 
     def _initialize_episode(self, session_id: str, task_data: Mapping[str, Any]) -> dict[str, Any]:
         highest = self.env_config["highest"]
         reply = f"I am thinking of a number from 1 to {highest}. Guess it: answer with one number."
-        return {"done": False, "secret": self.rng(session_id).randint(1, highest), "reply": reply}
+        secret = self.rng(session_id).randint(1, highest)
+        return {"done": False, "secret": secret, "reply": reply, "possible": (1, highest)}
 
     def _format_prompt(self, state: dict[str, Any], step: int) -> str:
         return state["reply"]
@@ -34,5 +41,12 @@ class NumberGuessing(MultistepEnv):
         if len(numbers) != 1:
             return {**state, "reply": "Name one number."}, -0.1, False, {"invalid": True, "success": False}
         guess, secret = int(numbers[0]), state["secret"]
-        reply = "Right." if guess == secret else f"My number is {'higher' if guess < secret else 'lower'} than {guess}."
-        return {**state, "reply": reply}, float(guess == secret), guess == secret, {"success": guess == secret}
+        found = guess == secret
+        reply = "Right." if found else f"My number is {'higher' if guess < secret else 'lower'} than {guess}."
+        low, high = state["possible"]
+        possible = (max(low, guess + 1), high) if guess < secret else (low, min(high, guess - 1))
+        reward = float(found)
+        if self.env_config["information_reward"]:
+            num_left = 1 if found else possible[1] - possible[0] + 1
+            reward += math.log((high - low + 1) / num_left) / math.log(self.env_config["highest"])
+        return {**state, "reply": reply, "possible": possible}, reward, found, {"success": found}

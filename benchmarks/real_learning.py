@@ -68,10 +68,16 @@ TOOLS_PROMPT = (
     'like this: <tool_call>{"name": "price", "arguments": {"good": "egg"}}</tool_call>. '
     "Give the answer as a number alone."
 )
+OBJECTS = DEMO_OBJECTS[::2]
 LESSONS = {
     "guessing": Lesson(
         env_class=NumberGuessing,
-        env_config={"highest": 100, "max_steps_per_episode": 8, "system_prompt": "You are playing a game."},
+        env_config={
+            "highest": 100,
+            "information_reward": True,
+            "max_steps_per_episode": 8,
+            "system_prompt": "You are playing a game.",
+        },
     ),
     "lake": Lesson(
         env_class=GymnasiumEnv,
@@ -100,16 +106,16 @@ LESSONS = {
     "twenty_questions": Lesson(
         env_class=TwentyQuestionsEnv,
         env_config={
-            "objects": list(DEMO_OBJECTS),
+            "objects": list(OBJECTS),
             "properties": list(DEMO_PROPERTIES),
-            "max_steps_per_episode": 7,
+            "max_steps_per_episode": 6,
             "final_guess": True,
-            "system_prompt": "Find out which object I am thinking of.",
+            "system_prompt": f"Find out which of these I am thinking of: {', '.join(OBJECTS)}.",
         },
         rows={"split": "all"},
         player=lambda env, seed: ImitationPlayer(env, seed=seed),
         num_demonstrations=320,
-        imitation_steps=40,
+        imitation_steps=30,
         training={"max_turn_tokens": 16, "advantage_estimator": "gigpo"},
     ),
 }

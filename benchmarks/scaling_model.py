@@ -210,7 +210,15 @@ def _by_time(step: Step) -> float:
 def table(name: str, cluster: Cluster, steps: Sequence[Step]) -> str:
     """Return the steps of one kind of episode as a table with a headline."""
     slowest = steps[0].step_s
-    header = ["mode", "step, s", "times as fast", "generation", "tail, share of generation", "GPUs that generate", "staleness"]
+    header = [
+        "mode",
+        "step, s",
+        "times as fast",
+        "generation",
+        "tail, share of generation",
+        "GPUs that generate",
+        "staleness",
+    ]
     rows = [
         [
             step.way,
