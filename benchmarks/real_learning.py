@@ -68,7 +68,7 @@ TOOLS_PROMPT = (
     'like this: <tool_call>{"name": "price", "arguments": {"good": "egg"}}</tool_call>. '
     "Give the answer as a number alone."
 )
-OBJECTS = DEMO_OBJECTS[::2]
+OBJECTS = DEMO_OBJECTS[::4]
 LESSONS = {
     "guessing": Lesson(
         env_class=NumberGuessing,
@@ -108,7 +108,7 @@ LESSONS = {
         env_config={
             "objects": list(OBJECTS),
             "properties": list(DEMO_PROPERTIES),
-            "max_steps_per_episode": 6,
+            "max_steps_per_episode": 5,
             "final_guess": True,
             "system_prompt": f"Find out which of these I am thinking of: {', '.join(OBJECTS)}.",
         },
