@@ -7,8 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from datasets import Dataset
+
 from agentsgym import Field, MultistepEnv
 from agentsgym.fields import is_bool, is_int
+from agentsgym.seeding import derive_seed
 
 
 class NumberGuessing(MultistepEnv):
@@ -23,6 +26,16 @@ class NumberGuessing(MultistepEnv):
         "highest": Field(default=100, expected="an int above 1", valid=is_int(2)),
         "information_reward": Field(default=False, expected="True or False", valid=is_bool),
     }
+
+    @classmethod
+    def get_train_dataset(cls, env_config: Any = None, *, size: int = 4096, seed: int = 0) -> Dataset:  # noqa: ARG003
+        """Return rows whose seeds determine the numbers."""
+        return _rows("train", size, seed)
+
+    @classmethod
+    def get_eval_dataset(cls, env_config: Any = None, *, size: int = 256, seed: int = 0) -> Dataset:  # noqa: ARG003
+        """Return rows with other seeds."""
+        return _rows("eval", size, seed)
 
     def _initialize_episode(self, session_id: str, task_data: Mapping[str, Any]) -> dict[str, Any]:
         highest = self.env_config["highest"]
@@ -50,3 +63,7 @@ class NumberGuessing(MultistepEnv):
             num_left = 1 if found else possible[1] - possible[0] + 1
             reward += math.log((high - low + 1) / num_left) / math.log(self.env_config["highest"])
         return {**state, "reply": reply, "possible": possible}, reward, found, {"success": found}
+
+
+def _rows(part: str, size: int, seed: int) -> Dataset:
+    return Dataset.from_list([{"task_data": {"seed": derive_seed(part, seed, index)}} for index in range(size)])
