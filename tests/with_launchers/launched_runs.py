@@ -70,9 +70,9 @@ def weights(folder: Path) -> torch.Tensor:
     return torch.cat([one.flatten() for one in model.parameters()])
 
 
-def train_alone(folder: Path, model: Path) -> Path:
+def train_alone(folder: Path, model: Path | str, **changes: Any) -> Path:
     """Train in one process, and return the folder of the run."""
-    run = run_file(folder, model, 1)
+    run = run_file(folder, model, 1, **changes)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(SCRIPT), str(folder), str(run)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -81,7 +81,7 @@ def train_alone(folder: Path, model: Path) -> Path:
 
 
 def train_on_two_ranks(
-    name: str, folder: Path, model: Path, variables: Mapping[str, str] | None = None, **changes: Any
+    name: str, folder: Path, model: Path | str, variables: Mapping[str, str] | None = None, **changes: Any
 ) -> str:
     """Train under a configuration of examples/launch, and return what the ranks printed."""
     run = run_file(folder, model, 2, **changes)

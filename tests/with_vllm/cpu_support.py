@@ -91,12 +91,14 @@ class Server:
         url: Where.
     """
 
-    def __init__(self, model_folder: Path, *, max_model_length: int = 512, timeout_s: float = 600) -> None:
+    def __init__(
+        self, model_folder: Path, *, max_model_length: int = 512, timeout_s: float = 600, **options: Any
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         where = {"model": model_folder, "max_model_len": max_model_length, "host": "127.0.0.1", "port": port}
-        self._arguments, self._timeout_s = as_arguments({**ENGINE_OPTIONS, **where}), timeout_s
+        self._arguments, self._timeout_s = as_arguments({**ENGINE_OPTIONS, **where, **options}), timeout_s
 
     def start(self) -> None:
         """Start it, or start it again at the same place."""

@@ -1,0 +1,27 @@
+"""SmolLM2 on two ranks: under DDP and with sharded weights it trains what one process does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from launched_runs import train_alone, train_on_two_ranks
+
+SETTINGS = {"max_steps": 1, "learning_rate": 1e-5, "bf16": False, "eval_strategy": "no"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run in one process."""
+    return train_alone(tmp_path_factory.mktemp("alone") / "run", "smollm2", **SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_two_ranks_train_what_one_process_does(name: str, alone: Path, tmp_path: Path) -> None:
+    train_on_two_ranks(name, tmp_path / "run", "smollm2", **SETTINGS)
+    found, expected = (json.loads((folder / "rank0.json").read_text()) for folder in (tmp_path / "run", alone))
+    assert found["sharded"] is (name == "fsdp2")
+    assert expected["grad_norm"][0] > 1e-3
+    for key in ("loss", "grad_norm"):
+        assert found[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5)
