@@ -48,7 +48,6 @@ def test_an_openai_client_plays_exactly(server: Server) -> None:
     assert all(one.exact and not one.failed for one in played)
     model = AutoModelForCausalLM.from_pretrained(packaged_model(), dtype=torch.bfloat16)
     gap = logprob_gap(model, played)
-    print(gap)
     assert gap.mean_gap < 0.1
 
 
@@ -85,10 +84,8 @@ def test_it_trains_with_weights_pushed_after_each_step(max_staleness: int, serve
     with trainer:
         trainer.train()
     logs = [one for one in trainer.state.log_history if "loss" in one]
-    for one in logs:
-        print({key: round(value, 4) for key, value in one.items() if key.startswith("sampling/")})
     assert generation.num_syncs >= 3
     assert audit([*RolloutStore(tmp_path / "rollouts")], vocabulary_size=len(tokenizer)).ok
     gaps = [one["sampling/sampling_logp_difference/mean"] for one in logs]
     # The engine computes with other kernels; weights that were not pushed would differ by far more after a step.
-    assert max(gaps) < (0.2 if max_staleness == 0 else 1.0)
+    assert max(gaps) < (0.2 if max_staleness == 0 else 0.3)
