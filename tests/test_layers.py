@@ -52,7 +52,7 @@ HEAVY = {
         ("agents/direct.py", "envs", "testing.py", "interop", "observers"),
     ),
     "openai": ((), ("agents/openai.py", "agents/openai_client.py")),
-    "peft": ((), ("training",)),
+    "peft": ((), ("training", "recipes")),
     "gguf": ((), ("agents/policy/packaged.py",)),
     "bm25s": ((), ("envs/Search/index.py",)),
     "math_verify": ((), ("envs/ReasoningEvals/grader_main.py",)),

@@ -267,7 +267,12 @@ class MultistepEnv(ABC):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **kwargs: Any) -> Dataset:
-        """Return training rows; when called on an instance, ``env_config`` defaults to its :attr:`given_config`."""
+        """Return training rows; when called on an instance, ``env_config`` defaults to its :attr:`given_config`.
+
+        Raises:
+            ConfigError: The configuration or an option is invalid.
+            NotImplementedError: The environment has no tasks of its own.
+        """
         raise NotImplementedError(f"{cls.__name__} ships no training tasks; pass your own rows")
 
     @classmethod

@@ -143,27 +143,7 @@ class Trial:
 
         A step may still be running in another thread; the trajectory does not contain anything that it records later.
         """
-        conversation = self.conversation
-        # before the tokens: both only grow, so all spans lie within them
-        turns, _ = attribute_rewards([*conversation.turns])
-        token_ids = [*conversation.token_ids()]
-        logprobs = conversation.token_logprobs(len(token_ids))
-        return Trajectory(
-            token_ids=token_ids,
-            turns=turns,
-            messages=[*conversation.transcript.messages],
-            final_reward=0.0,
-            stop_reason=StopReason.FAILED,
-            logprobs=logprobs,
-            per_token_rewards=[0.0] * len(token_ids),
-            session_id=self.session_id,
-            task_index=self.task_index,
-            rollout_index=self.rollout_index,
-            num_retries=self.num_retries,
-            info=conversation.info,
-            task_data=self.task_data,
-            error=describe(fault, self._where()),
-        )
+        return self._trajectory(StopReason.FAILED, describe(fault, self._where()))
 
     def __reduce__(self) -> tuple[Callable[..., Trial], tuple[dict[str, Any]]]:
         """Support pickling of a trial that has not started, to send it to another process."""
@@ -355,13 +335,14 @@ class Trial:
 
     def _trajectory(self, stop_reason: StopReason, error: str | None = None) -> Trajectory:
         conversation = self.conversation
-        token_ids = conversation.token_ids()
-        turns, final_rewards = attribute_rewards(conversation.turns)
+        # before the tokens: both may still grow if the trial was abandoned, so all spans lie within them
+        turns, final_rewards = attribute_rewards([*conversation.turns])
+        token_ids = [*conversation.token_ids()]
         final_reward = final_rewards[turns[0].role] if final_rewards else conversation.final_reward
         trajectory = Trajectory(
             token_ids=token_ids,
             turns=turns,
-            messages=conversation.transcript.messages,
+            messages=[*conversation.transcript.messages],
             final_reward=0.0 if error else final_reward,
             final_rewards={} if error else final_rewards,
             stop_reason=stop_reason,

@@ -31,6 +31,7 @@ from agentsgym.training.generation.summaries import packed_values, unpacked_valu
 from agentsgym.training.lifecycle.restartable import RestartableTrainer
 from agentsgym.training.lifecycle.resuming import generations_before, preserve_rng_state
 from agentsgym.training.loss import MicrobatchLoss, row_sum, sort_by_length
+from agentsgym.training.memory import MemoryWarning
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
 from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metrics, rollout_metrics
@@ -166,7 +167,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.value_model = build_value_model(policy, args, accelerator)
         self._microbatch_loss = MicrobatchLoss(trl, args, self.statistics, self.value_model)
         set_up_reports(self.callback_handler.callbacks, args.tracked_groups, args.printed_groups)
-        self.observers = build_observers(args, self.environments, self.estimator)
+        self.observers = [MemoryWarning(args), *build_observers(args, self.environments, self.estimator)]
         for observer in self.observers:
             self.add_callback(observer)
         self.add_callback(FlushMetrics(self.flush_statistics))

@@ -148,11 +148,7 @@ class ALFWorldEnv(TextWorldBase):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Return rows to train on, one per game; the options are those of :class:`~.tasks.DatasetOptions`.
-
-        Raises:
-            ConfigError: The configuration or an option is invalid, or the data are missing.
-        """
+        """Return rows to train on, one per game; the options are those of :class:`~.tasks.DatasetOptions`."""
         return task_dataset(cls, env_config, "train", options)
 
     @classmethod

@@ -321,11 +321,7 @@ class OpenEnvEnv(MultistepEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Make training rows; see :class:`~.tasks.DatasetOptions` for the options.
-
-        Raises:
-            ConfigError: The configuration or an option is invalid.
-        """
+        """Make training rows; see :class:`~.tasks.DatasetOptions` for the options."""
         return task_dataset(cls, env_config, "train", options)
 
     @classmethod

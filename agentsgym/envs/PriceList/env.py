@@ -198,11 +198,7 @@ class PriceListEnv(ToolEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
-        """Return rows to train on; the options are ``size`` (1000 by default) and ``seed``.
-
-        Raises:
-            ConfigError: The configuration or an option is invalid.
-        """
+        """Return rows to train on; the options are ``size`` (1000 by default) and ``seed``."""
         return cls._rows("train", env_config, options)
 
     @classmethod

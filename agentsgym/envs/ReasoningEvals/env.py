@@ -227,11 +227,7 @@ class ReasoningEvalsEnv(MultistepEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Make training rows; see :class:`~.tasks.DatasetOptions` for the options.
-
-        Raises:
-            ConfigError: The configuration or an option is invalid, or the data lacks a column.
-        """
+        """Make training rows; see :class:`~.tasks.DatasetOptions` for the options."""
         return task_dataset(cls, env_config, "train", options)
 
     @classmethod

@@ -150,11 +150,7 @@ class ScienceWorldEnv(TextWorldBase):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Return rows to train on; the options are those of :class:`~agentsgym.envs.ScienceWorld.tasks.DatasetOptions`.
-
-        Raises:
-            ConfigError: The configuration or an option is invalid.
-        """
+        """Return rows to train on; the options are those of :class:`~.tasks.DatasetOptions`."""
         return task_dataset(cls, env_config, "train", options)
 
     @classmethod

@@ -322,11 +322,7 @@ class SearchEnv(ToolEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Make training rows; see :class:`~agentsgym.envs.Search.tasks.DatasetOptions` for the options.
-
-        Raises:
-            ConfigError: The configuration or an option is invalid, or the data lacks a column.
-        """
+        """Make training rows; see :class:`~agentsgym.envs.Search.tasks.DatasetOptions` for the options."""
         return task_dataset(cls, env_config, "train", options)
 
     @classmethod

@@ -321,11 +321,7 @@ class TextArenaEnv(MultistepEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Return rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
-
-        Raises:
-            ConfigError: The configuration or an option is invalid.
-        """
+        """Return rows to train on; the options are those of :class:`~.tasks.DatasetOptions`."""
         return task_dataset(cls, cls._checked(env_config), "train", options)
 
     @classmethod

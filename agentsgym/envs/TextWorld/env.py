@@ -116,11 +116,7 @@ class TextWorldEnv(TextWorldBase):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:  # type: ignore[override]
-        """Return rows to train on; the options are those of :class:`~agentsgym.envs.TextWorld.tasks.DatasetOptions`.
-
-        Raises:
-            ConfigError: The configuration or an option is invalid, or there are no files.
-        """
+        """Return rows to train on; the options are those of :class:`~agentsgym.envs.TextWorld.tasks.DatasetOptions`."""
         return task_dataset(cls, env_config, "train", options)
 
     @classmethod

@@ -296,11 +296,7 @@ class ToolEnv(MultistepEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Make training rows from a table; see :class:`~.tasks.DatasetOptions` for the options.
-
-        Raises:
-            ConfigError: There is no table, it lacks a column, or an option is invalid.
-        """
+        """Make training rows from a table; see :class:`~.tasks.DatasetOptions` for the options."""
         return task_dataset(cls, env_config, "train", options)
 
     @classmethod

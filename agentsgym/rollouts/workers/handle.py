@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from agentsgym.errors import ConfigError
+import psutil
+
 from agentsgym.rollouts.interfaces import GRACE_S
 from agentsgym.rollouts.workers.channel import BrokenChannelError, Channel, make_pipe
 from agentsgym.rollouts.workers.main import serve
@@ -36,23 +36,7 @@ MEGABYTE = 1_000_000
 
 
 def resident_mb(pid: int) -> float | None:
-    """The resident set of a process in megabytes (10^6 bytes), including shared pages; None if the process ended.
-
-    Raises:
-        ConfigError: Measuring it requires psutil on this system.
-    """
-    if Path("/proc/self/statm").exists():
-        try:
-            pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
-        except (OSError, IndexError):
-            return None
-        return pages * os.sysconf("SC_PAGE_SIZE") / MEGABYTE
-    try:
-        import psutil  # noqa: PLC0415  # needed only on systems other than Linux
-    except ImportError as error:
-        raise ConfigError(
-            "measuring the memory of worker processes requires psutil on this system: pip install psutil"
-        ) from error
+    """The resident set of a process in megabytes (10^6 bytes), including shared pages; None if the process ended."""
     try:
         return psutil.Process(pid).memory_info().rss / MEGABYTE
     except psutil.Error:
@@ -277,8 +261,7 @@ class WorkerHandle:
 
     def _deliver(self, message: bytes | None) -> None:
         if message == READY:
-            with suppress(ConfigError):  # reported if a memory limit is set
-                self.fresh_mb = resident_mb(self.process.pid)
+            self.fresh_mb = resident_mb(self.process.pid)
             self.is_ready = True
             return
         if message == LOADED:
