@@ -114,8 +114,8 @@ LESSONS = {
         },
         rows={"split": "all"},
         player=lambda env, seed: ImitationPlayer(env, seed=seed),
-        num_demonstrations=320,
-        imitation_steps=30,
+        num_demonstrations=1440,
+        imitation_steps=90,
         training={"max_turn_tokens": 16, "advantage_estimator": "gigpo"},
     ),
 }
@@ -158,13 +158,13 @@ def learn(name: str, options: argparse.Namespace) -> dict[str, Any]:
         {**lesson.env_config}, **{"size": 4096, "seed": options.seed, **lesson.rows}
     )
     held_out = lesson.env_class.get_eval_dataset({**lesson.env_config}, **{"size": options.tasks, **lesson.rows})
-    tasks = [row["task_data"] for row in held_out][: options.tasks]
+    tasks: Rows = [row["task_data"] for row in held_out][: options.tasks]
     found: dict[str, Any] = {"lesson": name, **{key: getattr(options, key) for key in ("seed", "credit", "weights")}}
     clock = Clock()
     evaluate(run, "untrained", env, tasks, found)
     clock.split("evaluation")
     if lesson.player is not None:
-        own = [rows[index % len(rows)]["task_data"] for index in range(lesson.num_demonstrations)]
+        own: Rows = [rows[index % len(rows)]["task_data"] for index in range(lesson.num_demonstrations)]
         demonstrations = run.play("demonstrations", env, own, lesson.player(env, options.seed))
         run.warm_start(
             demonstrations,

@@ -231,7 +231,8 @@ class TrainingRun:
         if self.peft_config is not None:
             from peft import get_peft_model  # noqa: PLC0415  # an extra
 
-            self.model = get_peft_model(self.model, self.peft_config)
+            adapted: Any = get_peft_model(self.model, self.peft_config)
+            self.model = adapted
         with (
             self.phases.measure("warm start"),
             self.phases.interruptible(),
@@ -323,7 +324,8 @@ class TrainingRun:
             if isinstance(callback, LearningCurve):
                 callback.close()
         if self.peft_config is not None:
-            self.model = trainer.model
+            adapted: Any = trainer.model
+            self.model = adapted
             self._merge_adapters()
         self.save_policy()
         return trainer.state
