@@ -187,7 +187,7 @@ def table_line(entries: Sequence[str]) -> str:
 
 def scorecard() -> list[str]:
     """The table of all estimators."""
-    header = ["scale `none` by default", "n = 2: cos", "n = 2: variance", "n = 4: cos", "n → ∞: cos"]
+    header = ["estimator (scale `none` unless stated)", "n = 2: cos", "n = 2: variance", "n = 4: cos", "n → ∞: cos"]
     lines = [table_line(header), table_line(["---"] * len(header))]
     for title, rows in (("**exactly the direction of the gradient**", EXACT), ("**biased**", BIASED)):
         lines += [table_line([title, *[""] * (len(header) - 1)]), *map(line, rows)]

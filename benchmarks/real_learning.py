@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import TrainerCallback
@@ -158,13 +158,15 @@ def learn(name: str, options: argparse.Namespace) -> dict[str, Any]:
         {**lesson.env_config}, **{"size": 4096, "seed": options.seed, **lesson.rows}
     )
     held_out = lesson.env_class.get_eval_dataset({**lesson.env_config}, **{"size": options.tasks, **lesson.rows})
-    tasks: Rows = [row["task_data"] for row in held_out][: options.tasks]
+    tasks = [cast("dict[str, Any]", row["task_data"]) for row in held_out][: options.tasks]
     found: dict[str, Any] = {"lesson": name, **{key: getattr(options, key) for key in ("seed", "credit", "weights")}}
     clock = Clock()
     evaluate(run, "untrained", env, tasks, found)
     clock.split("evaluation")
     if lesson.player is not None:
-        own: Rows = [rows[index % len(rows)]["task_data"] for index in range(lesson.num_demonstrations)]
+        own = [
+            cast("dict[str, Any]", rows[index % len(rows)]["task_data"]) for index in range(lesson.num_demonstrations)
+        ]
         demonstrations = run.play("demonstrations", env, own, lesson.player(env, options.seed))
         run.warm_start(
             demonstrations,
