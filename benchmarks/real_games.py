@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from datasets import Dataset
 
@@ -28,14 +28,14 @@ class NumberGuessing(MultistepEnv):
     }
 
     @classmethod
-    def get_train_dataset(cls, env_config: Any = None, *, size: int = 4096, seed: int = 0) -> Dataset:  # noqa: ARG003
-        """Return rows whose seeds determine the numbers."""
-        return _rows("train", size, seed)
+    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Any) -> Dataset:  # noqa: ARG003
+        """Return rows whose seeds determine the numbers; the options are ``size`` (4096) and ``seed``."""
+        return _rows("train", **{"size": 4096, **options})
 
     @classmethod
-    def get_eval_dataset(cls, env_config: Any = None, *, size: int = 256, seed: int = 0) -> Dataset:  # noqa: ARG003
-        """Return rows with other seeds."""
-        return _rows("eval", size, seed)
+    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Any) -> Dataset:  # noqa: ARG003
+        """Return rows with other seeds; the options are ``size`` (256) and ``seed``."""
+        return _rows("eval", **{"size": 256, **options})
 
     def _initialize_episode(self, session_id: str, task_data: Mapping[str, Any]) -> dict[str, Any]:
         highest = self.env_config["highest"]
@@ -65,5 +65,6 @@ class NumberGuessing(MultistepEnv):
         return {**state, "reply": reply, "possible": possible}, reward, found, {"success": found}
 
 
-def _rows(part: str, size: int, seed: int) -> Dataset:
-    return Dataset.from_list([{"task_data": {"seed": derive_seed(part, seed, index)}} for index in range(size)])
+def _rows(part: str, *, size: int, seed: int = 0) -> Dataset:
+    seeds: dict[str, Any] = {"task_data": [{"seed": derive_seed(part, seed, index)} for index in range(size)]}
+    return cast("Any", Dataset).from_dict(seeds)

@@ -154,11 +154,11 @@ def learn(name: str, options: argparse.Namespace) -> dict[str, Any]:
     args = training_args(lesson, options)
     run = TrainingRun(load_policy("smollm2", models), args, models)
     env = lesson.env_class(run.tokenizer, {**lesson.env_config})
-    rows = lesson.env_class.get_train_dataset(
+    rows: Any = lesson.env_class.get_train_dataset(
         {**lesson.env_config}, **{"size": 4096, "seed": options.seed, **lesson.rows}
     )
-    held_out = lesson.env_class.get_eval_dataset({**lesson.env_config}, **{"size": options.tasks, **lesson.rows})
-    tasks = [cast("dict[str, Any]", row["task_data"]) for row in held_out][: options.tasks]
+    held_out: Any = lesson.env_class.get_eval_dataset({**lesson.env_config}, **{"size": options.tasks, **lesson.rows})
+    tasks: Rows = held_out["task_data"][: options.tasks]
     found: dict[str, Any] = {"lesson": name, **{key: getattr(options, key) for key in ("seed", "credit", "weights")}}
     clock = Clock()
     evaluate(run, "untrained", env, tasks, found)
