@@ -55,9 +55,10 @@ class NumberGuessing(MultistepEnv):
             return {**state, "reply": "Name one number."}, -0.1, False, {"invalid": True, "success": False}
         guess, secret = int(numbers[0]), state["secret"]
         found = guess == secret
-        reply = "Right." if found else f"My number is {'higher' if guess < secret else 'lower'} than {guess}."
         low, high = state["possible"]
         possible = (max(low, guess + 1), high) if guess < secret else (low, min(high, guess - 1))
+        hint = f"{'Higher' if guess < secret else 'Lower'}. It is from {possible[0]} to {possible[1]}."
+        reply = "Right." if found else hint
         reward = float(found)
         if self.env_config["information_reward"]:
             num_left = 1 if found else possible[1] - possible[0] + 1

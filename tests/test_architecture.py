@@ -100,7 +100,7 @@ def test_every_function_on_the_walks_is_called_by_a_training_step(tmp_path: Path
         threading.setprofile(None)
         trainer.close()
     page = PAGE.read_text().replace("MultistepEnv.", "GuessNumber.")  # the environment that was played
-    named = functions_named(page[page.index("## A task row to the loss") :])
+    named = functions_named(page[page.index("## From a task row to the loss") :])
     assert len(named) > 25
     assert sorted(name for name in named if not any(f".{one}".endswith(f".{name}") for one in called)) == []
 
