@@ -51,10 +51,10 @@ def train(
 
     This runs a complete training without a script, as ``agentsgym train`` does on the command line.
 
-    The environments' random and reference players are evaluated, if there are any; after an optional warm start, the
-    policy is evaluated, trained, and evaluated again. ``summary.json``, ``learning_curve.png``,
-    ``transcripts_before.txt``, ``transcripts_after.txt`` and ``model/`` are written. Ctrl-C or SIGTERM during the warm
-    start or training keeps the policy at that point: see :class:`~agentsgym.recipes.run.TrainingRun`. The summary and
+    The environments' random and reference players are evaluated, if there are any, and a pretrained policy before a
+    warm start; after the warm start, the policy is evaluated, trained, and evaluated again. ``summary.json``,
+    ``learning_curve.png``, ``transcripts_*.txt`` and ``model/`` are written. Ctrl-C or SIGTERM during the warm start or
+    training keeps the policy at that point: see :class:`~agentsgym.recipes.run.TrainingRun`. The summary and
     the transcripts are written after each evaluation, so that they survive a later failure.
 
     Args:
@@ -62,8 +62,8 @@ def train(
         overrides: Values that replace those of a file, as in ``{"training.max_steps": 20}``.
 
     Returns:
-        The run: the policy, its evaluations by name (``"random"``, ``"reference"``, ``"before"``, ``"after"``; the
-        players of several environments as ``"random, LABEL"``), and the duration of each step.
+        The run: the policy, its evaluations by name (``"random"``, ``"reference"``, ``"untrained"``, ``"before"``,
+        ``"after"``; the players of several environments as ``"random, LABEL"``), and the duration of each step.
 
     Raises:
         ConfigError: A key is unknown or a value is invalid; the message names the key, and nothing has been played.
@@ -156,6 +156,8 @@ class PreparedRun:
             if self.recipe.model == "tiny" and self.run.is_main:
                 self.warn_of_unknown_words()
             self.evaluate_references()
+            if self.recipe.warm_start is not None and self.recipe.model != "tiny":
+                self.evaluate("untrained")
             self.warm_up()
             self.learn()
         except KeyboardInterrupt:

@@ -87,8 +87,12 @@ def test_the_warm_start_trains_adapters_if_the_run_does(tmp_path: Path, monkeypa
         return agentsgym.imitate(model, *args, **options)
 
     monkeypatch.setattr(run_module, "imitate", imitate)
+    for part in tiny_policy(TwentyQuestionsEnv(None, GAME["env_config"]), hidden_size=16, num_layers=1, num_heads=2):
+        part.save_pretrained(tmp_path / "pretrained")
     adapters = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear"}
-    run = agentsgym.train(recipe(tmp_path, model_settings=adapters))
+    changes = {"model": str(tmp_path / "pretrained"), "tiny": {}, "model_settings": adapters}
+    run = agentsgym.train(recipe(tmp_path, **changes))
+    assert list(run.evaluations) == ["random", "reference", "untrained", "before", "after"]
     assert all("lora_" in name for name in trained[0])
     assert not any("lora_" in name for name in run.model.state_dict())
     saved = AutoModelForCausalLM.from_pretrained(run.output / "model").state_dict()
