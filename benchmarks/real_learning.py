@@ -23,7 +23,7 @@ import torch
 from transformers import TrainerCallback
 from trl import ModelConfig
 
-from agentsgym import GRPOEnvConfig, TrainingRun
+from agentsgym import GRPOEnvConfig, RandomAgent, TrainingRun
 from agentsgym.envs.Gymnasium import GymnasiumEnv, RandomPlayer
 from agentsgym.envs.PriceList import ImitationPlayer as ShoppingPlayer
 from agentsgym.envs.PriceList import PriceListEnv
@@ -78,6 +78,9 @@ LESSONS = {
             "max_steps_per_episode": 8,
             "system_prompt": "You are playing a game.",
         },
+        player=lambda env, seed: RandomAgent([str(number) for number in range(1, 101)], seed=seed),
+        num_demonstrations=160,
+        imitation_steps=10,
     ),
     "lake": Lesson(
         env_class=GymnasiumEnv,
@@ -201,6 +204,7 @@ def training_args(lesson: Lesson, options: argparse.Namespace) -> GRPOEnvConfig:
         "use_cpu": True,
         "save_strategy": "no",
         "report_to": "none",
+        "store_rollouts": True,
         **lesson.training,
     }
     if options.credit == "rollout":
