@@ -78,7 +78,7 @@ LESSONS = {
             "max_steps_per_episode": 8,
             "system_prompt": "You are playing a game.",
         },
-        player=lambda env, seed: RandomAgent([str(number) for number in range(1, 101)], seed=seed),
+        player=lambda _, seed: RandomAgent([str(number) for number in range(1, 101)], seed=seed),
         num_demonstrations=160,
         imitation_steps=10,
     ),
