@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.observing import ObservedBatch
 
-_GB = 1e9
 _CGROUP = Path("/sys/fs/cgroup")
 logger = logging.getLogger(__name__)
 
@@ -49,8 +48,8 @@ class MemoryWarning(BatchObserver):
             "system may end the process: %s",
             num_rows,
             length,
-            num_rows * per_row / _GB,
-            free / _GB,
+            num_rows * per_row / 1e9,
+            free / 1e9,
             f"per_device_train_batch_size={fitting} would fit (raise gradient_accumulation_steps in return)"
             if fitting
             else "a single row does not fit; set gradient_checkpointing=True or limit the length of episodes",

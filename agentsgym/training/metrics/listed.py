@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+_CLIPS = "a loss with clipping, except `cispo`"
+
 
 def row(name: str, group: str, meaning: str, logged: str = "") -> tuple[str, str, str, str]:
     """Return the fields of a metric in the order of the table."""
@@ -46,9 +48,9 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
         row(
             "win_rate/by_role/…",
             "by_role",
-            "fraction of its rollouts that the role won, that is, in which it has the highest reward; "
-            'if it is the only role or all rewards are equal, `info["success"]` decides',
-            "roles and outcomes",
+            "fraction of rollouts that the role won, that is, in which it got the highest reward; "
+            'with a single role, or if all roles got equal rewards, `info["success"]` decides',
+            'roles, `info["success"]`',
         ),
         row(
             "reward/by_environment/…",
@@ -67,7 +69,7 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "fraction_of_optimal/by_environment/…",
             "by_environment",
             "`fraction_of_optimal` of the environment",
-            "mixed batches, both values in `info`",
+            'mixed batches, `info["random_reward"]`, `info["optimal_reward"]`',
         ),
         row(
             "turns/by_environment/…",
@@ -112,7 +114,7 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "`grpo` and `rloo` learn nothing from them",
         ),
         row("step_groups/mean_size", "credit", "mean number of a task's turns that share a state", "state keys"),
-        row("step_groups/max_size", "credit", "largest number of such turns", "state keys"),
+        row("step_groups/max_size", "credit", "largest number of a task's turns that share a state", "state keys"),
         row(
             "step_groups/singleton_fraction",
             "credit",
@@ -138,7 +140,7 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "fraction of levels whose win rate is within its bounds",
             "curriculum",
         ),
-        row("value_loss", "credit", "½ (V - target)² over all targets, times `loss_weight`", "value head"),
+        row("value_loss", "credit", "mean of ½ (V - target)², times the head's `loss_weight`", "value head"),
     ),
     "Loss": (
         row("entropy/turn_00", "by_turn", "entropy of the policy in turn k"),
@@ -147,7 +149,7 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "by_turn",
             "mean importance ratio in turn k (current policy to sampling policy); 1 if each batch is used for one step",
         ),
-        row("clip_ratio/turn_00", "by_turn", "fraction of turn k's tokens that are clipped", "not `sapo`, `vespo`"),
+        row("clip_ratio/turn_00", "by_turn", "fraction of turn k's tokens that are clipped", "not `sapo` or `vespo`"),
         row(
             "effective_sample_size",
             "loss",
@@ -160,19 +162,14 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
         row("step_time", "loss", "duration of an optimizer step in seconds"),
         row("epoch", "summary", "number of passes over the dataset"),
         row("entropy", "summary", "mean entropy over all agent tokens"),
-        row("policy_loss", "loss", "the loss without the entropy bonus", "entropy bonus"),
-        row("entropy_coef", "loss", "weight of the entropy bonus", "entropy bonus"),
-        row("kl", "summary", "KL to the reference model", "`beta`"),
-        row(
-            "clip_ratio/low_mean",
-            "loss",
-            "fraction of tokens clipped at the lower bound",
-            "a loss with clipping, except `cispo`",
-        ),
-        row("clip_ratio/high_mean", "loss", "fraction of tokens clipped at the upper bound", "the same"),
-        row("clip_ratio/region_mean", "loss", "fraction of tokens clipped at either bound", "the same"),
-        row("clip_ratio/low_min", "loss", "smallest fraction of a row's tokens clipped at the lower bound", "the same"),
-        row("clip_ratio/high_max", "loss", "largest fraction of a row's tokens clipped at the upper bound", "the same"),
+        row("policy_loss", "loss", "the loss without the entropy bonus", "an entropy bonus"),
+        row("entropy_coef", "loss", "weight of the entropy bonus", "an entropy bonus"),
+        row("kl", "summary", "KL divergence from the reference model", "`beta` above 0"),
+        row("clip_ratio/low_mean", "loss", "fraction of tokens clipped at the lower bound", _CLIPS),
+        row("clip_ratio/high_mean", "loss", "fraction of tokens clipped at the upper bound", _CLIPS),
+        row("clip_ratio/region_mean", "loss", "fraction of tokens clipped at either bound", _CLIPS),
+        row("clip_ratio/low_min", "loss", "smallest fraction of a row's tokens clipped at the lower bound", _CLIPS),
+        row("clip_ratio/high_max", "loss", "largest fraction of a row's tokens clipped at the upper bound", _CLIPS),
         row("cispo_clip_ratio", "loss", "fraction of tokens whose ratio is capped", "`cispo`"),
         row("vespo/phi_seq_mean", "loss", "mean weight of a row", "`vespo`"),
         row("aux_loss", "loss", "load-balancing loss of a mixture of experts", "a mixture-of-experts model"),
@@ -185,8 +182,8 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "sampler",
             "smallest probability ratio model / sampler, before clipping",
         ),
-        row("sampling/importance_sampling_ratio/mean", "sampler", "mean of these ratios"),
-        row("sampling/importance_sampling_ratio/max", "sampler", "largest of these ratios"),
+        row("sampling/importance_sampling_ratio/mean", "sampler", "mean probability ratio model / sampler"),
+        row("sampling/importance_sampling_ratio/max", "sampler", "largest probability ratio model / sampler"),
         row("sampling/kl/k1", "sampler", "estimate of KL(sampler, model): mean log ratio"),
         row("sampling/kl/k3", "sampler", "estimate of the same KL that is never negative"),
         row(
@@ -194,7 +191,7 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "sampler",
             "like `effective_sample_size`, where w is a row's ratio model / sampler",
         ),
-        row("sampling/effective_sample_size_of_tokens", "sampler", "the same over agent tokens instead of rows"),
+        row("sampling/effective_sample_size_of_tokens", "sampler", "effective sample size over agent tokens, not rows"),
         row(
             "sampling/cut_fraction",
             "sampler",
@@ -207,20 +204,24 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "sampler",
             "mean number of updates between the weights that sampled a turn and the current ones",
         ),
-        row("staleness/max", "sampler", "largest number of these updates"),
+        row(
+            "staleness/max",
+            "sampler",
+            "largest number of updates between the weights that sampled a turn and the current ones",
+        ),
         row("staleness/mixed_rollouts", "sampler", "fraction of rollouts sampled by several versions of the weights"),
         row("staleness/wait_s", "sampler", "seconds that training waited for the batch"),
     ),
     "Evaluation": (
         row("eval_win_rate", "summary", "fraction of episodes won, if the environment reports outcomes"),
-        row("eval_win_rate_low", "summary", "lower end of its 95 % interval over tasks"),
-        row("eval_win_rate_high", "summary", "upper end of its interval"),
+        row("eval_win_rate_low", "summary", "lower end of the win rate's interval"),
+        row("eval_win_rate_high", "summary", "upper end of the win rate's interval"),
         row("eval_reward", "summary", "mean final reward"),
-        row("eval_reward_low", "summary", "lower end of its interval"),
-        row("eval_reward_high", "summary", "upper end of its interval"),
+        row("eval_reward_low", "summary", "lower end of the reward's interval"),
+        row("eval_reward_high", "summary", "upper end of the reward's interval"),
         row("eval_turns", "lengths", "mean number of turns"),
-        row("eval_turns_low", "lengths", "lower end of its interval"),
-        row("eval_turns_high", "lengths", "upper end of its interval"),
+        row("eval_turns_low", "lengths", "lower end of the number of turns's interval"),
+        row("eval_turns_high", "lengths", "upper end of the number of turns's interval"),
         row("eval_num_episodes", "summary", "number of episodes"),
         row("eval_num_failed", "stops", "number of failed episodes"),
     ),
