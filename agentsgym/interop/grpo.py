@@ -234,7 +234,7 @@ def environment_reward(
     if row_reward is None:
         raise ConfigError(
             "environment_reward needs the rows returned by agentsgym's rollout_func: pass "
-            "GRPOTrainer(rollout_func=agentsgym.training.rollout_func(...))"
+            "GRPOTrainer(rollout_func=agentsgym.interop.rollout_func(...))"
         )
     log_metric = columns.get("log_metric")
     if log_metric is not None:

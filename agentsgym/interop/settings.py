@@ -99,8 +99,8 @@ def check_trainer(trainer: Any, *, by_turn: bool, rollouts_per_group: int | None
     mode = getattr(args, "vllm_importance_sampling_mode", "")
     if args.use_vllm and args.vllm_importance_sampling_correction and str(mode).startswith("sequence"):
         logger.warning(
-            "vllm_importance_sampling_mode=%r multiplies the ratios of all tokens of a rollout, so most rows "
-            "with many turns fall outside its bounds: consider 'token_truncate', which corrects each token separately",
+            "vllm_importance_sampling_mode=%r multiplies the ratios of all tokens of a rollout, so with many turns a "
+            "few rollouts dominate the loss: consider 'token_truncate', which corrects each token separately",
             mode,
         )
 

@@ -79,7 +79,7 @@ def importance_sampling_ratio(
     geometric mean ratio lies within the bounds is kept unchanged (1), and any other row is excluded (0).
 
     For many turns, ``token_truncate`` is recommended. A sequence ratio multiplies the small numerical differences of
-    all tokens of a row, so all long episodes would be masked or clipped to the bound.
+    all tokens of a row, so a few rows would dominate a batch of long episodes.
 
     Args:
         old: (B, T), log-probabilities under the trained model, at the weights that the tokens were sampled with.
