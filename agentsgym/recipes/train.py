@@ -114,9 +114,8 @@ class PreparedRun:
         _check_tiny(recipe.tiny)
         with _in_section("model_settings"):
             models = model_settings(recipe.model_settings)
-        if recipe.warm_start is not None:
-            with _in_section("warm_start", "settings"):
-                imitation_values(recipe.warm_start.settings)
+        with _in_section("warm_start", "settings"):
+            self._imitation = imitation_values(recipe.warm_start.settings) if recipe.warm_start else {}
         self.recipe = recipe
         self.worlds = Worlds(recipe, seed=args.seed, num_train_tasks=_num_train_tasks(args, recipe.num_train_tasks))
         store: RolloutStore | None = None
@@ -215,7 +214,7 @@ class PreparedRun:
                 demonstrations,
                 warm_start.max_steps,
                 observation_loss=warm_start.observation_loss,
-                **warm_start.settings,
+                **self._imitation,
             )
 
     def learn(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from agentsgym import ConfigError
 from agentsgym.envs.PriceList import PriceListEnv
-from agentsgym.recipes.from_values import FieldError, training_settings
+from agentsgym.recipes.from_values import FieldError, imitation_values, model_settings, training_settings
 from agentsgym.recipes.recipe import read_recipe
 from agentsgym.training.settings import MOVED
 
@@ -187,3 +187,12 @@ def test_keys_that_are_no_texts_are_named(file: Path) -> None:
     file.write_text(FILE + "3: x\n")
     with pytest.raises(ConfigError, match=r"must have strings as keys, got 3"):
         read_recipe(file)
+
+
+def test_the_recipe_of_make_demo_real_is_valid(tmp_path: Path) -> None:
+    recipe = read_recipe(Path(__file__).parents[2] / "examples" / "smollm2.yaml")
+    args = training_settings(recipe.training, output_dir=str(tmp_path))
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 32
+    assert recipe.warm_start is not None
+    assert imitation_values(recipe.warm_start.settings)["learning_rate"] == 5e-4
+    assert model_settings(recipe.model_settings).use_peft

@@ -82,16 +82,19 @@ def test_equal_configurations_give_equal_games(tmp_path: Path) -> None:
 def test_the_warm_start_trains_adapters_if_the_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[set[str]] = []
 
-    def imitate(model: Any, *args: Any, **options: Any) -> Any:
+    def imitate(model: Any, demonstrations: Any, tokenizer: Any, config: Any, **options: Any) -> Any:
+        assert config.learning_rate == 5e-4
         trained.append({name for name, weight in model.named_parameters() if weight.requires_grad})
-        return agentsgym.imitate(model, *args, **options)
+        return agentsgym.imitate(model, demonstrations, tokenizer, config, **options)
 
     monkeypatch.setattr(run_module, "imitate", imitate)
     for part in tiny_policy(TwentyQuestionsEnv(None, GAME["env_config"]), hidden_size=16, num_layers=1, num_heads=2):
         part.save_pretrained(tmp_path / "pretrained")
     adapters = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear"}
     changes = {"model": str(tmp_path / "pretrained"), "tiny": {}, "model_settings": adapters}
-    run = agentsgym.train(recipe(tmp_path, **changes))
+    values = recipe(tmp_path, **changes)
+    values["warm_start"] |= {"settings": {"learning_rate": "5e-4"}}  # as YAML reads it
+    run = agentsgym.train(values)
     assert list(run.evaluations) == ["random", "reference", "untrained", "before", "after"]
     assert all("lora_" in name for name in trained[0])
     assert not any("lora_" in name for name in run.model.state_dict())
