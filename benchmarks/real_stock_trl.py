@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def no_reward(prompts: list[Any], **_: Any) -> list[float]:
+def no_reward(prompts: list[Any], **_: Any) -> Any:
     """Return TRL's rewards, which do not matter here."""
     return [0.0] * len(prompts)
 
