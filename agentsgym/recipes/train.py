@@ -211,10 +211,7 @@ class PreparedRun:
         demonstrations = play_demonstrations(self.run, self.worlds, warm_start) if self.stored is None else self.stored
         with _in_section("warm_start"):
             self.run.warm_start(
-                demonstrations,
-                warm_start.max_steps,
-                observation_loss=warm_start.observation_loss,
-                **self._imitation,
+                demonstrations, warm_start.max_steps, observation_loss=warm_start.observation_loss, **self._imitation
             )
 
     def learn(self) -> None:
