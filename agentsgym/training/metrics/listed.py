@@ -55,7 +55,7 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
         row(
             "reward/by_environment/…",
             "by_environment",
-            "mean final reward per `environment` of the rows (set by `mix`), otherwise per class; "
+            "mean final reward per value of the column `environment` (set by `mix`), otherwise per class; "
             "to separate two configurations of a class, give them labels",
             "mixed batches",
         ),
@@ -184,7 +184,7 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
         ),
         row("sampling/importance_sampling_ratio/mean", "sampler", "mean probability ratio model / sampler"),
         row("sampling/importance_sampling_ratio/max", "sampler", "largest probability ratio model / sampler"),
-        row("sampling/kl/k1", "sampler", "estimate of KL(sampler, model): mean log ratio"),
+        row("sampling/kl/k1", "sampler", "estimate of KL(sampler, model): mean of log(sampler / model)"),
         row("sampling/kl/k3", "sampler", "estimate of the same KL that is never negative"),
         row(
             "sampling/effective_sample_size",
@@ -220,8 +220,8 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
         row("eval_reward_low", "summary", "lower end of the reward's interval"),
         row("eval_reward_high", "summary", "upper end of the reward's interval"),
         row("eval_turns", "lengths", "mean number of turns"),
-        row("eval_turns_low", "lengths", "lower end of the number of turns's interval"),
-        row("eval_turns_high", "lengths", "upper end of the number of turns's interval"),
+        row("eval_turns_low", "lengths", "lower end of the interval for the mean number of turns"),
+        row("eval_turns_high", "lengths", "upper end of the interval for the mean number of turns"),
         row("eval_num_episodes", "summary", "number of episodes"),
         row("eval_num_failed", "stops", "number of failed episodes"),
     ),
