@@ -24,20 +24,19 @@ class MemoryWarning(BatchObserver):
 
     def __init__(self, args: GRPOEnvConfig) -> None:
         self._args: Any = args
-        self._model: Any = None
+        self._bytes_per_token = 0
         self._warned_at = 0
 
-    def on_train_begin(self, *args: Any, model: Any = None, **kwargs: Any) -> None:
-        """Remember the model, which has the sizes of its layers."""
-        self._model = model
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Estimate the memory that a token needs."""
+        self._bytes_per_token = activation_bytes(model, is_half=args.bf16, recomputes=args.gradient_checkpointing)
 
     def on_batch(self, observed: ObservedBatch) -> None:
         """Compare the batch's longest rows with the free memory."""
-        args = self._args
-        if not observed.phase.is_training or self._model is None or observed.tokens.ids.device.type != "cpu":
+        if not observed.phase.is_training or observed.tokens.ids.device.type != "cpu":
             return
-        num_rows, length = args.per_device_train_batch_size, int(observed.tokens.attention_mask.sum(1).max())
-        per_row = length * activation_bytes(self._model, is_half=args.bf16, recomputes=args.gradient_checkpointing)
+        num_rows, length = self._args.per_device_train_batch_size, int(observed.tokens.attention_mask.sum(1).max())
+        per_row = length * self._bytes_per_token
         free = free_memory()
         if num_rows * per_row <= free or num_rows * length <= self._warned_at:
             return

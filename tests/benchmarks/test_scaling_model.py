@@ -197,8 +197,8 @@ def test_the_page_has_the_tables_of_the_model_and_its_pictures() -> None:
     page = PAGE.read_text()
     assert page.count(BEGIN) == page.count(END) == 1
     for name in TASKS:
-        assert f"**{name.capitalize()}, 8 GPUs, 512 episodes a step**" in page
-    assert page.count(" episodes a step**") == len(TASKS)
+        assert f"**{name.capitalize()}, 8 GPUs, 512 episodes per step**" in page
+    assert page.count(" episodes per step**") == len(TASKS)
     for name in ("steps", "staleness", "tail"):
         assert f"](scaling_{name}.png)" in page
         assert (PAGE.parent / f"scaling_{name}.png").is_file()
