@@ -41,7 +41,7 @@ def test_the_tutorial_runs(capsys: pytest.CaptureFixture[str]) -> None:
                 _run(shlex.split(line)[1:])
     assert said == WANTED
     printed = capsys.readouterr().out
-    assert "250 rollouts, " in printed
+    assert "250 rollouts; " in printed
     assert "return_to_go [[" in printed
     assert all(Path(name).stat().st_size > 1000 for name in PICTURES)
     assert "after" in Path("page.html").read_text(encoding="utf-8")
