@@ -2,11 +2,10 @@
 
     python benchmarks/real_learning.py guessing --seed 1 --output results.jsonl
     python benchmarks/real_learning.py guessing --seed 1 --credit rollout --output results.jsonl
-    python benchmarks/real_learning.py --table results.jsonl
 
-A run evaluates the untrained model, imitates demonstrations if the environment's entry has them, trains with
-``GRPOEnvTrainer``, evaluates on the same held-out tasks, and appends a line to a file: win rates with 95% intervals,
-the win rate of every training step, and the CPU time of each phase.
+A run evaluates the untrained model, imitates demonstrations, trains with ``GRPOEnvTrainer``, evaluates on the same
+held-out tasks, and appends a line to a file: win rates with 95% intervals, the win rate of every training step, and the
+CPU time of each phase.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Lesson:
         env_class: The environment.
         env_config: Its configuration.
         rows: The dataset's options.
-        player: Builds the player whose episodes are imitated first; None for no warm start.
+        player: Builds the player whose episodes are imitated first.
         num_demonstrations: Number of episodes that it plays.
         imitation_steps: Number of optimizer steps of the warm start, of 16 episodes each.
         training: Fields of ``GRPOEnvConfig`` that differ from the common ones.
@@ -55,10 +54,10 @@ class Lesson:
 
     env_class: type[MultistepEnv]
     env_config: Mapping[str, Any]
+    player: Callable[[Any, int], Any]
+    num_demonstrations: int
+    imitation_steps: int
     rows: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    player: Callable[[Any, int], Any] | None = None
-    num_demonstrations: int = 0
-    imitation_steps: int = 0
     training: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -142,7 +141,6 @@ class StepLog(TrainerCallback):
 def learn(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one lesson, and return its results."""
     lesson = LESSONS[name]
-    models = ModelConfig(dtype="bfloat16")
     if options.weights == "adapters":
         models = ModelConfig(
             dtype="bfloat16",
@@ -166,25 +164,18 @@ def learn(name: str, options: argparse.Namespace) -> dict[str, Any]:
     clock = Clock()
     evaluate(run, "untrained", env, tasks, found)
     clock.split("evaluation")
-    if lesson.player is not None:
-        own = [
-            cast("dict[str, Any]", rows[index % len(rows)]["task_data"]) for index in range(lesson.num_demonstrations)
-        ]
-        demonstrations = run.play("demonstrations", env, own, lesson.player(env, options.seed))
-        run.warm_start(
-            demonstrations,
-            lesson.imitation_steps,
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=4,
-            learning_rate=5e-4,
-        )
-        clock.split("warm start")
-        evaluate(run, "before", env, tasks, found)
-        clock.split("evaluation")
+    own = [cast("dict[str, Any]", rows[index % len(rows)]["task_data"]) for index in range(lesson.num_demonstrations)]
+    demonstrations = run.play("demonstrations", env, own, lesson.player(env, options.seed))
+    batch: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+    run.warm_start(demonstrations, lesson.imitation_steps, learning_rate=5e-4, **batch)
+    clock.split("warm start")
+    evaluate(run, "before", env, tasks, found)
+    clock.split("evaluation")
     log = StepLog()
     run.learn(env, rows, callbacks=[log])
     clock.split("training")
     evaluate(run, "after", env, tasks, found)
+    clock.split("evaluation")
     return {**found, "curve": log.steps, "cpu_s": clock.seconds}
 
 
@@ -241,7 +232,7 @@ class Clock:
 
 
 def main() -> None:
-    """Run one lesson, or print the table of a file."""
+    """Run one lesson, and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lesson", choices=list(LESSONS))
     parser.add_argument("--seed", type=int, default=1)

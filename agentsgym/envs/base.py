@@ -271,7 +271,7 @@ class MultistepEnv(ABC):
 
         Raises:
             ConfigError: The configuration or an option is invalid.
-            NotImplementedError: The environment has no tasks of its own.
+            NotImplementedError: The environment comes without tasks.
         """
         raise NotImplementedError(f"{cls.__name__} ships no training tasks; pass your own rows")
 

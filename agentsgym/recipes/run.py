@@ -228,7 +228,7 @@ class TrainingRun:
         shared = {"seed": self.args.seed, "disable_tqdm": True}
         shared |= {name: getattr(self.args, name) for name in ("use_cpu", "bf16", "fp16")}
         config = tiny_imitation_config(num_steps, **(shared | settings))
-        if self.peft_config is not None:
+        if self.peft_config is not None and not hasattr(self.model, "merge_and_unload"):
             from peft import get_peft_model  # noqa: PLC0415  # an extra
 
             adapted: Any = get_peft_model(self.model, self.peft_config)

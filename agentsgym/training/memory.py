@@ -12,7 +12,6 @@ import torch
 from agentsgym.training.observing import BatchObserver
 
 if TYPE_CHECKING:
-    from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.observing import ObservedBatch
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -22,26 +21,28 @@ logger = logging.getLogger(__name__)
 class MemoryWarning(BatchObserver):
     """Warns if the activations of the largest micro-batch may not fit in the memory of a CPU."""
 
-    def __init__(self, args: GRPOEnvConfig) -> None:
-        self._args: Any = args
-        self._bytes_per_token = 0
-        self._warned_at = 0
+    def __init__(self) -> None:
+        self._num_rows = self._bytes_per_token = self._warned_at = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Estimate the memory that a token needs."""
+        self._num_rows = args.per_device_train_batch_size
         self._bytes_per_token = activation_bytes(model, is_half=args.bf16, recomputes=args.gradient_checkpointing)
 
     def on_batch(self, observed: ObservedBatch) -> None:
         """Compare the batch's longest rows with the free memory."""
         if not observed.phase.is_training or observed.tokens.ids.device.type != "cpu":
             return
-        num_rows, length = self._args.per_device_train_batch_size, int(observed.tokens.attention_mask.sum(1).max())
+        num_rows, length = self._num_rows, int(observed.tokens.attention_mask.sum(1).max())
         per_row = length * self._bytes_per_token
         free = free_memory()
         if num_rows * per_row <= free or num_rows * length <= self._warned_at:
             return
         self._warned_at = num_rows * length
         fitting = free // per_row
+        advice = "a single row does not fit; set gradient_checkpointing=True or limit the length of episodes"
+        if fitting:
+            advice = f"per_device_train_batch_size={fitting} would fit (raise gradient_accumulation_steps in return)"
         logger.warning(
             "a micro-batch of %d rows of up to %d tokens needs about %.1f GB, but %.1f GB of memory are free, so the "
             "system may end the process: %s",
@@ -49,9 +50,7 @@ class MemoryWarning(BatchObserver):
             length,
             num_rows * per_row / 1e9,
             free / 1e9,
-            f"per_device_train_batch_size={fitting} would fit (raise gradient_accumulation_steps in return)"
-            if fitting
-            else "a single row does not fit; set gradient_checkpointing=True or limit the length of episodes",
+            advice,
         )
 
 

@@ -167,7 +167,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.value_model = build_value_model(policy, args, accelerator)
         self._microbatch_loss = MicrobatchLoss(trl, args, self.statistics, self.value_model)
         set_up_reports(self.callback_handler.callbacks, args.tracked_groups, args.printed_groups)
-        self.observers = [MemoryWarning(args), *build_observers(args, self.environments, self.estimator)]
+        self.observers = [MemoryWarning(), *build_observers(args, self.environments, self.estimator)]
         for observer in self.observers:
             self.add_callback(observer)
         self.add_callback(FlushMetrics(self.flush_statistics))

@@ -17,7 +17,7 @@ from peft import LoraConfig, get_peft_model
 import agentsgym
 from agentsgym.agents.policy import packaged
 from agentsgym.agents.policy.loading import load_model, load_policy, load_tokenizer
-from agentsgym.agents.policy.packaged import PACKAGED, converted, packaged_model
+from agentsgym.agents.policy.packaged import PACKAGED, adapted_base, converted, packaged_model
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.types import TurnRequest
@@ -108,6 +108,18 @@ def test_adapters_of_another_model_are_refused(package: Path, tmp_path: Path) ->
     values = json.loads(config.read_text())
     config.write_text(json.dumps(values | {"base_model_name_or_path": str(tmp_path / "wider.gguf")}))
     with pytest.raises(ConfigError, match=r"the adapters in .*adapters do not fit their base model .*wider\.gguf"):
+        load_policy(str(tmp_path / "adapters"))
+
+
+def test_a_hub_model_of_a_similar_name_is_not_replaced() -> None:
+    assert adapted_base("me/smollm2-finetuned") == "me/smollm2-finetuned"
+
+
+def test_adapters_without_a_base_model_are_refused(package: Path, tmp_path: Path) -> None:
+    _save_adapters(packaged_model("smollm2"), tmp_path / "adapters")
+    config = tmp_path / "adapters" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
+    with pytest.raises(ConfigError, match="has no base_model_name_or_path: add the path or name of the base model"):
         load_policy(str(tmp_path / "adapters"))
 
 

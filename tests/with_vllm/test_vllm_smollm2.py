@@ -28,8 +28,9 @@ GAME = {"highest": 10, "max_steps_per_episode": 4, "system_prompt": "You are pla
 ROWS = [{"task_data": {"seed": seed}} for seed in range(64)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server() -> Generator[Server]:
+    """A server with the model's own weights, which the tests of training replace."""
     server = Server(Path(packaged_model()), dtype="bfloat16")
     try:
         server.start()
@@ -87,5 +88,6 @@ def test_it_trains_with_weights_pushed_after_each_step(max_staleness: int, serve
     assert generation.num_syncs >= 3
     assert audit([*RolloutStore(tmp_path / "rollouts")], vocabulary_size=len(tokenizer)).ok
     gaps = [one["sampling/sampling_logp_difference/mean"] for one in logs]
-    # The engine computes with other kernels; weights that were not pushed would differ by far more after a step.
-    assert max(gaps) < (0.2 if max_staleness == 0 else 0.3)
+    # The engine computes with other kernels. Weights that lag behind by a step or two double the difference.
+    assert gaps[0] < 0.07
+    assert max(gaps) < (1.4 if max_staleness == 0 else 4) * gaps[0]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from agentsgym.agents.policy.packaged import converted, converted_again
+from agentsgym.agents.policy.packaged import adapted_base, converted
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of, shown
 
@@ -46,8 +46,10 @@ def load_model(
     adapters = Path(folder) / "adapter_config.json"
     if not adapters.is_file():
         return AutoModelForCausalLM.from_pretrained(folder, **source, **options), tokenizer
-    base: str = json.loads(adapters.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    model: Any = AutoModelForCausalLM.from_pretrained(converted_again(base), **source, **options)
+    base: str | None = json.loads(adapters.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    if base is None:
+        raise ConfigError(f"{adapters} has no base_model_name_or_path: add the path or name of the base model")
+    model: Any = AutoModelForCausalLM.from_pretrained(adapted_base(base), **source, **options)
     try:
         model.load_adapter(folder)
     except RuntimeError as error:  # the shapes of tensors differ

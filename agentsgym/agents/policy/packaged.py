@@ -109,13 +109,16 @@ def converted(name_or_path: str) -> str:
     return str(folder)
 
 
-def converted_again(base: str) -> str:
-    """Return the folder of the packaged model that adapters were trained on, if it is no longer where they name it.
+def adapted_base(recorded: str) -> str:
+    """Return a folder or Hub name for the base model that an adapter configuration recorded.
 
-    Adapters name the folder of their base model, which is in the cache of the user and the machine that trained them.
+    The recorded path of a packaged model lies in the cache of the user who trained the adapters. If it does not exist
+    here, this user's copy of the model is used.
     """
-    name = Path(base).name.partition("-")[0]
-    return packaged_model(name) if name in PACKAGED and not Path(base).exists() else converted(base)
+    for name, packaged in PACKAGED.items():
+        if Path(recorded).name.startswith(f"{name}-{packaged.sha256[:12]}-") and not Path(recorded).exists():
+            return packaged_model(name)
+    return converted(recorded)
 
 
 def _verified(packaged: _Packaged) -> Path:

@@ -71,7 +71,8 @@ def train(
             }.items()
         }
         out().print(plain(comparison_table(rows)), soft_wrap=True)
-        files = "model/, summary.json, learning_curve.png, transcripts_before.txt, transcripts_after.txt"
+        names = [name for name in ("untrained", "before", "after") if name in run.evaluations]
+        files = ", ".join(["model/, summary.json, learning_curve.png", *(f"transcripts_{name}.txt" for name in names)])
         out().print(plain(f"\n{run.phases.total_seconds:.0f} s in total. Files in {run.output}: {files}"))
     if run.phases.status:
         raise typer.Exit(run.phases.status)
