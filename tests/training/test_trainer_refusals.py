@@ -11,6 +11,7 @@ from datasets import Dataset
 from games import WORDS, GuessNumber, TextAgent, policy, settings, tasks, trainer_of
 from trl import GRPOConfig
 
+from agentsgym.agents.policy import loading
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.testing import chat_tokenizer
@@ -197,6 +198,16 @@ def test_float16_on_a_cpu_is_refused(tmp_path: Path) -> None:
     model, tokenizer = policy()
     with pytest.raises(ConfigError, match=r"weights are float16, in which CPUs compute slowly .* dtype='float32'"):
         GRPOEnvTrainer(model.half(), GuessNumber(tokenizer), settings(tmp_path), train_dataset=tasks())
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_bfloat16_is_warned_of_where_it_is_slow(
+    *, is_slow: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "is_slow_in_bfloat16", lambda: is_slow)
+    model, tokenizer = policy()
+    GRPOEnvTrainer(model.to(torch.bfloat16), GuessNumber(tokenizer), settings(tmp_path), train_dataset=tasks())
+    assert ("computes bfloat16 many times slower than float32" in caplog.text) is is_slow
 
 
 @pytest.mark.parametrize(("dtype", "warns"), [(torch.bfloat16, True), (torch.float32, False)])

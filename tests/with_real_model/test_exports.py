@@ -13,9 +13,11 @@ from peft import LoraConfig
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from agentsgym import PolicyAgent, evaluate
-from agentsgym.agents.policy.loading import load_model
+from agentsgym.agents.policy.loading import is_slow_in_bfloat16, load_model
 from benchmarks.real_games import NumberGuessing
 
+IS_BFLOAT16 = not is_slow_in_bfloat16()
+DTYPE = torch.bfloat16 if IS_BFLOAT16 else torch.float32
 SETTINGS: dict[str, Any] = {
     "max_steps": 2,
     "per_device_train_batch_size": 2,
@@ -24,7 +26,7 @@ SETTINGS: dict[str, Any] = {
     "save_strategy": "no",
     "logging_steps": 1,
     "use_cpu": True,
-    "bf16": True,
+    "bf16": IS_BFLOAT16,
     "gradient_checkpointing": False,
 }
 
@@ -33,7 +35,7 @@ SETTINGS: dict[str, Any] = {
 def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of easy games, some won and some lost."""
     folder = tmp_path_factory.mktemp("games") / "store"
-    model, tokenizer = load_model("smollm2", dtype="auto")
+    model, tokenizer = load_model("smollm2", dtype=DTYPE)
     env = NumberGuessing(tokenizer, {"highest": 2, "max_steps_per_episode": 3})
     tasks = [{"seed": seed} for seed in range(4)]
     result = evaluate(env, PolicyAgent(model, tokenizer, max_turn_tokens=12), tasks, num_rollouts=8, store=folder)
@@ -52,7 +54,7 @@ def rows(games: Path, to: str, folder: Path) -> Dataset:
 def test_trl_trains_on_exported_games(
     to: str, trainer_class: Any, args_class: Any, games: Path, tmp_path: Path
 ) -> None:
-    model, tokenizer = load_model("smollm2", dtype=torch.bfloat16)
+    model, tokenizer = load_model("smollm2", dtype=DTYPE)
     lora = LoraConfig(r=8, target_modules="all-linear")
     args = args_class(output_dir=str(tmp_path / "out"), **SETTINGS)
     exported = rows(games, to, tmp_path)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import logging
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from agentsgym.agents.policy.packaged import adapted_base, converted
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of, shown
+
+logger = logging.getLogger(__name__)
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # anything else can only be a path
 
@@ -61,6 +67,8 @@ def load_model(
 def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     """Load a policy for sampling: on the accelerator if there is one, in its saved precision.
 
+    On a CPU that :func:`is_slow_in_bfloat16`, bfloat16 weights are converted to float32.
+
     Raises:
         ConfigError: The folder or name does not exist, or has no causal language model with a tokenizer.
     """
@@ -75,7 +83,36 @@ def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
         reason = sentence_of(error, 300).partition("\n")[0]
         raise ConfigError(f"the policy cannot be loaded from {shown(name_or_path)}: {reason}") from error
     accelerator = torch.accelerator.current_accelerator()
-    return (model if accelerator is None else model.to(accelerator)), tokenizer
+    if accelerator is not None:
+        return model.to(accelerator), tokenizer
+    return (model.float() if model.dtype == torch.bfloat16 and is_slow_in_bfloat16() else model), tokenizer
+
+
+@functools.cache
+def is_slow_in_bfloat16() -> bool:
+    """Whether this CPU multiplies matrices in bfloat16 at less than a third of the speed of float32.
+
+    Without instructions for it, bfloat16 can be 40 times slower; with AVX512-BF16 or AMX, it is 3 to 4 times faster.
+    """
+
+    def seconds(dtype: torch.dtype) -> float:
+        rows, weights = torch.ones(64, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+        times = [time.perf_counter()]
+        for _ in range(4):
+            torch.matmul(rows, weights)
+            times.append(time.perf_counter())
+        return min(end - start for start, end in itertools.pairwise(times))
+
+    return seconds(torch.bfloat16) > 3 * seconds(torch.float32)
+
+
+def warn_of_slow_bfloat16(model: Any, *, is_autocast: bool) -> None:
+    """Warn before training on a CPU that :func:`is_slow_in_bfloat16`, in bfloat16 weights or under autocast."""
+    if model.device.type == "cpu" and (is_autocast or model.dtype == torch.bfloat16) and is_slow_in_bfloat16():
+        logger.warning(
+            "this CPU computes bfloat16 many times slower than float32: load the model with dtype='float32' and set "
+            "bf16=False"
+        )
 
 
 def limit_threads(model: Any, *, small: int = 5_000_000) -> None:

@@ -13,6 +13,7 @@ from accelerate.utils import DistributedType, str_to_bool
 from torch import nn
 
 from agentsgym.agents.build import refuse_prompt_learning
+from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
 from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_stage
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
 from agentsgym.errors import ConfigError
@@ -108,7 +109,7 @@ def check_parts(
             )
         check_config(args, accelerator.state.deepspeed_plugin)
     shared_vocabulary_size(model, tokenizer)
-    _check_precision(model)
+    _check_precision(model, is_autocast=bool(args.bf16))
     if not args.disable_dropout and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
         logger.warning(
             "the policy has dropout, which is off while rollouts are sampled and scored but on in the loss, so the "
@@ -126,13 +127,14 @@ def check_parts(
         )
 
 
-def _check_precision(model: PreTrainedModel) -> None:
-    """Refuse float16 on a CPU, and warn if updates would be rounded away."""
+def _check_precision(model: PreTrainedModel, *, is_autocast: bool) -> None:
+    """Refuse float16 on a CPU, and warn of slow bfloat16 and of updates that would be rounded away."""
     if model.dtype == torch.float16 and model.device.type == "cpu":
         raise ConfigError(
             "the model's weights are float16, in which CPUs compute slowly and gradients overflow: load it with "
             "dtype='bfloat16' (fast with AVX512-BF16 or AMX) and train adapters, or with dtype='float32'"
         )
+    warn_of_slow_bfloat16(model, is_autocast=is_autocast)
     trained = {weight.dtype for weight in model.parameters() if weight.requires_grad}
     for dtype in trained & {torch.float16, torch.bfloat16}:
         logger.warning(

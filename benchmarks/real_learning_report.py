@@ -1,0 +1,119 @@
+"""Tables from the results of ``real_learning.py``, as Markdown.
+
+    python benchmarks/real_learning_report.py benchmarks/real_learning.jsonl
+
+Episodes to a threshold are counted until the mean win rate of five consecutive steps reaches it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+ROLLOUTS_PER_STEP = 32
+WINDOW = 5
+# Student's t for 95% of a mean over two and three seeds.
+T_VALUES = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
+
+Run = dict[str, Any]
+
+
+def percent(values: Sequence[float]) -> str:
+    """Format a win rate with its interval.
+
+    >>> percent([0.5, 0.38, 0.62])
+    '50 % [38, 62]'
+    """
+    mean, low, high = (round(100 * value) for value in values)
+    return f"{mean} % [{low}, {high}]"
+
+
+def learning_table(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a row per environment and seed."""
+    yield "| environment | seed | untrained | after imitation | after training | steps | CPU minutes |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for run in runs:
+        if run["credit"] == "turn" and "before" in run:
+            rates = " | ".join(percent(run[name]["win_rate"]) for name in ("untrained", "before", "after"))
+            minutes = round(sum(run["cpu_s"].values()) / 60)
+            yield f"| {run['lesson']} | {run['seed']} | {rates} | {len(run['curve'])} | {minutes} |"
+
+
+def episodes_to(threshold: float, run: Run) -> int | None:
+    """Return the number of episodes after which the win rate first reaches a threshold; None if it never does."""
+    rates = [step.get("win_rate", step["reward"]) for step in run["curve"]]
+    for end in range(WINDOW, len(rates) + 1):
+        if statistics.fmean(rates[end - WINDOW : end]) >= threshold:
+            return end * ROLLOUTS_PER_STEP
+    return None
+
+
+def credit_table(runs: Sequence[Run], thresholds: Sequence[float]) -> Iterator[str]:
+    """Yield a row per environment and threshold: episodes with either kind of credit, and their ratio."""
+    yield "| environment | win rate | by turn, seed by seed | per rollout, seed by seed | ratio |"
+    yield "| --- | --- | --- | --- | --- |"
+    own = [run for run in runs if run["weights"] == "adapters"]
+    for lesson, group in grouped(own, lambda run: run["lesson"]):
+        by_seed = {
+            credit: {run["seed"]: run for run in group if run["credit"] == credit} for credit in ("turn", "rollout")
+        }
+        seeds = sorted({*by_seed["turn"]} & {*by_seed["rollout"]})
+        for threshold in thresholds if seeds else ():
+            counts = {name: [episodes_to(threshold, some[seed]) for seed in seeds] for name, some in by_seed.items()}
+            cells = " | ".join(", ".join(map(str, values)) for values in counts.values())
+            yield f"| {lesson} | {threshold:.0%} | {cells} | {ratio(counts['turn'], counts['rollout'])} |"
+
+
+def ratio(ours: Sequence[int | None], theirs: Sequence[int | None]) -> str:
+    """Format the geometric mean of the ratios seed by seed, with a 95% interval (Student's t of the logarithms).
+
+    >>> ratio([100, 100], [200, 200])
+    '0.50 [0.50, 0.50]'
+    """
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a and b]
+    logs = [math.log(a / b) for a, b in pairs]
+    if len(logs) < len(ours) or len(logs) < 2:
+        return f"not reached in {len(ours) - len(logs)} pairs"
+    mean = statistics.fmean(logs)
+    margin = T_VALUES[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return f"{math.exp(mean):.2f} [{math.exp(mean - margin):.2f}, {math.exp(mean + margin):.2f}]"
+
+
+def rates_table(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a row per environment, kind of weights and learning rate."""
+    yield "| environment | trained | learning rate | after training, seed by seed |"
+    yield "| --- | --- | --- | --- |"
+    own = [run for run in runs if run["credit"] == "turn"]
+    for (lesson, weights, rate), group in grouped(
+        own, lambda run: (run["lesson"], run["weights"], run["learning_rate"])
+    ):
+        rates = ", ".join(percent(run["after"]["win_rate"]) for run in group)
+        yield f"| {lesson} | {weights} | {rate:g} | {rates} |"
+
+
+def grouped(runs: Sequence[Run], key: Callable[[Run], Any]) -> Iterator[tuple[Any, list[Run]]]:
+    """Yield the runs with equal keys, in the order of the keys and then of the seeds."""
+    for value, group in groupby(sorted(runs, key=lambda run: (key(run), run["seed"])), key):
+        yield value, list(group)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
+    options = parser.parse_args()
+    runs = [json.loads(line) for line in options.file.read_text().splitlines()]
+    runs.sort(key=lambda run: (run["lesson"], run["seed"]))
+    for table in (learning_table(runs), credit_table(runs, options.thresholds), rates_table(runs)):
+        print("\n".join(table), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
