@@ -18,6 +18,7 @@ from agentsgym.credit.registry import get_estimator
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int, is_number, is_positive_number, or_none, require
 from agentsgym.texts import shown
+from agentsgym.training._transformers import recompute_by_default
 from agentsgym.training.settings import (
     ALL_GROUPS,
     ENV_POOLS,
@@ -119,8 +120,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         has_accelerator = torch.accelerator.is_available() and not self.use_cpu
         if self.bf16 is None and not self.fp16 and not has_accelerator:
             self.bf16 = False
-        if self.activation_checkpointing is None and self.gradient_checkpointing is None:
-            self.activation_checkpointing = has_accelerator  # the new name; transformers deprecates the old one
+        recompute_by_default(self, is_recomputed=has_accelerator)
         if self.dataloader_pin_memory is None:
             self.dataloader_pin_memory = has_accelerator  # pyright: ignore[reportIncompatibleVariableOverride]
         has_no_bounds = (self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max) == (None, None)
