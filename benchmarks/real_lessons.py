@@ -112,6 +112,8 @@ LESSONS = {
             "objects": list(OBJECTS),
             "properties": list(PROPERTIES),
             "max_steps_per_episode": 5,
+            "reward_scheme": "win",
+            "repeat_penalty": 0.05,
             "system_prompt": f"Find out which of these I am thinking of: {', '.join(OBJECTS)}.",
         },
         rows={"split": "all"},

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 import torch
 from trl import GRPOConfig
 
+from agentsgym.agents.policy.versions import recompute_by_default
 from agentsgym.credit.registry import get_estimator
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int, is_number, is_positive_number, or_none, require
 from agentsgym.texts import shown
-from agentsgym.training._transformers import recompute_by_default
 from agentsgym.training.settings import (
     ALL_GROUPS,
     ENV_POOLS,

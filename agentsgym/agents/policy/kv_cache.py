@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from transformers import cache_utils
 from transformers.cache_utils import (
     Cache,
     DynamicLayer,
@@ -23,9 +22,9 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from agentsgym.agents.policy.versions import EMPTY_LAYERS
+
 _SPARE_COLUMNS = 64
-# A layer that caches nothing; transformers 5.16, which Axolotl 0.19 pins, lacks it.
-_EMPTY_LAYERS: tuple[type, ...] = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))
 
 
 class Place(NamedTuple):
@@ -131,7 +130,7 @@ def growing_layer(layer: Any) -> Any:
         return GrowingLayer(layer.sliding_window)
     if kind is LinearAttentionAndFullAttentionLayer:
         return GrowingHybridLayer(layer.number_of_states)
-    if kind is LinearAttentionLayer or kind in _EMPTY_LAYERS:
+    if kind is LinearAttentionLayer or kind in EMPTY_LAYERS:
         return layer
     raise NotImplementedError(
         f"conversations cannot be batched in a cache with layers of type {kind.__name__}, which are not supported"
