@@ -13,9 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LINE = (
-    "texts → errors → cached_folders → interruptions → types → failures → seeding → fields → failure_policy → "
-    "ranks → tokens → {credit, rollouts, agents, store} → {batch, record_audit, recorded} → envs → statistics → "
-    "evaluation → {tiny, testing} → reports → interop → training → observers → export → {recipes, viewer} → cli"
+    "texts → errors → versions → cached_folders → interruptions → types → failures → seeding → fields → "
+    "failure_policy → ranks → tokens → {credit, rollouts, agents, store} → {batch, record_audit, recorded} → envs → "
+    "statistics → evaluation → {tiny, testing} → reports → interop → training → observers → export → "
+    "{recipes, viewer} → cli"
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
 GROUND = {"_lazy"}  # imports nothing, and may be imported everywhere
@@ -38,7 +39,7 @@ NAMED_BY = {
 }
 # What a reader of the training loop holds in mind; a folder of `envs` whose name is that of a class is a world.
 CORE = {
-    *("texts", "errors", "cached_folders", "interruptions", "types", "failures", "seeding", "fields"),
+    *("texts", "errors", "versions", "cached_folders", "interruptions", "types", "failures", "seeding", "fields"),
     *("failure_policy", "ranks", "tokens", "credit", "rollouts", "agents", "batch", "envs", "statistics", "training"),
 }
 AROUND = RANK.keys() - CORE

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 import torch
 from trl import GRPOConfig
 
-from agentsgym.agents.policy.versions import recompute_by_default
 from agentsgym.credit.registry import get_estimator
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int, is_number, is_positive_number, or_none, require
@@ -36,6 +35,7 @@ from agentsgym.training.tensors.importance import CORRECTIONS, ImportanceCorrect
 from agentsgym.training.tensors.loss_types import LOSS_TYPES, LossType
 from agentsgym.training.validation import check_settings
 from agentsgym.training.zero import check_launch
+from agentsgym.versions import recompute_by_default
 
 if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator

@@ -30,6 +30,7 @@ from agentsgym.seeding import derive_seed
 from agentsgym.tokens.unknown_words import warn_of_unknown_words
 from agentsgym.training.finite import NonFiniteCheck
 from agentsgym.types import Trajectory
+from agentsgym.versions import recompute_by_default
 
 _IGNORED = -100  # the label that the loss ignores
 _BATCHES_PER_BUCKET = 50
@@ -213,7 +214,9 @@ def imitation_config(**settings: Any) -> SFTConfig:
     }
     if settings.get("use_cpu") or not torch.accelerator.is_available():
         defaults |= {"bf16": False, "gradient_checkpointing": None, "dataloader_pin_memory": False}
-    return SFTConfig(**(defaults | settings))
+    config = SFTConfig(**(defaults | settings))
+    recompute_by_default(config, is_recomputed=False)
+    return config
 
 
 def tiny_imitation_config(num_steps: int, **settings: Any) -> SFTConfig:

@@ -19,7 +19,7 @@ def byte_tokens() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_tokens(), "Ġt"]
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_tokens(), "Ġt", "Ġth"]
 
 
 def write_gguf(path: Path, *, template: str | None = CHATML, inner: int = INNER) -> dict[str, np.ndarray]:
@@ -41,7 +41,7 @@ def write_gguf(path: Path, *, template: str | None = CHATML, inner: int = INNER)
         "tokenizer_pre": "default",
         "token_list": TOKENS,
         "token_types": [3, 3, 3] + [1] * (len(TOKENS) - 3),
-        "token_merges": ["Ġ t"],
+        "token_merges": ["Ġ t", "Ġt h"],
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 2,

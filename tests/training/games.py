@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from number_games import NUMBERS, GuessNumber, SayBlue
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from agentsgym.agents.base import Agent
 from agentsgym.tiny import tiny_policy
@@ -17,6 +17,9 @@ from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 __all__ = ["NUMBERS", "GuessNumber", "SayBlue"]  # the games, beside what stands here
+# Before transformers 5.23, the setting has its earlier name.
+NEW_NAME = hasattr(TrainingArguments, "activation_checkpointing")
+RECOMPUTED: dict[str, Any] = {"activation_checkpointing" if NEW_NAME else "gradient_checkpointing": True}
 WORDS = [
     f"Guess a number from one to six. Higher. Lower. A number, please. {' '.join(NUMBERS)}",
     "Say a color. red blue",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from games import SayBlue, policy, settings, tasks, trainer_of
+from games import RECOMPUTED, SayBlue, policy, settings, tasks, trainer_of
 from transformers import TrainerCallback
 
 from agentsgym.errors import ConfigError
@@ -217,7 +217,7 @@ def test_accumulating_is_the_same_update_as_a_larger_batch(loss_type: str, tmp_p
 
 def test_gradient_checkpointing_changes_no_number(tmp_path: Path) -> None:
     plain = trained(tmp_path, num_iterations=2)
-    checkpointed = trained(tmp_path, num_iterations=2, activation_checkpointing=True)
+    checkpointed = trained(tmp_path, num_iterations=2, **RECOMPUTED)
     for one, other in zip(history(plain), history(checkpointed), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-6)
         assert one["entropy"] == pytest.approx(other["entropy"], abs=1e-5)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from games import GuessNumber, trainer_of
+from games import RECOMPUTED, GuessNumber, trainer_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
 
 
-@pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}, {"num_iterations": 2}])
+@pytest.mark.parametrize("changes", [{}, RECOMPUTED, {"num_iterations": 2}])
 def test_a_trained_model_is_saved_as_it_plays(changes: dict[str, Any], tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, **changes)
     trainer.train()

@@ -108,7 +108,7 @@ def test_text_is_asked_for_where_the_game_has_no_tokens(vllm_server: str) -> Non
 
 def test_what_the_server_refuses_is_said_in_its_own_words(vllm_server: str) -> None:
     agent = OpenAIAgent("tiny", base_url=vllm_server, max_tokens=8)
-    fine, too_long = agent.act([request([5, 6]), request([5] * 1020)])
+    fine, too_long = agent.act([request([5, 6]), request([5] * 1030)])
     stranger = OpenAIAgent("nobody", base_url=vllm_server)
     with pytest.raises(ConfigError, match=r"status 404: The model `nobody` does not exist.*; check the model's name"):
         stranger.act([request([5])])

@@ -22,9 +22,10 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from agentsgym.agents.policy.versions import EMPTY_LAYERS
+from agentsgym.versions import empty_layers
 
 _SPARE_COLUMNS = 64
+_EMPTY_LAYERS = empty_layers()
 
 
 class Place(NamedTuple):
@@ -130,7 +131,7 @@ def growing_layer(layer: Any) -> Any:
         return GrowingLayer(layer.sliding_window)
     if kind is LinearAttentionAndFullAttentionLayer:
         return GrowingHybridLayer(layer.number_of_states)
-    if kind is LinearAttentionLayer or kind in EMPTY_LAYERS:
+    if kind is LinearAttentionLayer or kind in _EMPTY_LAYERS:
         return layer
     raise NotImplementedError(
         f"conversations cannot be batched in a cache with layers of type {kind.__name__}, which are not supported"

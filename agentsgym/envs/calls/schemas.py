@@ -12,6 +12,7 @@ from agentsgym.envs.calls.checks import check_call
 from agentsgym.errors import ConfigError
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
+from agentsgym.versions import json_schema
 
 __all__ = ["check_call", "schemas_of"]
 
@@ -62,15 +63,12 @@ def _shown(value: Any) -> str:
 
 
 def _of_function(tool: Callable[..., Any], owner: str) -> dict[str, Any]:
-    from transformers import utils  # noqa: PLC0415  # environments without tools need no transformers
-
     name = str(getattr(tool, "__name__", type(tool).__name__))
     place = f"no JSON schema can be created for {owner}'s tool {name!r}"
-    untyped: Any = utils
     if problem := _problem(tool):
         raise ConfigError(f"{place}: {problem}")
     try:
-        schema = cast("dict[str, Any]", untyped.get_json_schema(tool))
+        schema = json_schema(tool)
     except BaseException as error:
         if is_interruption(error):
             raise
@@ -79,8 +77,8 @@ def _of_function(tool: Callable[..., Any], owner: str) -> dict[str, Any]:
             if repr(parameter.annotation) in text:
                 text = (
                     f"the type of its argument {argument!r} has no JSON form, {parameter.annotation!r}: use str, int, "
-                    "float, bool, Literal, an Enum, or a list, dict or Union of these, or pass the complete schema as "
-                    "a dict"
+                    "float, bool, Literal, an Enum (transformers 5.23 or newer), or a list, dict or Union of these, or "
+                    "pass the complete schema as a dict"
                 )
                 break
         raise ConfigError(f"{place}: {text}") from error

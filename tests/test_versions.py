@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from types import SimpleNamespace
 
 import pytest
+from transformers import utils
 
-from agentsgym.agents.policy.versions import recompute_by_default
+from agentsgym.versions import json_schema, recompute_by_default
 
 NEW, OLD = "activation_checkpointing", "gradient_checkpointing"
 
@@ -26,3 +28,29 @@ def test_a_users_choice_is_kept_under_either_name(settings: dict[str, bool | Non
     args = SimpleNamespace(**settings)
     recompute_by_default(args, is_recomputed=True)
     assert vars(args) == settings
+
+
+class Color(Enum):
+    RED = "red"
+
+
+def paint(color: Color) -> str:
+    """Paint.
+
+    Args:
+        color: The color.
+    """
+    return str(color)
+
+
+def test_an_enum_is_an_enum_or_refused_never_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {"type": "object", "description": "The color."}
+    after = {"type": "string", "enum": ["red"], "description": "The color."}
+    for found in (before, after):
+        schema = {"function": {"parameters": {"properties": {"color": found}}}}
+        monkeypatch.setattr(utils, "get_json_schema", lambda _, schema=schema: schema)
+        if found is after:
+            assert json_schema(paint) == schema
+        else:
+            with pytest.raises(TypeError, match="Color'> has no JSON form"):
+                json_schema(paint)
