@@ -143,7 +143,7 @@ def test_tools_that_are_no_list_are_refused(tools: Any) -> None:
 
 def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="two tools of Env are called 'forecast'"):
-        schemas_of([forecast, {"name": "forecast"}], "Env")
+        schemas_of([{"name": "forecast"}, {"name": "forecast"}], "Env")
 
 
 def test_a_bare_schema_is_completed_and_left_as_it_was() -> None:

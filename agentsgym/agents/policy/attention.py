@@ -1,8 +1,7 @@
 """Grouped-query attention over a long cache, without copies of the cached keys and values.
 
 If query heads share keys and values and there is a mask, transformers' ``sdpa`` copies both for every query head when
-several new tokens follow a cache; versions before 5.23 also do so when a single one follows. These copies grow with
-the context length, even if there are few new tokens.
+several new tokens follow a cache. These copies grow with the context length, even if there are few new tokens.
 """
 
 from __future__ import annotations
@@ -49,14 +48,13 @@ def grouped_sdpa(
     is_plain = num_heads == num_groups * num_repeats > num_groups and options.get("position_bias") is None
     # The mask is repeated instead of the keys and values; with many queries, it is the larger of the two.
     saves_memory = num_queries <= num_groups * width
-    is_shared = num_queries == 1 if attention_mask is None else attention_mask.shape[1] == 1
-    if not (is_shared and is_plain and saves_memory):
+    if attention_mask is None or attention_mask.shape[1] > 1 or not is_plain or not saves_memory:
         return ALL_ATTENTION_FUNCTIONS[_PLAIN](module, query, key, value, attention_mask, **options)
     output = torch.nn.functional.scaled_dot_product_attention(
         query.reshape(num_rows, num_groups, num_repeats * num_queries, width),
         key,
         value,
-        attn_mask=None if attention_mask is None else attention_mask.repeat(1, 1, num_repeats, 1),
+        attn_mask=attention_mask.repeat(1, 1, num_repeats, 1),
         dropout_p=options.get("dropout", 0.0),
         scale=options.get("scaling"),
     )

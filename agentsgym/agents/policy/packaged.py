@@ -25,7 +25,7 @@ from agentsgym.cached_folders import cache_folder, is_intact, write_folder
 from agentsgym.errors import ConfigError, MissingDependencyError, did_you_mean
 from agentsgym.texts import sentence_of, shown
 
-_FORMAT = 1  # version of the converted folders; a new number causes a new conversion
+_FORMAT = 2  # version of the converted folders; a new number causes a new conversion
 _MB = 1_000_000
 
 
@@ -171,6 +171,10 @@ def _write_converted(path: Path, folder: Path) -> None:
             raise ConfigError(f"{path} cannot be read as a GGUF model: {sentence_of(error, 300)}") from error
     if not tokenizer.chat_template:
         raise ConfigError(f"{path} has no chat template; use a file of an instruction-tuned model")
+    for name in ("bos", "eos", "pad"):  # transformers before 5.23 mistakes them
+        index = getattr(model.config, f"{name}_token_id")
+        if index is not None:
+            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(index))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
