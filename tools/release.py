@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -45,7 +46,14 @@ _TINY_TRAINING = (
 _TINY_DEMO = "--num_games 40 --num_demonstrations 200 --warm_start_steps 20 --max_steps 4"
 #: Doctests of what needs no extra, and tests of each part that are quick and train nothing.
 _DOCTESTED = ("texts", "errors", "fields", "types", "seeding", "credit", "statistics", "tokens", "reports", "cli")
-_SMOKE_TESTS = ("test_public_api.py", "test_layers.py", "test_types.py", "test_tiny.py", "credit", "store", "tokens")
+_SMOKE_TESTS = (
+    "test_public_api.py",
+    "test_types.py",
+    "test_tiny.py",
+    "cli/test_hub.py",
+    "credit/test_credit_returns.py",
+    "store/test_store.py",
+)
 
 
 class ReleaseError(Exception):
@@ -103,6 +111,12 @@ def environment() -> dict[str, str]:
     """Return the variables for commands: none that concern the running Python; no color, and no access to the Hub."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     return inherited | {"NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def _processor_time_s() -> float:
+    """Return the processor time that finished commands have used, which, unlike time, does not depend on others."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def stated_version(root: Path) -> str:
@@ -257,12 +271,12 @@ class Stranger:
             run(sys.executable, "-m", "venv", self.venv, cwd=self.folder)
             self.pip("torch")
         with self.report.step("installation of the wheel beyond torch") as remarks:
-            start = time.monotonic()
+            start, used = time.monotonic(), _processor_time_s()
             self.pip(self.built.wheel)
             seconds = time.monotonic() - start
+            remarks.append(f"{_processor_time_s() - used:.0f} s of them computing")
             if seconds > max_install_s:
                 raise ReleaseError(f"the installation took {seconds:.0f} s; at most {max_install_s:g} s are allowed")
-            remarks.append(f"at most {max_install_s:g} s")
             run(self.bin / "python", "-m", "pip", "check", cwd=self.work)
 
     def use(self) -> None:
