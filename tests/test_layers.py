@@ -64,6 +64,7 @@ HEAVY = {
     "mcp": ((), ("envs/Tools/mcp_client.py",)),
     "websockets": ((), ("envs/OpenEnv/wire.py",)),
     "inspect_ai": (("export/inspect_samples.py",), ("export/inspect_logs.py",)),
+    "huggingface_hub": ((), ("cli/commands/hub.py",)),
     "typer": (("cli",), ()),
     "rich": ((), ("cli", "observers")),
     "trackio": ((), ("observers", "export")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,10 @@ def test_what_is_in_envs_alone_says_where_it_is(name: str) -> None:
         getattr(agentsgym, name)
 
 
-def test_the_version_is_that_of_the_project_file() -> None:
-    project = (ROOT / "pyproject.toml").read_text()
-    assert re.search(rf'^version = "{re.escape(agentsgym.__version__)}"$', project, re.MULTILINE)
+def test_the_version_is_stated_once_and_is_the_newest_of_the_changelog() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" in project["project"]["dynamic"]
+    assert project["tool"]["hatch"]["version"]["path"] == "agentsgym/__init__.py"
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    releases = re.findall(r"^## \[([\d.]+)\] - \d{4}-\d\d-\d\d$", changelog, re.MULTILINE)
+    assert releases[0] == agentsgym.__version__

@@ -3,7 +3,7 @@
 ::
 
     app         the entry point, with all commands
-    commands/   one module per command
+    commands/   one module per command; hub has push and pull
     options     options that several commands share
     console     output with and without color, and failures
     naming      from a name, a path or a file to an environment

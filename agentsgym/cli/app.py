@@ -13,6 +13,7 @@ from agentsgym.cli.commands.compare import compare
 from agentsgym.cli.commands.envs import envs
 from agentsgym.cli.commands.eval import evaluate
 from agentsgym.cli.commands.export import export
+from agentsgym.cli.commands.hub import pull, push
 from agentsgym.cli.commands.new import new
 from agentsgym.cli.commands.play import play
 from agentsgym.cli.commands.replay import replay
@@ -39,6 +40,8 @@ app.command("replay", short_help="Replay stored rollouts and report any differen
 app.command("compare", short_help="Compare two runs, task by task.")(compare)
 app.command("view", short_help="View stored rollouts in the browser.")(view)
 app.command("train", short_help="Train a policy from a configuration file.")(train)
+app.command("push", short_help="Upload an environment to the Hugging Face Hub.")(push)
+app.command("pull", short_help="Download an environment from the Hub; runs none of its code.")(pull)
 
 
 def _version(value: bool) -> None:

@@ -17,8 +17,20 @@ from typer.testing import CliRunner
 import agentsgym
 from agentsgym.cli.app import app
 
-COMMANDS = ("envs", "check", "new", "eval", "play")
-HEAVY = {"torch", "transformers", "trl", "numpy", "datasets", "rich", "openai", "textarena", "gymnasium", "yaml"}
+COMMANDS = ("envs", "check", "new", "eval", "play", "push", "pull")
+HEAVY = {
+    "huggingface_hub",
+    "torch",
+    "transformers",
+    "trl",
+    "numpy",
+    "datasets",
+    "rich",
+    "openai",
+    "textarena",
+    "gymnasium",
+    "yaml",
+}
 HOSTILE = """
 from agentsgym import MultistepEnv
 

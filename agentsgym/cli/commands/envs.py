@@ -56,7 +56,7 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
     from agentsgym.cli.naming import find_env, nearest  # noqa: PLC0415
 
     if environment is not None:
-        _show_one(find_env(environment), as_json=as_json)
+        show_env(find_env(environment), as_json=as_json)
         return
     if status is not None and status not in _STATUSES:
         near = nearest(status, _STATUSES, 1)
@@ -89,7 +89,8 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
     out().print(f"{len(chosen)} environment{'' if len(chosen) == 1 else 's'}", style="dim")
 
 
-def _show_one(named: NamedEnv, *, as_json: bool) -> None:
+def show_env(named: NamedEnv, *, as_json: bool) -> None:
+    """Print an environment's description, its configuration keys and its task fields."""
     detail = _details(named)
     if as_json:
         print_json(detail)
