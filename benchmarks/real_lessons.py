@@ -120,7 +120,8 @@ LESSONS = {
         player=asker,
         num_demonstrations=160,
         imitation_steps=15,
-        training_steps=25,
-        learning_rate=3e-4,
+        training_steps=20,
+        learning_rate=2e-4,
+        training={"num_generations": 4},
     ),
 }
