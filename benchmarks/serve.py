@@ -1,10 +1,10 @@
 """Measure `agentsgym serve`: turns per second beside the same game in this process, and memory over many episodes.
 
-Both play TwentyQuestions to its 20th turn with the same question, 64 episodes at a time. In this process, `rollout` does
-it with a scripted agent; the server runs in a process of its own, and one client here holds 64 connections, since in
-OpenEnv's protocol a connection is a session. The client does nothing but send and parse JSON. The two ways take turns,
-so that other work on the machine slows down both, and the figure is the median over the rounds; the processor time of
-the server depends less on other work than the turns per second do.
+Both play TwentyQuestions to its 20th turn with the same question, 64 episodes at a time. Here, `rollout` does it with a
+scripted agent; the server runs in a process of its own, and one client here holds 64 connections, since in OpenEnv's
+protocol a connection is a session. The client does nothing but send and parse JSON. The two ways take turns, so that
+other work on the machine slows down both, and the figure is the median over the rounds; the processor time of the
+server depends less on other work than the turns per second do.
 
 Memory is the resident set of the server after every tenth of the episodes, which are short, on connections that are
 opened anew for every ten episodes.
@@ -100,7 +100,7 @@ def played_here(num_episodes: int) -> int:
     """Play as many episodes in this process; return the number of turns."""
     env = TwentyQuestionsEnv()
     rows = env.get_train_dataset(size=NUM_TASKS)
-    tasks = [rows[index % len(rows)]["task_data"] for index in range(NUM_SESSIONS * num_episodes)]
+    tasks: list[dict[str, Any]] = [rows[index % len(rows)]["task_data"] for index in range(NUM_SESSIONS * num_episodes)]
     agent = ScriptedAgent([QUESTION], repeat_last=True)
     return sum(len(one.turns) for one in env.rollout(tasks, agent, max_concurrent=NUM_SESSIONS))
 

@@ -10,7 +10,7 @@ from agentsgym.envs.boundary import is_unicode
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.trial import Trial
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import is_int, require
+from agentsgym.fields import has_str_keys, is_int, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 from agentsgym.types import Action, ToolCall
@@ -24,7 +24,7 @@ _ANSWER: Final[dict[str, Any]] = {  # the tool for a plain-text answer, as in TR
         "required": ["action"],
     },
 }
-_RESET_ARGUMENTS: Final = ("seed", "split", "index", "task_data", "episode_id")
+_RESET_ARGUMENTS: Final = ("seed", "split", "index", "task", "episode_id")
 
 
 def is_text(value: Any) -> bool:
@@ -73,7 +73,7 @@ class ServedEnv:
         """Create the trial that a reset's arguments select, the same for the same arguments.
 
         Args:
-            arguments: ``seed`` (required) selects a task of ``split``, unless ``index`` or ``task_data`` does, and is
+            arguments: ``seed`` (required) selects a task of ``split``, unless ``index`` or ``task`` does, and is
                 the seed of a task without one. ``episode_id`` is ignored. Arguments that are None count as missing.
 
         Raises:
@@ -88,22 +88,24 @@ class ServedEnv:
         task = self._task(given)
         if task.get("seed") is None:
             task = {**task, "seed": given["seed"]}
-        self.env.check_task(task)
+        self.env.check_task(task, "task")
         [trial] = self.env.trials([task])
         return trial
 
     def _task(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        if "task_data" in given:
+        if "task" in given:
             if given.keys() & {"split", "index"}:
-                raise ConfigError("task_data is a complete task, so it cannot be combined with split or index")
-            return tasks_of_rows(self.env, [{"task_data": given["task_data"]}], "reset")[0]
+                raise ConfigError("task is a complete task, so it cannot be combined with split or index")
+            require("task", given["task"], has_str_keys, "a JSON object")
+            return given["task"]
         split = given.get("split", self._split)
         require("split", split, [*self._tasks].__contains__, f"one of {', '.join(self._tasks)}")
         tasks = self._tasks[split]
         index = given.get("index", derive_seed("served task", given["seed"]) % len(tasks))
         expected = f"an int from 0 to {len(tasks) - 1}, since {split!r} has {len(tasks)} tasks"
         require("index", index, lambda value: is_int(0)(value) and value < len(tasks), expected)
-        return tasks[index]
+        task: dict[str, Any] = tasks[index]
+        return task
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Action:
         """Return the action that calls a tool.

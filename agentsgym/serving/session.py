@@ -12,16 +12,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from agentsgym.envs.by_hand import EpisodeByHand
-from agentsgym.errors import AgentsGymError, ConfigError, EnvError, TaskError
+from agentsgym.errors import AgentsGymError, ConfigError, TaskError
+from agentsgym.failures import headline
 from agentsgym.fields import has_str_keys, require
 from agentsgym.seeding import fresh_seed
 from agentsgym.serving.served_env import ServedEnv, is_text
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Action, Message
+
+logger = logging.getLogger(__name__)
 
 _encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps would create an encoder for each message
 _KINDS = ("reset", "step", "state", "close")
@@ -53,7 +57,9 @@ class Session:
         except (ConfigError, TaskError) as error:
             return error_message("VALIDATION_ERROR", sentence_of(error))
         except AgentsGymError as error:
-            return error_message("EXECUTION_ERROR", sentence_of(error))
+            text = headline(str(error))
+            logger.warning("%s", text)
+            return error_message("EXECUTION_ERROR", text)
 
     def close(self) -> None:
         """End the episode, if one is running."""
@@ -76,7 +82,8 @@ class Session:
             return _observation({"tools": self._served.tools}, {})
         action = self._action(data)
         if self._episode is None or self._episode.trajectory is not None:
-            raise EnvError("the episode is over, or there was none yet: send a reset first")
+            sentence = "the episode is over, or there was none yet: send a reset first"
+            raise _InvalidMessageError("EXECUTION_ERROR", sentence)
         self._state["step_count"] += 1
         messages, reward, done, info = self._episode.step(action)
         metadata: dict[str, Any] = {key: bool(info[key]) for key in ("success", "invalid") if info.get(key) is not None}

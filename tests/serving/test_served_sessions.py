@@ -46,7 +46,7 @@ def guess(text: str) -> dict[str, Any]:
 def test_an_episode_from_its_reset_to_its_end() -> None:
     session = Session(SERVED)
     assert seen(session, "state") == {"episode_id": None, "step_count": 0}
-    first = seen(session, "reset", {"task_data": {"solution": 3, "seed": 7}, "episode_id": "mine"})
+    first = seen(session, "reset", {"task": {"solution": 3, "seed": 7}, "episode_id": "mine"})
     assert first["observation"] == {"text": "Play.\n\nGuess a number from 1 to 9."}
     assert (first["reward"], first["done"]) == (None, False)
     assert first["metadata"]["messages"] == [
@@ -70,7 +70,7 @@ def test_an_episode_from_its_reset_to_its_end() -> None:
 
 def test_the_last_turn_says_that_it_was_cut_off() -> None:
     session = Session(SERVED)
-    seen(session, "reset", {"task_data": {"solution": 3}})
+    seen(session, "reset", {"task": {"solution": 3}})
     last = [seen(session, "step", guess("1")) for _ in range(4)][-1]
     assert (last["done"], last["metadata"]["truncated"], last["metadata"]["stop_reason"]) == (True, True, "max_turns")
 
@@ -92,9 +92,9 @@ def test_equal_arguments_are_the_same_episode(seed: int, split: str | None) -> N
 def test_seeds_spread_over_the_tasks_and_an_index_names_one() -> None:
     assert len({tuple(played({"seed": seed})) for seed in range(60)}) > 15
     by_index = [played({"index": index}) for index in range(20)]
-    assert by_index == [played({"task_data": task}) for task in TASKS["train"]]
+    assert by_index == [played({"task": task}) for task in TASKS["train"]]
     assert by_index[3] == played({"index": 3, "seed": 9})  # the task has its own
-    assert played({"split": "eval", "index": 0, "seed": 9}) == played({"task_data": {"solution": 5, "seed": 9}})
+    assert played({"split": "eval", "index": 0, "seed": 9}) == played({"task": {"solution": 5, "seed": 9}})
     assert played({"split": "eval", "seed": 1}) != played({"split": "eval", "seed": 2})  # this task has none
 
 
@@ -116,12 +116,12 @@ def test_a_drawn_seed_is_told_and_plays_the_episode_again() -> None:
         ({"split": ["train"]}, "split must be one of train, eval, got ['train']"),
         ({"index": 20}, "index must be an int from 0 to 19, since 'train' has 20 tasks, got 20"),
         ({"index": 0.0}, "index must be an int from 0 to 19, since 'train' has 20 tasks, got 0.0"),
-        ({"index": 1, "task_data": {}}, "task_data is a complete task, so it cannot be combined with split or index"),
-        ({"task_data": {"solutio": 3}}, "task_data['solutio'] is unknown; did you mean 'solution'?"),
-        ({"task_data": {"solution": "3"}}, "task_data['solution'] must be an int, got '3'"),
-        ({"task_data": {"seed": "3"}}, "task_data['seed'] must be an int or None, got '3'"),
-        ({"task_data": 3}, "reset[0] is a dataset row and must have a 'task_data' (a dict), got 3"),
-        ({"task_data": {"env_class_path": "os.system"}}, "must be a task, got a dict with 'env_class_path'"),
+        ({"index": 1, "task": {}}, "task is a complete task, so it cannot be combined with split or index"),
+        ({"task": {"solutio": 3}}, "task['solutio'] is unknown; did you mean 'solution'?"),
+        ({"task": {"solution": "3"}}, "['solution'] must be an int, got '3'"),
+        ({"task": {"seed": "3"}}, "task['seed'] must be an int or None, got '3'"),
+        ({"task": 3}, "task must be a JSON object, got 3"),
+        ({"task": {"env_class_path": "os.system"}}, "must be a task, got a dict with 'env_class_path'"),
     ],
 )
 def test_a_wrong_reset_is_a_sentence_and_the_episode_goes_on(arguments: dict[str, Any], sentence: str) -> None:
@@ -152,7 +152,7 @@ def test_a_wrong_reset_is_a_sentence_and_the_episode_goes_on(arguments: dict[str
 )
 def test_a_wrong_step_is_a_sentence_and_costs_no_turn(data: Any) -> None:
     session = Session(SERVED)
-    seen(session, "reset", {"task_data": {"solution": 3}})
+    seen(session, "reset", {"task": {"solution": 3}})
     code, text = refused(session, "step", data)
     assert code == "VALIDATION_ERROR"
     assert '{"message": TEXT}' in text or "the 'data' of a step must be a JSON object" in text
@@ -198,7 +198,7 @@ def test_a_game_that_raises_is_a_sentence_and_the_next_reset_plays() -> None:
 
 def test_numbers_of_the_environment_arrive_at_the_end() -> None:
     session = Session(SERVED)
-    seen(session, "reset", {"task_data": {"solution": 3}})
+    seen(session, "reset", {"task": {"solution": 3}})
     last = [seen(session, "step", guess("odd")) for _ in range(4)][-1]
     assert last["metadata"].pop("num_odd") == 1.0
     assert last["metadata"].keys() == {"stop_reason", "truncated", "final_reward"}
