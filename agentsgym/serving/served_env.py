@@ -100,12 +100,11 @@ class ServedEnv:
             return given["task"]
         split = given.get("split", self._split)
         require("split", split, [*self._tasks].__contains__, f"one of {', '.join(self._tasks)}")
-        tasks = self._tasks[split]
+        tasks: Any = self._tasks[split]
         index = given.get("index", derive_seed("served task", given["seed"]) % len(tasks))
         expected = f"an int from 0 to {len(tasks) - 1}, since {split!r} has {len(tasks)} tasks"
         require("index", index, lambda value: is_int(0)(value) and value < len(tasks), expected)
-        task: dict[str, Any] = tasks[index]
-        return task
+        return tasks[index]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Action:
         """Return the action that calls a tool.

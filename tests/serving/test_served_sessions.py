@@ -68,6 +68,13 @@ def test_an_episode_from_its_reset_to_its_end() -> None:
     assert live(SERVED) == {}
 
 
+@pytest.mark.parametrize("message", ["3", 3])
+def test_a_message_that_the_client_parsed_as_json_is_a_text_again(message: Any) -> None:
+    session = Session(SERVED)
+    seen(session, "reset", {"task": {"solution": 3}})
+    assert seen(session, "step", {"message": message})["done"] is True
+
+
 def test_the_last_turn_says_that_it_was_cut_off() -> None:
     session = Session(SERVED)
     seen(session, "reset", {"task": {"solution": 3}})
@@ -139,7 +146,6 @@ def test_a_wrong_reset_is_a_sentence_and_the_episode_goes_on(arguments: dict[str
     [
         {},
         {"text": "1"},
-        {"message": 1},
         {"message": None},
         {"message": "\ud800"},
         {"message": "1", "other": 2},
