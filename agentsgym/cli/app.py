@@ -17,6 +17,7 @@ from agentsgym.cli.commands.hub import pull, push
 from agentsgym.cli.commands.new import new
 from agentsgym.cli.commands.play import play
 from agentsgym.cli.commands.replay import replay
+from agentsgym.cli.commands.serve import serve
 from agentsgym.cli.commands.train import train
 from agentsgym.cli.commands.view import view
 from agentsgym.cli.completion import whole_words
@@ -39,6 +40,7 @@ app.command("export", short_help="Export stored rollouts to other tools, or as f
 app.command("replay", short_help="Replay stored rollouts and report any differences.")(replay)
 app.command("compare", short_help="Compare two runs, task by task.")(compare)
 app.command("view", short_help="View stored rollouts in the browser.")(view)
+app.command("serve", short_help="Serve environments to other trainers over OpenEnv's protocol.")(serve)
 app.command("train", short_help="Train a policy from a configuration file.")(train)
 app.command("push", short_help="Upload an environment to the Hugging Face Hub.")(push)
 app.command("pull", short_help="Download an environment from the Hub; runs none of its code.")(pull)

@@ -42,6 +42,15 @@ Environment = Annotated[
         show_default=False,
     ),
 ]
+Environments = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="ENV...",
+        help="Environments, named as in other commands. One is at the server's root; several are at /NAME each.",
+        autocompletion=_environments,
+        show_default=False,
+    ),
+]
 Config = Annotated[
     list[str] | None,
     typer.Option(

@@ -1,4 +1,4 @@
-"""Use environments with TRL's ``GRPOTrainer`` and trainers that are built on it.
+"""Use environments with TRL's ``GRPOTrainer``, trainers that are built on it, and verifiers.
 
 Nothing here imports ``trl`` or :mod:`agentsgym.training`, so more versions of TRL are supported than by this library's
 trainer: 1.9 to 1.16.
@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from agentsgym.interop.factory import as_environment_factory
     from agentsgym.interop.grpo import RolloutFunc, environment_reward, rollout_func
     from agentsgym.interop.prompts import as_prompt, prompt_dataset
+    from agentsgym.interop.verifiers import as_verifiers
 
-__all__ = ["RolloutFunc", "as_environment_factory", "as_prompt", "environment_reward", "prompt_dataset", "rollout_func"]
+__all__ = [
+    "RolloutFunc",
+    "as_environment_factory",
+    "as_prompt",
+    "as_verifiers",
+    "environment_reward",
+    "prompt_dataset",
+    "rollout_func",
+]
 
 __getattr__ = lazy(__name__)

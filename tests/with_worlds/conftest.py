@@ -8,7 +8,7 @@ import pytest
 
 from tools.households import SPLITS, TASK_TYPES, generate_households
 
-collect_ignore = ["openenv_games.py"]  # a server: it runs in an environment of its own, with what it imports
+collect_ignore = ["openenv_games.py", "openenv_players.py"]  # they run in an environment of their own
 
 
 @pytest.fixture(scope="session")

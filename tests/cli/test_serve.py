@@ -1,0 +1,118 @@
+"""``agentsgym serve``: what it prints, what it plays, how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import GAME, ran, shell
+from websockets.sync.client import connect
+
+CLOSING = """
+class Closing(Guess):
+    def _close_episode(self, session_id, state):
+        print("closed", session_id, flush=True)
+"""
+
+
+@pytest.fixture
+def game(tmp_path: Path) -> Path:
+    path = tmp_path / "games.py"
+    path.write_text(GAME + CLOSING)
+    return path
+
+
+def started(*arguments: str | Path, num_envs: int = 1) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    """Start the server; return it, and the addresses that it prints."""
+    process = shell("serve", *arguments, "--port", "0")
+    assert process.stdout is not None
+    return process, dict(process.stdout.readline().strip().split(" at ") for _ in range(num_envs))
+
+
+def told(connection: Any, kind: str, data: Any) -> dict[str, Any]:
+    connection.send(json.dumps({"type": kind, "data": data}))
+    return json.loads(connection.recv(timeout=60))["data"]
+
+
+def ws(address: str) -> Any:
+    return connect(address.replace("http", "ws", 1) + "/ws", proxy=None)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_a_signal_closes_the_sessions_and_ends_the_server(game: Path, number: signal.Signals, code: int) -> None:
+    process, addresses = started(f"{game}:Closing")
+    with ws(addresses["Closing"]) as one, ws(addresses["Closing"]) as other:
+        told(one, "reset", {"seed": 1})
+        told(other, "reset", {"seed": 2})
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert out.count("closed ") == 2
+    assert "Traceback" not in err
+    assert "press Ctrl-C to stop" in err
+
+
+def test_several_environments_take_their_options_and_tasks(game: Path, tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"secret": 1}\n{"secret": 2}\n')
+    arguments = (f"{game}:Guess", f"{game}:Closing", "--tasks", tasks, "-c", "max_steps_per_episode=2")
+    process, addresses = started(*arguments, "--max-sessions", "1", "--threads", "2", num_envs=2)
+    try:
+        assert [*addresses] == ["Guess", "Closing"]
+        assert addresses["Guess"].endswith("/Guess")
+        with ws(addresses["Guess"]) as connection:
+            told(connection, "reset", {"index": 1})
+            assert told(connection, "step", {"message": "2"})["metadata"]["success"] is True
+            told(connection, "reset", {"split": "eval", "index": 0})
+            assert [told(connection, "step", {"message": "2"})["done"] for _ in range(2)] == [False, True]
+            with ws(addresses["Closing"]) as second:
+                assert json.loads(second.recv(timeout=60))["data"]["code"] == "CAPACITY_REACHED"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_an_environment_that_raises_is_a_remark_of_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "games.py"
+    path.write_text(GAME.replace("won = action", "1 / (action != 'raise')\n        won = action"))
+    process, addresses = started(path)
+    with ws(addresses["Guess"]) as connection:
+        told(connection, "reset", {"seed": 1})
+        answer = told(connection, "step", {"message": "raise"})
+        assert answer["code"] == "EXECUTION_ERROR"
+        assert "raised ZeroDivisionError: division by zero" in answer["message"]
+        told(connection, "reset", {"seed": 1})
+        assert told(connection, "step", {"message": "9"})["reward"] == 0.0
+    process.send_signal(signal.SIGINT)
+    err = " ".join(process.communicate(timeout=60)[1].split())
+    assert "warning: task 0, rollout 0, turn 0 of Guess" in err
+    assert "Traceback" not in err
+
+
+def test_what_is_wrong_is_a_sentence(game: Path, tmp_path: Path) -> None:
+    (tmp_path / "none.jsonl").write_text("")
+    guess = f"{game}:Guess"
+    for arguments, said in [
+        (("TwentyQuestion",), "did you mean TwentyQuestions"),
+        ((guess, guess), "two environments are called Guess: start a server for each"),
+        ((guess, "--split", "test"), "split must be one of train, eval, got 'test'"),
+        ((guess, "--tasks", tmp_path / "none.jsonl"), "contains no tasks"),
+        ((guess, "-c", "max_step=1"), "max_step"),
+        ((guess, "-c", "episodes_per_trial=2"), "must be 1 to be served, got 2"),
+        ((guess, "--max-sessions", "0"), "--max-sessions"),
+    ]:
+        done = ran("serve", *arguments, columns=200)
+        assert (done.code, said in done.words) == (2, True), done.words
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = ran("serve", guess, "--port", port, columns=200)
+        assert (done.code, f"port {port} of 127.0.0.1 cannot be used: " in done.words) == (2, True)
