@@ -17,6 +17,7 @@ VLLM_VENV := .venv-vllm
 WORLDS_VENV := .venv-worlds
 WORLDS := jericho==3.3.1 textworld==1.7.0 fast-downward-textworld==20.6.4 alfworld==0.4.2 scienceworld==1.2.3
 OPENENV_VENV := .venv-openenv
+VERIFIERS_VENV := .venv-verifiers
 AXOLOTL_VENV := .venv-axolotl
 DEEPSPEED_VENV := .venv-deepspeed
 LOWEST_VENV := .venv-lowest
@@ -54,6 +55,9 @@ test-worlds: $(WORLDS_VENV)/.installed $(OPENENV_VENV)/.installed ## the tests t
 	@# A process each: tests of the bare engines load their libraries, one of which crashes beside those that train.
 	for file in tests/with_worlds/test_*.py; do AGENTSGYM_OPENENV_PYTHON=$(OPENENV_VENV)/bin/python \
 		$(WORLDS_VENV)/bin/python -m pytest -W default $$file $(ARGS) || exit 1; done
+
+test-verifiers: $(VERIFIERS_VENV)/.installed ## play environments with the package verifiers (2 GB in .venv-verifiers)
+	PYTHONPATH=tests/with_verifiers $(VERIFIERS_VENV)/bin/python -m pytest -W default tests/with_verifiers $(ARGS)
 
 test-axolotl: $(AXOLOTL_VENV)/.installed ## train an environment inside Axolotl, which has its own TRL (4 GB in .venv-axolotl)
 	PYTHONPATH=. $(AXOLOTL_VENV)/bin/python -m pytest -W default tests/with_axolotl $(ARGS)
@@ -104,7 +108,7 @@ clean: ## remove caches and build leftovers; keeps .venv and outputs
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find agentsgym tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/python $(AXOLOTL_VENV)/bin/python $(DEEPSPEED_VENV)/bin/python $(LOWEST_VENV)/bin/python $(NEWEST_VENV)/bin/python $(RELEASE_VENV)/bin/python:
+$(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/python $(VERIFIERS_VENV)/bin/python $(AXOLOTL_VENV)/bin/python $(DEEPSPEED_VENV)/bin/python $(LOWEST_VENV)/bin/python $(NEWEST_VENV)/bin/python $(RELEASE_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 		'agentsgym needs Python 3.11 or newer, and $(PYTHON) is not: name one, as in  make demo PYTHON=python3.12' >&2; \
 		exit 1; }
@@ -159,6 +163,11 @@ $(WORLDS_VENV)/.installed: $(WHAT_TO_INSTALL) requirements-worlds.txt | $(WORLDS
 $(OPENENV_VENV)/.installed: | $(OPENENV_VENV)/bin/python
 	@echo "installing OpenEnv, for its servers, into $(OPENENV_VENV)"
 	$(OPENENV_VENV)/bin/python -m pip install --quiet openenv==0.10.0
+	@touch $@
+
+$(VERIFIERS_VENV)/.installed: $(WHAT_TO_INSTALL) | $(VERIFIERS_VENV)/bin/python
+	@echo "installing agentsgym and verifiers into $(VERIFIERS_VENV) (2 GB, some minutes)"
+	$(VERIFIERS_VENV)/bin/python -m pip install --quiet 'verifiers[openenv]==0.4.0' --editable '.[openenv]' pytest hypothesis
 	@touch $@
 
 $(AXOLOTL_VENV)/.installed: | $(AXOLOTL_VENV)/bin/python

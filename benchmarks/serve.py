@@ -1,10 +1,11 @@
-"""Measure `agentsgym serve`: turns per second beside the same game in this process, and memory over many episodes.
+"""Measure `agentsgym serve`: turns per second beside the same games in this process, and memory over many episodes.
 
-Both play TwentyQuestions to its 20th turn with the same question, 64 episodes at a time. Here, `rollout` does it with a
-scripted agent; the server runs in a process of its own, and one client here holds 64 connections, since in OpenEnv's
-protocol a connection is a session. The client does nothing but send and parse JSON. The two ways take turns, so that
-other work on the machine slows down both, and the figure is the median over the rounds; the processor time of the
-server depends less on other work than the turns per second do.
+Each game is played with one action, 64 episodes at a time, with the same tasks both ways. Here, `rollout` does so with
+a scripted agent; the server runs in a process of its own, and one client here holds 64 connections, since in OpenEnv's
+protocol a connection is a session. The client does nothing but send and parse JSON. A round is one episode of each
+session. The two ways take turns, so that other work on the machine slows down both, and a figure is what the fastest
+tenth of the rounds reach: a wait for the processor is nothing that either does. The processor time of a turn depends
+less on other work; the client's is not part of what is served.
 
 Memory is the resident set of the server after every tenth of the episodes, which are short, on connections that are
 opened anew for every ten episodes.
@@ -20,45 +21,46 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from agentsgym import ScriptedAgent
-from agentsgym.envs import TwentyQuestionsEnv
+from agentsgym import MultistepEnv, ScriptedAgent
+from agentsgym.envs.datasets.default_tasks import tasks_of
+from agentsgym.envs.datasets.naming import find_env
 from agentsgym.reports.tables import text_table
 
 ROOT = Path(__file__).parent.parent
-QUESTION = "Is it alive?"
-NUM_SESSIONS, NUM_TASKS = 64, 256
+GAMES = {"TwentyQuestions": "Is it alive?", "TextArena:Wordle-v0": "[crane]", "Gymnasium:FrozenLake-v1": "left"}
+SHORT_GAME, SHORT_ACTION = "Gymnasium:FrozenLake-v1", "down"  # some steps to the first hole
+NUM_SESSIONS = 64
 EPISODES_PER_CONNECTION = 10
 
 
 @contextmanager
-def served(max_turns: int) -> Generator[tuple[str, int]]:
-    """Start the server; yield its URL and its process id."""
-    command = [sys.executable, "-m", "agentsgym.cli.app", "serve", "TwentyQuestions", "--port", "0"]
-    command += ["-c", f"max_steps_per_episode={max_turns}", "-n", str(NUM_TASKS)]
+def served() -> Generator[tuple[dict[str, str], int]]:
+    """Start the server; yield the games' addresses and its process id."""
+    command = [sys.executable, "-m", "agentsgym.cli.app", "serve", *GAMES, "--port", "0", "-n", str(NUM_SESSIONS)]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=variables
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=variables) as one:
         try:
-            line = process.stdout.readline() if process.stdout else ""
-            if " at http" not in line:
+            lines = [one.stdout.readline() for _ in GAMES] if one.stdout else []
+            if not all(" at http" in line for line in lines):
                 raise RuntimeError("the server did not start")
-            yield line.split()[-1].replace("http", "ws", 1) + "/ws", process.pid
+            yield (
+                {name: line.split()[-1].replace("http", "ws", 1) for name, line in zip(GAMES, lines, strict=True)},
+                one.pid,
+            )
         finally:
-            process.terminate()
+            one.terminate()
 
 
 def processor_s(pid: int) -> float:
-    """The processor time of a process so far, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """The processor time of a process's main thread so far, in seconds."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def resident_mib(pid: int) -> float:
@@ -67,7 +69,7 @@ def resident_mib(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def request(connection: ClientConnection, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+async def request(connection: ClientConnection, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Send one message and read its answer."""
     await connection.send(json.dumps({"type": kind, "data": data}))
     answer = json.loads(await connection.recv())
@@ -76,96 +78,106 @@ async def request(connection: ClientConnection, kind: str, data: dict[str, Any])
     return answer["data"]
 
 
-async def play(connection: ClientConnection, seed: int) -> int:
+async def play(connection: ClientConnection, index: int, action: str) -> int:
     """Play an episode; return the number of its turns."""
-    await request(connection, "reset", {"seed": seed})
+    await request(connection, "reset", {"index": index})
     num_turns, done = 0, False
     while not done:
-        done = (await request(connection, "step", {"message": QUESTION}))["done"]
+        done = (await request(connection, "step", {"message": action}))["done"]
         num_turns += 1
     return num_turns
 
 
-async def play_connected(url: str, num_episodes: int) -> int:
-    """Open 64 connections and play episodes on each; return the number of turns."""
-
-    async def session(number: int) -> int:
-        async with connect(url, proxy=None, compression=None) as connection:
-            return sum([await play(connection, number * num_episodes + one) for one in range(num_episodes)])
-
-    return sum(await asyncio.gather(*map(session, range(NUM_SESSIONS))))
-
-
-def played_here(num_episodes: int) -> int:
-    """Play as many episodes in this process; return the number of turns."""
-    env = TwentyQuestionsEnv()
-    rows = env.get_train_dataset(size=NUM_TASKS)
-    tasks: list[dict[str, Any]] = [rows[index % len(rows)]["task_data"] for index in range(NUM_SESSIONS * num_episodes)]
-    agent = ScriptedAgent([QUESTION], repeat_last=True)
-    return sum(len(one.turns) for one in env.rollout(tasks, agent, max_concurrent=NUM_SESSIONS))
+@asynccontextmanager
+async def connected(url: str) -> AsyncGenerator[list[ClientConnection]]:
+    """Open a connection for each session."""
+    async with AsyncExitStack() as opened:
+        yield [
+            await opened.enter_async_context(connect(f"{url}/ws", proxy=None, compression=None))
+            for _ in range(NUM_SESSIONS)
+        ]
 
 
-def measure_speed(num_rounds: int, num_episodes: int) -> dict[str, float]:
-    """Play both ways in turns."""
+def played_here(env: MultistepEnv, tasks: list[Any], action: str) -> int:
+    """Play each task in this process; return the number of turns."""
+    return sum(len(one.turns) for one in env.rollout(tasks, ScriptedAgent([action], repeat_last=True)))
+
+
+async def measure_speed(game: str, url: str, pid: int, num_rounds: int) -> dict[str, float]:
+    """Play a game both ways in turns."""
     found: dict[str, list[float]] = {}
-
-    def note(name: str, value: float) -> None:
-        found.setdefault(name, []).append(value)
-
-    with served(20) as (url, pid):
-        asyncio.run(play_connected(url, 1))
-        played_here(1)
-        for _ in range(num_rounds):
+    env, action = find_env(game).build(), GAMES[game]
+    tasks = tasks_of(env, "train", {}, NUM_SESSIONS)
+    async with connected(url) as connections:
+        for number in range(num_rounds + 1):
             start, start_cpu = time.perf_counter(), time.process_time()
-            num_turns = played_here(num_episodes)
-            here_s = time.perf_counter() - start
-            note("here_turns_per_s", num_turns / here_s)
-            note("here_cpu_us", 1e6 * (time.process_time() - start_cpu) / num_turns)
+            num_here = played_here(env, tasks, action)
+            here_s, here_cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
             start, start_cpu, start_server = time.perf_counter(), time.process_time(), processor_s(pid)
-            num_turns = asyncio.run(play_connected(url, num_episodes))
-            there_s = time.perf_counter() - start
-            note("served_turns_per_s", num_turns / there_s)
-            note("client_cpu_us", 1e6 * (time.process_time() - start_cpu) / num_turns)
-            note("server_cpu_us", 1e6 * (processor_s(pid) - start_server) / num_turns)
-            note("ratio", here_s / there_s)
-    return {name: round(statistics.median(values), 3) for name, values in found.items()}
+            episodes = [play(one, index, action) for index, one in enumerate(connections)]
+            num_served = sum(await asyncio.gather(*episodes))
+            measured = {
+                "here_us": here_s / num_here,
+                "here_cpu_us": here_cpu_s / num_here,
+                "served_us": (time.perf_counter() - start) / num_served,
+                "client_cpu_us": (time.process_time() - start_cpu) / num_served,
+                "server_cpu_us": (processor_s(pid) - start_server) / num_served,
+            }
+            if num_here != num_served:
+                raise RuntimeError(f"{game} has {num_here} turns here and {num_served} served")
+            for name, seconds in measured.items() if number else ():  # the first round is not counted
+                found.setdefault(name, []).append(1e6 * seconds)
+    figures = {name: round(statistics.quantiles(times, n=10)[0], 1) for name, times in found.items()}
+    return {**figures, "ratio": round(figures["here_us"] / figures["served_us"], 3)}
 
 
-def measure_memory(num_episodes: int) -> dict[str, Any]:
+async def measure_memory(url: str, pid: int, num_episodes: int) -> dict[str, Any]:
     """Play many short episodes on ever new connections, and note the server's memory after each tenth of them."""
-    per_round = NUM_SESSIONS * EPISODES_PER_CONNECTION
-    points: list[float] = []
-    with served(3) as (url, pid):
-        played, wanted = 0, num_episodes / 10
-        while len(points) < 10:
-            asyncio.run(play_connected(url, EPISODES_PER_CONNECTION))
-            played += per_round
-            while played >= wanted * (len(points) + 1) and len(points) < 10:
-                points.append(round(resident_mib(pid), 2))
-    return {"num_episodes": played, "resident_mib": points, "growth_mib": round(points[-1] - points[0], 2)}
+
+    async def session(connection: ClientConnection, number: int) -> None:
+        for one in range(EPISODES_PER_CONNECTION):
+            await play(connection, (number + one) % NUM_SESSIONS, SHORT_ACTION)
+
+    played, points = 0, [resident_mib(pid)]
+    while len(points) <= 10:
+        async with connected(url) as connections:
+            await asyncio.gather(*(session(one, number) for number, one in enumerate(connections)))
+        played += NUM_SESSIONS * EPISODES_PER_CONNECTION
+        if played >= num_episodes / 10 * len(points):
+            points.append(resident_mib(pid))
+    return {"num_episodes": played, "resident_mib": [round(one, 2) for one in points]}
+
+
+async def measure(num_rounds: int, num_episodes: int) -> dict[str, Any]:
+    """Start the server, and measure both."""
+    with served() as (urls, pid):
+        speed = {game: await measure_speed(game, urls[game], pid, num_rounds) for game in GAMES}
+        return {"speed": speed, "memory": await measure_memory(urls[SHORT_GAME], pid, num_episodes)}
 
 
 def main() -> None:
     """Read the options, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num_rounds", type=int, default=10, help="rounds of both ways (default: 10)")
+    parser.add_argument("--num_rounds", type=int, default=30, help="rounds of both ways (default: 30)")
     parser.add_argument("--num_episodes", type=int, default=10_000, help="episodes for memory (default: 10000)")
-    parser.add_argument("--quick", action="store_true", help="two rounds of one episode, and few episodes for memory")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    num_rounds, per_round, num_episodes = options.num_rounds, 4, options.num_episodes
-    if options.quick:
-        num_rounds, per_round, num_episodes = 2, 1, 640
-    speed, memory = measure_speed(num_rounds, per_round), measure_memory(num_episodes)
+    result = asyncio.run(measure(options.num_rounds, options.num_episodes))
     if options.json:
-        print(json.dumps({**speed, **memory}))
+        print(json.dumps(result))
         return
     rows = [
-        ["in this process", f"{speed['here_turns_per_s']:,.0f}", f"{speed['here_cpu_us']:.0f}"],
-        ["served, 64 connections", f"{speed['served_turns_per_s']:,.0f}", f"{speed['server_cpu_us']:.0f} (server)"],
-        ["", f"{speed['ratio']:.2f} times", f"{speed['client_cpu_us']:.0f} (client)"],
+        [
+            game,
+            f"{1e6 / one['here_us']:,.0f}",
+            f"{1e6 / one['served_us']:,.0f}",
+            f"{one['ratio']:.2f}",
+            *(f"{one[name]:.0f}" for name in ("here_cpu_us", "server_cpu_us", "client_cpu_us")),
+        ]
+        for game, one in result["speed"].items()
     ]
-    print(text_table(["TwentyQuestions", "turns/s", "CPU µs a turn"], rows))
+    print(text_table(["game", "turns/s here", "served", "ratio", "CPU µs a turn here", "server", "client"], rows))
+    memory = result["memory"]
     print(f"\nthe server's memory over {memory['num_episodes']:,} episodes, MiB: {memory['resident_mib']}")
 
 
