@@ -25,7 +25,7 @@ NEWEST_VENV := .venv-newest
 RELEASE_VENV := .venv-release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-long test-lowest test-newest test-vllm test-worlds test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
+.PHONY: help demo demo-real test test-long test-lowest test-newest test-vllm test-worlds test-verifiers test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
