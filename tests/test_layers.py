@@ -15,7 +15,8 @@ ROOT = Path(__file__).parent.parent
 LINE = (
     "texts → errors → cached_folders → interruptions → types → failures → seeding → fields → failure_policy → "
     "ranks → tokens → {credit, rollouts, agents, store} → {batch, record_audit, recorded} → envs → statistics → "
-    "evaluation → {tiny, testing} → reports → interop → training → observers → export → {recipes, viewer} → cli"
+    "evaluation → {tiny, testing} → reports → interop → training → observers → export → {recipes, viewer, serving} → "
+    "cli"
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
 GROUND = {"_lazy"}  # imports nothing, and may be imported everywhere
@@ -61,7 +62,7 @@ HEAVY = {
     "textarena": ((), ("envs/TextArena",)),
     "nltk": ((), ("envs/TextArena",)),
     "mcp": ((), ("envs/Tools/mcp_client.py",)),
-    "websockets": ((), ("envs/OpenEnv/wire.py",)),
+    "websockets": ((), ("envs/OpenEnv/wire.py", "serving/server.py")),
     "inspect_ai": (("export/inspect_samples.py",), ("export/inspect_logs.py",)),
     "typer": (("cli",), ()),
     "rich": ((), ("cli", "observers")),
