@@ -174,7 +174,8 @@ def serve(server: EpisodeServer, *, host: str = HOST, port: int = 0, on_ready: C
     async def run() -> None:
         loop = asyncio.get_running_loop()
         terminated: asyncio.Future[None] = loop.create_future()
-        loop.add_signal_handler(signal.SIGTERM, lambda: terminated.done() or terminated.set_result(None))
+        with contextlib.suppress(NotImplementedError):  # on Windows
+            loop.add_signal_handler(signal.SIGTERM, lambda: terminated.done() or terminated.set_result(None))
         async with server.listening(host, port) as url:
             on_ready(url)
             await terminated

@@ -100,8 +100,8 @@ class Session:
         """Convert a step's data to an action: a text or, if there are tools, a call."""
         fields = {key: value for key, value in data.items() if key != "metadata"}  # every action of OpenEnv has it
         message = fields.get("message")
-        if message is not None and not isinstance(message, str):
-            message = json.dumps(message)  # some clients parse the agent's text as JSON: "7" arrives as a number
+        if isinstance(message, int | float):  # some clients parse the agent's text as JSON
+            message = json.dumps(message)
         if fields.keys() == {"message"} and is_text(message):
             return Action(text=str(message))
         call: dict[str, Any] = {"type": "call_tool", "arguments": {}, **fields}

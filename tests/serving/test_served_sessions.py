@@ -16,6 +16,10 @@ from agentsgym.serving.served_env import ServedEnv
 from agentsgym.serving.session import Session
 
 SERVED, SUMS = guesses(), sums()
+KINDS = st.sampled_from(["reset", "step", "other"])
+NAMES = st.sampled_from(
+    ["seed", "split", "index", "task", "episode_id", "message", "type", "tool_name", "arguments", "metadata", "first"]
+)
 
 
 def told(session: Session, kind: str, data: Any = None) -> dict[str, Any]:
@@ -127,6 +131,7 @@ def test_a_drawn_seed_is_told_and_plays_the_episode_again() -> None:
         ({"task": {"solutio": 3}}, "task['solutio'] is unknown; did you mean 'solution'?"),
         ({"task": {"solution": "3"}}, "['solution'] must be an int, got '3'"),
         ({"task": {"seed": "3"}}, "task['seed'] must be an int or None, got '3'"),
+        ({"episode_id": 3}, "episode_id must be a str, got 3"),
         ({"task": 3}, "task must be a JSON object, got 3"),
         ({"task": {"env_class_path": "os.system"}}, "must be a task, got a dict with 'env_class_path'"),
     ],
@@ -174,15 +179,35 @@ def test_what_is_not_json_is_a_sentence(raw: str | bytes) -> None:
     assert answer["data"]["message"].startswith("the message is not valid JSON: ")
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    )
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.sampled_from(["3", "add"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.text(max_size=3), inner, max_size=4),
 )
-def test_any_json_is_answered(value: Any) -> None:
-    answer = json.loads(str(Session(SERVED).respond(json.dumps(value))))
-    assert answer["data"]["code"] == "UNKNOWN_TYPE"
+
+
+@given(st.sampled_from(["guess", "sums"]), st.lists(JSON | st.builds(dict, type=KINDS, data=JSON), max_size=4))
+def test_any_json_is_answered(game: str, messages: list[Any]) -> None:
+    session = Session(SERVED if game == "guess" else SUMS)
+    seen(session, "reset", {"seed": 1})
+    for message in messages:
+        answer = json.loads(str(session.respond(json.dumps(message))))
+        assert answer["type"] in {"observation", "error"}, answer
+    session.close()
+
+
+def test_deep_json_is_answered() -> None:
+    deep = '{"a": ' * 900 + "1" + "}" * 900
+    session = Session(SUMS)
+    for start, end in (
+        ('{"type": "reset", "data": {"task": ', "}}"),
+        ('{"type": "reset", "data": {"episode_id": ', "}}"),
+        ('{"type": "reset", "data": {"seed": 1}}', None),
+        ('{"type": "step", "data": {"message": ', "}}"),
+        ('{"type": "step", "data": {"type": "call_tool", "tool_name": "add", "arguments": ', "}}"),
+    ):
+        answer = json.loads(str(session.respond(start if end is None else start + deep + end)))
+        assert answer["type"] in {"observation", "error"}
+    session.close()
 
 
 def test_before_a_reset_there_is_no_episode() -> None:
