@@ -89,15 +89,14 @@ class ServedEnv:
         task = self._task(given)
         if task.get("seed") is None:
             task = {**task, "seed": given["seed"]}
-        self.env.check_task(task, "task")
-        [trial] = self.env.trials([task])
-        return trial
+        return self.env.trials([task])[0]
 
     def _task(self, given: Mapping[str, Any]) -> dict[str, Any]:
         if "task" in given:
             if given.keys() & {"split", "index"}:
                 raise ConfigError("task is a complete task, so it cannot be combined with split or index")
             require("task", given["task"], has_str_keys, "a JSON object")
+            self.env.check_task(given["task"], "task")
             return given["task"]
         split = given.get("split", self._split)
         require("split", split, [*self._tasks].__contains__, f"one of {', '.join(self._tasks)}")

@@ -145,4 +145,4 @@ def _observation(
 
 
 def _text_of(messages: Sequence[Message]) -> str:
-    return "\n\n".join(message["content"] for message in messages if message["content"])
+    return "\n\n".join([message["content"] for message in messages if message["content"]])

@@ -16,6 +16,7 @@ from agentsgym.serving.served_env import ServedEnv
 from agentsgym.serving.session import Session
 
 SERVED, SUMS = guesses(), sums()
+_NAMES = ("seed", "split", "index", "task", "episode_id")
 KINDS = st.sampled_from(["reset", "step", "other"])
 NAMES = st.sampled_from(
     ["seed", "split", "index", "task", "episode_id", "message", "type", "tool_name", "arguments", "metadata", "first"]
