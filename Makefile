@@ -171,7 +171,7 @@ $(OPENENV_VENV)/.installed: | $(OPENENV_VENV)/bin/python
 
 $(VERIFIERS_VENV)/.installed: $(WHAT_TO_INSTALL) | $(VERIFIERS_VENV)/bin/python
 	@echo "installing agentsgym and verifiers into $(VERIFIERS_VENV) (2 GB, some minutes)"
-	$(VERIFIERS_VENV)/bin/python -m pip install --quiet 'verifiers[openenv]==0.4.0' --editable '.[openenv]' pytest hypothesis
+	$(VERIFIERS_VENV)/bin/python -m pip install --quiet torch==2.13.0 'verifiers[openenv]==0.4.0' --editable '.[openenv]' pytest hypothesis
 	@touch $@
 
 $(AXOLOTL_VENV)/.installed: | $(AXOLOTL_VENV)/bin/python

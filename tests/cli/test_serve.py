@@ -23,7 +23,7 @@ class Closing(Guess):
 
 @pytest.fixture
 def game(tmp_path: Path) -> Path:
-    path = tmp_path / "games.py"
+    path = tmp_path / "games_to_serve.py"
     path.write_text(GAME + CLOSING)
     return path
 
@@ -80,7 +80,7 @@ def test_several_environments_take_their_options_and_tasks(game: Path, tmp_path:
 
 
 def test_an_environment_that_raises_is_a_remark_of_the_server(tmp_path: Path) -> None:
-    path = tmp_path / "games.py"
+    path = tmp_path / "games_to_serve.py"
     path.write_text(GAME.replace("won = action", "1 / (action != 'raise')\n        won = action"))
     process, addresses = started(path)
     with ws(addresses["Guess"]) as connection:
