@@ -60,8 +60,9 @@ class Session:
         self.lesson, self.options = LESSONS[name], options
         self.start: Path = options.folder / f"{name}-{options.seed}-start"
         self.is_new = not self.start.exists()
-        models = model_settings("adapters" if self.is_new else options.weights)
-        policy = load_policy("smollm2" if self.is_new else str(self.start), models)
+        models = model_settings("adapters" if self.is_new else options.weights, options.device)
+        model, tokenizer = load_policy("smollm2" if self.is_new else str(self.start), models)
+        policy = model.to(options.device), tokenizer
         self.run = TrainingRun(policy, training_args(self.lesson, name, options), models)
         config = {**self.lesson.env_config}
         self.env = self.lesson.env_class(self.run.tokenizer, config)
@@ -71,10 +72,10 @@ class Session:
         rows: Any = self.lesson.env_class.get_eval_dataset(config, **held_out)
         self.tasks: Rows = rows["task_data"]
         keys = ("seed", "credit", "weights", "learning_rate")
-        dtype = "float32" if is_slow_in_bfloat16() else "bfloat16"
         chosen = {key: getattr(options, key) for key in keys}
-        self.found: dict[str, Any] = {"lesson": name, **chosen, "computed_in": dtype, "cpu_s": {}}
-        self._last = time.process_time()
+        where = {"device": device_name(options.device), "computed_in": "bfloat16" if self.run.args.bf16 else "float32"}
+        self.found: dict[str, Any] = {"lesson": name, **chosen, **where, "cpu_s": {}, "wall_s": {}}
+        self._last = time.process_time(), time.perf_counter()
 
     def learn(self) -> None:
         """Warm up unless an earlier run did, train, and evaluate."""
@@ -97,19 +98,20 @@ class Session:
         own = [cast("dict[str, Any]", rows[index % len(rows)]) for index in range(lesson.num_demonstrations)]
         player = lesson.player(self.env, self.options.seed)
         demonstrations = self.run.play("demonstrations", self.env, own, player)
-        batch: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+        size = 16 if self.options.device == "cuda" else 4
+        batch: dict[str, Any] = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 16 // size}
         self.run.warm_start(demonstrations, lesson.imitation_steps, learning_rate=5e-4, **batch)
         self.split("warm start")
         self.evaluate("before")
         run: Any = self.run
         run.model.save_pretrained(self.start)
         run.tokenizer.save_pretrained(self.start)
-        kept = {name: self.found[name] for name in ("untrained", "before", "cpu_s")}
+        kept = {name: self.found[name] for name in ("untrained", "before", "cpu_s", "wall_s")}
         (self.start / RESULTS).write_text(json.dumps(kept))
 
     def evaluate(self, name: str) -> None:
         """Play the held-out tasks, and print the result and three transcripts."""
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not is_slow_in_bfloat16()):
+        with torch.autocast(self.options.device, dtype=torch.bfloat16, enabled=bool(self.run.args.bf16)):
             result = self.run.evaluate(name, self.env, self.tasks)
         self.found[name] = {
             key: [round(value, 4) for value in (one.mean, one.low, one.high)]
@@ -122,34 +124,46 @@ class Session:
             print(render_transcript(trajectory), flush=True)
 
     def split(self, phase: str) -> None:
-        """Add the CPU seconds since the last call to a phase."""
-        now = time.process_time()
-        self.found["cpu_s"][phase] = round(self.found["cpu_s"].get(phase, 0.0) + now - self._last, 1)
+        """Add the seconds of CPU time and of wall-clock time since the last call to a phase."""
+        now = time.process_time(), time.perf_counter()
+        for clock, start, end in zip(("cpu_s", "wall_s"), self._last, now, strict=True):
+            self.found[clock][phase] = round(self.found[clock].get(phase, 0.0) + end - start, 1)
         self._last = now
 
 
-def model_settings(weights: str) -> ModelConfig:
+def device_name(device: str) -> str:
+    """Return the name of a GPU, or ``"cpu"``."""
+    return torch.cuda.get_device_name() if device == "cuda" else device
+
+
+def is_bfloat16_fast(device: str) -> bool:
+    """Whether the device computes faster in bfloat16 than in float32."""
+    return device == "cuda" or not is_slow_in_bfloat16()
+
+
+def model_settings(weights: str, device: str) -> ModelConfig:
     """Return the settings of the model: float32 if all weights are trained or bfloat16 is slow here, else bfloat16."""
     if weights == "all":
         return ModelConfig(dtype="float32")
     lora: dict[str, Any] = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_target_modules": ["all-linear"]}
-    return ModelConfig(dtype="float32" if is_slow_in_bfloat16() else "bfloat16", use_peft=True, **lora)
+    return ModelConfig(dtype="bfloat16" if is_bfloat16_fast(device) else "float32", use_peft=True, **lora)
 
 
 def training_args(lesson: Lesson, name: str, options: argparse.Namespace) -> GRPOEnvConfig:
     """Return the trainer's settings: 32 rollouts per step."""
+    batch_size = 32 if options.device == "cuda" else 4
     settings: dict[str, Any] = {
         "seed": options.seed,
         "max_steps": options.steps or lesson.training_steps,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 8,
+        "per_device_train_batch_size": batch_size,
+        "gradient_accumulation_steps": 32 // batch_size,
         "num_generations": 8,
         "max_turn_tokens": 12,
         "learning_rate": options.learning_rate or lesson.learning_rate,
         "lr_scheduler_type": "constant",
         "logging_steps": 1,
-        "bf16": not is_slow_in_bfloat16(),
-        "use_cpu": True,
+        "bf16": is_bfloat16_fast(options.device),
+        "use_cpu": options.device == "cpu",
         "save_strategy": "no",
         "report_to": "none",
         "store_rollouts": True,
@@ -174,6 +188,7 @@ def main() -> None:
     )
     parser.add_argument("--weights", choices=["adapters", "all"], default="adapters", help="what is trained")
     parser.add_argument("--tasks", type=int, default=128, help="tasks of each evaluation")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("outputs/real_learning"))
     parser.add_argument("--output", type=Path, help="file to append the results to")

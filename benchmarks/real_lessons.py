@@ -73,8 +73,8 @@ LESSONS = {
         player=lambda env, seed: CarelessGuesser(env, seed=seed),
         num_demonstrations=160,
         imitation_steps=10,
-        training_steps=30,
-        learning_rate=3e-4,
+        training_steps=40,
+        learning_rate=5e-4,
     ),
     "lake": Lesson(
         env_class=GymnasiumEnv,
@@ -84,7 +84,7 @@ LESSONS = {
         num_demonstrations=160,
         imitation_steps=20,
         training_steps=20,
-        learning_rate=5e-4,
+        learning_rate=3e-4,
     ),
     "nim": Lesson(
         env_class=TextArenaEnv,
@@ -102,7 +102,7 @@ LESSONS = {
         player=lambda env, seed: ShoppingPlayer(env, noise=0.3, seed=seed),
         num_demonstrations=320,
         imitation_steps=30,
-        training_steps=15,
+        training_steps=24,
         learning_rate=3e-4,
         training={"max_turn_tokens": 64},
     ),
@@ -121,7 +121,6 @@ LESSONS = {
         num_demonstrations=160,
         imitation_steps=15,
         training_steps=20,
-        learning_rate=2e-4,
-        training={"num_generations": 4},
+        learning_rate=3e-4,
     ),
 }
