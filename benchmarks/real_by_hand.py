@@ -84,11 +84,12 @@ class ByHand:
     def _sample(self, trainer: Any, tokenizer: Any, running: list[Episode]) -> list[list[int]]:
         rows = [{"input_ids": episode.prompt + episode.tokens} for episode in running]
         batch = tokenizer.pad(rows, return_tensors="pt", padding_side="left")
-        model = trainer.accelerator.unwrap_model(trainer.model)
+        model = trainer.accelerator.unwrap_model(trainer.model).eval()  # training with checkpointing keeps no cache
         with torch.no_grad(), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=trainer.args.bf16):
             given = model.generate(
                 **batch.to(model.device), max_new_tokens=self._max_turn_tokens, do_sample=True, top_k=0
             )
+        model.train()
         return [_until(ids, tokenizer.eos_token_id) for ids in given[:, batch["input_ids"].shape[1] :].tolist()]
 
     def _step(self, tokenizer: Any, episode: Episode, sampled: list[int]) -> None:

@@ -73,7 +73,7 @@ LESSONS = {
         player=lambda env, seed: CarelessGuesser(env, seed=seed),
         num_demonstrations=160,
         imitation_steps=10,
-        training_steps=40,
+        training_steps=30,
         learning_rate=5e-4,
     ),
     "lake": Lesson(
@@ -120,7 +120,7 @@ LESSONS = {
         player=asker,
         num_demonstrations=160,
         imitation_steps=15,
-        training_steps=20,
+        training_steps=16,
         learning_rate=3e-4,
     ),
 }

@@ -51,7 +51,7 @@ def by_hand(num_turns: int) -> Callable[[list[Any], Any], dict[str, Any]]:
 
     def play(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         tokenizer: Any = trainer.processing_class
-        model = trainer.accelerator.unwrap_model(trainer.model)
+        model = trainer.accelerator.unwrap_model(trainer.model).eval()  # training with checkpointing keeps no cache
         env = Echo()
         states = [env.start_session(str(index), {}, index) for index in range(len(prompts))]
         messages: list[list[dict[str, str]]] = [[] for _ in prompts]
@@ -74,6 +74,7 @@ def by_hand(num_turns: int) -> Callable[[list[Any], Any], dict[str, Any]]:
                 messages[index].append({"role": "assistant", "content": tokenizer.decode(ids)})
                 completions[index] += ids
                 masks[index] += [1] * len(ids)
+        model.train()
         return {"prompt_ids": first, "completion_ids": completions, "logprobs": None, "env_mask": masks}
 
     return play
