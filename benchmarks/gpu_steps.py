@@ -45,6 +45,14 @@ logger = logging.getLogger(__name__)
 ROOT: Final = Path(__file__).parents[1]
 TIMEOUT_S: Final = 300.0
 MEMORY_TURNS: Final = 4
+# Of processes without a GPU; the names with VLLM are read when it is imported.
+ON_CPU: Final = {
+    "DS_ACCELERATOR": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +152,7 @@ def settings_of(setup: Setup, folder: Path) -> dict[str, Any]:
 def ours(setup: Setup, folder: Path, changes: Mapping[str, Any], *, words: int = 12, num_turns: int = 0) -> Any:
     """Our trainer, with changed settings, words per observation, or turns."""
     policy = load(setup, torch.float32)
-    settings = {**settings_of(setup, folder), "max_turn_tokens": ANSWER_TOKENS, **changes}
+    settings: dict[str, Any] = {**settings_of(setup, folder), "max_turn_tokens": ANSWER_TOKENS, **changes}
     turns = num_turns or setup.size.num_train_turns
     env = LongEcho(policy.tokenizer, {"max_steps_per_episode": turns, "num_words": words})
     args = GRPOEnvConfig(**settings)
@@ -265,8 +273,8 @@ def _command(row: Row, setup: Setup, task: str) -> list[str]:
 def _run(command: list[str], folder: Path, *, visible: bool) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     if not torch.cuda.is_available():
-        environment |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    if visible:  # the server has the other GPU
+        environment |= ON_CPU
+    elif visible:  # the server has the other GPU
         environment["CUDA_VISIBLE_DEVICES"] = "0"
     with (folder / "log").open("w+") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -276,13 +284,14 @@ def _run(command: list[str], folder: Path, *, visible: bool) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     if status:
-        raise RuntimeError(_last_words(folder / "log"))
+        raise RuntimeError(last_words(folder / "log"))
 
 
-def _last_words(log: Path) -> str:
+def last_words(log: Path) -> str:
+    """Return the first error in a log, or its last line."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(\[rank\d+\]: *)?[\w.]*Error: ", line)]
-    return (errors or lines or ["no output"])[0]
+    return (errors or lines[-1:] or ["no output"])[0]
 
 
 @contextlib.contextmanager
@@ -299,7 +308,8 @@ def _server(row: Row, setup: Setup, folder: Path) -> Generator[str | None]:
         command += ["--weight-transfer-config", '{"backend": "nccl"}']
     else:
         command += ["--dtype", "float32", "--enforce-eager", "--block-size", "32"]
-    environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": "1"}
+    environment = {**os.environ, **ON_CPU} if setup.device == "cpu" else {**os.environ, "CUDA_VISIBLE_DEVICES": "1"}
+    environment["VLLM_SERVER_DEV_MODE"] = "1"
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
@@ -317,7 +327,7 @@ def _wait_for(process: subprocess.Popen[bytes], address: str, log: Path) -> None
         with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5):
             return
         time.sleep(0.5)
-    raise RuntimeError(f"the vLLM server did not start: {_last_words(log)}")
+    raise RuntimeError(f"the vLLM server did not start: {last_words(log)}")
 
 
 def _use_vllm_on_cpu() -> None:

@@ -170,7 +170,7 @@ def training_args(lesson: Lesson, name: str, options: argparse.Namespace) -> GRP
         **lesson.training,
     }
     if options.credit == "rollout":
-        settings["advantage_estimator"] = "grpo"
+        settings |= {"advantage_estimator": "grpo", "discount": 1.0}
     options.learning_rate = settings["learning_rate"]
     run_name = f"{name}-{options.seed}-{options.credit}-{options.weights}-{options.learning_rate}"
     return GRPOEnvConfig(str(options.folder / run_name), **settings)

@@ -1,33 +1,71 @@
-"""The benchmark of a GPU: its measurements run at a tiny size, its page says what they found, and none is made up."""
+"""The benchmark of a GPU measures at a tiny size, reports what it left out, and writes its page only from a GPU."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks import gpu, gpu_measures
-from benchmarks.gpu_measures import SIZES
+from agentsgym.testing import chat_tokenizer
+from benchmarks import gpu, gpu_measures, gpu_steps
+from benchmarks.gpu_measures import SIZES, Setup
 
 TINY = SIZES["tiny"]
 pytestmark = pytest.mark.filterwarnings("default")  # TRL's trainers
 
 
-def test_sampling_and_the_gap_of_precisions_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_measures.importlib.util, "find_spec", lambda name: None)  # no vLLM
-    found = gpu_measures.measure_sampling(TINY, "cpu", tmp_path)
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    """A tiny random model in a folder."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer: Any = chat_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=8192,
+        initializer_range=0.1,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Qwen3ForCausalLM(config)
+    model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return Setup(str(folder), "cpu", TINY)
+
+
+@pytest.fixture
+def nothing_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither vLLM nor DeepSpeed is installed."""
+    find = importlib.util.find_spec
+    hidden = ("vllm", "deepspeed")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in hidden else find(name, *more))
+
+
+@pytest.mark.usefixtures("nothing_optional")
+def test_sampling_and_the_gap_of_precisions_are_measured(setup: Setup, tmp_path: Path) -> None:
+    found = gpu_measures.measure_sampling(setup, tmp_path)
     assert min(found["policy_agent"], found["model_alone"]) > 0
     assert (found["vllm"], found["peak_gb"]) == (None, None)
-    gap = gpu_measures.measure_gap(TINY, "cpu")
+    gap = gpu_measures.measure_gap(setup, tmp_path)
     assert gap["float32_largest"] < 1e-4 < gap["bfloat16_largest"] < 1
     assert gap["bfloat16_mean"] <= gap["bfloat16_largest"]
 
 
-def test_the_bare_model_runs_as_many_tokens_as_the_episodes_have() -> None:
-    policy = gpu_measures.make_policy(TINY, "cpu", torch.float32)
+def test_the_bare_model_runs_as_many_tokens_as_the_episodes_have(setup: Setup) -> None:
+    policy = gpu_measures.load(setup, torch.float32)
     counts: list[int] = []
     hook = policy.model.register_forward_pre_hook(lambda _, args: counts.append(args[0].numel()))
     gpu_measures.play_bare(policy.model, TINY)
@@ -39,51 +77,103 @@ def test_the_bare_model_runs_as_many_tokens_as_the_episodes_have() -> None:
     assert [sum(one.agent_token_mask) for one in played] == [answers] * TINY.num_episodes
 
 
-def test_steps_of_all_trainers_are_measured(tmp_path: Path) -> None:
-    found = gpu_measures.measure_steps(TINY, "cpu", tmp_path)
-    assert list(found) == ["GRPOEnvTrainer", "TRL, rollout_func of agentsgym", "TRL, rollout_func by hand"]
-    assert all(one["step_s"] > 0 and one["peak_gb"] is None for one in found.values())
+@pytest.mark.usefixtures("nothing_optional")
+def test_steps_of_all_trainers_are_measured(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no ranks here")
+
+    monkeypatch.setattr(gpu_steps, "train_apart", fail)
+    found = gpu_steps.measure_steps(setup, tmp_path)
+    reasons = {name: one.pop("left_out") for name, one in found.items() if "left_out" in one}
+    assert reasons == {
+        "`GRPOEnvTrainer`, FSDP2": "RuntimeError: no ranks here",
+        "`GRPOEnvTrainer`, ZeRO-2": "DeepSpeed is not installed",
+        "`GRPOEnvTrainer`, vLLM colocated": "vLLM is not installed",
+        "`GRPOEnvTrainer`, vLLM server": "vLLM is not installed",
+        "`GRPOEnvTrainer`, vLLM server, `max_staleness=1`": "vLLM is not installed",
+    }
+    measured = [one for name, one in found.items() if name not in reasons]
+    assert len(measured) == 4
+    assert all(one["step_s"] > 0 and one["peak_gb"] is None for one in measured)
 
 
-def test_a_policy_learns_and_its_curve_is_there(tmp_path: Path) -> None:
-    found = gpu_measures.measure_learning(TINY, "cpu", tmp_path / "run")
-    assert {"random", "before", "after"} <= found.keys()
-    assert all(0 <= low <= mean <= high <= 1 for mean, low, high in (found["before"], found["after"]))
-    assert (tmp_path / "run" / "learning_curve.png").is_file()
+@pytest.mark.long
+def test_a_row_on_ranks_runs_in_processes_of_its_own(setup: Setup, tmp_path: Path) -> None:
+    found = gpu_steps.train_apart(gpu_steps.ROWS["`GRPOEnvTrainer`, FSDP2"], setup, tmp_path / "row")
+    assert found["step_s"] > 0
+
+
+def test_the_reason_of_a_failed_process_is_its_first_error(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("Traceback\n  Error in a line\n[rank0]: torch.OutOfMemoryError: CUDA\nlater.ChildFailedError: \n")
+    assert gpu_steps.last_words(log) == "[rank0]: torch.OutOfMemoryError: CUDA"
+    log.write_text("")
+    assert gpu_steps.last_words(log) == "no output"
+
+
+def test_memory_is_measured_by_length(setup: Setup, tmp_path: Path) -> None:
+    found = gpu_steps.measure_memory(setup, tmp_path)
+    assert list(found) == ["64", "128"]
+    short, long = (row["tokens"] for row in found.values())
+    assert 32 <= short < long <= 192
+    assert all(row[key]["step_s"] > 0 for row in found.values() for key in ("kept", "recomputed"))
 
 
 FOUND: dict[str, Any] = {
-    "machine": {"device": "a fine GPU", "torch": "1", "transformers": "2", "trl": "3"},
+    "machine": {"device": "a fine GPU", "model": "smollm2", "torch": "1", "transformers": "2", "trl": "3"},
     "left_out": {},
     "seconds": 12.3,
     "sampling": {"parameters": 4e8, "model_alone": 1000.0, "policy_agent": 800.0, "peak_gb": 1.5, "vllm": 3000.0},
     "gap": {f"{name}_{key}": 1e-3 for name in ("float32", "bfloat16") for key in ("mean", "largest", "kl")},
-    "steps": {"GRPOEnvTrainer": {"step_s": 1.25, "peak_gb": 7.5}},
-    "learning": {"parameters": 3e7, "before": [0.3, 0.2, 0.4], "after": [0.9, 0.8, 1.0], "seconds": {"x": 60.0}},
+    "memory": {
+        "1024": {"tokens": 1011, "kept": {"left_out": "out of memory"}, "recomputed": {"step_s": 0.5, "peak_gb": 3.25}}
+    },
+    "steps": {"`GRPOEnvTrainer`": {"step_s": 1.25, "peak_gb": 7.5}, "other": {"left_out": "it takes two GPUs"}},
 }
 
 
 def test_the_section_says_what_was_found_and_what_was_not() -> None:
     text = gpu.section(FOUND, SIZES["full"])
-    for said in ("On a fine GPU", "| `PolicyAgent` | 800 | 0.80 |", "| vLLM | 3,000 | 3.00 |", "| 1.25 | 7.5 |"):
+    for said in (
+        "`smollm2` on a fine GPU",
+        "| `PolicyAgent` | 800 | 0.80 |",
+        "| vLLM | 3,000 | 3.00 |",
+        "| 1,011 | out of memory | 3.25 GB, 0.50 s |",
+        "| `GRPOEnvTrainer` | 1.25 s | 7.5 |",
+        "| other | it takes two GPUs |  |",
+    ):
         assert said in text
-    assert "before 30.0% [20.0%, 40.0%], after 90.0% [80.0%, 100.0%]" in text
     without = {name: value for name, value in FOUND.items() if name != "steps"} | {"left_out": {"steps": "OutOfMemory"}}
     assert "Not measured: steps (OutOfMemory)." in gpu.section(without, SIZES["full"])
 
 
-def test_what_fails_is_told_and_the_rest_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_told_and_the_rest_is_measured(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("no memory")
 
-    for name in ("sampling", "steps", "learning"):
-        monkeypatch.setattr(gpu, f"measure_{name}", lambda *_: {"number": 1})
-    monkeypatch.setattr(gpu, "measure_gap", fail)
-    found = gpu.measure(TINY, "cpu", tmp_path)
+    for name in gpu.MEASURES:
+        monkeypatch.setitem(gpu.MEASURES, name, lambda *_: {"number": 1})
+    monkeypatch.setitem(gpu.MEASURES, "gap", fail)
+    found = gpu.measure(setup, tmp_path)
     assert found["left_out"] == {"gap": "RuntimeError: no memory"}
     assert found["steps"] == {"number": 1}
     monkeypatch.setattr(gpu, "LAST_START_S", -math.inf)
-    assert set(gpu.measure(TINY, "cpu", tmp_path)["left_out"]) == {"sampling", "gap", "steps", "learning"}
+    assert set(gpu.measure(setup, tmp_path)["left_out"]) == set(gpu.MEASURES)
+
+
+def test_a_run_on_a_cpu_leaves_the_page(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = gpu.PAGE.read_text()
+    options = ["--model", setup.model, "--device", "cpu", "--size", "tiny", "--only", "gap", "--json"]
+    monkeypatch.setattr("sys.argv", ["gpu", *options])
+    assert gpu.main() == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["machine"]["device"] == "a CPU"
+    assert "sampling" not in found
+    assert gpu.PAGE.read_text() == before
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
