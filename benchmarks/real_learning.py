@@ -73,6 +73,7 @@ class Session:
         self.tasks: Rows = rows["task_data"]
         keys = ("seed", "credit", "weights", "learning_rate")
         chosen = {key: getattr(options, key) for key in keys}
+        chosen["discount"] = self.run.args.discount
         where = {"device": device_name(options.device), "computed_in": "bfloat16" if self.run.args.bf16 else "float32"}
         self.found: dict[str, Any] = {"lesson": name, **chosen, **where, "cpu_s": {}, "wall_s": {}}
         self._last = time.process_time(), time.perf_counter()

@@ -16,6 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks.real_lessons import LESSONS
+
 ROLLOUTS_PER_STEP = 32
 WINDOW = 5
 # Student's t for 95% of a mean over two and three seeds.
@@ -35,14 +37,16 @@ def percent(values: Sequence[float]) -> str:
 
 
 def learning_table(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a row per environment and seed."""
-    yield "| environment | seed | untrained | after imitation | after training | steps | CPU minutes |"
+    """Yield a row per environment, machine and seed: runs with the lesson's own settings."""
+    yield "| environment | machine, seed | untrained | after imitation | after training | steps | CPU minutes |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for run in runs:
-        if run["credit"] == "turn" and "before" in run:
+        lesson = LESSONS[run["lesson"]]
+        own = lesson.learning_rate, lesson.training.get("discount", 1.0)
+        if run["credit"] == "turn" and (run["learning_rate"], run["discount"]) == own and run["weights"] == "adapters":
             rates = " | ".join(percent(run[name]["win_rate"]) for name in ("untrained", "before", "after"))
             minutes = round(sum(run["cpu_s"].values()) / 60)
-            yield f"| {run['lesson']} | {run['seed']} | {rates} | {len(run['curve'])} | {minutes} |"
+            yield f"| {run['lesson']} | {run['device']}, {run['seed']} | {rates} | {len(run['curve'])} | {minutes} |"
 
 
 def episodes_to(threshold: float, run: Run) -> int | None:
@@ -56,18 +60,22 @@ def episodes_to(threshold: float, run: Run) -> int | None:
 
 def credit_table(runs: Sequence[Run], thresholds: Sequence[float]) -> Iterator[str]:
     """Yield a row per environment and threshold: episodes with either kind of credit, and their ratio."""
-    yield "| environment | win rate | by turn, seed by seed | per rollout, seed by seed | ratio |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| environment | machine, discount | win rate | by turn, seed by seed | per rollout, seed by seed | ratio |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     own = [run for run in runs if run["weights"] == "adapters"]
-    for lesson, group in grouped(own, lambda run: run["lesson"]):
-        by_seed = {
-            credit: {run["seed"]: run for run in group if run["credit"] == credit} for credit in ("turn", "rollout")
-        }
-        seeds = sorted({*by_seed["turn"]} & {*by_seed["rollout"]})
-        for threshold in thresholds if seeds else ():
-            counts = {name: [episodes_to(threshold, some[seed]) for seed in seeds] for name, some in by_seed.items()}
-            cells = " | ".join(", ".join(map(str, values)) for values in counts.values())
-            yield f"| {lesson} | {threshold:.0%} | {cells} | {ratio(counts['turn'], counts['rollout'])} |"
+    per_rollout = {place_of(run): run for run in own if run["credit"] == "rollout"}
+    by_turn = [run for run in own if run["credit"] == "turn" and place_of(run) in per_rollout]
+    for (name, device, discount), group in grouped(by_turn, lambda run: (*place_of(run)[:2], run["discount"])):
+        pairs = [(run, per_rollout[place_of(run)]) for run in group]
+        for threshold in thresholds:
+            ours, theirs = ([episodes_to(threshold, run) for run in some] for some in zip(*pairs, strict=True))
+            cells = " | ".join(", ".join(map(str, counts)) for counts in (ours, theirs))
+            yield f"| {name} | {device}, {discount:g} | {threshold:.0%} | {cells} | {ratio(ours, theirs)} |"
+
+
+def place_of(run: Run) -> tuple[str, str, float, int]:
+    """Return what a pair of runs that differ in their credit has in common."""
+    return run["lesson"], run["device"], run["learning_rate"], run["seed"]
 
 
 def ratio(ours: Sequence[int | None], theirs: Sequence[int | None]) -> str:
@@ -86,15 +94,14 @@ def ratio(ours: Sequence[int | None], theirs: Sequence[int | None]) -> str:
 
 
 def rates_table(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a row per environment, kind of weights and learning rate."""
-    yield "| environment | trained | learning rate | after training, seed by seed |"
-    yield "| --- | --- | --- | --- |"
+    """Yield a row per environment, kind of weights, learning rate and discount."""
+    yield "| environment | trained | learning rate | discount | after training |"
+    yield "| --- | --- | --- | --- | --- |"
     own = [run for run in runs if run["credit"] == "turn"]
-    for (lesson, weights, rate), group in grouped(
-        own, lambda run: (run["lesson"], run["weights"], run["learning_rate"])
-    ):
+    keys = "lesson", "weights", "learning_rate", "discount"
+    for (name, weights, rate, discount), group in grouped(own, lambda run: tuple(run[key] for key in keys)):
         rates = ", ".join(percent(run["after"]["win_rate"]) for run in group)
-        yield f"| {lesson} | {weights} | {rate:g} | {rates} |"
+        yield f"| {name} | {weights} | {rate:g} | {discount:g} | {rates} |"
 
 
 def grouped(runs: Sequence[Run], key: Callable[[Run], Any]) -> Iterator[tuple[Any, list[Run]]]:
@@ -107,7 +114,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.3, 0.4, 0.5, 0.6])
     options = parser.parse_args()
     runs = [json.loads(line) for line in options.file.read_text().splitlines()]
     runs.sort(key=lambda run: (run["lesson"], run["seed"]))

@@ -5,7 +5,8 @@ a scripted agent; the server runs in a process of its own, and one client here h
 protocol a connection is a session. The client does nothing but send and parse JSON. A round is one episode of each
 session. The two ways take turns, so that other work on the machine slows down both, and a figure is what the fastest
 tenth of the rounds reach: a wait for the processor is nothing that either does. The processor time of a turn depends
-less on other work; the client's is not part of what is served.
+less on other work; the client's is not part of what is served. "Echo" is a bare server that reads each message and
+answers with a constant: no server in Python with this WebSocket library can be faster than it and the game together.
 
 Memory is the resident set of the server after every tenth of the episodes, which are short, on connections that are
 opened anew for every ten episodes.
@@ -38,6 +39,59 @@ GAMES = {"TwentyQuestions": "Is it alive?", "TextArena:Wordle-v0": "[crane]", "G
 SHORT_GAME, SHORT_ACTION = "Gymnasium:FrozenLake-v1", "down"  # some steps to the first hole
 NUM_SESSIONS = 64
 EPISODES_PER_CONNECTION = 10
+
+
+ECHO = """
+import asyncio, json
+from websockets.asyncio.server import serve
+
+answer = json.dumps({"type": "observation", "data": {"observation": {"text": "No."}, "reward": 0, "done": False}})
+
+async def play(connection):
+    async for raw in connection:
+        json.loads(raw)
+        await connection.send(answer)
+
+async def main():
+    async with serve(play, "127.0.0.1", 0, compression=None) as listener:
+        print(next(iter(listener.sockets)).getsockname()[1], flush=True)
+        await asyncio.Future()
+
+asyncio.run(main())
+"""
+ECHOES_PER_ROUND = 20
+
+
+@contextmanager
+def echoing() -> Generator[str]:
+    """Start the bare server; yield its address."""
+    with subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True) as one:
+        try:
+            yield f"ws://127.0.0.1:{one.stdout.readline().strip() if one.stdout else 0}"
+        finally:
+            one.terminate()
+
+
+async def measure_echo(num_rounds: int) -> float:
+    """Return the microseconds of a message and its answer on the bare server."""
+
+    async def send(connection: ClientConnection) -> None:
+        for _ in range(ECHOES_PER_ROUND):
+            await request(connection, "step", {"message": "Is it alive?"})
+
+    times: list[float] = []
+    with echoing() as url:
+        async with connected(url) as connections:
+            for _ in range(num_rounds):
+                start = time.perf_counter()
+                await asyncio.gather(*map(send, connections))
+                times.append(1e6 * (time.perf_counter() - start) / (NUM_SESSIONS * ECHOES_PER_ROUND))
+    return round(fastest_tenth(times), 1)
+
+
+def fastest_tenth(times: list[float]) -> float:
+    """Return what the fastest tenth of the rounds reach."""
+    return statistics.quantiles(times, n=10)[0]
 
 
 @contextmanager
@@ -127,7 +181,7 @@ async def measure_speed(game: str, url: str, pid: int, num_rounds: int) -> dict[
                 raise RuntimeError(f"{game} has {num_here} turns here and {num_served} served")
             for name, seconds in measured.items() if number else ():  # the first round is not counted
                 found.setdefault(name, []).append(1e6 * seconds)
-    figures = {name: round(statistics.quantiles(times, n=10)[0], 1) for name, times in found.items()}
+    figures = {name: round(fastest_tenth(times), 1) for name, times in found.items()}
     return {**figures, "ratio": round(figures["here_us"] / figures["served_us"], 3)}
 
 
@@ -150,9 +204,10 @@ async def measure_memory(url: str, pid: int, num_episodes: int) -> dict[str, Any
 
 async def measure(num_rounds: int, num_episodes: int) -> dict[str, Any]:
     """Start the server, and measure both."""
+    echo_us = await measure_echo(num_rounds)
     with served() as (urls, pid):
         speed = {game: await measure_speed(game, urls[game], pid, num_rounds) for game in GAMES}
-        return {"speed": speed, "memory": await measure_memory(urls[SHORT_GAME], pid, num_episodes)}
+        return {"echo_us": echo_us, "speed": speed, "memory": await measure_memory(urls[SHORT_GAME], pid, num_episodes)}
 
 
 def main() -> None:
@@ -172,11 +227,17 @@ def main() -> None:
             f"{1e6 / one['here_us']:,.0f}",
             f"{1e6 / one['served_us']:,.0f}",
             f"{one['ratio']:.2f}",
+            f"{one['here_us'] / (one['here_us'] + result['echo_us']):.2f}",
             *(f"{one[name]:.0f}" for name in ("here_cpu_us", "server_cpu_us", "client_cpu_us")),
         ]
         for game, one in result["speed"].items()
     ]
-    print(text_table(["game", "turns/s here", "served", "ratio", "CPU µs a turn here", "server", "client"], rows))
+    print(
+        text_table(
+            ["game", "turns/s here", "served", "ratio", "with an echo", "CPU µs a turn here", "server", "client"], rows
+        )
+    )
+    print(f"\nthe bare server takes {result['echo_us']} µs a message")
     memory = result["memory"]
     print(f"\nthe server's memory over {memory['num_episodes']:,} episodes, MiB: {memory['resident_mib']}")
 
