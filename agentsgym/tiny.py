@@ -34,7 +34,7 @@ from agentsgym.agents.base import as_agent
 from agentsgym.agents.exploring import ExploringAgent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check.plays import record
-from agentsgym.envs.dataset_rows import tasks_of_rows
+from agentsgym.envs.dataset_rows import environment_key, tasks_of_rows
 from agentsgym.envs.datasets.registry import make
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation.mixed import label_of
@@ -273,12 +273,11 @@ def _texts_of(source: Any, tasks: Any, agent: Any, num_episodes: int) -> Any:
     rows = [] if isinstance(own, str | Mapping) or not isinstance(own, Iterable) else list(cast("Iterable[Any]", own))
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         return rows or own
-    parts: dict[tuple[str, str], list[Mapping[str, Any]]] = {}  # the rows of each environment
+    parts: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}  # the rows of each environment
     for row in rows:
-        kind = json.dumps([row.get("env_class_path"), row.get("env_config")], sort_keys=True, default=repr)
-        parts.setdefault((label_of(row), kind), []).append(row)
+        parts.setdefault((label_of(row), *environment_key(row)), []).append(row)
     texts: list[str] = []
-    for (label, _), played in parts.items():
+    for (label, *_), played in parts.items():
         player = cast("Mapping[str, Any]", agent).get(label) if isinstance(agent, Mapping) else agent
         env = make(played[0])
         known = list(env.vocabulary_texts()) if player is None and isinstance(env, HasVocabulary) else []

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, cast
 
 from agentsgym.errors import EnvError
 from agentsgym.failures import failure_of
+from agentsgym.fields import has_str_keys
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
-from agentsgym.types import MAX_LOGPROB, MIN_LOGPROB, Action, Message
+from agentsgym.types import MAX_LOGPROB, MIN_LOGPROB, Action, Message, ToolCall
 
 _LARGEST = 3.4e38
 
@@ -84,6 +85,8 @@ def action_error(action: Any, max_tokens: int | None, vocabulary_size: float) ->
         return f"an agent must return an Action, got {shown(action)}"
     if type(action.policy_version) is not int and action.policy_version is not None:
         return f"an Action's policy_version must be an int or None, got {_described(action.policy_version)}"
+    if action.tool_calls and (error := _calls_error(action.tool_calls)):
+        return error
     if action.token_ids is None:
         return "" if is_unicode(action.text) else f"an Action's text must be valid Unicode, got {shown(action.text)}"
     error = _ids_error(action.token_ids, vocabulary_size)
@@ -101,6 +104,14 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _calls_error(calls: Any) -> str:
+    for call in cast("Sequence[Any]", calls) if isinstance(calls, Sequence) else [calls]:
+        if not (isinstance(call, ToolCall) and isinstance(call.name, str) and has_str_keys(call.arguments)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            expected = "a list of ToolCalls, each with a str as its name and a dict with str keys as its arguments"
+            return f"an Action's tool_calls must be {expected}, got {_described(cast('object', call))}"
+    return ""
 
 
 def _ids_error(ids: Any, vocabulary_size: float) -> str:

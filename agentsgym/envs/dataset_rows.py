@@ -111,12 +111,22 @@ def _task(env: ConfiguredEnv, row: Any, name: str, checked: set[tuple[str, str]]
         given = shown(task) if "task_data" in fields else f"the columns {shown(sorted(map(str, fields)))}"
         raise TaskError(f"{name} is a dataset row and must have a 'task_data' (a dict), got {given}")
     # The rows of a dataset usually share one configuration, so each distinct one is checked once.
-    key = (str(fields.get("env_class_path")), json.dumps(fields.get("env_config"), sort_keys=True, default=repr))
+    key = environment_key(fields)
     if key not in checked:
         check_row(env, fields, name)
         checked.add(key)
     check_task_keys(task, f"{name}['task_data']", None)
     return dict(cast("Mapping[str, Any]", task))
+
+
+def environment_key(row: DatasetRow) -> tuple[str, str]:
+    """Return a key that is equal for rows with equal classes and configurations, valid or not."""
+    config = row.get("env_config")
+    try:
+        text = json.dumps(config, sort_keys=True, default=repr)
+    except (TypeError, ValueError, RecursionError):
+        text = shown(cast("object", config), 10_000)
+    return shown(cast("object", row.get("env_class_path"))), text
 
 
 def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", *, remedy: str = _REMEDY) -> None:

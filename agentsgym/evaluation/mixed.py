@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.dataset_rows import DatasetRow
+from agentsgym.envs.dataset_rows import DatasetRow, environment_key
 from agentsgym.envs.datasets.mix import LABEL_COLUMN
 from agentsgym.envs.datasets.registry import make
 from agentsgym.envs.play import play as play_all
@@ -169,7 +168,7 @@ class _RowTrials:
         self.envs: list[MultistepEnv] = []
         self.tasks: list[dict[str, Any]] = []
         self.labels: list[str] = []
-        self._built: dict[str, MultistepEnv] = {}
+        self._built: dict[tuple[str, str], MultistepEnv] = {}
         self._tokenizer, self._seed, self._limits = tokenizer, seed, limits
 
     def add_all(self, rows: Iterable[Any], num_rollouts: int) -> None:
@@ -195,7 +194,7 @@ class _RowTrials:
         task = dict(fields["task_data"])
         if task.get("seed") is None:
             task["seed"] = derive_seed("evaluation", self._seed, index)
-        key = json.dumps([fields.get("env_class_path"), fields.get("env_config")], sort_keys=True, default=repr)
+        key = environment_key(fields)
         if key not in self._built:
             self._built[key] = make(fields, self._tokenizer)
         env = self._built[key]

@@ -12,7 +12,7 @@ from typing import Any, cast
 import yaml
 
 from agentsgym.errors import ConfigError
-from agentsgym.fields import is_bool, is_fraction, is_int, is_positive_number, is_str, or_none
+from agentsgym.fields import is_bool, is_fraction, is_int, is_positive_number, is_str, or_none, require
 from agentsgym.recipes.sections import Keys, PlacedError, as_mapping, check_section, is_mapping, must_be, read_section
 from agentsgym.recipes.yaml_text import values_of_yaml
 from agentsgym.texts import sentence_of
@@ -258,6 +258,7 @@ def _keys(place: str) -> Keys:
 def _overridden(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Replace values by their dotted keys, in a copy."""
     for place, value in overrides.items():
+        require("the key of an override", place, is_str, "a str such as 'training.max_steps'")
         values = _replaced(values, _keys(place), value, ())
     return values
 

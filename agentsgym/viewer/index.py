@@ -6,11 +6,10 @@ import functools
 import threading
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agentsgym.envs.datasets.naming import name_of_env
-from agentsgym.errors import StoreError
-from agentsgym.store.values import from_json
+from agentsgym.store.values import object_from_json
 from agentsgym.types import StopReason, Trajectory
 from agentsgym.viewer.plain import number, text_of, truncate
 
@@ -164,20 +163,13 @@ def environment_label(class_path: str | None, config: str | None) -> str | None:
     >>> environment_label("my_games.chess.Chess", None)
     'Chess'
     """
-    try:
-        values: Any = from_json(config or "{}")
-    except StoreError:
-        values = {}
-    return name_of_env(class_path, cast("Any", values) if isinstance(values, dict) else {})
+    return name_of_env(class_path, object_from_json(config))
 
 
 @functools.lru_cache(4096)
 def _task_line(task_data: str | None) -> str | None:
     """Return a task's data in one line, without the seed, which has a separate column."""
-    try:
-        task = from_json(task_data or "{}")
-    except StoreError:
-        return None
+    task = object_from_json(task_data)
     parts = [f"{text_of(name)}: {text_of(value)}" for name, value in task.items() if name != "seed"]
     return truncate(" · ".join(parts), _MAX_TASK_CHARS)[0] or None
 
@@ -185,10 +177,7 @@ def _task_line(task_data: str | None) -> str | None:
 @functools.lru_cache(4096)
 def _metrics(info: str | None) -> Mapping[str, float]:
     """Return the numbers in ``info``, as in :attr:`Trajectory.metrics`."""
-    try:
-        parsed = from_json(info or "{}")
-    except StoreError:
-        return {}
+    parsed = object_from_json(info)
     return Trajectory(
         token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE, info=parsed
     ).metrics

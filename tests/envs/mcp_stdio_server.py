@@ -6,7 +6,10 @@ import os
 import sys
 import time
 
-from mcp.server import MCPServer
+try:
+    from mcp.server import MCPServer
+except ImportError:  # mcp 1
+    from mcp.server.fastmcp import FastMCP as MCPServer
 
 server = MCPServer("shop")
 count = 0

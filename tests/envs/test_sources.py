@@ -25,7 +25,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["list", "file", "dataset", "loaded"])
 def test_rows_are_read_from_whatever_holds_them(file: Path, kind: str) -> None:
-    file.write_text('{"text": "a", "title": "A"}\n\n{"text": "b", "title": null}\n')
+    blank = "" if kind == "loaded" else "\n"  # datasets 4.8 does not accept blank lines
+    file.write_text(f'{{"text": "a", "title": "A"}}\n{blank}{{"text": "b", "title": null}}\n')
     cache = str(file.parent / "cache")
     loaded = {"path": "json", "data_files": str(file), "split": "train", "cache_dir": cache}
     source: Any = {"list": ROWS, "file": str(file), "dataset": Dataset.from_list(ROWS), "loaded": loaded}[kind]

@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp.server import MCPServer
+
+try:
+    from mcp.server import MCPServer
+except ImportError:  # mcp 1
+    from mcp.server.fastmcp import FastMCP as MCPServer
 from tool_functions import Calls, add, call, play, results
 
 from agentsgym import ConfigError, EnvError

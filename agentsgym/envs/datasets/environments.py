@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.dataset_rows import DatasetRow, check_row, class_path
+from agentsgym.envs.dataset_rows import DatasetRow, check_row, class_path, environment_key
 from agentsgym.envs.datasets.registry import make
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.seeding import derive_seed
@@ -88,7 +88,7 @@ class Environments:
         """Return a row's environment, with the run's chat template options if the row sets none."""
         if not isinstance(row.get("task_data"), Mapping):
             raise ConfigError(f"a dataset row needs 'task_data' (a dict), got the columns {sorted(row)}")
-        key = (str(row.get("env_class_path")), json.dumps(row.get("env_config"), sort_keys=True, default=repr))
+        key = environment_key(row)
         if key not in self._built:
             env = self._env
             if env is not None:
