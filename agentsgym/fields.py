@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -47,6 +48,11 @@ def is_number(low: float = -math.inf) -> Check:
 def is_positive_number(value: Any) -> bool:
     """Accept finite numbers above 0."""
     return is_number(0)(value) and value > 0
+
+
+def is_seconds(value: Any) -> bool:
+    """Accept positive durations that a lock can wait for: up to 292 years."""
+    return is_positive_number(value) and value <= threading.TIMEOUT_MAX
 
 
 def is_fraction(value: Any) -> bool:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from agentsgym.agents.key_mask import KeyMask, url_secrets, without_credentials
 from agentsgym.errors import ConfigError
-from agentsgym.fields import is_int, is_number, is_positive_number, require
+from agentsgym.fields import is_int, is_number, is_seconds, require
 from agentsgym.texts import shown
 
 NO_KEY = "none"  # sent to a server that needs no key
@@ -48,7 +48,7 @@ class Server:
             raise ConfigError(f"base_url must begin with http:// or https:// and name a host, got {given}")
         require("max_concurrency", self.max_concurrency, is_int(1), "an int of at least 1")
         require("max_retries", self.max_retries, is_int(0), "an int of at least 0")
-        require("timeout_s", self.timeout_s, is_positive_number, "a positive number")
+        require("timeout_s", self.timeout_s, is_seconds, "a positive number")
         require("backoff_s", self.backoff_s, is_number(0), "a number of at least 0")
         require("max_answer_bytes", self.max_answer_bytes, is_int(1), "an int of at least 1")
         if self.api_key is not _LEFT_OUT:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from agentsgym.envs.config import COMMON_FIELDS
-from agentsgym.errors import ConfigError, StoreError
+from agentsgym.errors import ConfigError
 from agentsgym.statistics.intervals import bootstrap_intervals
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
@@ -212,12 +212,7 @@ def _rows(run: Run) -> Iterable[dict[str, Any]]:
 
 def _canonical(text: str, without: Iterable[str] = ()) -> str:
     """Normalize JSON text so that equal values have equal texts, regardless of the order of keys."""
-    try:
-        value: dict[str, Any] | None = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):  # in a store that somebody else wrote
-        raise StoreError(f"a stored task or configuration must be a JSON object, got {shown(text)}")
+    value = json.loads(text)
     for key in without:
         value.pop(key, None)
     return json.dumps(value, sort_keys=True)

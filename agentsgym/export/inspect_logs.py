@@ -26,7 +26,7 @@ from agentsgym.fields import is_int, require
 from agentsgym.statistics.metrics import summarize
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
-from agentsgym.store.values import object_from_json, to_json
+from agentsgym.store.values import from_json, to_json
 from agentsgym.texts import visible
 from agentsgym.types import Trajectory
 
@@ -166,7 +166,7 @@ def _step_name(shared: Mapping[str, Any]) -> str:
 
 def _task_name(shared: Mapping[str, Any]) -> str:
     config = shared["env_config"]
-    return name_of_env(shared["env_class_path"], object_from_json(config)) or "unknown"
+    return name_of_env(shared["env_class_path"], from_json(config) if config else {}) or "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +289,7 @@ def _spec(part: _Part, shared: Mapping[str, Any], number: int | None) -> EvalSpe
         task_id=_hash(named),
         run_id=_hash(text_of(shared["run"] or named)),
         eval_id=_hash(f"{named} {shared['step']} {number}"),
-        task_args=clean(object_from_json(shared["env_config"])),
+        task_args=clean(from_json(shared["env_config"])) if shared["env_config"] else {},
         dataset=EvalDataset(
             name=task,
             samples=len({one.task_index for one in part.outcomes}),

@@ -9,10 +9,8 @@ from typing import Any
 
 from agentsgym.errors import StoreError
 from agentsgym.store.records import StoredRollout
-from agentsgym.store.rows import checked_trajectory
 from agentsgym.store.values import from_json, to_json
-from agentsgym.texts import sentence_of
-from agentsgym.types import StopReason, Turn
+from agentsgym.types import StopReason, Trajectory, Turn
 
 
 def record_to_line(record: StoredRollout) -> str:
@@ -39,19 +37,14 @@ def record_from_line(line: str) -> StoredRollout:
     plain = from_json(line)
     if not isinstance(plain, Mapping) or "trajectory" not in plain:
         raise StoreError("each line must be a JSON object with the key 'trajectory'")
-    try:
-        values: dict[str, Any] = {**plain}
-        trajectory: dict[str, Any] = {**values["trajectory"]}
-        turns = trajectory["turns"]
-        trajectory["turns"] = (tuple if isinstance(turns, tuple) else list)(Turn(**turn) for turn in turns)
-        trajectory["stop_reason"] = StopReason(trajectory["stop_reason"])
-        values["trajectory"] = checked_trajectory(trajectory)
-        values["created_at"] = datetime.fromisoformat(values["created_at"])
-        return StoredRollout(**values)
-    except KeyError as error:
-        raise StoreError(f"a line is not a rollout: it has no {error}") from error
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"a line is not a rollout: {sentence_of(error)}") from error
+    values: dict[str, Any] = {**plain}
+    trajectory: dict[str, Any] = {**values["trajectory"]}
+    turns = trajectory["turns"]
+    trajectory["turns"] = (tuple if isinstance(turns, tuple) else list)(Turn(**turn) for turn in turns)
+    trajectory["stop_reason"] = StopReason(trajectory["stop_reason"])
+    values["trajectory"] = Trajectory(**trajectory)
+    values["created_at"] = datetime.fromisoformat(values["created_at"])
+    return StoredRollout(**values)
 
 
 def _fields(value: Any) -> dict[str, Any]:

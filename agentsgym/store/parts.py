@@ -219,24 +219,13 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
                 if name not in table.column_names:
                     field = SCHEMA.field(name)
                     table = table.append_column(field, pa.nulls(len(table), field.type))
-            table = table.select(SCHEMA.names if columns is None else columns)
-            _check_types(part, table)
-            return table
+            return table.select(SCHEMA.names if columns is None else columns)
     except StoreError:  # which is also an OSError
         raise
     except KeyError as error:
         raise StoreError(f"{part.path} lacks a required column: {error}; {_REMEDY}") from error
     except (OSError, pa.ArrowException, ValueError, IndexError) as error:
         raise StoreError(f"{part.path} can no longer be read: {sentence_of(error, 300).rstrip()}; {_REMEDY}") from error
-
-
-def _check_types(part: Part, table: pa.Table) -> None:
-    for field in table.schema:
-        expected = SCHEMA.field(field.name).type
-        if field.type != expected:
-            raise StoreError(
-                f"{part.path} has a column {field.name!r} of type {field.type} instead of {expected}; {_REMEDY}"
-            )
 
 
 def _rename(unfinished: Path, path: Path) -> None:

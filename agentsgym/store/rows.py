@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Mapping
+from typing import Any
 
 from agentsgym.errors import StoreError
 from agentsgym.store.records import StoredRollout
@@ -22,18 +22,11 @@ from agentsgym.texts import sentence_of, shown
 from agentsgym.types import StopReason, Trajectory, Turn
 
 _COPIED = (*INTS, "session_id", "final_reward", "error")
-_KINDS: Final[Mapping[str, type[Any]]] = {
-    **dict.fromkeys(("info", "task_data", "final_rewards"), Mapping),
-    **dict.fromkeys(("messages", "token_ids"), Sequence),
-    **dict.fromkeys(INTS, int),
-    "session_id": str,
-    "final_reward": float,
-}
 
 
 def record_from_row(table: Table, row: int) -> StoredRollout:
     """Read the rollout stored in a table row, with its metadata."""
-    corrections = _corrections(table, row)
+    corrections = from_json(_value(table, "corrections", row) or "{}")
     metadata = {name: _value(table, name, row) for name in (*METADATA_INTS, *METADATA_TEXTS, "created_at")}
     for name in ("env_config", "tools"):
         text = _value(table, name, row)
@@ -48,15 +41,7 @@ def record_from_row(table: Table, row: int) -> StoredRollout:
 
 def trajectory_from_row(table: Table, row: int) -> Trajectory:
     """Read the trajectory stored in a table row."""
-    return _trajectory(table, row, _corrections(table, row))
-
-
-def _corrections(table: Table, row: int) -> Mapping[str, Any]:
-    """Return the values that the columns cannot represent, by field."""
-    corrections = from_json(_value(table, "corrections", row) or "{}")
-    if not isinstance(corrections, dict):
-        raise StoreError(f"the column 'corrections' must contain JSON objects, got {shown(corrections)}")
-    return cast("dict[str, Any]", corrections)
+    return _trajectory(table, row, from_json(_value(table, "corrections", row) or "{}"))
 
 
 def _trajectory(table: Table, row: int, corrections: Mapping[str, Any]) -> Trajectory:
@@ -74,25 +59,10 @@ def _trajectory(table: Table, row: int, corrections: Mapping[str, Any]) -> Traje
         versions = _value(table, "turn_policy_versions", row) or [None] * len(fields)
         turns = [Turn(**turn, policy_version=version) for turn, version in zip(fields, versions, strict=True)]
         values["turns"] = tuple(turns) if isinstance(corrected, tuple) else turns
-        return checked_trajectory(values)
+        return Trajectory(**values)
     except (ValueError, TypeError) as error:
         session = shown(_value(table, "session_id", row))
         raise StoreError(f"the rollout of session {session} is not a valid trajectory: {sentence_of(error)}") from error
-
-
-def checked_trajectory(values: Mapping[str, Any]) -> Trajectory:
-    """Build a trajectory from values that somebody else may have written.
-
-    Raises:
-        TypeError: A value is of the wrong kind.
-        ValueError: The values contradict each other.
-    """
-    for name, kind in _KINDS.items():
-        if not isinstance(values.get(name), kind):
-            raise TypeError(f"its {name} must be a {kind.__name__.lower()}, got {shown(values.get(name))}")
-    if not all(isinstance(one, Mapping) and "role" in one for one in values["messages"]):
-        raise TypeError(f"its messages must be a list of dicts with a role, got {shown(values['messages'])}")
-    return Trajectory(**values)
 
 
 def _value(table: Table, name: str, row: int) -> Any:

@@ -73,15 +73,6 @@ def from_json(text: str) -> Any:
         raise StoreError(f"a stored value cannot be read ({error}): {shown(text)}") from error
 
 
-def object_from_json(text: str | None) -> dict[str, Any]:
-    """Parse a JSON object; an invalid text, None, or another JSON value results in an empty dict."""
-    try:
-        value = from_json(text or "{}")
-    except StoreError:
-        return {}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
 def messages_to_json(messages: Sequence[Mapping[str, Any]], lost: list[str]) -> str:
     """Serialize a conversation as :func:`to_json` does, but faster if it contains only text, as most do."""
     plain: Any = messages if type(messages) in {list, tuple} else [*messages]

@@ -15,7 +15,7 @@ from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
 from agentsgym.errors import ConfigError
 from agentsgym.failure_policy import RETRY_SEEDS
-from agentsgym.fields import Check, Field, is_fraction, is_int, is_number, is_positive_number, is_strings, or_none
+from agentsgym.fields import Check, Field, is_fraction, is_int, is_number, is_seconds, is_strings, or_none
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 
@@ -136,7 +136,7 @@ def are_urls(value: Any) -> bool:
     return bool(urls) and len({*urls}) == len(urls) and all(url.startswith(("http://", "https://")) for url in urls)
 
 
-_SECONDS: Final = ("a positive number or None", or_none(is_positive_number))
+_SECONDS: Final = ("a positive number or None", or_none(is_seconds))
 
 
 @dataclass

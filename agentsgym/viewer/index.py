@@ -6,10 +6,11 @@ import functools
 import threading
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from agentsgym.envs.datasets.naming import name_of_env
-from agentsgym.store.values import object_from_json
+from agentsgym.errors import StoreError
+from agentsgym.store.values import from_json
 from agentsgym.types import StopReason, Trajectory
 from agentsgym.viewer.plain import number, text_of, truncate
 
@@ -163,13 +164,20 @@ def environment_label(class_path: str | None, config: str | None) -> str | None:
     >>> environment_label("my_games.chess.Chess", None)
     'Chess'
     """
-    return name_of_env(class_path, object_from_json(config))
+    try:
+        values: Any = from_json(config or "{}")
+    except StoreError:
+        values = {}
+    return name_of_env(class_path, cast("Any", values) if isinstance(values, dict) else {})
 
 
 @functools.lru_cache(4096)
 def _task_line(task_data: str | None) -> str | None:
     """Return a task's data in one line, without the seed, which has a separate column."""
-    task = object_from_json(task_data)
+    try:
+        task = from_json(task_data or "{}")
+    except StoreError:
+        return None
     parts = [f"{text_of(name)}: {text_of(value)}" for name, value in task.items() if name != "seed"]
     return truncate(" · ".join(parts), _MAX_TASK_CHARS)[0] or None
 
@@ -177,7 +185,10 @@ def _task_line(task_data: str | None) -> str | None:
 @functools.lru_cache(4096)
 def _metrics(info: str | None) -> Mapping[str, float]:
     """Return the numbers in ``info``, as in :attr:`Trajectory.metrics`."""
-    parsed = object_from_json(info)
+    try:
+        parsed = from_json(info or "{}")
+    except StoreError:
+        return {}
     return Trajectory(
         token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE, info=parsed
     ).metrics

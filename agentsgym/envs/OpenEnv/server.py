@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import has_str_keys, is_int, is_positive_number, is_strings, require
+from agentsgym.fields import has_str_keys, is_int, is_seconds, is_strings, require
 from agentsgym.texts import shown
 
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -76,7 +76,7 @@ class OpenEnvServer:
             "a dict with header names (without spaces) as keys",
         )
         for name in _TIMES:
-            require(f"OpenEnvServer.{name}", getattr(self, name), is_positive_number, "a positive number")
+            require(f"OpenEnvServer.{name}", getattr(self, name), is_seconds, "a positive number")
         require("OpenEnvServer.max_message_bytes", self.max_message_bytes, is_int(1), "a positive int")
 
     @property

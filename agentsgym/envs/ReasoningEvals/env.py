@@ -23,7 +23,7 @@ from agentsgym.envs.ReasoningEvals.grading import GRADES, Verdict, by_generator,
 from agentsgym.envs.ReasoningEvals.tasks import DatasetOptions, are_choices, task_dataset
 from agentsgym.envs.shared.numbers import canonical, strip_reasoning
 from agentsgym.errors import ConfigError, EnvError, MissingDependencyError, TaskError
-from agentsgym.fields import Field, is_bool, is_fraction, is_int, is_number, is_positive_number
+from agentsgym.fields import Field, is_bool, is_fraction, is_int, is_number, is_seconds
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Action
 
@@ -81,7 +81,7 @@ class ReasoningEvalsEnv(MultistepEnv):
         "max_attempts": Field(default=1, expected="a positive int", valid=is_int(1)),
         "extractor": _function_field({"auto": None, **EXTRACTORS}),
         "grader": _function_field(GRADES),
-        "grading_timeout_s": Field(default=5.0, expected="a number > 0", valid=is_positive_number),
+        "grading_timeout_s": Field(default=5.0, expected="a number > 0", valid=is_seconds),
         "partial_credit": Field(default=False, expected="True or False", valid=is_bool),
         "wrong_penalty": Field(default=0.0, expected="a number >= 0", valid=is_number(0)),
         "invalid_penalty": Field(default=0.0, expected="a number >= 0", valid=is_number(0)),

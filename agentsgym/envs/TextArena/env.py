@@ -28,7 +28,7 @@ from agentsgym.envs.TextArena.players import (
 )
 from agentsgym.envs.TextArena.tasks import DatasetOptions, task_dataset
 from agentsgym.errors import ConfigError, EnvError, TaskError
-from agentsgym.fields import Field, choice_field, is_bool, is_int, is_str, or_none
+from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_int, is_str, or_none
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 from agentsgym.types import Message
@@ -86,9 +86,7 @@ class TextArenaEnv(MultistepEnv):
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "game": Field(default=None, expected="a game's id, as 'Wordle-v0'", valid=is_str),
-        "game_options": Field(
-            default={}, expected="a dict of the game's options", valid=lambda one: isinstance(one, dict)
-        ),
+        "game_options": Field(default={}, expected="a dict of the game's options", valid=has_str_keys),
         "num_players": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
         "seat": Field(default=None, expected="an int >= 0, or None to draw it", valid=_IS_SEAT),
         "opponent": Field(default="random", expected="a player's name, or names by seat", valid=is_player_name),

@@ -28,7 +28,7 @@ from agentsgym.envs.Tools.results import ToolResult, as_text
 from agentsgym.envs.Tools.sources import SessionTools, Source, Sources, as_sources, registered_tools
 from agentsgym.envs.Tools.tasks import DatasetOptions, task_dataset
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
-from agentsgym.fields import Field, choice_field, is_int, is_number, is_positive_number, is_str, is_strings, or_none
+from agentsgym.fields import Field, choice_field, is_int, is_number, is_seconds, is_str, is_strings, or_none
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.parse import with_calls
 from agentsgym.types import Action, Message, ToolCall
@@ -50,8 +50,8 @@ TOOL_FIELDS: dict[str, Field] = {
     "parallel_tools": Field(
         default=[], expected="'all' or a list of tools' names", valid=lambda value: value == "all" or is_strings(value)
     ),
-    "tool_timeout_s": Field(default=30.0, expected="a positive number or None", valid=or_none(is_positive_number)),
-    "setup_timeout_s": Field(default=60.0, expected="a positive number or None", valid=or_none(is_positive_number)),
+    "tool_timeout_s": Field(default=30.0, expected="a positive number or None", valid=or_none(is_seconds)),
+    "setup_timeout_s": Field(default=60.0, expected="a positive number or None", valid=or_none(is_seconds)),
     "max_result_length": Field(default=10_000, expected="a positive int or None", valid=or_none(is_int(1))),
     "max_calls_per_turn": Field(default=16, expected="a positive int or None", valid=or_none(is_int(1))),
     "max_calls_per_episode": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),

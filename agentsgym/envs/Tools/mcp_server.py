@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from agentsgym.errors import ConfigError
-from agentsgym.fields import is_positive_number, require
+from agentsgym.fields import is_seconds, require
 from agentsgym.texts import shown
 
 
@@ -52,7 +52,7 @@ class McpServer:
             raise ConfigError(f"McpServer.url must begin with http:// or https://, got {shown(self.url)}")
         if isinstance(self.tools, str):
             raise ConfigError(f"McpServer.tools must be a list of names, got {shown(self.tools)}")
-        require("McpServer.start_timeout_s", self.start_timeout_s, is_positive_number, "a positive number")
+        require("McpServer.start_timeout_s", self.start_timeout_s, is_seconds, "a positive number")
 
     def __deepcopy__(self, memo: Any) -> Self:
         """Share the server object: it cannot be copied, and each environment opens separate connections."""

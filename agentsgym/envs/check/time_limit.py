@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from agentsgym.errors import ConfigError
-from agentsgym.fields import is_positive_number, require
+from agentsgym.fields import is_seconds, require
 from agentsgym.interruptions import Interruption
 
 _REPEAT_S = 1.0  # seconds between repetitions, for hooks that catch all exceptions
@@ -40,7 +40,7 @@ def time_limit(limit_s: float | None) -> Generator[None]:
     if limit_s is None:
         yield
         return
-    require("limit_s", limit_s, is_positive_number, "a positive number or None")
+    require("limit_s", limit_s, is_seconds, "a positive number or None")
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         raise ConfigError("limit_s needs a timer signal, which is available only in the main thread of a Unix process")
 

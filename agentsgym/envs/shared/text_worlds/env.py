@@ -12,7 +12,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.shared.engines import EngineProcesses, shared_processes
 from agentsgym.envs.shared.numbers import strip_reasoning
-from agentsgym.fields import Field, is_int, is_positive_number
+from agentsgym.fields import Field, is_int, is_seconds
 
 NEW_GAME = "A new game begins.\n\n"
 NO_COMMAND = "You said no command. Answer with one command in one line."
@@ -58,8 +58,8 @@ def process_fields(num_processes: int) -> dict[str, Field]:
     """Return the keys of ``env_config`` that configure the engine's processes, with their default number."""
     return {
         "num_processes": Field(default=num_processes, expected="a positive int", valid=is_int(1)),
-        "step_timeout_s": Field(default=60.0, expected=_SECONDS, valid=is_positive_number),
-        "start_timeout_s": Field(default=180.0, expected=_SECONDS, valid=is_positive_number),
+        "step_timeout_s": Field(default=60.0, expected=_SECONDS, valid=is_seconds),
+        "start_timeout_s": Field(default=180.0, expected=_SECONDS, valid=is_seconds),
     }
 
 
