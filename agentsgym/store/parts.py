@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from agentsgym.errors import StoreError
 from agentsgym.store.schema import ADDED_LATER, DICTIONARY, SCHEMA, SPLIT, VERSION, VERSION_KEY
-from agentsgym.texts import sentence_of
+from agentsgym.texts import sentence_of, shown
 
 try:
     import fcntl
@@ -219,13 +219,27 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
                 if name not in table.column_names:
                     field = SCHEMA.field(name)
                     table = table.append_column(field, pa.nulls(len(table), field.type))
-            return table.select(SCHEMA.names if columns is None else columns)
+            return _as_declared(table.select(SCHEMA.names if columns is None else columns), part.path)
     except StoreError:  # which is also an OSError
         raise
     except KeyError as error:
         raise StoreError(f"{part.path} lacks a required column: {error}; {_REMEDY}") from error
     except (OSError, pa.ArrowException, ValueError, IndexError) as error:
         raise StoreError(f"{part.path} can no longer be read: {sentence_of(error, 300).rstrip()}; {_REMEDY}") from error
+
+
+def _as_declared(table: pa.Table, path: Path) -> pa.Table:
+    """Convert columns that another tool wrote with other types, such as ``large_string``, to the types of the format."""
+    for index, name in enumerate(table.column_names):
+        field, column = SCHEMA.field(name), table.column(index)
+        if column.type != field.type:
+            try:
+                table = table.set_column(index, field, column.cast(field.type))
+            except (pa.ArrowException, ValueError) as error:
+                raise StoreError(
+                    f"{path}: the column {name!r} must be of type {shown(field.type)}, got {shown(column.type)}; {_REMEDY}"
+                ) from error
+    return table
 
 
 def _rename(unfinished: Path, path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, Final
+from numbers import Integral, Real
+from typing import Any, Final, cast
 
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import is_int, is_str, or_none, require
-from agentsgym.store.schema import METADATA_FLOATS, METADATA_INTS, METADATA_TEXTS
+from agentsgym.fields import Check, is_int, is_str, or_none, require
+from agentsgym.store.schema import INTS, METADATA_FLOATS, METADATA_INTS, METADATA_TEXTS, TURN_FLAGS, TURN_INTS
 from agentsgym.texts import as_json, shown
 from agentsgym.types import StopReason, Trajectory
 
@@ -65,8 +66,7 @@ class StoredRollout:
         trajectory = self.trajectory
         if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"trajectory must be a Trajectory, got {shown(trajectory)}")
-        if trajectory.stop_reason not in set(StopReason):
-            raise ConfigError(f"the trajectory's stop_reason must be a StopReason, got {shown(trajectory.stop_reason)}")
+        check_trajectory(trajectory)
         for name in METADATA_TEXTS:
             require(name, getattr(self, name), or_none(is_str), "a string or None")
         for name in METADATA_INTS:
@@ -92,6 +92,7 @@ class StoredRollout:
         )
         for name in METADATA_FLOATS:
             values = getattr(self, name)
+            require(name, values, or_none(_is_list), "a list of numbers or None")
             if values is not None and len(values) != len(trajectory.token_ids):
                 raise ConfigError(
                     f"{name} must have one value per token, got {len(values)} for {len(trajectory.token_ids)} tokens"
@@ -105,6 +106,83 @@ class StoredRollout:
         """
         metadata = {item.name: as_json(getattr(self, item.name)) for item in fields(self) if item.name != "trajectory"}
         return {**self.trajectory.as_dict(), **metadata, "created_at": self.created_at.isoformat()}
+
+
+def _is_list(value: Any) -> bool:
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | Mapping)
+
+
+def are_numbers(value: Any) -> bool:
+    """Return whether a value is a list, or an array, of numbers."""
+    return _is_list(value) and all(issubclass(kind, Real) for kind in set[Any](map(type, value)))
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    message = cast("Mapping[str, Any]", value)
+    calls = message.get("tool_calls") or ()
+    are_calls = _is_list(calls) and all(isinstance(call, Mapping) for call in calls)
+    return is_str(message.get("role")) and is_str(message.get("content")) and are_calls
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int or isinstance(value, Integral)  # the first is faster
+
+
+def _is_real(value: Any) -> bool:
+    return type(value) is float or isinstance(value, Real)
+
+
+def _is_key(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _are_messages(value: Any) -> bool:
+    return _is_list(value) and all(map(_is_message, value))
+
+
+def _are_totals(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_real, cast("Mapping[Any, Any]", value).values()))
+
+
+_MESSAGES: Final = "messages, dicts with the strings 'role' and 'content'"
+_TRAJECTORY_SHAPES: Final[Mapping[str, tuple[Check, str]]] = {
+    "messages": (_are_messages, f"a list of {_MESSAGES}"),
+    "final_reward": (_is_real, "a number"),
+    "stop_reason": (lambda value: isinstance(value, str) and value in set(StopReason), "a StopReason"),
+    "session_id": (is_str, "a string"),
+    "error": (or_none(is_str), "a string or None"),
+    "final_rewards": (_are_totals, "a dict of numbers"),
+    **dict.fromkeys(("info", "task_data"), (lambda value: isinstance(value, Mapping), "a dict")),
+    **dict.fromkeys(INTS, (_is_integer, "an int")),
+}
+_TURN_SHAPES: Final[Mapping[str, tuple[Check, str]]] = {
+    **dict.fromkeys(TURN_INTS, (_is_integer, "an int")),
+    **dict.fromkeys(TURN_FLAGS, (lambda value: value is not None, "True or False")),
+    **dict.fromkeys(("state_key", "role"), (_is_key, "hashable")),
+    "reward": (_is_real, "a number"),
+    "potential": (or_none(_is_real), "a number or None"),
+    "role_rewards": (or_none(_are_totals), "a dict of numbers or None"),
+    "prompt_messages": (or_none(_are_messages), f"a list of {_MESSAGES}, or None"),
+}
+
+
+def check_trajectory(trajectory: Trajectory) -> None:
+    """Reject a trajectory with a field that nothing could read, such as a message that is not a dict.
+
+    Raises:
+        ConfigError: A field has the wrong type; the message names it.
+    """
+    for name, (valid, expected) in _TRAJECTORY_SHAPES.items():
+        require(f"the trajectory's {name}", getattr(trajectory, name), valid, expected)
+    for k, turn in enumerate(trajectory.turns):
+        for name, (valid, expected) in _TURN_SHAPES.items():
+            require(f"turns[{k}].{name}", getattr(turn, name), valid, expected)
 
 
 COLUMNS: Final = tuple(item.name for item in fields(StoredRollout) if item.name not in {"trajectory", "inexact"})

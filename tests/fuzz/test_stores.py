@@ -1,0 +1,85 @@
+"""Stores, their lines of JSON, and everything that reads them."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import crafted_stores
+from crafted_stores import crafted_tables, write_table
+from hypothesis import given
+from hypothesis import strategies as st
+from outcomes import survives
+
+from agentsgym.evaluation.compare import compare
+from agentsgym.evaluation.replay import replay_all
+from agentsgym.export.examples import dpo_examples, kto_examples, sft_examples
+from agentsgym.record_audit import audit
+from agentsgym.reports.frames import rollouts_frame
+from agentsgym.reports.html import rollouts_html, trajectory_html
+from agentsgym.store.reader import RolloutStore
+from agentsgym.store.schema import SCHEMA
+from agentsgym.viewer.answers import Answers
+from agentsgym.viewer.written import write_page
+
+
+def _views(store: RolloutStore) -> list[Callable[[], Any]]:
+    return [
+        lambda: store[0],
+        lambda: store.record(-1).as_dict(),
+        lambda: [*store],
+        lambda: [one.as_dict() for one in store],
+        lambda: store.table(),
+        lambda: store.to_pandas(),
+        lambda: store.to_datasets(),
+        lambda: store.filter(final_reward=lambda value: value == 1),
+        lambda: store.filter(task_data=lambda value: bool(value)),
+        lambda: audit(store),
+        lambda: [trajectory_html(one) for one in store],
+        lambda: rollouts_html(store),
+        lambda: rollouts_frame(store),
+        lambda: rollouts_frame(store, "turn"),
+        lambda: rollouts_frame(store, "token"),
+        lambda: [*sft_examples(store.records())],
+        lambda: [*kto_examples(store.records())],
+        lambda: [*dpo_examples(store.records())],
+        lambda: compare(store, store),
+        lambda: [*replay_all(store.records())],
+    ]
+
+
+def _viewer(store: RolloutStore) -> list[Callable[[], Any]]:
+    answers = survives(Answers, store, limit=3, mode="served")
+    if isinstance(answers, Exception):
+        return []
+    return [
+        answers.list,
+        answers.turns,
+        lambda: answers.search("egg"),
+        *(lambda row=row: answers.rollout(row) for row in range(1, 4)),
+        *(lambda key=key: answers.group(key) for key in answers.index.groups),
+        *(lambda key=key: answers.what_if(key, {"estimator": "rloo"}) for key in answers.index.groups),
+    ]
+
+
+def read_everything(path: Path) -> None:
+    store = survives(RolloutStore, path)
+    if isinstance(store, Exception):
+        return
+    for view in [*_views(store), *_viewer(store)]:
+        survives(view)
+    with tempfile.TemporaryDirectory() as other:
+        survives(store.to_jsonl, Path(other) / "lines.jsonl")
+        survives(RolloutStore.from_jsonl, Path(other) / "lines.jsonl", Path(other) / "again")
+        survives(write_page, store, Path(other) / "page.html")
+
+
+@given(crafted_tables())
+def test_columns_of_strangers(table: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_table(table, Path(folder))
+        read_everything(Path(folder))
