@@ -12,6 +12,7 @@ import numpy as np
 
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import ConfigError
+from agentsgym.fields import require
 from agentsgym.statistics.intervals import bootstrap_intervals
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
@@ -174,12 +175,12 @@ def _by_task(run: Run) -> tuple[dict[_Key, _Results], int]:
     num_failed = 0
     configs: dict[str | None, str] = {None: ""}
     for row in _rows(run):
-        if row["task_data"] in {None, "{}"}:
-            session_id = shown(row["session_id"])
-            raise ConfigError(
-                f"the rollout of session {session_id} was stored without task_data, so it cannot be "
-                "matched with the other run"
-            )
+        for name, missing in (("task_data", {None, "{}"}), ("final_reward", {None})):
+            if row[name] in missing:
+                raise ConfigError(
+                    f"the rollout of session {shown(row['session_id'])} was stored without {name}, so it cannot be "
+                    "compared with the other run"
+                )
         config = row["env_config"]
         if config not in configs:
             configs[config] = _canonical(config, without=COMMON_FIELDS)
@@ -212,6 +213,7 @@ def _rows(run: Run) -> Iterable[dict[str, Any]]:
 
 def _canonical(text: str, without: Iterable[str] = ()) -> str:
     """Normalize JSON text so that equal values have equal texts, regardless of the order of keys."""
+    require("a stored task_data or env_config", from_json(text), lambda value: isinstance(value, dict), "a dict")
     value = json.loads(text)
     for key in without:
         value.pop(key, None)

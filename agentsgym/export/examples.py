@@ -10,9 +10,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from agentsgym.errors import StoreError
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.values import to_json
-from agentsgym.texts import as_json
+from agentsgym.texts import as_json, shown
 from agentsgym.types import Message, Trajectory, Turn
 
 Example = dict[str, Any]
@@ -118,7 +119,7 @@ def _first_difference(better: Trajectory, worse: Trajectory) -> Iterator[Example
 
 def _without_call_ids(message: Message) -> Mapping[str, Any]:
     """Return a message without the ids of its calls, which servers generate anew each time."""
-    calls = [{key: value for key, value in call.items() if key != "id"} for call in message.get("tool_calls", ())]
+    calls = [{key: value for key, value in call.items() if key != "id"} for call in message.get("tool_calls") or ()]
     return {**message, "tool_calls": calls, "tool_call_id": None}
 
 
@@ -136,4 +137,9 @@ def _prompt(trajectory: Trajectory, turn: Turn) -> Sequence[Message]:
 
 
 def _answer(trajectory: Trajectory, turn: Turn) -> Message:
+    if not 0 <= turn.message_index < len(trajectory.messages):
+        raise StoreError(
+            f"the rollout of session {shown(trajectory.session_id)} cannot be exported: the message_index of a turn is "
+            f"{turn.message_index}, but it has {len(trajectory.messages)} messages"
+        )
     return trajectory.messages[turn.message_index]

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from agentsgym.errors import StoreError
-from agentsgym.store.records import StoredRollout
+from agentsgym.store.records import StoredRollout, check_numbers
 from agentsgym.store.values import from_json, to_json
 from agentsgym.types import StopReason, Trajectory, Turn
 
@@ -39,6 +39,8 @@ def record_from_line(line: str) -> StoredRollout:
         raise StoreError("each line must be a JSON object with the key 'trajectory'")
     values: dict[str, Any] = {**plain}
     trajectory: dict[str, Any] = {**values["trajectory"]}
+    check_numbers(trajectory)
+    check_numbers(values)
     turns = trajectory["turns"]
     trajectory["turns"] = (tuple if isinstance(turns, tuple) else list)(Turn(**turn) for turn in turns)
     trajectory["stop_reason"] = StopReason(trajectory["stop_reason"])

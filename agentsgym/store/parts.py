@@ -144,7 +144,7 @@ def scan(folder: Path) -> tuple[list[Part], dict[Path, str]]:
 
 def warn_of_unfinished(folder: Path) -> None:
     """Warn about files left behind by writers that died, but not about files that are still being written."""
-    leftovers = [file for file in sorted(folder.glob(f"*{UNFINISHED}")) if not _is_locked(file)]
+    leftovers = [file for file in sorted(folder.glob(f"*{UNFINISHED}")) if file.is_file() and not _is_locked(file)]
     if leftovers:
         logger.warning(
             "%s contains %d unfinished parts of processes that ended while writing: %s. Their rollouts are lost, and "
@@ -156,7 +156,7 @@ def warn_of_unfinished(folder: Path) -> None:
 def _by_name(file: Path) -> Part | None:
     """Recognize a complete part by its name; None for any other file."""
     match = _PART_NAME.fullmatch(file.name)
-    if match is None:
+    if match is None or not file.is_file():
         return None
     try:
         with file.open("rb", buffering=0) as opened:
@@ -177,6 +177,8 @@ def _open(file: Path) -> Part | str:
     Raises:
         StoreError: The number of rollouts is not the one in the file's name.
     """
+    if not file.is_file():  # opening a named pipe would wait for ever
+        return "not a file"
     try:
         metadata = pq.read_metadata(file)
     except (OSError, pa.ArrowException, ValueError) as error:

@@ -8,9 +8,12 @@ from datetime import UTC, datetime
 from numbers import Integral, Real
 from typing import Any, Final, cast
 
+import numpy as np
+
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Check, is_int, is_str, or_none, require
-from agentsgym.store.schema import INTS, METADATA_FLOATS, METADATA_INTS, METADATA_TEXTS, TURN_FLAGS, TURN_INTS
+from agentsgym.store.schema import FLOATS, INTS, METADATA_FLOATS, METADATA_INTS, METADATA_TEXTS, TURN_FLAGS, TURN_INTS
+from agentsgym.store.values import is_utf8
 from agentsgym.texts import as_json, shown
 from agentsgym.types import StopReason, Trajectory
 
@@ -70,20 +73,16 @@ class StoredRollout:
         for name in METADATA_TEXTS:
             require(name, getattr(self, name), or_none(is_str), "a string or None")
         for name in METADATA_INTS:
-            require(
-                name,
-                getattr(self, name),
-                or_none(lambda value: is_int(-(2**63))(value) and value < 2**63),
-                "a 64-bit int or None",
-            )
+            require(name, getattr(self, name), or_none(_is_int64), "a 64-bit int or None")
         require(
             "created_at",
             self.created_at,
             lambda value: isinstance(value, datetime) and value.tzinfo is not None,
             "a timezone-aware datetime",
         )
-        for name in ("env_config", "extra"):
-            require(name, getattr(self, name), or_none(lambda value: isinstance(value, Mapping)), "a dict or None")
+        require("env_config", self.env_config, or_none(_is_dict), "a dict or None")
+        require("extra", self.extra, _is_dict, "a dict")
+        require("inexact", self.inexact, lambda value: _is_list(value) and all(map(_is_text, value)), "a list of strings")
         require(
             "tools",
             self.tools,
@@ -108,12 +107,23 @@ class StoredRollout:
         return {**self.trajectory.as_dict(), **metadata, "created_at": self.created_at.isoformat()}
 
 
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_int64(value: Any) -> bool:
+    return is_int(-(2**63))(value) and value < 2**63
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and is_utf8(value)
+
+
 def _is_list(value: Any) -> bool:
     return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | Mapping)
 
 
-def are_numbers(value: Any) -> bool:
-    """Return whether a value is a list, or an array, of numbers."""
+def _are_numbers(value: Any) -> bool:
     return _is_list(value) and all(issubclass(kind, Real) for kind in set[Any](map(type, value)))
 
 
@@ -153,18 +163,21 @@ def _are_totals(value: Any) -> bool:
 _MESSAGES: Final = "messages, dicts with the strings 'role' and 'content'"
 _TRAJECTORY_SHAPES: Final[Mapping[str, tuple[Check, str]]] = {
     "messages": (_are_messages, f"a list of {_MESSAGES}"),
+    **dict.fromkeys(("token_ids", "per_token_rewards", "turns"), (_is_list, "a list")),
+    "logprobs": (or_none(_is_list), "a list or None"),
     "final_reward": (_is_real, "a number"),
     "stop_reason": (lambda value: isinstance(value, str) and value in set(StopReason), "a StopReason"),
     "session_id": (is_str, "a string"),
     "error": (or_none(is_str), "a string or None"),
     "final_rewards": (_are_totals, "a dict of numbers"),
-    **dict.fromkeys(("info", "task_data"), (lambda value: isinstance(value, Mapping), "a dict")),
+    **dict.fromkeys(("info", "task_data"), (_is_dict, "a dict")),
     **dict.fromkeys(INTS, (_is_integer, "an int")),
 }
 _TURN_SHAPES: Final[Mapping[str, tuple[Check, str]]] = {
     **dict.fromkeys(TURN_INTS, (_is_integer, "an int")),
-    **dict.fromkeys(TURN_FLAGS, (lambda value: value is not None, "True or False")),
+    **dict.fromkeys(TURN_FLAGS, (lambda value: isinstance(value, bool | np.bool_ | Integral), "True or False")),
     **dict.fromkeys(("state_key", "role"), (_is_key, "hashable")),
+    "policy_version": (or_none(_is_int64), "a 64-bit int or None"),
     "reward": (_is_real, "a number"),
     "potential": (or_none(_is_real), "a number or None"),
     "role_rewards": (or_none(_are_totals), "a dict of numbers or None"),
@@ -183,6 +196,16 @@ def check_trajectory(trajectory: Trajectory) -> None:
     for k, turn in enumerate(trajectory.turns):
         for name, (valid, expected) in _TURN_SHAPES.items():
             require(f"turns[{k}].{name}", getattr(turn, name), valid, expected)
+
+
+def check_numbers(fields: Mapping[str, Any]) -> None:
+    """Reject a field with one number per token that is not a list, or an array, of numbers.
+
+    Raises:
+        ConfigError: A field has the wrong type; the message names it.
+    """
+    for name in ("token_ids", *FLOATS, *METADATA_FLOATS):
+        require(name, fields.get(name), or_none(_are_numbers), "a list of numbers")
 
 
 COLUMNS: Final = tuple(item.name for item in fields(StoredRollout) if item.name not in {"trajectory", "inexact"})

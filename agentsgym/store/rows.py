@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentsgym.errors import StoreError
-from agentsgym.fields import has_str_keys, or_none, require
-from agentsgym.store.records import StoredRollout, are_numbers, check_trajectory
+from agentsgym.fields import has_str_keys, require
+from agentsgym.store.records import StoredRollout, check_numbers, check_trajectory
 from agentsgym.store.schema import (
     FLOATS,
     INTS,
@@ -35,7 +35,8 @@ def record_from_row(table: Table, row: int) -> StoredRollout:
     with _naming_the_session(table, row):
         corrections = _corrections(table, row)
         metadata = {name: _value(table, name, row) for name in (*METADATA_INTS, *METADATA_TEXTS, "created_at")}
-        metadata |= {name: _json(table, name, row) for name in ("env_config", "tools", "extra")}
+        metadata |= {name: _json(table, name, row) for name in ("env_config", "tools")}
+        metadata["extra"] = _json(table, "extra", row) or {}
         metadata |= {name: _numbers(table, name, row) for name in METADATA_FLOATS}
         metadata |= {name: value for name, value in corrections.items() if name in metadata}
         inexact = _value(table, "inexact", row) or ()
@@ -84,8 +85,7 @@ def _trajectory(table: Table, row: int, corrections: Mapping[str, Any]) -> Traje
 def _corrections(table: Table, row: int) -> Mapping[str, Any]:
     corrections = _json(table, "corrections", row) or {}
     require("corrections", corrections, has_str_keys, "a dict")
-    for name in ("token_ids", *FLOATS, *METADATA_FLOATS):
-        require(name, corrections.get(name), or_none(are_numbers), "a list of numbers")
+    check_numbers(corrections)
     return corrections
 
 

@@ -164,34 +164,31 @@ def environment_label(class_path: str | None, config: str | None) -> str | None:
     >>> environment_label("my_games.chess.Chess", None)
     'Chess'
     """
-    try:
-        values: Any = from_json(config or "{}")
-    except StoreError:
-        values = {}
-    return name_of_env(class_path, cast("Any", values) if isinstance(values, dict) else {})
+    return name_of_env(class_path, _dict_of(config))
 
 
 @functools.lru_cache(4096)
 def _task_line(task_data: str | None) -> str | None:
     """Return a task's data in one line, without the seed, which has a separate column."""
-    try:
-        task = from_json(task_data or "{}")
-    except StoreError:
-        return None
-    parts = [f"{text_of(name)}: {text_of(value)}" for name, value in task.items() if name != "seed"]
+    parts = [f"{text_of(name)}: {text_of(value)}" for name, value in _dict_of(task_data).items() if name != "seed"]
     return truncate(" · ".join(parts), _MAX_TASK_CHARS)[0] or None
 
 
 @functools.lru_cache(4096)
 def _metrics(info: str | None) -> Mapping[str, float]:
     """Return the numbers in ``info``, as in :attr:`Trajectory.metrics`."""
+    return Trajectory(
+        token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE, info=_dict_of(info)
+    ).metrics
+
+
+def _dict_of(text: str | None) -> dict[str, Any]:
+    """Parse a stored dict; empty if the text is not one."""
     try:
-        parsed = from_json(info or "{}")
+        value: Any = from_json(text or "{}")
     except StoreError:
         return {}
-    return Trajectory(
-        token_ids=[], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE, info=parsed
-    ).metrics
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _keys(values: dict[str, list[Any]]) -> Iterator[Keys]:

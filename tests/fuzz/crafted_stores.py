@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,44 @@ def write_table(table: Table, folder: Path, *, name: str = "part.parquet") -> No
     """Write a table as a file of a store."""
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, folder / name)
+
+
+def _sound_bytes() -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(_SOUND, sink)
+    return sink.getvalue().to_pybytes()
+
+
+_BYTES = _sound_bytes()
+_PART = "part-v1-20260101T000000.000000000-abc-000001-{}.parquet"
+
+
+@st.composite
+def damaged_files(draw: st.DrawFn) -> tuple[str, bytes | str]:
+    """The name of a file in a store, and its bytes or what stands in its place: a folder, or a loop of links."""
+    name = draw(st.sampled_from(["a.parquet", _PART.format(4), _PART.format(3), _PART.format("9" * 30), "b.unfinished"]))
+    kind = draw(st.sampled_from(["cut", "flipped", "replaced", "empty", "folder", "loop", "dangling", "fifo", "other"]))
+    if kind == "cut":
+        return name, _BYTES[: draw(st.integers(0, len(_BYTES) - 1))]
+    if kind == "flipped":
+        data = bytearray(_BYTES)
+        for _ in range(draw(st.integers(1, 4))):
+            data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+        return name, bytes(data)
+    if kind == "replaced":
+        return name, b"PAR1" + draw(st.binary(max_size=40)) + b"PAR1"
+    return name, b"" if kind == "empty" else kind
+
+
+def put(path: Path, content: bytes | str) -> None:
+    """Make a file, or what stands in its place."""
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content == "folder":
+        path.mkdir()
+    elif content == "fifo":
+        os.mkfifo(path)
+    elif content == "other":
+        pq.write_table(pa.table({"a": [1]}), path)
+    else:
+        path.symlink_to(path.name if content == "loop" else "nowhere")
