@@ -212,7 +212,7 @@ def _are_equal(one: Any, other: Any) -> bool:
 def _as_json(value: Any) -> str | None:
     try:
         return json.dumps(value, sort_keys=True)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None
 
 

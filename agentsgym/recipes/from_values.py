@@ -125,3 +125,6 @@ def _made(settings: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
         raise
     except (ValueError, TypeError) as error:  # TRL's and transformers' own checks
         raise ConfigError(sentence_of(error)) from error
+    except (AttributeError, LookupError, ArithmeticError, ImportError, OSError, RuntimeError) as error:  # and the rest
+        given = ", ".join(sorted(map(shown, values)))
+        raise ConfigError(f"TRL cannot use one of {given}: {sentence_of(error)}") from error

@@ -1,10 +1,12 @@
-"""Read YAML, and reject duplicate keys, which YAML loaders otherwise drop silently."""
+"""Read YAML; reject duplicate keys, which YAML loaders otherwise drop silently, and values that do not fit their tag."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import yaml
+
+from agentsgym.texts import shown
 
 
 class _Loader(yaml.SafeLoader):
@@ -22,6 +24,17 @@ class _Loader(yaml.SafeLoader):
         untyped: Any = super()
         return untyped.construct_mapping(node, deep=deep)
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """Build a value; PyYAML itself raises any kind of error for a value such as ``!!int x`` or ``2020-13-45``."""
+        untyped: Any = super()
+        try:
+            return untyped.construct_object(node, deep=deep)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            name = node.tag.rpartition(":")[2]
+            raise yaml.YAMLError(
+                f"line {node.start_mark.line + 1} has a value that is not a valid {name}: {shown(node.value)}"
+            ) from error
+
 
 def values_of_yaml(text: str) -> Any:
     r"""Parse YAML or JSON.
@@ -34,4 +47,7 @@ def values_of_yaml(text: str) -> Any:
     yaml.error.YAMLError: line 3 repeats the key 'max_steps' of line 1
     """
     untyped: Any = yaml
-    return untyped.load(text, Loader=_Loader)  # it is a SafeLoader
+    try:
+        return untyped.load(text, Loader=_Loader)  # it is a SafeLoader
+    except RecursionError as error:
+        raise yaml.YAMLError("its values are nested too deeply") from error
