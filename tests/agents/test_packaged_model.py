@@ -85,6 +85,16 @@ def test_a_policy_plays_in_float32_where_bfloat16_is_slow(
     assert load_policy("smollm2")[0].dtype == dtype
 
 
+def test_a_policy_plays_on_the_cpu_where_torch_is_built_for_a_gpu_that_is_missing(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def current(check_available: bool = False) -> torch.device | None:
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", current)
+    assert load_policy("smollm2")[0].device.type == "cpu"
+
+
 def test_the_trainer_takes_the_name_too(package: Path, tmp_path: Path) -> None:
     env = TwentyQuestionsEnv(load_tokenizer("smollm2"), {"system_prompt": ""})
     batch = {"per_device_train_batch_size": 2, "num_generations": 2, "max_turn_tokens": 4}

@@ -82,7 +82,7 @@ def load_policy(name_or_path: str) -> tuple[Any, PreTrainedTokenizerBase]:
     except (OSError, ValueError, KeyError) as error:
         reason = sentence_of(error, 300).partition("\n")[0]
         raise ConfigError(f"the policy cannot be loaded from {shown(name_or_path)}: {reason}") from error
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)  # a CUDA build may find no GPU
     if accelerator is not None:
         return model.to(accelerator), tokenizer
     return (model.float() if model.dtype == torch.bfloat16 and is_slow_in_bfloat16() else model), tokenizer
