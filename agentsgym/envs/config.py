@@ -85,7 +85,9 @@ def validated_config(
     try:  # A callable may refer to a client or a lock, so it is shared; other values are copied.
         return {key: value if callable(value) else copy.deepcopy(value) for key, value in config.items()}
     except RecursionError as error:
-        raise ConfigError("env_config must not contain itself or be nested more than a few hundred levels deep") from error
+        raise ConfigError(
+            "env_config must not contain itself or be nested more than a few hundred levels deep"
+        ) from error
 
 
 def check_trials(config: Mapping[str, Any]) -> None:

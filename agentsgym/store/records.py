@@ -82,7 +82,9 @@ class StoredRollout:
         )
         require("env_config", self.env_config, or_none(_is_dict), "a dict or None")
         require("extra", self.extra, _is_dict, "a dict")
-        require("inexact", self.inexact, lambda value: _is_list(value) and all(map(_is_text, value)), "a list of strings")
+        require(
+            "inexact", self.inexact, lambda value: _is_list(value) and all(map(_is_text, value)), "a list of strings"
+        )
         require(
             "tools",
             self.tools,

@@ -49,7 +49,10 @@ def sound_table() -> Table:
         message = {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
         trajectory = Trajectory(
             token_ids=[5, 6, 7, 8, 9, 10],
-            turns=[Turn(start=1, stop=3, reward=0.5, message_index=1), Turn(start=4, stop=6, reward=0.5, message_index=3)],
+            turns=[
+                Turn(start=1, stop=3, reward=0.5, message_index=1),
+                Turn(start=4, stop=6, reward=0.5, message_index=3),
+            ],
             messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "b"}] + [message, message],
             final_reward=float(index),
             stop_reason=StopReason.DONE,
@@ -126,7 +129,9 @@ def crafted_tables(draw: st.DrawFn) -> Table:
         old = table.column(name).to_pylist()
         if draw(st.booleans()):
             kind = draw(st.sampled_from(_TYPES))
-            values = draw(st.sampled_from([old, [None] * 4, [1] * 4, ["1"] * 4, [0.5] * 4, [[1, 2]] * 4, [{"a": 1}] * 4]))
+            values = draw(
+                st.sampled_from([old, [None] * 4, [1] * 4, ["1"] * 4, [0.5] * 4, [[1, 2]] * 4, [{"a": 1}] * 4])
+            )
         else:
             kind = own
             values = [draw(_cell(name)) if draw(st.booleans()) else value for value in old]
@@ -155,7 +160,9 @@ _PART = "part-v1-20260101T000000.000000000-abc-000001-{}.parquet"
 @st.composite
 def damaged_files(draw: st.DrawFn) -> tuple[str, bytes | str]:
     """The name of a file in a store, and its bytes or what stands in its place: a folder, or a loop of links."""
-    name = draw(st.sampled_from(["a.parquet", _PART.format(4), _PART.format(3), _PART.format("9" * 30), "b.unfinished"]))
+    name = draw(
+        st.sampled_from(["a.parquet", _PART.format(4), _PART.format(3), _PART.format("9" * 30), "b.unfinished"])
+    )
     kind = draw(st.sampled_from(["cut", "flipped", "replaced", "empty", "folder", "loop", "dangling", "fifo", "other"]))
     if kind == "cut":
         return name, _BYTES[: draw(st.integers(0, len(_BYTES) - 1))]

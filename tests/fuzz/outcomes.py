@@ -21,7 +21,9 @@ class UnexpectedError(AssertionError):
     """A call ended in an error that does not tell people what they did wrong."""
 
 
-def survives(call: Callable[..., Any], *args: Any, accepted: tuple[type[BaseException], ...] = (), **kwargs: Any) -> Any:
+def survives(
+    call: Callable[..., Any], *args: Any, accepted: tuple[type[BaseException], ...] = (), **kwargs: Any
+) -> Any:
     """Call a public function, and return its result, or the error if it is one of ours.
 
     Args:

@@ -23,7 +23,19 @@ from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import AgentsGymError
 from agentsgym.types import Action, ToolCall
 
-_NAMES = ["PriceList", "TwentyQuestions", "Search", "Tools", "TextArena:TicTacToe-v0", "TextArena:Mastermind-v0", "Gymnasium:CliffWalking-v1", "ReasoningEvals", "OpenEnv", "TextArena:Wordle-v0", "TextArena:KuhnPoker-v0"]
+_NAMES = [
+    "PriceList",
+    "TwentyQuestions",
+    "Search",
+    "Tools",
+    "TextArena:TicTacToe-v0",
+    "TextArena:Mastermind-v0",
+    "Gymnasium:CliffWalking-v1",
+    "ReasoningEvals",
+    "OpenEnv",
+    "TextArena:Wordle-v0",
+    "TextArena:KuhnPoker-v0",
+]
 
 
 @cache
@@ -38,7 +50,9 @@ def _sound(name: str) -> tuple[Any, dict[str, Any], list[dict[str, Any]]]:
     return named.env_class, dict(named.env_config), [row["task_data"] for row in rows]
 
 
-_small = st.sampled_from([0, 1, -1, 2, 1.5, "auto", "", True, None, [], {}, ["a"], {"a": 1}, [{}], [[]], {"name": "x"}, [None]])
+_small = st.sampled_from(
+    [0, 1, -1, 2, 1.5, "auto", "", True, None, [], {}, ["a"], {"a": 1}, [{}], [[]], {"name": "x"}, [None]]
+)
 
 
 @st.composite
@@ -71,7 +85,11 @@ def tasks(draw: st.DrawFn) -> tuple[str, Any]:
     for _ in range(draw(st.integers(1, 2))):
         place: Any = task
         while True:
-            key = draw(st.sampled_from([*sorted(place, key=str), "seed", "env_config", "task_data"])) if draw(st.integers(0, 9)) else draw(texts)
+            key = (
+                draw(st.sampled_from([*sorted(place, key=str), "seed", "env_config", "task_data"]))
+                if draw(st.integers(0, 9))
+                else draw(texts)
+            )
             if isinstance(place.get(key), dict) and draw(st.booleans()):
                 place = place[key]
                 continue

@@ -49,7 +49,9 @@ _NAMES: dict[str, list[str]] = {
     "evaluation": _names(EvaluationPart),
     "filters": ["final_reward", "task_data", "success", "step"],
 }
-_small = st.sampled_from([0, 1, -1, 2, 3, 1.5, 1e200, "auto", "no", "steps", "epoch", True, None, [], {}, ["a"], {"min": 0}])
+_small = st.sampled_from(
+    [0, 1, -1, 2, 3, 1.5, 1e200, "auto", "no", "steps", "epoch", True, None, [], {}, ["a"], {"min": 0}]
+)
 
 
 @st.composite
@@ -81,7 +83,13 @@ def test_recipes_of_values(recipe: Any) -> None:
     survives(prepare, recipe)
 
 
-@given(recipes(), st.sampled_from(["training.max_steps", "environments.0.weight", "environments[9]", "a..b", "", "training", "environments.x"]), anything)
+@given(
+    recipes(),
+    st.sampled_from(
+        ["training.max_steps", "environments.0.weight", "environments[9]", "a..b", "", "training", "environments.x"]
+    ),
+    anything,
+)
 def test_overrides(recipe: Any, place: str, value: Any) -> None:
     survives(read_recipe, recipe, {place: value})
 
