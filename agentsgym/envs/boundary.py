@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, cast
 
 from agentsgym.errors import EnvError
 from agentsgym.failures import failure_of
-from agentsgym.fields import has_str_keys
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
 from agentsgym.types import MAX_LOGPROB, MIN_LOGPROB, Action, Message, ToolCall
@@ -85,7 +84,7 @@ def action_error(action: Any, max_tokens: int | None, vocabulary_size: float) ->
         return f"an agent must return an Action, got {shown(action)}"
     if type(action.policy_version) is not int and action.policy_version is not None:
         return f"an Action's policy_version must be an int or None, got {_described(action.policy_version)}"
-    if action.tool_calls and (error := _calls_error(action.tool_calls)):
+    if (action.tool_calls or action.reasoning is not None) and (error := _calls_error(action)):
         return error
     if action.token_ids is None:
         return "" if is_unicode(action.text) else f"an Action's text must be valid Unicode, got {shown(action.text)}"
@@ -97,6 +96,21 @@ def action_error(action: Any, max_tokens: int | None, vocabulary_size: float) ->
     return error
 
 
+def _calls_error(action: Action) -> str:
+    """Describe what is wrong with the tool calls or the reasoning of an action; empty if nothing is."""
+    if not isinstance(action.reasoning, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return f"an Action's reasoning must be a str or None, got {_described(action.reasoning)}"
+    calls: Any = action.tool_calls
+    if not isinstance(calls, list | tuple):
+        return f"an Action's tool_calls must be a list of ToolCalls, got {_described(calls)}"
+    for index, call in enumerate(cast("Sequence[Any]", calls)):
+        is_call = isinstance(call, ToolCall) and isinstance(call.name, str) and isinstance(call.arguments, Mapping)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_call or not all(isinstance(text, str | None) for text in (call.id, call.error)):
+            expected = "a ToolCall with a str as name, a dict as arguments, and strs or None as id and error"
+            return f"an Action's tool_calls[{index}] must be {expected}, got {_described(call)}"
+    return ""
+
+
 def is_unicode(text: str) -> bool:
     """Whether a tokenizer can encode a text: unpaired surrogates, which JSON escapes can produce, cannot be encoded."""
     try:
@@ -104,14 +118,6 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _calls_error(calls: Any) -> str:
-    for call in cast("Sequence[Any]", calls) if isinstance(calls, Sequence) else [calls]:
-        if not (isinstance(call, ToolCall) and isinstance(call.name, str) and has_str_keys(call.arguments)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            expected = "a list of ToolCalls, each with a str as its name and a dict with str keys as its arguments"
-            return f"an Action's tool_calls must be {expected}, got {_described(cast('object', call))}"
-    return ""
 
 
 def _ids_error(ids: Any, vocabulary_size: float) -> str:

@@ -27,7 +27,7 @@ texts = st.one_of(
 )  # fmt: skip
 ints = st.one_of(st.integers(-3, 10), st.sampled_from([2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, HUGE, -HUGE]))
 floats = st.one_of(
-    st.floats(width=16), st.sampled_from([0.5, -0.0, 1e200, -1e200, 1e308, 5e-324, math.inf, -math.inf, math.nan])
+    st.floats(-1e3, 1e3), st.sampled_from([0.5, -0.0, 1e200, -1e200, 1e308, 5e-324, math.inf, -math.inf, math.nan])
 )
 numbers = st.one_of(ints, floats)
 #: What YAML and JSON can say.
