@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, cast
 
 from agentsgym.errors import ConfigError, did_you_mean
@@ -75,6 +76,31 @@ def is_strings(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(map(is_str, cast("list[Any]", value)))
 
 
+def is_list(value: Any) -> bool:
+    """Accept lists, tuples, arrays and other sequences, but not strings."""
+    has_items = hasattr(value, "__len__") and hasattr(value, "__getitem__") and getattr(value, "shape", None) != ()
+    return has_items and not isinstance(value, str | bytes | Mapping)
+
+
+def are_numbers(value: Any) -> bool:
+    """Accept lists of numbers."""
+    return is_list(value) and all(issubclass(kind, Real) for kind in set[Any](map(type, value)))
+
+
+def is_dict(value: Any) -> bool:
+    """Accept mappings."""
+    return isinstance(value, Mapping)
+
+
+def is_hashable(value: Any) -> bool:
+    """Accept values that can be the keys of a dict."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
 def has_str_keys(value: Any) -> bool:
     """Accept mappings whose keys are strings."""
     return isinstance(value, Mapping) and all(map(is_str, cast("Mapping[Any, Any]", value)))
@@ -122,8 +148,8 @@ def check_choice(option: str, given: Any, known: Iterable[str]) -> None:
         ConfigError: The value is not a known name.
     """
     names = tuple(known)
-    if given not in names:
-        raise ConfigError(f"{option} cannot be {given!r}{did_you_mean(str(given), names)}")
+    if not isinstance(given, str) or given not in names:
+        raise ConfigError(f"{option} cannot be {shown(given)}{did_you_mean(shown(given), names)}")
 
 
 def check_number(option: str, given: Any, low: float = -math.inf, high: float = math.inf) -> None:
@@ -136,4 +162,4 @@ def check_number(option: str, given: Any, low: float = -math.inf, high: float = 
         return
     above = f"a finite number >= {low:g}" if math.isinf(high) else f"a number in [{low:g}, {high:g}]"
     expected = "a finite number" if math.isinf(low) else above
-    raise ConfigError(f"{option} must be {expected}, got {given!r}")
+    raise ConfigError(f"{option} must be {expected}, got {shown(given)}")

@@ -86,7 +86,12 @@ class BoundEstimator:
     def __call__(
         self, rollouts: Sequence[ScoredRollout], /, *, discount: float, scale: Scale
     ) -> Sequence[Sequence[TurnAdvantage]]:
-        """Return one entry per turn of each rollout."""
+        """Return one entry per turn of each rollout.
+
+        Raises:
+            ConfigError: ``discount`` is not in [0, 1], or ``scale`` is unknown.
+        """
+        check_number("discount", discount, 0, 1)
         options = self.options if self.state is None else {**self.options, "state": self.state}
         splits = not reads_token_rewards(self.traits)
         return self._call(self.function, rollouts, discount, {"scale": scale, **options}, splits=splits)

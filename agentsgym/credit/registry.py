@@ -20,6 +20,7 @@ from agentsgym.credit.returns import gigpo, mt_grpo, rebn, return_to_go
 from agentsgym.credit.traits import EstimatorTraits, Use, declaration_of, estimator_traits, traits_of
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import check_number
+from agentsgym.texts import shown
 
 __all__ = ["ESTIMATORS", "EstimatorTraits", "Use", "estimator_traits", "get_estimator", "traits_of"]
 
@@ -72,8 +73,9 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
         return replace(name_or_callable, potential_weight=weight) if weight else name_or_callable
     if not callable(name_or_callable):
         if not isinstance(name_or_callable, str) or name_or_callable not in ESTIMATORS:  # pyright: ignore[reportUnnecessaryIsInstance]
-            hint = did_you_mean(str(name_or_callable), ESTIMATORS)
-            raise ConfigError(f"advantage_estimator must be a known name or a callable, got {name_or_callable!r}{hint}")
+            given = shown(name_or_callable)
+            hint = did_you_mean(given, ESTIMATORS)
+            raise ConfigError(f"advantage_estimator must be a known name or a callable, got {given}{hint}")
         name_or_callable = ESTIMATORS[name_or_callable]
     function: Callable[..., Any] = name_or_callable
     inner = cast("partial[Any]", name_or_callable)

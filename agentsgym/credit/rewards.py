@@ -100,10 +100,10 @@ def check_final_rewards(roles: Iterable[Hashable], final_rewards: Mapping[Hashab
     """Check that either every role that has turns has a final reward, or no role has one.
 
     Raises:
-        ValueError: A role has no final reward, although another role has one.
+        ConfigError: A role has no final reward, although another role has one.
     """
     if final_rewards and (missing := set(roles).difference(final_rewards)):
-        raise ValueError(
+        raise ConfigError(
             f"final_rewards must have a reward for each role that has a turn, but has none for {shown(missing)}"
         )
 

@@ -4,10 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from numbers import Integral, Real
+from typing import Any, Self
 
 from agentsgym.credit.rewards import check_final_rewards, credited_rewards, token_counts
+from agentsgym.errors import ConfigError
+from agentsgym.fields import Check, are_numbers, is_bool, is_dict, is_hashable, is_list, or_none, require
 from agentsgym.types import Trajectory
+
+_LARGEST = 1e100  # the squares of larger rewards, which the scales of advantages need, can overflow
+
+
+def _is_reward(value: Any) -> bool:
+    return isinstance(value, Real) and -_LARGEST <= value <= _LARGEST
+
+
+def _all(valid: Check) -> Check:
+    return lambda value: is_list(value) and all(map(valid, value))
+
+
+_REWARDS = f"finite numbers within ±{_LARGEST:g}"
+_FIELDS: Mapping[str, tuple[Check, str]] = {
+    "turn_rewards": (_all(_is_reward), f"a list of {_REWARDS}"),
+    "final_reward": (_is_reward, f"a finite number within ±{_LARGEST:g}"),
+    "final_rewards": (lambda value: is_dict(value) and all(map(_is_reward, value.values())), f"a dict of {_REWARDS}"),
+    "potentials": (_all(or_none(_is_reward)), f"a list of {_REWARDS}, or None"),
+    "group": (lambda value: isinstance(value, Integral), "an int"),
+    **dict.fromkeys(("state_keys", "roles"), (_all(is_hashable), "a list of hashable values")),
+    "token_counts": (are_numbers, "a list of ints"),
+    "values": (_all(are_numbers), "a list of lists of numbers"),
+    "invalid": (is_list, "a list of bools"),
+    "environment": (is_hashable, "hashable"),
+    **dict.fromkeys(("failed", "dropped", "truncated"), (is_bool, "True or False")),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,17 +81,17 @@ class ScoredRollout:
     final_rewards: Mapping[Hashable, float] = field(default_factory=dict[Hashable, float])
 
     def __post_init__(self) -> None:
-        if len(self.turn_rewards) != len(self.state_keys):
-            raise ValueError(
-                "each turn needs a reward and a state key, got "
-                f"{len(self.turn_rewards)} rewards and {len(self.state_keys)} state keys"
+        for name, (valid, expected) in _FIELDS.items():
+            require(name, getattr(self, name), valid, expected)
+        num_turns = len(self.turn_rewards)
+        if num_turns != len(self.state_keys):
+            raise ConfigError(
+                f"each turn needs a reward and a state key, got {num_turns} rewards and {len(self.state_keys)} state keys"
             )
         for name in ("roles", "potentials", "token_counts", "values", "invalid"):
             given = getattr(self, name)
-            if given and len(given) != len(self.turn_rewards):
-                raise ValueError(
-                    f"{name} must be empty or have one entry per turn, got {len(given)} for {len(self.turn_rewards)}"
-                )
+            if len(given) not in {0, num_turns}:
+                raise ConfigError(f"{name} must be empty or have one entry per turn, got {len(given)} for {num_turns}")
         check_final_rewards(self.roles, self.final_rewards)
 
     @classmethod
@@ -78,8 +107,8 @@ class ScoredRollout:
             environment: The environment that was played.
 
         Raises:
-            ConfigError: ``turn_credit`` is unknown.
-            ValueError: A role that has turns has no final reward, although another role has one.
+            ConfigError: ``turn_credit`` is unknown, a reward is not a number, or a role that has turns has no final
+                reward, although another role has one.
         """
         return cls(
             turn_rewards=credited_rewards(trajectory, turn_credit),

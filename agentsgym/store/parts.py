@@ -238,9 +238,8 @@ def _as_declared(table: pa.Table, path: Path) -> pa.Table:
             try:
                 table = table.set_column(index, field, column.cast(field.type))
             except (pa.ArrowException, ValueError) as error:
-                raise StoreError(
-                    f"{path}: the column {name!r} must be of type {shown(field.type)}, got {shown(column.type)}; {_REMEDY}"
-                ) from error
+                types = f"must be of type {shown(field.type)}, got {shown(column.type)}"
+                raise StoreError(f"{path}: the column {name!r} {types}; {_REMEDY}") from error
     return table
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import Check, is_int, is_str, or_none, require
+from agentsgym.fields import Check, are_numbers, is_dict, is_hashable, is_int, is_list, is_str, or_none, require
 from agentsgym.store.schema import FLOATS, INTS, METADATA_FLOATS, METADATA_INTS, METADATA_TEXTS, TURN_FLAGS, TURN_INTS
 from agentsgym.store.values import is_utf8
 from agentsgym.texts import as_json, shown
@@ -80,11 +80,9 @@ class StoredRollout:
             lambda value: isinstance(value, datetime) and value.tzinfo is not None,
             "a timezone-aware datetime",
         )
-        require("env_config", self.env_config, or_none(_is_dict), "a dict or None")
-        require("extra", self.extra, _is_dict, "a dict")
-        require(
-            "inexact", self.inexact, lambda value: _is_list(value) and all(map(_is_text, value)), "a list of strings"
-        )
+        require("env_config", self.env_config, or_none(is_dict), "a dict or None")
+        require("extra", self.extra, is_dict, "a dict")
+        require("inexact", self.inexact, _are_texts, "a list of strings")
         require(
             "tools",
             self.tools,
@@ -93,7 +91,7 @@ class StoredRollout:
         )
         for name in METADATA_FLOATS:
             values = getattr(self, name)
-            require(name, values, or_none(_is_list), "a list of numbers or None")
+            require(name, values, or_none(is_list), "a list of numbers or None")
             if values is not None and len(values) != len(trajectory.token_ids):
                 raise ConfigError(
                     f"{name} must have one value per token, got {len(values)} for {len(trajectory.token_ids)} tokens"
@@ -109,24 +107,12 @@ class StoredRollout:
         return {**self.trajectory.as_dict(), **metadata, "created_at": self.created_at.isoformat()}
 
 
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
 def _is_int64(value: Any) -> bool:
     return is_int(-(2**63))(value) and value < 2**63
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and is_utf8(value)
-
-
-def _is_list(value: Any) -> bool:
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | Mapping)
-
-
-def _are_numbers(value: Any) -> bool:
-    return _is_list(value) and all(issubclass(kind, Real) for kind in set[Any](map(type, value)))
+def _are_texts(value: Any) -> bool:
+    return is_list(value) and all(isinstance(text, str) and is_utf8(text) for text in value)
 
 
 def _is_message(value: Any) -> bool:
@@ -134,7 +120,7 @@ def _is_message(value: Any) -> bool:
         return False
     message = cast("Mapping[str, Any]", value)
     calls = message.get("tool_calls") or ()
-    are_calls = _is_list(calls) and all(isinstance(call, Mapping) for call in calls)
+    are_calls = is_list(calls) and all(isinstance(call, Mapping) for call in calls)
     return is_str(message.get("role")) and is_str(message.get("content")) and are_calls
 
 
@@ -146,16 +132,8 @@ def _is_real(value: Any) -> bool:
     return type(value) is float or isinstance(value, Real)
 
 
-def _is_key(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
 def _are_messages(value: Any) -> bool:
-    return _is_list(value) and all(map(_is_message, value))
+    return is_list(value) and all(map(_is_message, value))
 
 
 def _are_totals(value: Any) -> bool:
@@ -165,20 +143,20 @@ def _are_totals(value: Any) -> bool:
 _MESSAGES: Final = "messages, dicts with the strings 'role' and 'content'"
 _TRAJECTORY_SHAPES: Final[Mapping[str, tuple[Check, str]]] = {
     "messages": (_are_messages, f"a list of {_MESSAGES}"),
-    **dict.fromkeys(("token_ids", "per_token_rewards", "turns"), (_is_list, "a list")),
-    "logprobs": (or_none(_is_list), "a list or None"),
+    **dict.fromkeys(("token_ids", "per_token_rewards", "turns"), (is_list, "a list")),
+    "logprobs": (or_none(is_list), "a list or None"),
     "final_reward": (_is_real, "a number"),
     "stop_reason": (lambda value: isinstance(value, str) and value in set(StopReason), "a StopReason"),
     "session_id": (is_str, "a string"),
     "error": (or_none(is_str), "a string or None"),
     "final_rewards": (_are_totals, "a dict of numbers"),
-    **dict.fromkeys(("info", "task_data"), (_is_dict, "a dict")),
+    **dict.fromkeys(("info", "task_data"), (is_dict, "a dict")),
     **dict.fromkeys(INTS, (_is_integer, "an int")),
 }
 _TURN_SHAPES: Final[Mapping[str, tuple[Check, str]]] = {
     **dict.fromkeys(TURN_INTS, (_is_integer, "an int")),
     **dict.fromkeys(TURN_FLAGS, (lambda value: isinstance(value, bool | np.bool_ | Integral), "True or False")),
-    **dict.fromkeys(("state_key", "role"), (_is_key, "hashable")),
+    **dict.fromkeys(("state_key", "role"), (is_hashable, "hashable")),
     "policy_version": (or_none(_is_int64), "a 64-bit int or None"),
     "reward": (_is_real, "a number"),
     "potential": (or_none(_is_real), "a number or None"),
@@ -207,7 +185,7 @@ def check_numbers(fields: Mapping[str, Any]) -> None:
         ConfigError: A field has the wrong type; the message names it.
     """
     for name in ("token_ids", *FLOATS, *METADATA_FLOATS):
-        require(name, fields.get(name), or_none(_are_numbers), "a list of numbers")
+        require(name, fields.get(name), or_none(are_numbers), "a list of numbers")
 
 
 COLUMNS: Final = tuple(item.name for item in fields(StoredRollout) if item.name not in {"trajectory", "inexact"})

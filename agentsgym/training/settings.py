@@ -15,9 +15,20 @@ from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
 from agentsgym.errors import ConfigError
 from agentsgym.failure_policy import RETRY_SEEDS
-from agentsgym.fields import Check, Field, is_fraction, is_int, is_number, is_seconds, is_strings, or_none
+from agentsgym.fields import (
+    Check,
+    Field,
+    is_fraction,
+    is_int,
+    is_number,
+    is_seconds,
+    is_str,
+    is_strings,
+    or_none,
+)
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.thread_pool import EnvThreadPool
+from agentsgym.texts import shown
 
 ENV_POOLS: Final = MappingProxyType({"threads": EnvThreadPool, "processes": EnvProcessPool})
 """The classes of environment pools, by their names in ``env_pool``."""
@@ -86,7 +97,8 @@ def setting(default: Any, help: str, expected: str, valid: Check) -> Any:  # arg
 def choice(default: str | None, help: str, choices: Sequence[str | None]) -> Any:
     """Declare a setting with a fixed set of values."""
     names = [*choices]
-    return setting(default, help, "one of " + ", ".join(map(repr, names)), lambda value: value in names)
+    valid: Check = lambda value: or_none(is_str)(value) and value in names  # noqa: E731
+    return setting(default, help, "one of " + ", ".join(map(repr, names)), valid)
 
 
 def number_in(value: Any) -> Any:
@@ -105,12 +117,13 @@ def options_in(name: str, given: Any) -> dict[str, Any]:
     """
     try:
         options = json.loads(given) if isinstance(given, str) else given
-    except json.JSONDecodeError as error:
+        is_valid = options is None or isinstance(options, dict)
+    except (ValueError, RecursionError):
+        is_valid = False
+    if not is_valid:
         raise ConfigError(
-            f"GRPOEnvConfig.{name} must be a dict, or a JSON object from a command line, got {given!r}"
-        ) from error
-    if options is not None and not isinstance(options, dict):
-        raise ConfigError(f"GRPOEnvConfig.{name} must be a dict, or a JSON object from a command line, got {given!r}")
+            f"GRPOEnvConfig.{name} must be a dict, or a JSON object from a command line, got {shown(given)}"
+        )
     if unnamed := [key for key in options or () if not isinstance(key, str)]:
         raise ConfigError(f"GRPOEnvConfig.{name} must have strings as keys, got {unnamed[0]!r}")
     return dict(cast("dict[str, Any]", options or {}))

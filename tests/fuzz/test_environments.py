@@ -23,7 +23,19 @@ from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import AgentsGymError
 from agentsgym.types import Action, ToolCall
 
-_NAMES = ["PriceList", "TwentyQuestions", "Search", "Tools", "TextArena:TicTacToe-v0", "TextArena:Mastermind-v0", "Gymnasium:CliffWalking-v1", "ReasoningEvals", "OpenEnv", "TextArena:Wordle-v0", "TextArena:KuhnPoker-v0"]
+_NAMES = [
+    "PriceList",
+    "TwentyQuestions",
+    "Search",
+    "Tools",
+    "TextArena:TicTacToe-v0",
+    "TextArena:Mastermind-v0",
+    "Gymnasium:CliffWalking-v1",
+    "ReasoningEvals",
+    "OpenEnv",
+    "TextArena:Wordle-v0",
+    "TextArena:KuhnPoker-v0",
+]
 
 
 @cache
@@ -38,7 +50,9 @@ def _sound(name: str) -> tuple[Any, dict[str, Any], list[dict[str, Any]]]:
     return named.env_class, dict(named.env_config), [row["task_data"] for row in rows]
 
 
-_small = st.sampled_from([0, 1, -1, 2, 1.5, "auto", "", True, None, [], {}, ["a"], {"a": 1}, [{}], [[]], {"name": "x"}, [None]])
+_small = st.sampled_from(
+    [0, 1, -1, 2, 1.5, "auto", "", True, None, [], {}, ["a"], {"a": 1}, [{}], [[]], {"name": "x"}, [None]]
+)
 
 
 @st.composite
@@ -70,7 +84,9 @@ def tasks(draw: st.DrawFn) -> tuple[str, Any]:
     task = copy.deepcopy(known[draw(st.integers(0, len(known) - 1))])
     places = [task, *(one for one in task.values() if type(one) is dict)]
     for place in draw(st.lists(st.sampled_from(places), min_size=1, max_size=2)):
-        key = draw(st.sampled_from(["seed", "env_config", *sorted(place, key=str)]) if draw(st.integers(0, 9)) else texts)
+        key = draw(
+            st.sampled_from(["seed", "env_config", *sorted(place, key=str)]) if draw(st.integers(0, 9)) else texts
+        )
         if draw(st.integers(0, 4)):
             place[key] = draw(_small | anything)
         else:

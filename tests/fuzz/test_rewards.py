@@ -19,7 +19,11 @@ from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.base import MultistepEnv
 
 _info = st.fixed_dictionaries(
-    {}, optional={name: anything for name in ("success", "invalid", "rewards", "truncated", "random_reward", "optimal_reward", "steps", "answer")}
+    {},
+    optional={
+        name: anything
+        for name in ("success", "invalid", "rewards", "truncated", "random_reward", "optimal_reward", "steps", "answer")
+    },
 )
 _steps = st.tuples(st.one_of(st.just({}), anything), anything | floats, st.booleans() | anything, _info | anything)
 
@@ -47,7 +51,12 @@ class _Game(MultistepEnv):
         return self.key
 
 
-@given(st.lists(_steps | anything, min_size=1, max_size=3), st.none() | anything, st.sampled_from([*TURN_CREDITS]), st.sampled_from([*TOKEN_CREDITS]))
+@given(
+    st.lists(_steps | anything, min_size=1, max_size=3),
+    st.none() | anything,
+    st.sampled_from([*TURN_CREDITS]),
+    st.sampled_from([*TOKEN_CREDITS]),
+)
 def test_steps(steps: list[Any], key: Any, turn_credit: str, token_credit: str) -> None:
     _Game.steps, _Game.key = steps, key
     env = survives(_Game, None, {"max_steps_per_episode": 3, "turn_credit": turn_credit, "token_credit": token_credit})
@@ -68,7 +77,7 @@ def test_steps(steps: list[Any], key: Any, turn_credit: str, token_credit: str) 
 @st.composite
 def batches(draw: st.DrawFn) -> list[ScoredRollout]:
     """Rollouts with large but finite rewards, as training passes them."""
-    reward = st.sampled_from([0.0, 1.0, -1.0, 3e38, -3e38, 1e200, -1e200, 1e-320, 1.7e308, -1.7e308]) | st.floats(-1, 1)
+    reward = st.sampled_from([0.0, 1.0, -1.0, 3e38, -3e38, 1e100, -1e100, 1e-320]) | st.floats(-1, 1)
     rollouts: list[ScoredRollout] = []
     for _ in range(draw(st.integers(0, 5))):
         paid = draw(st.lists(reward, max_size=3))
@@ -91,20 +100,48 @@ def batches(draw: st.DrawFn) -> list[ScoredRollout]:
 def test_estimators(name: str, rollouts: list[ScoredRollout], discount: float, scale: Any) -> None:
     found = survives(get_estimator(name), rollouts, discount=discount, scale=scale)
     if not isinstance(found, Exception):
-        largest = max((abs(one) for row in rollouts for one in [*row.turn_rewards, row.final_reward, *(p or 0.0 for p in row.potentials)]), default=0.0)
         for row in found:
-            assert largest > 1e150 or all(math.isfinite(one) for one in np.ravel(row)), (name, row)
+            assert all(math.isfinite(one) for one in np.ravel(row)), (name, row)
 
 
-@given(st.sampled_from([*ESTIMATORS]) | texts | anything, st.dictionaries(st.sampled_from(["baseline", "potential_weight", "step_weight", "alpha", "decay", "lam", "lambda_", "state"]) | texts, anything, max_size=2))
+@given(
+    st.sampled_from([*ESTIMATORS]) | texts | anything,
+    st.dictionaries(
+        st.sampled_from(["baseline", "potential_weight", "step_weight", "alpha", "decay", "lam", "lambda_", "state"])
+        | texts,
+        anything,
+        max_size=2,
+    ),
+)
 def test_options_of_estimators(name: Any, options: dict[str, Any]) -> None:
     survives(get_estimator, name, **options)
 
 
-_fields = st.fixed_dictionaries({}, optional={name: anything for name in ("turn_rewards", "final_reward", "group", "state_keys", "roles", "potentials", "token_counts", "values", "invalid", "final_rewards", "failed", "dropped")})
+_fields = st.fixed_dictionaries(
+    {},
+    optional={
+        name: anything
+        for name in (
+            "turn_rewards",
+            "final_reward",
+            "group",
+            "state_keys",
+            "roles",
+            "potentials",
+            "token_counts",
+            "values",
+            "invalid",
+            "final_rewards",
+            "failed",
+            "dropped",
+        )
+    },
+)
 
 
-@given(_fields, st.sampled_from([*ESTIMATORS]), st.sampled_from(["none", "group", "batch"]) | anything, numbers | anything)
+@given(
+    _fields, st.sampled_from([*ESTIMATORS]), st.sampled_from(["none", "group", "batch"]) | anything, numbers | anything
+)
 def test_scored_rollouts(fields: dict[str, Any], name: str, scale: Any, discount: Any) -> None:
     sound = {"turn_rewards": [1.0, 0.0], "final_reward": 1.0, "group": 0, "state_keys": [None, None]}
     row = survives(ScoredRollout, **sound | fields)
