@@ -144,6 +144,8 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
             except (ReaderLeft, BrokenPipeError):  # discard the output that is still buffered
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(1) from None
+            except OSError as error:  # a path that cannot be used, or a full disk
+                _end(sentence_of(error), 1)
 
     return run
 

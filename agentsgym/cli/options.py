@@ -139,7 +139,7 @@ def key_values(texts: list[str] | None, option: str) -> dict[str, Any]:
             raise UsageError(f"{option} sets {key!r} more than once")
         try:
             values[key] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             values[key] = text
     return values
 

@@ -86,7 +86,8 @@ class ScoredRollout:
         num_turns = len(self.turn_rewards)
         if num_turns != len(self.state_keys):
             raise ConfigError(
-                f"each turn needs a reward and a state key, got {num_turns} rewards and {len(self.state_keys)} state keys"
+                "each turn needs a reward and a state key, got "
+                f"{num_turns} rewards and {len(self.state_keys)} state keys"
             )
         for name in ("roles", "potentials", "token_counts", "values", "invalid"):
             given = getattr(self, name)

@@ -1,4 +1,4 @@
-"""Read YAML; reject duplicate keys, which YAML loaders otherwise drop silently, and values that do not fit their tag."""
+"""Read YAML, and reject duplicate keys, which YAML loaders otherwise drop silently."""
 
 from __future__ import annotations
 

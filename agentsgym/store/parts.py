@@ -124,10 +124,16 @@ def scan(folder: Path) -> tuple[list[Part], dict[Path, str]]:
     Raises:
         StoreError: The folder does not exist, or a part's number of rollouts is not the one in its name.
     """
-    if not folder.is_dir():
-        what = "a file" if folder.exists() else "nothing"
-        raise StoreError(f"there is no rollout store at {folder}: expected a folder of parquet files, found {what}")
-    files = sorted(file for file in folder.iterdir() if file.name.endswith(SUFFIX) and not file.name.startswith("."))
+    try:
+        if not folder.is_dir():
+            what = "a file" if folder.exists() else "nothing"
+            raise StoreError(f"there is no rollout store at {folder}: expected a folder of parquet files, found {what}")
+        names = [file for file in folder.iterdir() if file.name.endswith(SUFFIX) and not file.name.startswith(".")]
+    except StoreError:  # which is also an OSError
+        raise
+    except OSError as error:
+        raise StoreError(f"the rollout store {shown(str(folder))} cannot be read: {error.strerror}") from error
+    files = sorted(names)
     found: dict[Path, Part | str] = {file: part for file in files if (part := _by_name(file)) is not None}
     others = [file for file in files if file not in found]
     with ThreadPoolExecutor(_NUM_READERS) as pool:
@@ -231,7 +237,7 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
 
 
 def _as_declared(table: pa.Table, path: Path) -> pa.Table:
-    """Convert columns that another tool wrote with other types, such as ``large_string``, to the types of the format."""
+    """Convert columns that another tool wrote with other types, such as ``large_string``."""
     for index, name in enumerate(table.column_names):
         field, column = SCHEMA.field(name), table.column(index)
         if column.type != field.type:
