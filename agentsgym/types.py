@@ -15,7 +15,6 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict, cast
 
 from agentsgym._lazy import deferred
-from agentsgym.errors import ConfigError
 from agentsgym.texts import as_json, shown
 
 if TYPE_CHECKING:
@@ -270,19 +269,19 @@ class Trajectory:
         edge = segment = 0
         for k, turn in enumerate(self.turns):
             if not edge <= turn.start <= turn.stop <= len(self.token_ids):
-                raise ConfigError(
+                raise ValueError(
                     f"turn {k}: its span [{turn.start}, {turn.stop}) is not valid, overlaps the previous turn, or "
                     f"exceeds the {len(self.token_ids)} tokens"
                 )
             if turn.prompt_start != segment and not edge <= turn.prompt_start <= turn.start:
-                raise ConfigError(
+                raise ValueError(
                     f"turn {k}: prompt_start must be {segment} or in [{edge}, {turn.start}], got {turn.prompt_start}"
                 )
             edge, segment = turn.stop, turn.prompt_start
         for name in ("logprobs", "per_token_rewards"):
             values = getattr(self, name)
             if values and len(values) != len(self.token_ids):
-                raise ConfigError(f"{name} needs one value per token, got {len(values)} for {len(self.token_ids)}")
+                raise ValueError(f"{name} needs one value per token, got {len(values)} for {len(self.token_ids)}")
 
     @classmethod
     def from_messages(cls, tokenizer: Any, messages: Any, rewards: Any, **options: Any) -> Trajectory:
