@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from agentsgym.credit.rewards import check_final_rewards, credited_rewards, token_counts
 from agentsgym.errors import ConfigError
@@ -16,7 +16,7 @@ _LARGEST = 1e100  # the squares of larger rewards, which the scales of advantage
 
 
 def _is_reward(value: Any) -> bool:
-    return isinstance(value, Real) and -_LARGEST <= value <= _LARGEST
+    return isinstance(value, Real) and bool(-_LARGEST <= cast("Any", value) <= _LARGEST)
 
 
 def _all(valid: Check) -> Check:

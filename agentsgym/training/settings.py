@@ -5,6 +5,7 @@ Values derived from them are in :mod:`agentsgym.training.config`, whose ``GRPOEn
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,17 +16,7 @@ from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
 from agentsgym.errors import ConfigError
 from agentsgym.failure_policy import RETRY_SEEDS
-from agentsgym.fields import (
-    Check,
-    Field,
-    is_fraction,
-    is_int,
-    is_number,
-    is_seconds,
-    is_str,
-    is_strings,
-    or_none,
-)
+from agentsgym.fields import Check, Field, is_fraction, is_int, is_number, is_seconds, is_str, is_strings, or_none
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.texts import shown
@@ -115,12 +106,11 @@ def options_in(name: str, given: Any) -> dict[str, Any]:
     Raises:
         ConfigError: The value is neither.
     """
-    try:
-        options = json.loads(given) if isinstance(given, str) else given
-        is_valid = options is None or isinstance(options, dict)
-    except (ValueError, RecursionError):
-        is_valid = False
-    if not is_valid:
+    options = given
+    if isinstance(given, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            options = json.loads(given)
+    if options is not None and not isinstance(options, dict):
         raise ConfigError(
             f"GRPOEnvConfig.{name} must be a dict, or a JSON object from a command line, got {shown(given)}"
         )

@@ -96,7 +96,13 @@ def test_what_a_scored_rollout_may_leave_out_has_an_entry_a_turn_if_it_is_there(
     assert not getattr(plain, name)
     assert plain.role(0) is None
     with pytest.raises(ValueError, match=f"{name} must be empty or have one entry per turn, got 2 for 1"):
-        ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None], **{name: [[0.0]] * 2 if name == "values" else [0.0] * 2})
+        ScoredRollout(
+            turn_rewards=[1.0],
+            final_reward=1.0,
+            group=0,
+            state_keys=[None],
+            **{name: [[0.0]] * 2 if name == "values" else [0.0] * 2},
+        )
 
 
 @pytest.mark.parametrize("reason", StopReason)

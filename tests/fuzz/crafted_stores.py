@@ -35,8 +35,10 @@ _JSON_TEXTS = st.one_of(
             '{"role":"user"}', '[{"role":"assistant","content":"a","tool_calls":3}]', '{"success":{"$set":[]}}',
             '[{"role":"assistant","content":[{"type":"text"}],"tool_calls":[null]}]', '{"success":"\ud800"}'.encode(
                 "utf-8", "replace").decode(), '{"turns":[{}]}', '{"turns":3}', '{"token_ids":"abc"}', '{"info":null}',
-            '{"final_reward":"x"}', '{"token_ids":[-1,null,2.5,true]}', '{"logprobs":{"$tuple":[null]}}', '{"step":"x"}',
-            '{"turns":[{"start":"0","stop":1,"reward":0}]}', '{"run":3}', '{"final_reward":{"$int":"0x1' + "0" * 400 + '"}}',
+            '{"final_reward":"x"}', '{"token_ids":[-1,null,2.5,true]}', '{"logprobs":{"$tuple":[null]}}',
+            '{"step":"x"}',
+            '{"turns":[{"start":"0","stop":1,"reward":0}]}', '{"run":3}',
+            '{"final_reward":{"$int":"0x1' + "0" * 400 + '"}}',
         ]
     ),
 )  # fmt: skip
@@ -53,7 +55,7 @@ def sound_table() -> Table:
                 Turn(start=1, stop=3, reward=0.5, message_index=1),
                 Turn(start=4, stop=6, reward=0.5, message_index=3),
             ],
-            messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "b"}] + [message, message],
+            messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "b"}, message, message],
             final_reward=float(index),
             stop_reason=StopReason.DONE,
             logprobs=[-0.5] * 6,
@@ -86,7 +88,7 @@ _turns = st.fixed_dictionaries(
 _int64 = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 8)
 
 
-def _cell(name: str) -> st.SearchStrategy[Any]:
+def _cell(name: str) -> st.SearchStrategy[Any]:  # noqa: PLR0911  # one per type
     """Values that arrow can keep in a column of the right type."""
     kind = SCHEMA.field(name).type
     if name == "turns":

@@ -38,7 +38,8 @@ def survives(
     try:
         return call(*args, **kwargs)
     except (AgentsGymError, *accepted) as error:
-        assert str(error).strip(), f"{type(error).__name__} without a sentence"
+        if not str(error).strip():
+            raise UnexpectedError(f"{type(error).__name__} without a sentence") from error
         return error
     except (Exception, RecursionError) as error:
         if isinstance(error, TypeError) and _is_of_wrong_call(error.__traceback__):

@@ -18,8 +18,11 @@ from outcomes import survives
 from values import plain, texts
 
 _OPTIONS = {
-    "eval": ["-a", "-n", "-k", "-c", "--config-file", "--tasks", "--dataset", "--split", "--cluster-by", "--max-failed", "--max-concurrent", "--references", "--no-references", "--store", "--resume", "--seed", "--json", "--temperature", "--max-turn-tokens"],
-    "check": ["-c", "--tasks", "--dataset", "-a", "--tokenizer", "--max-tasks", "--limit-s", "--strict", "--seed", "--json"],
+    "eval": ["-a", "-n", "-k", "-c", "--config-file", "--tasks", "--dataset", "--split", "--cluster-by",
+    "--max-failed", "--max-concurrent", "--references", "--no-references", "--store", "--resume", "--seed", "--json",
+    "--temperature", "--max-turn-tokens"],
+    "check": ["-c", "--tasks", "--dataset", "-a", "--tokenizer", "--max-tasks", "--limit-s", "--strict", "--seed",
+    "--json"],
     "audit": ["--where", "--tokenizer", "--json"],
     "export": ["--to", "-o", "--where", "--min-reward", "--project", "--run"],
     "replay": ["--where", "-n", "--env", "-c", "--json"],
@@ -32,11 +35,16 @@ _OPTIONS = {
 }  # fmt: skip
 _ALONE = {"--json", "--offline", "--all", "--tools", "--mcp", "--strict", "--resume", "--no-references"}
 _WORDS = [
-    "PriceList", "TwentyQuestions", "TextArena:TicTacToe-v0", "PriceList:x", "random", "reference", "scripted:script.json",
-    "policy:none", "openai:x", "human", "file", "store", "lines", "folder", "loop", "missing", "game.py", "game.py:Game",
-    "broken.py", "1", "0", "-1", "1.5", "nan", "inf", "1e400", "9" * 5000, "max_steps_per_episode=2", "a=[" + "[" * 5000,
-    "max_price=3", "step>1", "final_reward>=nan", "success=true", "agent=null", "run!=x", "step=" + "9" * 5000, "sft", "dpo", "kto", "inspect",
-    "jsonl", "inspect:", "training.max_steps=0", "a.b=1", "environments.0.weight=[", "out/x/y", "size=2", "part=\ud800", "\udcff", "=", "a=1", "train", "eval", "0-3", "won",
+    "PriceList", "TwentyQuestions", "TextArena:TicTacToe-v0", "PriceList:x", "random", "reference",
+    "scripted:script.json",
+    "policy:none", "openai:x", "human", "file", "store", "lines", "folder", "loop", "missing", "game.py",
+    "game.py:Game",
+    "broken.py", "1", "0", "-1", "1.5", "nan", "inf", "1e400", "9" * 5000, "max_steps_per_episode=2",
+    "a=[" + "[" * 5000,
+    "max_price=3", "step>1", "final_reward>=nan", "success=true", "agent=null", "run!=x", "step=" + "9" * 5000, "sft",
+    "dpo", "kto", "inspect",
+    "jsonl", "inspect:", "training.max_steps=0", "a.b=1", "environments.0.weight=[", "out/x/y", "size=2",
+    "part=\ud800", "\udcff", "=", "a=1", "train", "eval", "0-3", "won",
 ]  # fmt: skip
 _words = st.sampled_from(_WORDS) | texts.map(lambda text: text.replace("\x00", ""))
 
@@ -45,7 +53,14 @@ _words = st.sampled_from(_WORDS) | texts.map(lambda text: text.replace("\x00", "
 def commands(draw: st.DrawFn) -> list[str]:
     """A command with arguments that are nearly right."""
     name = draw(st.sampled_from([*_OPTIONS]))
-    first = {"eval": "PriceList", "check": "PriceList", "train": "file", "play": "PriceList", "envs": "PriceList", "new": "Game"}
+    first = {
+        "eval": "PriceList",
+        "check": "PriceList",
+        "train": "file",
+        "play": "PriceList",
+        "envs": "PriceList",
+        "new": "Game",
+    }
     words = [name, first.get(name, "store") if draw(st.integers(0, 3)) else draw(_words)]
     if name == "compare":
         words.append("store")
@@ -74,7 +89,9 @@ def _folder() -> Generator[Path]:
             os.chdir(before)
 
 
-_contents = st.one_of(plain.map(json.dumps), texts).map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=9)
+_contents = st.one_of(plain.map(json.dumps), texts).map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(
+    max_size=9
+)
 _SOUND = sound_table()
 
 

@@ -8,7 +8,6 @@ import tempfile
 from functools import cache
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outcomes import survives
@@ -17,9 +16,9 @@ from values import anything, numbers, plain, texts
 import agentsgym
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.naming import find_env
-from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import AgentsGymError
 from agentsgym.types import Action, ToolCall
 

@@ -13,8 +13,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from outcomes import survives
-from values import anything, plain, texts
 from trl import ModelConfig, SFTConfig
+from values import anything, plain, texts
 
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.recipes.recipe import EvaluationPart, WarmStart, read_recipe
@@ -95,11 +95,16 @@ def test_overrides(recipe: Any, place: str, value: Any) -> None:
 
 
 _SNIPPETS = [
-    "&a [*a]", "&x {<<: *x}", "!!python/object:os.system x", "!!binary zz=", "!!binary /w==", "!!set {a, b}", "!!omap [a: 1]",
-    "2020-13-45", "2020-01-01", "1e400", "0o9", "0x", "190:20:30", "? [a]\n: b", "{a: 1, a: 2}", "[" * 400, "[" * 4000, "- " * 400, "&a a: *b",
-    "!!timestamp x", "!!int x", "!!float x", "!!bool x", "!!null x", "--- a\n--- b", "\t- a", "%YAML 9.9\n---", "!foo bar",
-    "&a {a: &b [*a, *b]}", "{[]: 1}", "{{}: 1}", "{? {a: 1} : 2}", "<<: 3", "<<: [1]", "'\\ud800'", '"\\ud800"', "\x00", "\x85",
-    "a: !!str 3", "=", "!!value =", "9" * 5000, ".inf", ".nan", "0b2", "!!merge x", "1_000", "!<tag:yaml.org,2002:int> 9z",
+    "&a [*a]", "&x {<<: *x}", "!!python/object:os.system x", "!!binary zz=", "!!binary /w==", "!!set {a, b}",
+    "!!omap [a: 1]",
+    "2020-13-45", "2020-01-01", "1e400", "0o9", "0x", "190:20:30", "? [a]\n: b", "{a: 1, a: 2}", "[" * 400,
+    "[" * 4000, "- " * 400, "&a a: *b",
+    "!!timestamp x", "!!int x", "!!float x", "!!bool x", "!!null x", "--- a\n--- b", "\t- a", "%YAML 9.9\n---",
+    "!foo bar",
+    "&a {a: &b [*a, *b]}", "{[]: 1}", "{{}: 1}", "{? {a: 1} : 2}", "<<: 3", "<<: [1]", "'\\ud800'", '"\\ud800"',
+    "\x00", "\x85",
+    "a: !!str 3", "=", "!!value =", "9" * 5000, ".inf", ".nan", "0b2", "!!merge x", "1_000",
+    "!<tag:yaml.org,2002:int> 9z",
     "{" + "a: {" * 300 + "}" * 301, "&l1 [x,x,x,x]\nb: &l2 [*l1,*l1,*l1,*l1]",
 ]  # fmt: skip
 

@@ -20,10 +20,9 @@ from agentsgym.envs.base import MultistepEnv
 
 _info = st.fixed_dictionaries(
     {},
-    optional={
-        name: anything
-        for name in ("success", "invalid", "rewards", "truncated", "random_reward", "optimal_reward", "steps", "answer")
-    },
+    optional=dict.fromkeys(
+        ("success", "invalid", "rewards", "truncated", "random_reward", "optimal_reward", "steps", "answer"), anything
+    ),
 )
 _steps = st.tuples(st.one_of(st.just({}), anything), anything | floats, st.booleans() | anything, _info | anything)
 
@@ -119,9 +118,8 @@ def test_options_of_estimators(name: Any, options: dict[str, Any]) -> None:
 
 _fields = st.fixed_dictionaries(
     {},
-    optional={
-        name: anything
-        for name in (
+    optional=dict.fromkeys(
+        (
             "turn_rewards",
             "final_reward",
             "group",
@@ -134,8 +132,9 @@ _fields = st.fixed_dictionaries(
             "final_rewards",
             "failed",
             "dropped",
-        )
-    },
+        ),
+        anything,
+    ),
 )
 
 

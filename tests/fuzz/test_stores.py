@@ -20,8 +20,8 @@ from agentsgym.export.examples import dpo_examples, kto_examples, sft_examples
 from agentsgym.record_audit import audit
 from agentsgym.reports.frames import rollouts_frame
 from agentsgym.reports.html import rollouts_html, trajectory_html
-from agentsgym.store.reader import RolloutStore
 from agentsgym.store.jsonl import record_to_line
+from agentsgym.store.reader import RolloutStore
 from agentsgym.store.rows import record_from_row
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.written import write_page
@@ -33,11 +33,11 @@ def _views(store: RolloutStore) -> list[Callable[[], Any]]:
         lambda: store.record(-1).as_dict(),
         lambda: [*store],
         lambda: [one.as_dict() for one in store],
-        lambda: store.table(),
-        lambda: store.to_pandas(),
-        lambda: store.to_datasets(),
+        store.table,
+        store.to_pandas,
+        store.to_datasets,
         lambda: store.filter(final_reward=lambda value: value == 1),
-        lambda: store.filter(task_data=lambda value: bool(value)),
+        lambda: store.filter(task_data=bool),
         lambda: audit(store),
         lambda: [trajectory_html(one) for one in store],
         lambda: rollouts_html(store),

@@ -80,7 +80,8 @@ objects = st.one_of(
     st.builds(lambda: [*range(3)]),
     st.sampled_from(
         [
-            b"\xff", object, len, 1j, (), (1,), frozenset({1}), range(3), np.int64(3), np.float32("nan"), np.bool_(True),
+            b"\xff", object, len, 1j, (), (1,), frozenset({1}), range(3), np.int64(3), np.float32("nan"),
+            np.bool_(True),
             np.array([1, 2]), np.array(5), np.array([], dtype=float), decimal.Decimal("NaN"), datetime.date(2020, 1, 1),
             {1: 2}, {None: 1}, {(): ()}, Ellipsis, NotImplemented, lambda: 0, print, Exception("x"),
         ]
