@@ -78,11 +78,11 @@ def _plain(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping):
         raise ConfigError(f"{where} must be a dict with 'role' and 'content', got {shown(message)}")
     given = cast("Mapping[str, Any]", message)
-    role = _SAME_ROLE.get(str(given.get("role")), given.get("role"))
-    if role not in ROLES:
-        raise ConfigError(f"{where} must have one of the roles {', '.join(ROLES)}, got {shown(given.get('role'))}")
+    role = given.get("role")
+    if not isinstance(role, str) or (role := _SAME_ROLE.get(role, role)) not in ROLES:
+        raise ConfigError(f"{where} must have one of the roles {', '.join(ROLES)}, got {shown(role)}")
     for name in _UNSUPPORTED_FIELDS:
-        if given.get(name):
+        if not _is_empty(given.get(name)):
             raise ConfigError(
                 f"{where} has the field {name!r}, which chat templates ignore: move its value to content or tool_calls"
             )
@@ -133,7 +133,7 @@ def _get(value: Any, name: str) -> Any:
 
 def _calls_of(message: Mapping[str, Any], where: str) -> Sequence[Any]:
     calls = message.get(_CALLS)
-    if not calls:
+    if _is_empty(calls):
         return ()
     if not _is_sequence(calls) or message["role"] != "assistant":
         raise ConfigError(
@@ -156,6 +156,10 @@ def _call(call: Any, where: str) -> ToolCall:
         ) from error
     except MalformedCallError as error:
         raise ConfigError(f"{where} {error}, got {shown(call)}") from error
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, bool | str | Sequence | Mapping) and not value)
 
 
 def _is_sequence(value: Any) -> bool:

@@ -145,7 +145,7 @@ def _numbered(rows: Any) -> Iterator[tuple[str, _Row]]:
     """Yield each row without its nulls, together with a name for it in errors."""
     if isinstance(rows, str | Path):
         named_rows = _lines(Path(rows))
-    elif isinstance(rows, Iterable):
+    elif isinstance(rows, Iterable) and getattr(cast("Any", rows), "shape", None) != ():  # NumPy's scalars are iterable
         named_rows = ((f"row {index}", row) for index, row in enumerate(cast("Iterable[Any]", rows)))
     else:
         raise ConfigError(f"rows must be the path to a JSON Lines file, or a list of rows, got {shown(rows)}")
@@ -157,13 +157,14 @@ def _numbered(rows: Any) -> Iterator[tuple[str, _Row]]:
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                where = f"{path}, line {number}"
-                if line.strip():
-                    yield where, _value_of(line, where)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {sentence_of(error)}") from error
+        file = path.open("rb")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{shown(str(path))} cannot be read: {sentence_of(error)}") from error
+    with file:
+        for number, line in enumerate(file, 1):
+            where = f"{path}, line {number}"
+            if line.strip():
+                yield where, _value_of(line, where)
 
 
 def _value_of(line: bytes, where: str) -> Any:
@@ -200,7 +201,8 @@ def _task_of(row: _Row) -> str:
     messages: Any = row.get("messages", ())
     prompt: list[Any] = []
     for message in cast("Iterable[Any]", messages) if isinstance(messages, list | tuple) else ():
-        if isinstance(message, Mapping) and cast("_Row", message).get("role") == "assistant":
+        role = cast("_Row", message).get("role") if isinstance(message, Mapping) else None
+        if isinstance(role, str) and role == "assistant":
             break
         prompt.append(message)
     return json.dumps(as_json(["prompt", prompt]), sort_keys=True)

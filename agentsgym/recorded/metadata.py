@@ -44,7 +44,7 @@ def _is_dict(value: Any) -> bool:
 
 _VALID: Final[Mapping[str, tuple[Check, str]]] = {
     "stop_reason": (
-        lambda value: value in _REASONS,
+        lambda value: is_str(value) and value in _REASONS,
         f"one of {', '.join(reason for reason in StopReason if reason != 'failed')}",
     ),
     "session_id": (is_str, "a string"),

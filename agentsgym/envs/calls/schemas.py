@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from agentsgym.envs.calls.checks import check_call
 from agentsgym.errors import ConfigError
+from agentsgym.fields import require
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
 from agentsgym.versions import json_schema
@@ -41,7 +42,7 @@ def schemas_of(
     Raises:
         ConfigError: A function has no valid schema, a schema is not valid, or two tools have the same name.
     """
-    given: Any = tools or ()
+    given: Any = () if tools is None else tools
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         raise ConfigError(f"the tools of {owner} must be a list of functions and JSON schemas, got {_shown(given)}")
     schemas: list[dict[str, Any]] = []
@@ -142,18 +143,25 @@ def _parameters(given: Any, name: str) -> dict[str, Any]:
     parameters = cast("dict[str, Any]", {} if given is None else given)
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f'{name}: its parameters must be a JSON schema of the type "object", got {shown(given)}')
-    definitions = {**parameters.get("definitions", {}), **parameters.get("$defs", {})}
+    definitions: dict[str, Any] = {}
+    for key in ("definitions", "$defs"):
+        part = parameters.get(key, {})
+        require(f"{name}: its {key}", part, _are_schemas, "a dict of JSON schemas")
+        definitions |= part
     bare = {key: value for key, value in parameters.items() if key not in {"$defs", "definitions", "$schema"}}
     plain: dict[str, Any] = {"type": "object", "properties": {}, **_inlined(bare, definitions, name)}
     properties = cast("dict[str, dict[str, Any]]", plain["properties"])
-    if not isinstance(properties, dict) or not all(isinstance(one, dict) for one in properties.values()):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"{name}: its properties must be a dict of JSON schemas, got {shown(properties)}")
+    require(f"{name}: its properties", properties, _are_schemas, "a dict of JSON schemas")
     required: Any = plain.get("required", [])
     if not isinstance(required, list) or not {*map(str, cast("list[Any]", required))} <= {*properties}:
         raise ConfigError(f"{name}: required must be a list of its properties, got {shown(cast('object', required))}")
     for one in properties.values():
         one.setdefault("description", "")
     return plain
+
+
+def _are_schemas(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, dict) for one in cast("dict[str, Any]", value).values())
 
 
 def _inlined(part: Any, definitions: Mapping[str, Any], name: str, open_refs: tuple[str, ...] = ()) -> Any:
