@@ -159,7 +159,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         file = path.open("rb")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{shown(str(path))} cannot be read: {sentence_of(error)}") from error
+        raise ConfigError(f"{path} cannot be read: {sentence_of(error)}") from error
     with file:
         for number, line in enumerate(file, 1):
             where = f"{path}, line {number}"

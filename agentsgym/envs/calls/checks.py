@@ -46,7 +46,8 @@ def _object_errors(value: Mapping[str, Any], schema: _Schema, tool: str, path: s
     """Yield what is wrong with an object: missing properties first, then unexpected properties and invalid values."""
     properties: _Schema = schema.get("properties") or {}
     rest: Any = schema.get("additionalProperties", True)
-    for name in schema.get("required") or ():
+    required = schema.get("required")
+    for name in required if isinstance(required, list) else ():
         if name not in value:
             yield f"the argument {shown(path + name)} of {shown(tool)} is missing"
     for name, item in value.items():
@@ -140,3 +141,5 @@ _BOUNDS: Final[dict[type, tuple[_Bound, ...]]] = {
         ("maxItems", lambda size, bound: size <= bound, "a list of at most {} items"),
     ),
 }
+BOUNDS: Final = tuple(sorted({key for bounds in _BOUNDS.values() for key, _, _ in bounds}))
+"""The keywords that bound a number or a length."""

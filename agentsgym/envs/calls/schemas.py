@@ -6,11 +6,12 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
-from agentsgym.envs.calls.checks import check_call
+from agentsgym.envs.calls.checks import BOUNDS, check_call
 from agentsgym.errors import ConfigError
-from agentsgym.fields import require
+from agentsgym.fields import Check, is_str, is_strings, require
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import sentence_of, shown
 from agentsgym.versions import json_schema
@@ -155,6 +156,7 @@ def _parameters(given: Any, name: str) -> dict[str, Any]:
     required: Any = plain.get("required", [])
     if not isinstance(required, list) or not {*map(str, cast("list[Any]", required))} <= {*properties}:
         raise ConfigError(f"{name}: required must be a list of its properties, got {shown(cast('object', required))}")
+    _check_keywords(plain, name)
     for one in properties.values():
         one.setdefault("description", "")
     return plain
@@ -162,6 +164,37 @@ def _parameters(given: Any, name: str) -> dict[str, Any]:
 
 def _are_schemas(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(one, dict) for one in cast("dict[str, Any]", value).values())
+
+
+def _is_list_of_schemas(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in cast("list[Any]", value))
+
+
+def _is_schema_or_bool(value: Any) -> bool:
+    return isinstance(value, dict | bool) or _is_list_of_schemas(value)
+
+
+# The keywords by which calls are checked. In old drafts, "required" and "exclusiveMinimum" may be bools.
+_KEYWORDS: dict[str, tuple[Check, str]] = {
+    "type": (lambda value: is_str(value) or is_strings(value), "a string or a list of strings"),
+    "properties": (_are_schemas, "a dict of JSON schemas"),
+    "required": (lambda value: isinstance(value, bool) or is_strings(value), "a list of strings"),
+    "enum": (lambda value: isinstance(value, list), "a list"),
+    **dict.fromkeys(("items", "additionalProperties"), (_is_schema_or_bool, "a JSON schema, true or false")),
+    **dict.fromkeys(("anyOf", "oneOf", "prefixItems"), (_is_list_of_schemas, "a list of JSON schemas")),
+    **dict.fromkeys(BOUNDS, (lambda value: isinstance(value, int | float), "a number")),
+}
+
+
+def _check_keywords(schema: Mapping[str, Any], name: str) -> None:
+    """Check the types of a schema's keywords, on which the checks of calls rely, and those of the schemas inside it."""
+    for key, (valid, expected) in _KEYWORDS.items():
+        if key in schema:
+            require(f"{name}: its {key}", schema[key], valid, expected)
+    inner = [*schema.get("properties", {}).values(), *(schema.get(key) for key in ("items", "additionalProperties"))]
+    for part in chain(inner, *(schema.get(key, ()) for key in ("anyOf", "oneOf", "prefixItems"))):
+        if isinstance(part, dict):
+            _check_keywords(cast("dict[str, Any]", part), name)
 
 
 def _inlined(part: Any, definitions: Mapping[str, Any], name: str, open_refs: tuple[str, ...] = ()) -> Any:
