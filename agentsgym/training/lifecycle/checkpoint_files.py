@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import rotate_checkpoints
 
 from agentsgym.errors import AgentsGymError, CheckpointError
+from agentsgym.fields import is_int, is_number
 from agentsgym.ranks import DeferredError, all_gather_objects
 
 if TYPE_CHECKING:
@@ -208,16 +209,35 @@ def write_manifest(folder: Path, **facts: Any) -> None:
 
 def read_manifest(folder: Path) -> Mapping[str, Any] | None:
     """Read a checkpoint's manifest, written by :func:`write_manifest`; None if it is missing or damaged."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return None
-    return manifest if isinstance(manifest, dict) and isinstance(manifest.get("files"), dict) else None
+    manifest = _read_json(folder / MANIFEST)
+    return manifest if isinstance(manifest, dict) and _is_manifest(manifest) else None
+
+
+def _is_manifest(manifest: Mapping[str, Any]) -> bool:
+    files, checksums = manifest.get("files"), manifest.get("crc32", {})
+    if not all(isinstance(one, dict) and all(map(is_int(0), one.values())) for one in (files, checksums)):
+        return False
+    order, settings = manifest.get("order", {}), manifest.get("settings", {})
+    if not isinstance(order, dict) or not isinstance(settings, dict):
+        return False
+    return not order or isinstance(settings.get("optim"), str)
 
 
 def read_state(folder: Path) -> Mapping[str, Any]:
-    """The trainer's state in a complete checkpoint, as transformers writes it."""
-    return json.loads((folder / _STATE).read_text())
+    """The trainer's state in a complete checkpoint, as transformers writes it; empty if the file is damaged."""
+    state = _read_json(folder / _STATE)
+    is_state = isinstance(state, dict) and is_int(0)(state.get("global_step")) and is_number(0)(state.get("epoch", 0))
+    return state if is_state else {}
+
+
+def _read_json(path: Path) -> Any:
+    """Read a file of JSON; None if it is missing or damaged."""
+    if not path.is_file():  # opening a named pipe would wait for ever
+        return None
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def count_ranks(folder: Path) -> int:
@@ -248,7 +268,7 @@ def _problems(folder: Path, max_steps: int | None) -> Iterator[str]:
     yield from _differences(folder, manifest or {})
     yield from _lacking(folder, _MODEL)
     step = read_state(folder).get("global_step")
-    if not isinstance(step, int):
+    if step is None:
         yield f"{_STATE} is damaged"
     elif max_steps is None or step < max_steps:
         is_model = manifest is not None and manifest.get("save_only_model")
@@ -269,7 +289,9 @@ def _differences(folder: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
         elif path.stat().st_size != size:
             yield f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
     for name, checksum in manifest.get("crc32", {}).items():
-        if zlib.crc32((folder / name).read_bytes()) != checksum:
+        if not (folder / name).is_file():
+            yield f"{name} is missing"
+        elif zlib.crc32((folder / name).read_bytes()) != checksum:
             yield f"{name} is damaged: its checksum does not match"
 
 
@@ -284,14 +306,14 @@ def _lacking(folder: Path, needed: Mapping[str, tuple[str, ...]], reason: str = 
 
 def _is_readable(path: Path) -> bool:
     """Whether a file seems readable in its format, judged by its beginning and end."""
-    if path.is_dir():
-        return any(path.iterdir())
+    if not path.is_file():
+        return path.is_dir() and any(path.iterdir())
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt"):
                 return True
         if path.suffix == ".json":
-            json.loads(path.read_text())
+            return _read_json(path) is not None
     except (OSError, ValueError, SafetensorError):
         return False
     return zipfile.is_zipfile(path) if path.suffix in {".pt", ".pth", ".bin"} else path.stat().st_size > 0

@@ -29,6 +29,7 @@ from agentsgym.training.lifecycle.checkpoint_files import (
     read_manifest,
     read_state,
 )
+from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from agentsgym.training.config import GRPOEnvConfig
@@ -156,9 +157,9 @@ def _find(
             )
         logger.info("resuming from %s", folder)
     else:
-        folder = Path(requested)  # pyright: ignore[reportArgumentType]  # a path
-        if not folder.is_dir():
-            raise ConfigError(f"resume_from_checkpoint={requested!r} is not a folder")
+        is_path = isinstance(requested, str | Path)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_path or not (folder := Path(requested)).is_dir():  # pyright: ignore[reportArgumentType]
+            raise ConfigError(f"resume_from_checkpoint={shown(requested)} is not a folder")
         if damage := problem_with(folder, max_steps):
             raise ConfigError(f"cannot resume from {folder}: {damage}")
     state = read_state(folder)
@@ -188,7 +189,7 @@ def _newest_resumable(run_folder: Path, args: GRPOEnvConfig, max_steps: int) -> 
 
 def _check_epoch(folder: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Reject a checkpoint from a later epoch of an iterable dataset, whose epochs transformers cannot count."""
-    if facts["order"]["num_rows"] is None and state["epoch"] > 1:
+    if facts["order"]["num_rows"] is None and state.get("epoch", 0) > 1:
         raise ConfigError(
             f"{folder} was saved in epoch {int(state['epoch']) + 1} of an iterable dataset, but only the first epoch "
             "can be resumed: use a dataset with a length, or start a new run with this checkpoint as its model"
@@ -206,7 +207,7 @@ def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
             "of rows within an optimizer step, and dropout, will differ",
             *(folder, num_ranks, now["num_ranks"]),
         )
-    if then is None or "order" not in then:
+    if then is None or not then.get("order"):
         return
     for name, value in now["order"].items():
         if then["order"].get(name) != value:
