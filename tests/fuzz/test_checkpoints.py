@@ -44,7 +44,9 @@ def _checkpoint(folder: Path) -> dict[str, Any]:
 @st.composite
 def _spoiled(draw: st.DrawFn, value: dict[str, Any]) -> Any:
     value = json.loads(json.dumps(value))
-    for place in draw(st.lists(st.sampled_from([value, *(one for one in value.values() if isinstance(one, dict))]), max_size=2)):
+    for place in draw(
+        st.lists(st.sampled_from([value, *(one for one in value.values() if isinstance(one, dict))]), max_size=2)
+    ):
         name = draw(st.sampled_from(sorted(place)) if place and draw(st.integers(0, 5)) else texts)
         place[name] = draw(plain)
     return value if draw(st.integers(0, 9)) else draw(plain)
@@ -57,11 +59,22 @@ def _written(value: Any) -> bytes:
 _FILES = ["trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", MANIFEST]
 _damage = st.tuples(
     st.sampled_from(_FILES),
-    st.sampled_from(["folder", "loop", "dangling", "fifo", "other"]) | st.binary(max_size=9) | plain.map(_written) | _spoiled(_STATE).map(_written) | st.none() | st.just(("[" * 9000).encode()),
+    st.sampled_from(["folder", "loop", "dangling", "fifo", "other"])
+    | st.binary(max_size=9)
+    | plain.map(_written)
+    | _spoiled(_STATE).map(_written)
+    | st.none()
+    | st.just(("[" * 9000).encode()),
 )
 
 
-@given(st.data(), st.none() | _damage, st.sampled_from(["adamw_torch", "sgd", "adafactor", "adamw_torch_fused"]), st.sampled_from([True, "auto", "place", "", 3, "missing"]), st.booleans())
+@given(
+    st.data(),
+    st.none() | _damage,
+    st.sampled_from(["adamw_torch", "sgd", "adafactor", "adamw_torch_fused"]),
+    st.sampled_from([True, "auto", "place", "", 3, "missing"]),
+    st.booleans(),
+)
 def test_checkpoints(data: st.DataObject, damage: Any, optim: str, requested: Any, is_manifest_right: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / data.draw(st.sampled_from(["checkpoint-2", "checkpoint-" + "9" * 200, "_unfinished"]))

@@ -23,18 +23,73 @@ from agentsgym.tokens.calls.parse import with_calls
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, ToolCall, Trajectory
 
-_WORDS = ["type", "properties", "required", "items", "enum", "anyOf", "$ref", "$defs", "description", "nullable", "minimum", "maximum", "minLength", "pattern", "additionalProperties", "name", "function", "parameters", "a"]
-_values = st.sampled_from(["object", "string", "integer", "array", "number", "null", "#/$defs/a", "#", "[", ["string", "null"], ["a"], {}, [], "(a+)+$"]) | plain
-_parts = st.recursive(_values, lambda inner: st.dictionaries(st.sampled_from(_WORDS), inner, max_size=4) | st.lists(inner, max_size=2), max_leaves=10)
+_WORDS = [
+    "type",
+    "properties",
+    "required",
+    "items",
+    "enum",
+    "anyOf",
+    "$ref",
+    "$defs",
+    "description",
+    "nullable",
+    "minimum",
+    "maximum",
+    "minLength",
+    "pattern",
+    "additionalProperties",
+    "name",
+    "function",
+    "parameters",
+    "a",
+]
+_values = (
+    st.sampled_from(
+        [
+            "object",
+            "string",
+            "integer",
+            "array",
+            "number",
+            "null",
+            "#/$defs/a",
+            "#",
+            "[",
+            ["string", "null"],
+            ["a"],
+            {},
+            [],
+            "(a+)+$",
+        ]
+    )
+    | plain
+)
+_parts = st.recursive(
+    _values,
+    lambda inner: st.dictionaries(st.sampled_from(_WORDS), inner, max_size=4) | st.lists(inner, max_size=2),
+    max_leaves=10,
+)
 _schemas = st.one_of(
     st.fixed_dictionaries({"name": st.just("f") | _values, "parameters": _parts}, optional={"description": _values}),
-    st.fixed_dictionaries({"type": st.just("function") | _values, "function": st.fixed_dictionaries({"name": st.just("f"), "parameters": _parts})}),
-    st.builds(lambda part: {"name": "f", "parameters": {"type": "object", "properties": {"a": part}, "$defs": {"a": part}}}, _parts),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("function") | _values,
+            "function": st.fixed_dictionaries({"name": st.just("f"), "parameters": _parts}),
+        }
+    ),
+    st.builds(
+        lambda part: {"name": "f", "parameters": {"type": "object", "properties": {"a": part}, "$defs": {"a": part}}},
+        _parts,
+    ),
     anything,
 )
 
 
-@given(st.lists(_schemas, max_size=2) | anything, st.dictionaries(st.sampled_from(["a", "b"]) | texts, anything, max_size=2))
+@given(
+    st.lists(_schemas, max_size=2) | anything,
+    st.dictionaries(st.sampled_from(["a", "b"]) | texts, anything, max_size=2),
+)
 def test_schemas(tools: Any, arguments: dict[str, Any]) -> None:
     schemas = survives(schemas_of, tools, "the test")
     if isinstance(schemas, tuple):
@@ -44,9 +99,12 @@ def test_schemas(tools: Any, arguments: dict[str, Any]) -> None:
 
 
 _PIECES = [
-    "<tool_call>", "</tool_call>", '{"name": "add", "arguments": {"a": 1, "b": 2}}', "<think>", "</think>", "[TOOL_CALLS]", "[{", "}]", "<function=add>",
-    "</function>", "<parameter=a>", "</parameter>", "add(a=1, b=", ")", "<|python_tag|>", "<\uff5ctool\u2581calls\u2581begin\uff5c>", "\n", "<arg_key>a</arg_key>",
-    "<arg_value>", "<|im_end|>", "</s>", "9" * 5000, "[" * 3000, "\\ud800", "\x00", "call:add{a:", "<escape>", "'''", '"""', "{" * 500, "functions.add:0", "<|tool_call_begin|>",
+    "<tool_call>", "</tool_call>", '{"name": "add", "arguments": {"a": 1, "b": 2}}', "<think>", "</think>",
+    "[TOOL_CALLS]", "[{", "}]", "<function=add>",
+    "</function>", "<parameter=a>", "</parameter>", "add(a=1, b=", ")", "<|python_tag|>",
+    "<\uff5ctool\u2581calls\u2581begin\uff5c>", "\n", "<arg_key>a</arg_key>",
+    "<arg_value>", "<|im_end|>", "</s>", "9" * 5000, "[" * 3000, "\\ud800", "\x00", "call:add{a:", "<escape>", "'''",
+    '"""', "{" * 500, "functions.add:0", "<|tool_call_begin|>",
 ]  # fmt: skip
 
 
@@ -79,7 +137,8 @@ def test_texts_of_calls(data: st.DataObject, pieces: list[str], are_ids: bool) -
 
 
 _ids = st.lists(
-    st.integers(0, 300) | ints | floats | st.booleans() | st.sampled_from([np.int64(3), "3", None, [1], 2**31, -1]), max_size=5
+    st.integers(0, 300) | ints | floats | st.booleans() | st.sampled_from([np.int64(3), "3", None, [1], 2**31, -1]),
+    max_size=5,
 )
 
 
@@ -92,7 +151,9 @@ class _Samples(agentsgym.Agent):
         return [Action(text=text, token_ids=ids, logprobs=logprobs) for _ in requests]
 
 
-@given(_ids | anything, st.none() | st.lists(floats | anything, max_size=5) | anything, texts | st.just("x" * 1_000_000))
+@given(
+    _ids | anything, st.none() | st.lists(floats | anything, max_size=5) | anything, texts | st.just("x" * 1_000_000)
+)
 def test_tokens(ids: Any, logprobs: Any, text: str) -> None:
     config = {"max_steps_per_episode": 2, "max_trajectory_tokens": 3000}
     env = PriceListEnv(tokenizer_for(TRL_TEMPLATES["qwen3"]), config)
@@ -105,7 +166,11 @@ def test_tokens(ids: Any, logprobs: Any, text: str) -> None:
 _MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "s"},
     {"role": "user", "content": "u"},
-    {"role": "assistant", "content": "a", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+    {
+        "role": "assistant",
+        "content": "a",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    },
     {"role": "tool", "content": "t", "tool_call_id": "1"},
     {"role": "assistant", "content": "b"},
 ]
@@ -117,16 +182,29 @@ def _conversations(draw: st.DrawFn) -> Any:
     for _ in range(draw(st.integers(0, 2))):
         message = draw(st.sampled_from(messages))
         if isinstance(message, dict):
-            message[draw(st.sampled_from(["role", "content", "tool_calls", "tool_call_id", "reasoning_content", "name"]))] = draw(anything)
+            message[
+                draw(st.sampled_from(["role", "content", "tool_calls", "tool_call_id", "reasoning_content", "name"]))
+            ] = draw(anything)
     if draw(st.booleans()):
         messages.insert(draw(st.integers(0, 5)), draw(st.sampled_from(_MESSAGES) | anything))
     return messages if draw(st.integers(0, 9)) else draw(anything)
 
 
-_options = st.dictionaries(st.sampled_from(["tools", "task_data", "info", "final_reward", "session_id", "stop_reason", "turn_credit", "history", "x"]), anything, max_size=2)
+_options = st.dictionaries(
+    st.sampled_from(
+        ["tools", "task_data", "info", "final_reward", "session_id", "stop_reason", "turn_credit", "history", "x"]
+    ),
+    anything,
+    max_size=2,
+)
 
 
-@given(_conversations(), st.just([0.0, 1.0]) | st.just(1.0) | anything, _options, st.sampled_from(["none", "qwen3", "llama3"]))
+@given(
+    _conversations(),
+    st.just([0.0, 1.0]) | st.just(1.0) | anything,
+    _options,
+    st.sampled_from(["none", "qwen3", "llama3"]),
+)
 def test_recorded_conversations(messages: Any, rewards: Any, options: dict[str, Any], name: str) -> None:
     tokenizer = tokenizer_for(TRL_TEMPLATES[name]) if name in TRL_TEMPLATES else None
     survives(Trajectory.from_messages, tokenizer, messages, rewards, **options)
@@ -135,7 +213,8 @@ def test_recorded_conversations(messages: Any, rewards: Any, options: dict[str, 
 
 
 _TURN: dict[str, Any] = {
-    "node_id": "a", "prompt_token_ids": [1, 2], "completion_token_ids": [3], "per_token_logps": [-0.5], "loss_mask": [0, 0, 1],
+    "node_id": "a", "prompt_token_ids": [1, 2], "completion_token_ids": [3], "per_token_logps": [-0.5],
+    "loss_mask": [0, 0, 1],
     "request": {"messages": _MESSAGES[:2]}, "response": {"choices": [{"message": _MESSAGES[4]}]},
 }  # fmt: skip
 _turns = st.dictionaries(st.sampled_from([*_TURN, "x"]), anything, max_size=1).map(lambda fields: _TURN | fields)

@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from agentsgym.errors import ConfigError
 from agentsgym.ranks import all_gather_objects
+from agentsgym.texts import shown
 from agentsgym.training.lifecycle.checkpoint_files import (
     checkpoints_in,
     count_ranks,
@@ -29,7 +30,6 @@ from agentsgym.training.lifecycle.checkpoint_files import (
     read_manifest,
     read_state,
 )
-from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from agentsgym.training.config import GRPOEnvConfig
