@@ -148,7 +148,9 @@ def _numbered(rows: Any) -> Iterator[tuple[str, _Row]]:
     elif isinstance(rows, Iterable) and getattr(cast("Any", rows), "shape", None) != ():  # NumPy's scalars are iterable
         named_rows = ((f"row {index}", row) for index, row in enumerate(cast("Iterable[Any]", rows)))
     else:
-        raise ConfigError(f"rows must be the path to a JSON Lines file, or a list of rows, got {shown(rows)}")
+        raise ConfigError(
+            f"rows must be the path to a JSON Lines file, or a list of rows, got {shown(cast('object', rows))}"
+        )
     for where, row in named_rows:
         if not isinstance(row, Mapping):
             raise ConfigError(f"{where} must be an object with 'messages' and 'reward' or 'rewards', got {shown(row)}")

@@ -46,8 +46,8 @@ def _object_errors(value: Mapping[str, Any], schema: _Schema, tool: str, path: s
     """Yield what is wrong with an object: missing properties first, then unexpected properties and invalid values."""
     properties: _Schema = schema.get("properties") or {}
     rest: Any = schema.get("additionalProperties", True)
-    required = schema.get("required")
-    for name in required if isinstance(required, list) else ():
+    required: Any = schema.get("required")
+    for name in cast("list[Any]", required) if isinstance(required, list) else ():
         if name not in value:
             yield f"the argument {shown(path + name)} of {shown(tool)} is missing"
     for name, item in value.items():
