@@ -13,9 +13,9 @@ from trl import ModelConfig, SFTConfig
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Field
 from agentsgym.recipes.command_line import check_model_config, common_defaults
-from agentsgym.texts import sentence_of, shown
+from agentsgym.texts import shown
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.settings import MOVED, EnvSettings, number_in
+from agentsgym.training.settings import MOVED, EnvSettings, foreign_checks, number_in
 
 SettingsT = TypeVar("SettingsT")
 
@@ -119,12 +119,5 @@ def _converted(value: Any, hint: Any, name: str) -> Any:
 
 
 def _made(settings: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
-    try:
+    with foreign_checks(settings.__name__):
         return settings(**values)
-    except ConfigError:
-        raise
-    except (ValueError, TypeError) as error:  # TRL's and transformers' own checks
-        raise ConfigError(sentence_of(error)) from error
-    except (AttributeError, LookupError, ArithmeticError, ImportError, OSError, RuntimeError) as error:  # and the rest
-        given = ", ".join(sorted(map(shown, values)))
-        raise ConfigError(f"TRL cannot use one of {given}: {sentence_of(error)}") from error

@@ -16,7 +16,7 @@ from trl import GRPOConfig
 
 from agentsgym.credit.registry import get_estimator
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import is_int, is_number, is_positive_number, or_none, require
+from agentsgym.fields import Check, is_int, is_number, is_positive_number, or_none, require
 from agentsgym.texts import shown
 from agentsgym.training.settings import (
     ALL_GROUPS,
@@ -25,6 +25,7 @@ from agentsgym.training.settings import (
     EnvSettings,
     are_urls,
     choice,
+    foreign_checks,
     groups_in,
     number_in,
     options_in,
@@ -116,6 +117,9 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
     )
 
     def __post_init__(self) -> None:
+        for name in ("accelerator_config", "fsdp_config", "deepspeed"):  # TRL would read, and close, file descriptor 1
+            is_path_or_dict: Check = lambda value: not isinstance(value, int | float)  # noqa: E731
+            require(f"GRPOEnvConfig.{name}", getattr(self, name), is_path_or_dict, "a dict, the path of one, or None")
         check_launch(self)
         has_accelerator = torch.accelerator.is_available() and not self.use_cpu
         if self.bf16 is None and not self.fp16 and not has_accelerator:
@@ -126,7 +130,8 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         has_no_bounds = (self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max) == (None, None)
         if has_no_bounds:  # TRL requires a bound for some modes, but here None stands for the default
             self.vllm_importance_sampling_clip_max = math.inf
-        super().__post_init__()
+        with foreign_checks("GRPOEnvConfig"):
+            super().__post_init__()
         if (
             has_no_bounds and self.vllm_importance_sampling_clip_max == math.inf
         ):  # otherwise, TRL read it from a deprecated name

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
@@ -19,7 +20,7 @@ from agentsgym.failure_policy import RETRY_SEEDS
 from agentsgym.fields import Check, Field, is_fraction, is_int, is_number, is_seconds, is_str, is_strings, or_none
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.thread_pool import EnvThreadPool
-from agentsgym.texts import shown
+from agentsgym.texts import sentence_of, shown
 
 ENV_POOLS: Final = MappingProxyType({"threads": EnvThreadPool, "processes": EnvProcessPool})
 """The classes of environment pools, by their names in ``env_pool``."""
@@ -90,6 +91,20 @@ def choice(default: str | None, help: str, choices: Sequence[str | None]) -> Any
     names = [*choices]
     valid: Check = lambda value: or_none(is_str)(value) and value in names  # noqa: E731
     return setting(default, help, "one of " + ", ".join(map(repr, names)), valid)
+
+
+@contextmanager
+def foreign_checks(owner: str) -> Generator[None]:
+    """Raise :class:`ConfigError` instead of the errors of TRL's and transformers' own checks of settings."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ConfigError(sentence_of(error)) from error
+    except (AttributeError, LookupError, ArithmeticError, ImportError, OSError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {sentence_of(error)}"
+        raise ConfigError(f"TRL cannot create {owner} from these values ({reason})") from error
 
 
 def number_in(value: Any) -> Any:

@@ -129,3 +129,8 @@ def test_recipes_of_yaml(recipe: Any, snippet: str, place: int, kind: int) -> No
         path = Path(folder) / "recipe.yaml"
         path.write_bytes(data)
         survives(prepare, path)
+
+
+@given(st.dictionaries(st.sampled_from(_NAMES["training"]), _small | anything, max_size=2))
+def test_settings(values: dict[str, Any]) -> None:
+    survives(GRPOEnvConfig, **{"output_dir": "outputs", "report_to": "none", "use_cpu": True} | values)
