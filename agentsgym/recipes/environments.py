@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.datasets.default_tasks import tasks_of
 from agentsgym.envs.datasets.mix import mix
@@ -13,12 +14,11 @@ from agentsgym.envs.datasets.naming import NamedEnv, find_env
 from agentsgym.errors import AgentsGymError
 from agentsgym.recipes.sections import PlacedError
 from agentsgym.seeding import derive_seed
-from agentsgym.texts import sentence_of
+from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from agentsgym.envs.base import MultistepEnv
     from agentsgym.recipes.recipe import EnvironmentPart, Recipe
 
 
@@ -129,6 +129,9 @@ class Worlds:
 def _world(recipe: Recipe, part: EnvironmentPart, index: int, taken: set[str]) -> World:
     """Build an environment of a recipe."""
     if isinstance(part.class_, type):
+        if not issubclass(part.class_, MultistepEnv):
+            problem = f"must be the name of an environment, or a subclass of MultistepEnv, got {shown(part.class_)}"
+            raise PlacedError(("environments", index, "class"), problem)
         named = NamedEnv(name=part.class_.__name__, env_class=part.class_, env_config=part.env_config)
     else:
         name: str = part.class_

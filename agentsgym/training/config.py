@@ -16,7 +16,7 @@ from trl import GRPOConfig
 
 from agentsgym.credit.registry import get_estimator
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import Check, is_int, is_number, is_positive_number, or_none, require
+from agentsgym.fields import is_int, is_number, is_positive_number, or_none, require
 from agentsgym.texts import shown
 from agentsgym.training.settings import (
     ALL_GROUPS,
@@ -34,7 +34,7 @@ from agentsgym.training.settings import (
 )
 from agentsgym.training.tensors.importance import CORRECTIONS, ImportanceCorrection
 from agentsgym.training.tensors.loss_types import LOSS_TYPES, LossType
-from agentsgym.training.validation import check_settings
+from agentsgym.training.validation import check_given, check_settings
 from agentsgym.training.zero import check_launch
 from agentsgym.versions import recompute_by_default
 
@@ -117,9 +117,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        for name in ("accelerator_config", "fsdp_config", "deepspeed"):  # TRL would read, and close, file descriptor 1
-            is_path_or_dict: Check = lambda value: not isinstance(value, int | float)  # noqa: E731
-            require(f"GRPOEnvConfig.{name}", getattr(self, name), is_path_or_dict, "a dict, the path of one, or None")
+        check_given(self)
         check_launch(self)
         has_accelerator = torch.accelerator.is_available() and not self.use_cpu
         if self.bf16 is None and not self.fp16 and not has_accelerator:

@@ -84,6 +84,17 @@ def reject_trl_arguments(names: Iterable[str]) -> None:
         raise ConfigError(f"GRPOEnvTrainer does not support the argument {name} of TRL's trainer: {reason}")
 
 
+def check_given(args: Any) -> None:
+    """Raise :class:`ConfigError` for a value that TRL and transformers would misread instead of refusing it."""
+    for one in dataclasses.fields(args):
+        value = getattr(args, one.name)
+        if getattr(value, "shape", ()) != ():  # its comparisons are arrays, too
+            raise ConfigError(f"GRPOEnvConfig.{one.name} must not be an array, got {shown(value)}")
+    for name in ("accelerator_config", "fsdp_config", "deepspeed"):  # an int is the descriptor of an open file
+        is_file: Check = lambda value: not isinstance(value, int | float)  # noqa: E731
+        require(f"GRPOEnvConfig.{name}", getattr(args, name), is_file, "a dict, the path of one, or None")
+
+
 def check_settings(args: Any) -> None:
     """Raise :class:`ConfigError` for an invalid value, or an invalid combination."""
     fields = {one.name: one.metadata["check"] for one in dataclasses.fields(args) if "check" in one.metadata}
@@ -108,7 +119,7 @@ def check_settings(args: Any) -> None:
 
 def _reject(is_rejected: bool, args: Any, name: str, reason: str) -> None:
     if is_rejected:
-        raise ConfigError(f"GRPOEnvConfig({name}={getattr(args, name)!r}) is not supported: {reason}")
+        raise ConfigError(f"GRPOEnvConfig({name}={shown(getattr(args, name))}) is not supported: {reason}")
 
 
 def check_environment(env: MultistepEnv, args: Any) -> None:
