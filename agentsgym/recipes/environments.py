@@ -129,10 +129,11 @@ class Worlds:
 def _world(recipe: Recipe, part: EnvironmentPart, index: int, taken: set[str]) -> World:
     """Build an environment of a recipe."""
     if isinstance(part.class_, type):
-        if not issubclass(part.class_, MultistepEnv):
-            problem = f"must be the name of an environment, or a subclass of MultistepEnv, got {shown(part.class_)}"
+        env_class: type[Any] = part.class_
+        if not issubclass(env_class, MultistepEnv):
+            problem = f"must be the name of an environment, or a subclass of MultistepEnv, got {shown(env_class)}"
             raise PlacedError(("environments", index, "class"), problem)
-        named = NamedEnv(name=part.class_.__name__, env_class=part.class_, env_config=part.env_config)
+        named = NamedEnv(name=env_class.__name__, env_class=env_class, env_config=part.env_config)
     else:
         name: str = part.class_
         # an absolute path stays unchanged

@@ -125,13 +125,13 @@ def scan(folder: Path) -> tuple[list[Part], dict[Path, str]]:
         StoreError: The folder does not exist, or a part's number of rollouts is not the one in its name.
     """
     try:
-        what = "a folder" if folder.is_dir() else "a file" if folder.exists() else "nothing"
-        inside = [*folder.iterdir()] if what == "a folder" else []
+        what = None if folder.is_dir() else "a file" if folder.exists() else "nothing"
+        names = [] if what else [*folder.iterdir()]
     except OSError as error:
         raise StoreError(f"the rollout store {shown(str(folder))} cannot be read: {error.strerror}") from error
-    if what != "a folder":
+    if what:
         raise StoreError(f"there is no rollout store at {folder}: expected a folder of parquet files, found {what}")
-    files = sorted(file for file in inside if file.name.endswith(SUFFIX) and not file.name.startswith("."))
+    files = sorted(file for file in names if file.name.endswith(SUFFIX) and not file.name.startswith("."))
     found: dict[Path, Part | str] = {file: part for file in files if (part := _by_name(file)) is not None}
     others = [file for file in files if file not in found]
     with ThreadPoolExecutor(_NUM_READERS) as pool:

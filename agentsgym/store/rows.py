@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentsgym.errors import StoreError
-from agentsgym.fields import has_str_keys, require
+from agentsgym.fields import has_str_keys, is_list, require
 from agentsgym.store.records import StoredRollout, check_numbers, check_trajectory
 from agentsgym.store.schema import (
     FLOATS,
@@ -71,6 +71,8 @@ def _trajectory(table: Table, row: int, corrections: Mapping[str, Any]) -> Traje
     values["stop_reason"] = StopReason(_value(table, "stop_reason", row))
     values |= {name: value for name, value in corrections.items() if name in values}
     fields, corrected = _value(table, "turns", row), corrections.get("turns")
+    for name, given in (("turns", fields), ("token_ids", values["token_ids"])):
+        require(name, given, is_list, "a list")
     if corrected is None:
         for turn in fields:
             turn |= {name: from_json(turn[name]) for name in TURN_JSONS if turn[name] is not None}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agentsgym.credit.advantages import ScoredRollout, get_estimator, grpo, return_to_go, reward, token_advantages
@@ -95,14 +97,9 @@ def test_what_a_scored_rollout_may_leave_out_has_an_entry_a_turn_if_it_is_there(
     plain = ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None])
     assert not getattr(plain, name)
     assert plain.role(0) is None
+    given: Any = [[0.0]] * 2 if name == "values" else [0.0] * 2
     with pytest.raises(ValueError, match=f"{name} must be empty or have one entry per turn, got 2 for 1"):
-        ScoredRollout(
-            turn_rewards=[1.0],
-            final_reward=1.0,
-            group=0,
-            state_keys=[None],
-            **{name: [[0.0]] * 2 if name == "values" else [0.0] * 2},
-        )
+        ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None], **{name: given})
 
 
 @pytest.mark.parametrize("reason", StopReason)

@@ -18,30 +18,74 @@ from agentsgym.store.values import to_json
 from agentsgym.types import StopReason, Trajectory, Turn
 
 _TYPES = [
-    pa.null(), pa.bool_(), pa.int8(), pa.int64(), pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.string(),
-    pa.large_string(), pa.binary(), pa.date32(), pa.timestamp("ns"), pa.decimal128(20, 2), pa.list_(pa.int64()),
-    pa.list_(pa.string()), pa.large_list(pa.int32()), pa.list_(pa.list_(pa.int32())), pa.struct([("a", pa.int64())]),
-    pa.dictionary(pa.int32(), pa.string()), pa.list_(pa.struct([("start", pa.int64())])), pa.list_(pa.float64(), 2),
-]  # fmt: skip
+    pa.null(),
+    pa.bool_(),
+    pa.int8(),
+    pa.int64(),
+    pa.uint64(),
+    pa.float16(),
+    pa.float32(),
+    pa.float64(),
+    pa.string(),
+    pa.large_string(),
+    pa.binary(),
+    pa.date32(),
+    pa.timestamp("ns"),
+    pa.decimal128(20, 2),
+    pa.list_(pa.int64()),
+    pa.list_(pa.string()),
+    pa.large_list(pa.int32()),
+    pa.list_(pa.list_(pa.int32())),
+    pa.struct([("a", pa.int64())]),
+    pa.dictionary(pa.int32(), pa.string()),
+    pa.list_(pa.struct([("start", pa.int64())])),
+    pa.list_(pa.float64(), 2),
+]
 _JSON_TEXTS = st.one_of(
     plain.map(to_json),
     texts,
     st.sampled_from(
         [
-            '{"$int":"' + "f" * 5000 + '"}', '{"$array":["<f8",[1000000000],""]}', '{"$array":["O",[1],"AAAA"]}',
-            '{"$numpy":["<i8",""]}', '{"$numpy":[["<i8"],"AAAAAAAAAAA="]}', '{"$dict":[[[],1]]}', '{"$dict":3}',
-            '{"$set":[[1]]}', '{"$unkept":[1]}', '{"$as":[]}', '{"$float":"zz"}', '{"$str":"d8"}', '{"$nothing":1}',
-            '{"$bytes":"é"}', "[" * 3000, "9" * 5000, "NaN", "[null]", '[{"role":null}]', '[{"content":1}]', '""',
-            '{"role":"user"}', '[{"role":"assistant","content":"a","tool_calls":3}]', '{"success":{"$set":[]}}',
-            '[{"role":"assistant","content":[{"type":"text"}],"tool_calls":[null]}]', '{"success":"\ud800"}'.encode(
-                "utf-8", "replace").decode(), '{"turns":[{}]}', '{"turns":3}', '{"token_ids":"abc"}', '{"info":null}',
-            '{"final_reward":"x"}', '{"token_ids":[-1,null,2.5,true]}', '{"logprobs":{"$tuple":[null]}}',
+            '{"$int":"' + "f" * 5000 + '"}',
+            '{"$array":["<f8",[1000000000],""]}',
+            '{"$array":["O",[1],"AAAA"]}',
+            '{"$numpy":["<i8",""]}',
+            '{"$numpy":[["<i8"],"AAAAAAAAAAA="]}',
+            '{"$dict":[[[],1]]}',
+            '{"$dict":3}',
+            '{"$set":[[1]]}',
+            '{"$unkept":[1]}',
+            '{"$as":[]}',
+            '{"$float":"zz"}',
+            '{"$str":"d8"}',
+            '{"$nothing":1}',
+            '{"$bytes":"é"}',
+            "[" * 3000,
+            "9" * 5000,
+            "NaN",
+            "[null]",
+            '[{"role":null}]',
+            '[{"content":1}]',
+            '""',
+            '{"role":"user"}',
+            '[{"role":"assistant","content":"a","tool_calls":3}]',
+            '{"success":{"$set":[]}}',
+            '[{"role":"assistant","content":[{"type":"text"}],"tool_calls":[null]}]',
+            '{"success":"\ud800"}'.encode("utf-8", "replace").decode(),
+            '{"turns":[{}]}',
+            '{"turns":3}',
+            '{"token_ids":"abc"}',
+            '{"info":null}',
+            '{"final_reward":"x"}',
+            '{"token_ids":[-1,null,2.5,true]}',
+            '{"logprobs":{"$tuple":[null]}}',
             '{"step":"x"}',
-            '{"turns":[{"start":"0","stop":1,"reward":0}]}', '{"run":3}',
+            '{"turns":[{"start":"0","stop":1,"reward":0}]}',
+            '{"run":3}',
             '{"final_reward":{"$int":"0x1' + "0" * 400 + '"}}',
         ]
     ),
-)  # fmt: skip
+)
 
 
 def sound_table() -> Table:
@@ -69,11 +113,22 @@ def sound_table() -> Table:
         credit = {"credit": {"advantage_estimator": "grpo"}}
         records.append(
             StoredRollout(
-                trajectory=trajectory, env_class_path="agentsgym.envs.PriceListEnv", env_config=config, extra=credit,
-                source="training", step=1, generation=1, group=index // 2, advantages=[0.0] * 6, entropies=[0.1] * 6,
-                trainer_logprobs=[-0.4] * 6, policy_version=1, agent="a", run="r",
+                trajectory=trajectory,
+                env_class_path="agentsgym.envs.PriceListEnv",
+                env_config=config,
+                extra=credit,
+                source="training",
+                step=1,
+                generation=1,
+                group=index // 2,
+                advantages=[0.0] * 6,
+                entropies=[0.1] * 6,
+                trainer_logprobs=[-0.4] * 6,
+                policy_version=1,
+                agent="a",
+                run="r",
             )
-        )  # fmt: skip
+        )
     return rollouts_to_table(records)
 
 
@@ -88,7 +143,7 @@ _turns = st.fixed_dictionaries(
 _int64 = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 8)
 
 
-def _cell(name: str) -> st.SearchStrategy[Any]:  # noqa: PLR0911  # one per type
+def _cell(name: str) -> st.SearchStrategy[Any]:  # noqa: PLR0911  # a table by type
     """Values that arrow can keep in a column of the right type."""
     kind = SCHEMA.field(name).type
     if name == "turns":
@@ -97,14 +152,12 @@ def _cell(name: str) -> st.SearchStrategy[Any]:  # noqa: PLR0911  # one per type
         return st.none() | _JSON_TEXTS
     if pa.types.is_string(kind):
         return st.none() | texts
-    if pa.types.is_integer(kind):
+    if pa.types.is_integer(kind) or pa.types.is_timestamp(kind):
         return st.none() | _int64
     if pa.types.is_floating(kind):
         return st.none() | st.floats()
     if pa.types.is_boolean(kind):
         return st.sampled_from([None, True, False])
-    if pa.types.is_timestamp(kind):
-        return st.none() | _int64
     inner = {pa.float64(): st.floats(), pa.int32(): st.integers(-(2**31), 2**31 - 1), pa.int64(): _int64}
     items = inner.get(kind.value_type, texts if pa.types.is_string(kind.value_type) else st.booleans())
     return st.none() | st.lists(st.none() | items, max_size=9)

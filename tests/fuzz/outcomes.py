@@ -9,12 +9,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+
 import agentsgym
 from agentsgym.errors import AgentsGymError
 
 _PACKAGE = str(Path(agentsgym.__file__).parent)
 #: Finds by their place, if the campaign collects them instead of ending at the first.
 collected: dict[str, str] | None = None
+
+
+def fuzzed(num_examples: int) -> Callable[[Any], Any]:
+    """Let a test run with so many examples, however long they take to make."""
+    return settings(max_examples=num_examples, deadline=None, suppress_health_check=[*HealthCheck])
 
 
 class UnexpectedError(AssertionError):

@@ -12,7 +12,7 @@ import torch
 from crafted_stores import put
 from hypothesis import given
 from hypothesis import strategies as st
-from outcomes import survives
+from outcomes import fuzzed, survives
 from safetensors.torch import save_file
 from values import plain, texts
 
@@ -68,6 +68,7 @@ _damage = st.tuples(
 )
 
 
+@fuzzed(200)
 @given(
     st.data(),
     st.none() | _damage,

@@ -14,15 +14,43 @@ from command_line import ran
 from crafted_stores import crafted_tables, sound_table, write_table
 from hypothesis import given
 from hypothesis import strategies as st
-from outcomes import survives
+from outcomes import fuzzed, survives
 from values import plain, texts
 
 _OPTIONS = {
-    "eval": ["-a", "-n", "-k", "-c", "--config-file", "--tasks", "--dataset", "--split", "--cluster-by",
-    "--max-failed", "--max-concurrent", "--references", "--no-references", "--store", "--resume", "--seed", "--json",
-    "--temperature", "--max-turn-tokens"],
-    "check": ["-c", "--tasks", "--dataset", "-a", "--tokenizer", "--max-tasks", "--limit-s", "--strict", "--seed",
-    "--json"],
+    "eval": [
+        "-a",
+        "-n",
+        "-k",
+        "-c",
+        "--config-file",
+        "--tasks",
+        "--dataset",
+        "--split",
+        "--cluster-by",
+        "--max-failed",
+        "--max-concurrent",
+        "--references",
+        "--no-references",
+        "--store",
+        "--resume",
+        "--seed",
+        "--json",
+        "--temperature",
+        "--max-turn-tokens",
+    ],
+    "check": [
+        "-c",
+        "--tasks",
+        "--dataset",
+        "-a",
+        "--tokenizer",
+        "--max-tasks",
+        "--limit-s",
+        "--strict",
+        "--seed",
+        "--json",
+    ],
     "audit": ["--where", "--tokenizer", "--json"],
     "export": ["--to", "-o", "--where", "--min-reward", "--project", "--run"],
     "replay": ["--where", "-n", "--env", "-c", "--json"],
@@ -32,20 +60,65 @@ _OPTIONS = {
     "play": ["-a", "-c", "--tasks", "--dataset", "--seed", "--store", "--temperature"],
     "envs": ["--text", "--players", "--status", "--offline", "--all", "--json"],
     "new": ["--folder", "--tools", "--mcp"],
-}  # fmt: skip
+}
 _ALONE = {"--json", "--offline", "--all", "--tools", "--mcp", "--strict", "--resume", "--no-references"}
 _WORDS = [
-    "PriceList", "TwentyQuestions", "TextArena:TicTacToe-v0", "PriceList:x", "random", "reference",
+    "PriceList",
+    "TwentyQuestions",
+    "TextArena:TicTacToe-v0",
+    "PriceList:x",
+    "random",
+    "reference",
     "scripted:script.json",
-    "policy:none", "openai:x", "human", "file", "store", "lines", "folder", "loop", "missing", "game.py",
+    "policy:none",
+    "openai:x",
+    "human",
+    "file",
+    "store",
+    "lines",
+    "folder",
+    "loop",
+    "missing",
+    "game.py",
     "game.py:Game",
-    "broken.py", "1", "0", "-1", "1.5", "nan", "inf", "1e400", "9" * 5000, "max_steps_per_episode=2",
+    "broken.py",
+    "1",
+    "0",
+    "-1",
+    "1.5",
+    "nan",
+    "inf",
+    "1e400",
+    "9" * 5000,
+    "max_steps_per_episode=2",
     "a=[" + "[" * 5000,
-    "max_price=3", "step>1", "final_reward>=nan", "success=true", "agent=null", "run!=x", "step=" + "9" * 5000, "sft",
-    "dpo", "kto", "inspect",
-    "jsonl", "inspect:", "training.max_steps=0", "a.b=1", "environments.0.weight=[", "out/x/y", "size=2",
-    "part=\ud800", "\udcff", "=", "a=1", "train", "eval", "0-3", "won",
-]  # fmt: skip
+    "max_price=3",
+    "step>1",
+    "final_reward>=nan",
+    "success=true",
+    "agent=null",
+    "run!=x",
+    "step=" + "9" * 5000,
+    "sft",
+    "dpo",
+    "kto",
+    "inspect",
+    "jsonl",
+    "inspect:",
+    "training.max_steps=0",
+    "a.b=1",
+    "environments.0.weight=[",
+    "out/x/y",
+    "size=2",
+    "part=\ud800",
+    "\udcff",
+    "=",
+    "a=1",
+    "train",
+    "eval",
+    "0-3",
+    "won",
+]
 _words = st.sampled_from(_WORDS) | texts.map(lambda text: text.replace("\x00", ""))
 
 
@@ -95,6 +168,7 @@ _contents = st.one_of(plain.map(json.dumps), texts).map(lambda text: text.encode
 _SOUND = sound_table()
 
 
+@fuzzed(150)
 @given(commands(), _contents, st.just(_SOUND) | crafted_tables())
 def test_commands(arguments: list[str], content: bytes, table: Any) -> None:
     with _folder() as folder:

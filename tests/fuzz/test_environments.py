@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from outcomes import survives
+from outcomes import fuzzed, survives
 from values import anything, numbers, plain, texts
 
 import agentsgym
@@ -65,6 +65,7 @@ def configurations(draw: st.DrawFn) -> tuple[str, Any]:
     return name, config if draw(st.integers(0, 19)) else draw(anything)
 
 
+@fuzzed(300)
 @given(configurations(), st.sampled_from(["a", "look", "[1]", "\ud800"]))
 def test_configurations(given: tuple[str, Any], answer: str) -> None:
     name, config = given
@@ -93,6 +94,7 @@ def tasks(draw: st.DrawFn) -> tuple[str, Any]:
     return name, task if draw(st.integers(0, 19)) else draw(anything)
 
 
+@fuzzed(150)
 @given(tasks(), st.sampled_from(["a", "[1]", '{"name": 1}']))
 def test_tasks(given: tuple[str, Any], answer: str) -> None:
     name, task = given
@@ -147,6 +149,7 @@ class _Acts(agentsgym.Agent):
         return [self._actions] * len(requests) if isinstance(self._actions, Action) else self._actions
 
 
+@fuzzed(150)
 @given(st.sampled_from(_NAMES), st.lists(_actions, min_size=1, max_size=3), st.booleans())
 def test_answers(name: str, answers: list[Any], acts: bool) -> None:
     env_class, config, known = _sound(name)

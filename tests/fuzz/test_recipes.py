@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from outcomes import survives
+from outcomes import fuzzed, survives
 from trl import ModelConfig, SFTConfig
 from values import anything, plain, texts
 
@@ -78,11 +78,13 @@ def recipes(draw: st.DrawFn, values: st.SearchStrategy[Any] = anything) -> Any:
     return recipe
 
 
+@fuzzed(400)
 @given(recipes())
 def test_recipes_of_values(recipe: Any) -> None:
     survives(prepare, recipe)
 
 
+@fuzzed(400)
 @given(
     recipes(),
     st.sampled_from(
@@ -95,20 +97,60 @@ def test_overrides(recipe: Any, place: str, value: Any) -> None:
 
 
 _SNIPPETS = [
-    "&a [*a]", "&x {<<: *x}", "!!python/object:os.system x", "!!binary zz=", "!!binary /w==", "!!set {a, b}",
+    "&a [*a]",
+    "&x {<<: *x}",
+    "!!python/object:os.system x",
+    "!!binary zz=",
+    "!!binary /w==",
+    "!!set {a, b}",
     "!!omap [a: 1]",
-    "2020-13-45", "2020-01-01", "1e400", "0o9", "0x", "190:20:30", "? [a]\n: b", "{a: 1, a: 2}", "[" * 400,
-    "[" * 4000, "- " * 400, "&a a: *b",
-    "!!timestamp x", "!!int x", "!!float x", "!!bool x", "!!null x", "--- a\n--- b", "\t- a", "%YAML 9.9\n---",
+    "2020-13-45",
+    "2020-01-01",
+    "1e400",
+    "0o9",
+    "0x",
+    "190:20:30",
+    "? [a]\n: b",
+    "{a: 1, a: 2}",
+    "[" * 400,
+    "[" * 4000,
+    "- " * 400,
+    "&a a: *b",
+    "!!timestamp x",
+    "!!int x",
+    "!!float x",
+    "!!bool x",
+    "!!null x",
+    "--- a\n--- b",
+    "\t- a",
+    "%YAML 9.9\n---",
     "!foo bar",
-    "&a {a: &b [*a, *b]}", "{[]: 1}", "{{}: 1}", "{? {a: 1} : 2}", "<<: 3", "<<: [1]", "'\\ud800'", '"\\ud800"',
-    "\x00", "\x85",
-    "a: !!str 3", "=", "!!value =", "9" * 5000, ".inf", ".nan", "0b2", "!!merge x", "1_000",
+    "&a {a: &b [*a, *b]}",
+    "{[]: 1}",
+    "{{}: 1}",
+    "{? {a: 1} : 2}",
+    "<<: 3",
+    "<<: [1]",
+    "'\\ud800'",
+    '"\\ud800"',
+    "\x00",
+    "\x85",
+    "a: !!str 3",
+    "=",
+    "!!value =",
+    "9" * 5000,
+    ".inf",
+    ".nan",
+    "0b2",
+    "!!merge x",
+    "1_000",
     "!<tag:yaml.org,2002:int> 9z",
-    "{" + "a: {" * 300 + "}" * 301, "&l1 [x,x,x,x]\nb: &l2 [*l1,*l1,*l1,*l1]",
-]  # fmt: skip
+    "{" + "a: {" * 300 + "}" * 301,
+    "&l1 [x,x,x,x]\nb: &l2 [*l1,*l1,*l1,*l1]",
+]
 
 
+@fuzzed(150)
 @given(recipes(plain), st.sampled_from(_SNIPPETS), st.integers(0, 500), st.integers(0, 3))
 def test_recipes_of_yaml(recipe: Any, snippet: str, place: int, kind: int) -> None:
     try:
@@ -131,6 +173,7 @@ def test_recipes_of_yaml(recipe: Any, snippet: str, place: int, kind: int) -> No
         survives(prepare, path)
 
 
+@fuzzed(1000)
 @given(st.dictionaries(st.sampled_from(_NAMES["training"]), _small | anything, max_size=2))
 def test_settings(values: dict[str, Any]) -> None:
     survives(GRPOEnvConfig, **{"output_dir": "outputs", "report_to": "none", "use_cpu": True} | values)

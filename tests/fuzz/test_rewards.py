@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from outcomes import survives
+from outcomes import fuzzed, survives
 from values import anything, floats, numbers, texts
 
 import agentsgym
@@ -50,6 +50,7 @@ class _Game(MultistepEnv):
         return self.key
 
 
+@fuzzed(500)
 @given(
     st.lists(_steps | anything, min_size=1, max_size=3),
     st.none() | anything,
@@ -95,6 +96,7 @@ def batches(draw: st.DrawFn) -> list[ScoredRollout]:
     return rollouts
 
 
+@fuzzed(500)
 @given(st.sampled_from([*ESTIMATORS]), batches(), st.floats(0, 1), st.sampled_from(["none", "group", "batch"]))
 def test_estimators(name: str, rollouts: list[ScoredRollout], discount: float, scale: Any) -> None:
     found = survives(get_estimator(name), rollouts, discount=discount, scale=scale)
@@ -103,6 +105,7 @@ def test_estimators(name: str, rollouts: list[ScoredRollout], discount: float, s
             assert all(math.isfinite(one) for one in np.ravel(row)), (name, row)
 
 
+@fuzzed(500)
 @given(
     st.sampled_from([*ESTIMATORS]) | texts | anything,
     st.dictionaries(
@@ -138,6 +141,7 @@ _fields = st.fixed_dictionaries(
 )
 
 
+@fuzzed(500)
 @given(
     _fields, st.sampled_from([*ESTIMATORS]), st.sampled_from(["none", "group", "batch"]) | anything, numbers | anything
 )

@@ -11,7 +11,7 @@ from typing import Any
 from crafted_stores import crafted_tables, damaged_files, put, sound_table, write_table
 from hypothesis import given
 from hypothesis import strategies as st
-from outcomes import survives
+from outcomes import fuzzed, survives
 from values import plain, texts
 
 from agentsgym.evaluation.compare import compare
@@ -78,6 +78,7 @@ def read_everything(path: Path) -> None:
         survives(write_page, store, Path(other) / "page.html")
 
 
+@fuzzed(40)
 @given(crafted_tables())
 def test_columns_of_strangers(table: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -85,6 +86,7 @@ def test_columns_of_strangers(table: Any) -> None:
         read_everything(Path(folder))
 
 
+@fuzzed(60)
 @given(damaged_files())
 def test_damaged_files(damaged: tuple[str, bytes | str]) -> None:
     name, content = damaged
@@ -114,6 +116,7 @@ def lines(draw: st.DrawFn) -> bytes:
     return text if draw(st.integers(0, 4)) else text[: draw(st.integers(0, len(text)))] + draw(st.binary(max_size=3))
 
 
+@fuzzed(60)
 @given(lines())
 def test_lines_of_strangers(line: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -11,7 +11,7 @@ import numpy as np
 from chat_families import TRL_TEMPLATES, tokenizer_for
 from hypothesis import given
 from hypothesis import strategies as st
-from outcomes import survives
+from outcomes import fuzzed, survives
 from values import anything, floats, ints, plain, texts
 
 import agentsgym
@@ -86,6 +86,7 @@ _schemas = st.one_of(
 )
 
 
+@fuzzed(1000)
 @given(
     st.lists(_schemas, max_size=2) | anything,
     st.dictionaries(st.sampled_from(["a", "b"]) | texts, anything, max_size=2),
@@ -99,13 +100,39 @@ def test_schemas(tools: Any, arguments: dict[str, Any]) -> None:
 
 
 _PIECES = [
-    "<tool_call>", "</tool_call>", '{"name": "add", "arguments": {"a": 1, "b": 2}}', "<think>", "</think>",
-    "[TOOL_CALLS]", "[{", "}]", "<function=add>",
-    "</function>", "<parameter=a>", "</parameter>", "add(a=1, b=", ")", "<|python_tag|>",
-    "<\uff5ctool\u2581calls\u2581begin\uff5c>", "\n", "<arg_key>a</arg_key>",
-    "<arg_value>", "<|im_end|>", "</s>", "9" * 5000, "[" * 3000, "\\ud800", "\x00", "call:add{a:", "<escape>", "'''",
-    '"""', "{" * 500, "functions.add:0", "<|tool_call_begin|>",
-]  # fmt: skip
+    "<tool_call>",
+    "</tool_call>",
+    '{"name": "add", "arguments": {"a": 1, "b": 2}}',
+    "<think>",
+    "</think>",
+    "[TOOL_CALLS]",
+    "[{",
+    "}]",
+    "<function=add>",
+    "</function>",
+    "<parameter=a>",
+    "</parameter>",
+    "add(a=1, b=",
+    ")",
+    "<|python_tag|>",
+    "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+    "\n",
+    "<arg_key>a</arg_key>",
+    "<arg_value>",
+    "<|im_end|>",
+    "</s>",
+    "9" * 5000,
+    "[" * 3000,
+    "\\ud800",
+    "\x00",
+    "call:add{a:",
+    "<escape>",
+    "'''",
+    '"""',
+    "{" * 500,
+    "functions.add:0",
+    "<|tool_call_begin|>",
+]
 
 
 @cache
@@ -125,6 +152,7 @@ def _names() -> list[str]:
     return names
 
 
+@fuzzed(500)
 @given(st.data(), st.lists(st.sampled_from(_PIECES) | texts, max_size=8), st.booleans())
 def test_texts_of_calls(data: st.DataObject, pieces: list[str], are_ids: bool) -> None:
     chat_format = _format(data.draw(st.sampled_from(_names())))
@@ -151,6 +179,7 @@ class _Samples(agentsgym.Agent):
         return [Action(text=text, token_ids=ids, logprobs=logprobs) for _ in requests]
 
 
+@fuzzed(80)
 @given(
     _ids | anything, st.none() | st.lists(floats | anything, max_size=5) | anything, texts | st.just("x" * 1_000_000)
 )
@@ -199,6 +228,7 @@ _options = st.dictionaries(
 )
 
 
+@fuzzed(500)
 @given(
     _conversations(),
     st.just([0.0, 1.0]) | st.just(1.0) | anything,
@@ -213,14 +243,19 @@ def test_recorded_conversations(messages: Any, rewards: Any, options: dict[str, 
 
 
 _TURN: dict[str, Any] = {
-    "node_id": "a", "prompt_token_ids": [1, 2], "completion_token_ids": [3], "per_token_logps": [-0.5],
+    "node_id": "a",
+    "prompt_token_ids": [1, 2],
+    "completion_token_ids": [3],
+    "per_token_logps": [-0.5],
     "loss_mask": [0, 0, 1],
-    "request": {"messages": _MESSAGES[:2]}, "response": {"choices": [{"message": _MESSAGES[4]}]},
-}  # fmt: skip
+    "request": {"messages": _MESSAGES[:2]},
+    "response": {"choices": [{"message": _MESSAGES[4]}]},
+}
 _turns = st.dictionaries(st.sampled_from([*_TURN, "x"]), anything, max_size=1).map(lambda fields: _TURN | fields)
 _traces = st.fixed_dictionaries({"turns": st.lists(_turns, max_size=3)}, optional={"schema_version": anything})
 
 
+@fuzzed(1000)
 @given(_traces | anything, anything | st.just(1.0), _options)
 def test_traces(trace: Any, rewards: Any, options: dict[str, Any]) -> None:
     survives(Trajectory.from_training_trace, trace, rewards, **options)

@@ -19,12 +19,41 @@ texts = st.one_of(
     st.text(st.characters(exclude_categories=()), max_size=8),  # with lone surrogates
     st.sampled_from(
         [
-            "", " ", "\x00", "\ud800", "<|im_end|>", "<|endoftext|>", "</s>", "<tool_call>", "\x1b[2J", "\u202e", "0",
-            "-1", "1e999", "nan", "null", "true", "[]", "{}", "{{", "%s", "../..", "/", "a.b:c", "\n", "é", "🦀" * 50,
-            LONG, "[" * 5000, "9" * 5000, "$tuple", "0x", "None",
+            "",
+            " ",
+            "\x00",
+            "\ud800",
+            "<|im_end|>",
+            "<|endoftext|>",
+            "</s>",
+            "<tool_call>",
+            "\x1b[2J",
+            "\u202e",
+            "0",
+            "-1",
+            "1e999",
+            "nan",
+            "null",
+            "true",
+            "[]",
+            "{}",
+            "{{",
+            "%s",
+            "../..",
+            "/",
+            "a.b:c",
+            "\n",
+            "é",
+            "🦀" * 50,
+            LONG,
+            "[" * 5000,
+            "9" * 5000,
+            "$tuple",
+            "0x",
+            "None",
         ]
     ),
-)  # fmt: skip
+)
 ints = st.one_of(st.integers(-3, 10), st.sampled_from([2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, HUGE, -HUGE]))
 floats = st.one_of(
     st.floats(-1e3, 1e3), st.sampled_from([0.5, -0.0, 1e200, -1e200, 1e308, 5e-324, math.inf, -math.inf, math.nan])
@@ -80,11 +109,31 @@ objects = st.one_of(
     st.builds(lambda: [*range(3)]),
     st.sampled_from(
         [
-            b"\xff", object, len, 1j, (), (1,), frozenset({1}), range(3), np.int64(3), np.float32("nan"),
+            b"\xff",
+            object,
+            len,
+            1j,
+            (),
+            (1,),
+            frozenset({1}),
+            range(3),
+            np.int64(3),
+            np.float32("nan"),
             np.bool_(True),
-            np.array([1, 2]), np.array(5), np.array([], dtype=float), decimal.Decimal("NaN"), datetime.date(2020, 1, 1),
-            {1: 2}, {None: 1}, {(): ()}, Ellipsis, NotImplemented, lambda: 0, print, Exception("x"),
+            np.array([1, 2]),
+            np.array(5),
+            np.array([], dtype=float),
+            decimal.Decimal("NaN"),
+            datetime.date(2020, 1, 1),
+            {1: 2},
+            {None: 1},
+            {(): ()},
+            Ellipsis,
+            NotImplemented,
+            lambda: 0,
+            print,
+            Exception("x"),
         ]
     ),
-)  # fmt: skip
+)
 anything = st.one_of(plain, objects)
