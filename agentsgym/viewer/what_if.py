@@ -32,7 +32,6 @@ NOTE: Final = (
 )
 _STATE_OPTIONS: Final = {"state", "decay"}  # used only for running averages
 _MAX_CACHED: Final = 64
-_HUGE: Final = 1e100  # squares of sums of rewards this large may overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,21 +173,8 @@ class WhatIf:
 
     def _estimate(self, request: Request) -> list[list[Any]]:
         assigner = AdvantageAssigner(cast("CreditArgs", request.settings))  # frozen, and not modified
-        try:
-            rollouts = [self._scored(place, request) for place in range(len(self.records))]
-            found = assigner.estimate(rollouts, is_training=self.is_training)
-        except ConfigError:
-            raise
-        except (OverflowError, ValueError) as error:
-            rewards = [
-                reward
-                for trajectory in (record.trajectory for record in self.records)
-                for reward in (*trajectory.turn_rewards, *trajectory.final_rewards.values(), trajectory.final_reward)
-            ]
-            beyond = next((reward for reward in rewards if not abs(reward) < _HUGE), None)
-            if beyond is None:
-                raise
-            raise ConfigError(f"advantages cannot be computed, because a reward is too large: {beyond:g}") from error
+        rollouts = [self._scored(place, request) for place in range(len(self.records))]
+        found = assigner.estimate(rollouts, is_training=self.is_training)
         is_per_token = reads_token_rewards(assigner.estimator.traits)
         estimates: list[list[Any]] = []
         for place, (record, turns) in enumerate(zip(self.records, found.entries, strict=True)):

@@ -229,6 +229,6 @@ def test_a_rollout_without_tokens_keeps_its_conversation(browser: Browser, tmp_p
             expect(page.locator(".content .empty")).to_contain_text("recorded without a tokenizer")
             page = shown.go(view="conversation", row=0)
             expect(page.locator("#turn-0")).to_contain_text("∞")
-            for view in ("group", "what-if", "pair", "curves"):
+            for view in ("group", "pair", "curves"):  # an infinite reward has no advantages
                 shown.go(view=view, row=0).wait_for_selector(".content > *")
             assert json.loads(shown.page.evaluate("JSON.stringify([location.hash.length > 0])")) == [True]
