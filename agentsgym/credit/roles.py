@@ -92,7 +92,7 @@ def split_roles(
 
     >>> won = {"X": 1, "O": -1}
     >>> game = ScoredRollout(
-    ...     turn_rewards=[0, -1, 1], final_reward=1, group=0, state_keys=[None] * 3, roles="XOX", final_rewards=won
+    ...     turn_rewards=[0, -1, 1], final_reward=1, group=0, state_keys=[None] * 3, roles=[*"XOX"], final_rewards=won
     ... )
     >>> split = split_roles([game])
     >>> [(part.turn_rewards, part.final_reward) for part in split.rollouts]
