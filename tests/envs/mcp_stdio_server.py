@@ -11,7 +11,8 @@ try:
 except ImportError:  # mcp 1
     from mcp.server.fastmcp import FastMCP as MCPServer
 
-server = MCPServer("shop")
+is_http = len(sys.argv) > 1
+server = MCPServer("shop", log_level="INFO" if is_http else "ERROR")  # mcp 1 logs every request to stderr
 count = 0
 
 
@@ -60,7 +61,10 @@ def complain(lines: int) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
-    else:
+    if not is_http:
         server.run("stdio")
+    elif hasattr(server.settings, "port"):  # mcp 1
+        server.settings.port = int(sys.argv[1])
+        server.run("streamable-http")
+    else:
+        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))

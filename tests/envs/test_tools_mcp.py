@@ -19,11 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-try:
-    from mcp.server import MCPServer
-except ImportError:  # mcp 1
-    from mcp.server.fastmcp import FastMCP as MCPServer
+from mcp_stdio_server import MCPServer
 from tool_functions import Calls, add, call, play, results
 
 from agentsgym import ConfigError, EnvError

@@ -32,6 +32,7 @@ _CLOSING_S = 5.0  # time limit for a server to shut down
 _MAX_PAGES = 1000  # of a server's list of tools
 _PING_EVERY_S, _PING_LIMIT_S = 1.0, 2.0  # for a server over HTTP, when a session begins
 _GRACE_S = 1.0  # extra wait for the loop to enforce a limit, which it cannot while an in-process server blocks it
+_LAST_ANSWER_S = 0.2  # extra wait for an answer that arrived just before the connection was lost
 _TAIL_LINES, _TAIL_LENGTH = 20, 500  # lines and characters of a failed program's stderr
 _STDERR_WAIT_S = 0.5  # a program that exited has closed its stderr, but its children may keep it open
 
@@ -210,7 +211,7 @@ class Connection:
     async def _call(self, name: str, arguments: dict[str, Any], limit_s: float | None) -> ToolResult:
         """Call a tool; the result contains the texts of the response in order, with placeholders for other content."""
         try:
-            answer = await asyncio.wait_for(self._session.call_tool(name, arguments), limit_s)
+            answer = await asyncio.wait_for(self._answer(name, arguments), limit_s)
         except TimeoutError:
             return failed_result(f"{name} took longer than {limit_s:g} s")
         except Exception as error:
@@ -226,6 +227,21 @@ class Connection:
         if not parts and fields.get("structuredContent") is not None:
             content = as_text(fields["structuredContent"])
         return failed_result(content) if fields.get("isError") else ToolResult(content=content)
+
+    async def _answer(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Call a tool until the connection is lost: version 1 of the SDK may leave pending calls without an answer."""
+        answer = asyncio.ensure_future(self._session.call_tool(name, arguments))
+        lost = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((answer, lost), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                await asyncio.wait((answer,), timeout=_LAST_ANSWER_S)
+            if not answer.done():
+                raise self.error or ConnectionError("the connection was closed")
+            return answer.result()
+        finally:
+            answer.cancel()
+            lost.cancel()
 
     def _lost_error(self, error: BaseException) -> EnvError:
         cause = f"{type(error).__name__}: {sentence_of(error, 300)}".rstrip(": ")
