@@ -6,7 +6,10 @@ Axolotl 0.19, which plays environments in its own trainer, pins 5.16.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast, get_type_hints
+from typing import Any, Final, cast, get_type_hints
+
+# The names of the cache in models, both as an argument and in their output; from 5.24 on, only the last.
+CACHE_NAMES: Final = ("past_key_values", "cache_params", "cache")
 
 
 def empty_layers() -> tuple[type, ...]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from enum import Enum
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from transformers import utils
 
-from agentsgym.versions import json_schema, recompute_by_default
+from agentsgym.agents.policy.decoding import Forward
+from agentsgym.versions import CACHE_NAMES, json_schema, recompute_by_default
 
 NEW, OLD = "activation_checkpointing", "gradient_checkpointing"
 
@@ -28,6 +31,20 @@ def test_a_users_choice_is_kept_under_either_name(settings: dict[str, bool | Non
     args = SimpleNamespace(**settings)
     recompute_by_default(args, is_recomputed=True)
     assert vars(args) == settings
+
+
+@pytest.mark.parametrize("name", CACHE_NAMES)
+def test_a_cache_is_passed_under_the_name_that_the_model_gives_it(name: str) -> None:
+    def forward(self: Any, **arguments: Any) -> dict[str, Any]:
+        return arguments
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(one, kind) for one in ("self", "input_ids", name)]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    model: Any = type("Model", (), {"forward": forward, "__call__": forward, "device": "cpu"})()
+    run = Forward(model)
+    assert run.cache_name == name
+    assert run([[1]], **{run.cache_name: "cache"})[name] == "cache"
 
 
 class Color(Enum):

@@ -32,6 +32,7 @@ from agentsgym.agents.trained import BatchStart
 from agentsgym.errors import NonFiniteError
 from agentsgym.rollouts.driver import drive
 from agentsgym.training.trainer import GRPOEnvTrainer
+from agentsgym.versions import CACHE_NAMES
 
 NUM_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 NUM_TURNS = 6
@@ -89,7 +90,7 @@ def refuse_caches(model: PreTrainedModel) -> None:
     """Have the second layer raise where it is given a cache: in the middle of a forward pass."""
 
     def refuse(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        if kwargs.get("past_key_values") is not None:
+        if any(kwargs.get(name) is not None for name in CACHE_NAMES):
             raise NotImplementedError("no cache, please")
 
     model.model.layers[1].register_forward_pre_hook(refuse, with_kwargs=True)

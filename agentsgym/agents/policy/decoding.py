@@ -13,9 +13,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from agentsgym.agents.policy.attention import grouped_attention
 from agentsgym.agents.policy.kv_cache import CachedRows, GrowingLayer, Place, growing_layer, is_recurrent
+from agentsgym.versions import CACHE_NAMES
 
-# The name of the cache in models, both as an argument and in their output.
-_CACHE_NAMES = ("past_key_values", "cache_params", "state", "past_buckets_states")
+_CACHE_NAMES = (*CACHE_NAMES, "state", "past_buckets_states")  # with those of models that have a cache of their own
 _WIDTH_WORTH_SPLITTING = 64  # columns
 _LENGTH_WORTH_SHARING = 32  # tokens of a prompt; running fewer costs about as much as copying their cache
 
@@ -96,7 +96,7 @@ class Forward:
     @property
     def cache_name(self) -> str:
         """The name of the model's argument for a cache."""
-        for name in ("past_key_values", "cache_params"):
+        for name in CACHE_NAMES:
             if name in self.accepted:
                 return name
         raise NotImplementedError(f"{self.name} accepts no cache")
