@@ -113,7 +113,9 @@ def core(sentence: str) -> str:
     while text != previous:
         previous = text
         text = _FILLER.sub("", text, count=1)
-    return text.strip(" ?!.,:;'\n")
+        if text == previous:  # punctuation may hide a filler
+            text = text.strip(" ?!.,:;'\n")
+    return text
 
 
 class Reader:

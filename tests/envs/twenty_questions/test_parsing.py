@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentsgym.envs.TwentyQuestions.gamemaster import load_reader
@@ -151,6 +151,7 @@ def test_more_words_around_a_name_never_name_it(extra: str, name: str, before: b
 
 
 @given(st.text(max_size=60))
+@example("'#")
 def test_normalising_is_done_once(text: str) -> None:
     once = normalize(text)
     assert core(core(once)) == core(once)
