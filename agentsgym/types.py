@@ -177,7 +177,7 @@ class Turn:
         start: Index of the action's first token in the trajectory's ``token_ids``.
         stop: Index after its last token; equal to ``start`` for an action without tokens.
         reward: The environment's reward for the action; 0.0 in a practice episode. With rewards by role, the sum of
-            the role's rewards from this step up to the role's next turn.
+            the role's rewards from this step up to the role's next turn. With named rewards, the sum of ``components``.
         invalid: Whether the environment marked the action as invalid.
         exact: Whether the tokens are those that the agent sampled (rather than an encoding of its text).
         episode: Index of the episode in its trial.
@@ -190,6 +190,8 @@ class Turn:
         prompt_messages: The messages in the prompt, if ``history`` changed them; None if they are the trajectory's
             messages before the action.
         role_rewards: Each role's reward in this step (``info["rewards"]``); None without rewards by role.
+        components: The numbers of ``reward`` by name; None if it was given as a plain number.
+        role_components: The numbers of ``role_rewards`` by name, for each role whose reward was named; None without.
         policy_version: The number of optimizer steps of the oldest weights that sampled the action; None if unknown.
     """
 
@@ -206,6 +208,8 @@ class Turn:
     prompt_start: int = 0
     prompt_messages: Sequence[Message] | None = None
     role_rewards: Mapping[Hashable, float] | None = None
+    components: Mapping[str, float] | None = None
+    role_components: Mapping[Hashable, Mapping[str, float]] | None = None
     policy_version: int | None = None
 
     def __repr__(self) -> str:
@@ -245,6 +249,8 @@ class Trajectory:
         num_retries: The number of failed attempts before this one (see ``FailurePolicy.max_retries``).
         final_rewards: Total reward of each role, including roles without a turn; empty without rewards by role, and
             in a failed rollout.
+        final_components: The numbers of ``final_reward`` by name; None if it was a plain number, or in a failed
+            rollout.
         task_data: The task as it was played, including its ``seed``; empty in a trajectory made by hand.
     """
 
@@ -263,6 +269,7 @@ class Trajectory:
     num_close_errors: int = 0
     num_retries: int = 0
     final_rewards: Mapping[Hashable, float] = field(default_factory=dict[Hashable, float])
+    final_components: Mapping[str, float] | None = None
     task_data: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
+from agentsgym.credit.components import Reward, sum_components
 from agentsgym.texts import shown
 from agentsgym.types import Trajectory, Turn
 
@@ -42,20 +43,45 @@ def attribute_rewards(turns: Sequence[Turn]) -> tuple[list[Turn], dict[Hashable,
     """
     if all(turn.role_rewards is None for turn in turns):
         return list(turns), {}
+    amounts, totals = _rewards_by_turn_and_role(turns)
+    settled = [
+        replace(turn, reward=math.fsum(amount for amount, _ in own), components=sum_components(own))
+        for turn, own in zip(turns, amounts, strict=True)
+    ]
+    return settled, {role: math.fsum(amount for amount, _ in own) for role, own in totals.items()}
+
+
+def role_components(turns: Sequence[Turn]) -> dict[Hashable, dict[str, float]]:
+    """The total of each role by component; empty without rewards by role, and without named rewards.
+
+    >>> given = {"X": {"win": 1.0}}
+    >>> turn = Turn(start=0, stop=0, reward=1.0, role="X", role_rewards={"X": 1.0, "O": -1.0}, role_components=given)
+    >>> role_components([turn])
+    {'X': {'win': 1.0}, 'O': {'reward': -1.0}}
+    """
+    if all(turn.role_components is None for turn in turns):
+        return {}
+    # A role that never got a named reward is included: its plain rewards count as one component.
+    return {role: sum_components([*own, (0.0, {})]) or {} for role, own in _rewards_by_turn_and_role(turns)[1].items()}
+
+
+def _rewards_by_turn_and_role(turns: Sequence[Turn]) -> tuple[list[list[Reward]], Mapping[Hashable, list[Reward]]]:
+    """Collect the rewards that each turn gets, (K,), and those of each role."""
     last: dict[tuple[int, Hashable], int] = {}  # latest turn by (episode, role); until a role has acted, its first turn
     for k in reversed(range(len(turns))):
         last[turns[k].episode, turns[k].role] = k
-    amounts: list[list[float]] = [[] for _ in turns]
-    totals: defaultdict[Hashable, list[float]] = defaultdict(list, {turn.role: [] for turn in turns})
+    amounts: list[list[Reward]] = [[] for _ in turns]
+    totals: defaultdict[Hashable, list[Reward]] = defaultdict(list, {turn.role: [] for turn in turns})
     for k, turn in enumerate(turns):
         last[turn.episode, turn.role] = k
-        given = {turn.role: turn.reward} if turn.role_rewards is None else turn.role_rewards
+        given, named = turn.role_rewards, turn.role_components or {}
+        if given is None:
+            given, named = {turn.role: turn.reward}, {turn.role: turn.components}
         for role, amount in given.items():
-            totals[role].append(amount)
+            totals[role].append(reward := (amount, named.get(role)))
             if (own := last.get((turn.episode, role))) is not None:
-                amounts[own].append(amount)
-    settled = [replace(turn, reward=math.fsum(own)) for turn, own in zip(turns, amounts, strict=True)]
-    return settled, {role: math.fsum(own) for role, own in totals.items()}
+                amounts[own].append(reward)
+    return amounts, totals
 
 
 def reward_mismatch(trajectory: Trajectory, *, is_sum: bool) -> str:

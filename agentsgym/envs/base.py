@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.batch.padding import pad_task_groups, unpadded_row
 from agentsgym.batch.transitions import transitions
+from agentsgym.credit.components import GivenReward
 from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.envs.boundary import as_bool, call_environment
 from agentsgym.envs.by_hand import EpisodeByHand
@@ -90,6 +91,7 @@ class MultistepEnv(ABC):
     task_fields: ClassVar[Collection[str] | None] = None
     spec: ClassVar[EnvSpec] = EnvSpec()
     overrides_step_action: ClassVar[bool] = False
+    overrides_final_reward: ClassVar[bool] = False
     _called_with: dict[str, Any] | None
     _unstorable_args: list[str]
 
@@ -178,8 +180,13 @@ class MultistepEnv(ABC):
         """Return only the messages that are new since the previous action; a str stands for one user message."""
 
     @abstractmethod
-    def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
+    def _step_episode(
+        self, session_id: str, state: State, action: str
+    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         """Play one action and return (next state, reward, done, info).
+
+        A reward is a number, or a dict of numbers by name, such as ``{"correct": 1.0, "format": 0.5}``, whose sum it
+        is.
 
         The returned ``done`` is authoritative: it is written to ``state["done"]``, so the returned state may still
         contain False. A returned state with ``"done": True`` together with ``done=False`` fails the episode.
@@ -192,7 +199,9 @@ class MultistepEnv(ABC):
 
     # Overridden by subclasses where needed
 
-    def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
+    def _step_action(
+        self, session_id: str, state: State, action: Action
+    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         """Play one action, including its tool calls, reasoning and finish reason; by default, pass on only its text.
 
         Override this instead of :meth:`_step_episode` to use them.
@@ -217,8 +226,8 @@ class MultistepEnv(ABC):
         """
         return None
 
-    def _final_reward(self, state: State, turn_rewards: list[float]) -> float:
-        """Return the reward of the episode; by default, the sum of its turn rewards."""
+    def _final_reward(self, state: State, turn_rewards: list[float]) -> GivenReward:
+        """Return the reward of the episode, a number or a dict by name; by default, the sum of its turn rewards."""
         return float(sum(turn_rewards))
 
     def _calculate_rewards(self, trajectory: Trajectory) -> list[float]:

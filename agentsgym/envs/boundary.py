@@ -164,6 +164,8 @@ class Step(NamedTuple):
         done: Whether the episode has ended.
         invalid: Whether the action was invalid.
         role_rewards: The reward of each role; None without rewards by role.
+        components: The numbers of the reward by name; None for a plain number.
+        role_components: The numbers of each role's reward by name; None if no role's reward is named.
         truncated: Whether the environment's turn limit ended the episode.
     """
 
@@ -172,6 +174,8 @@ class Step(NamedTuple):
     invalid: bool = False
     role_rewards: Mapping[Hashable, float] | None = None
     truncated: bool = False
+    components: Mapping[str, float] | None = None
+    role_components: Mapping[Hashable, Mapping[str, float]] | None = None
 
 
 def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
@@ -188,12 +192,18 @@ def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
                 f"_step_episode must return (state, reward, done, info), got {shown(cast('object', answer))}"
             )
         next_state, reward, done, info = cast("tuple[dict[str, Any], Any, Any, dict[str, Any]]", answer)
+        number, components = as_reward("_step_episode's reward", reward)
+        role_rewards, role_components = (
+            (None, None) if info.get("rewards") is None else as_role_rewards(info["rewards"])
+        )
         step = Step(
-            as_number("_step_episode's reward", reward),
+            number,
             as_bool("_step_episode's done", done),
             as_bool("_step_episode's info['invalid']", info.get("invalid")),
-            None if info.get("rewards") is None else as_role_rewards(info["rewards"]),
+            role_rewards,
             as_bool("_step_episode's info['truncated']", info.get("truncated")),
+            components,
+            role_components,
         )
         for key, check in INFO_KEYS.items():
             if info.get(key) is not None:
@@ -298,13 +308,38 @@ def as_number(name: str, value: Any) -> float:
     return number
 
 
-def as_role_rewards(rewards: Any) -> dict[Hashable, float]:
-    """Check that ``info["rewards"]`` has a finite number for each role, or raise :class:`EnvError`."""
+def as_reward(name: str, value: Any) -> tuple[float, dict[str, float] | None]:
+    """Return a reward as a number, and its numbers by name if it is a mapping; raise :class:`EnvError` otherwise.
+
+    An empty mapping is the plain number 0.
+
+    >>> as_reward("the reward", {"correct": 1, "format": 0.5})
+    (1.5, {'correct': 1.0, 'format': 0.5})
+    """
+    if type(value) is float or not isinstance(value, Mapping):
+        return as_number(name, value), None
+    components: dict[str, float] = {}
+    given = cast("Mapping[Any, Any]", value)
+    for key, number in given.items():
+        if not isinstance(key, str) or not key:
+            raise EnvError(f"{name} must be a number, or a dict of numbers by non-empty name, got {shown(given)}")
+        components[plain_str(key)] = as_number(f"{name}[{shown(key)}]", number)
+    return as_number(f"the sum of {name}", math.fsum(components.values())), components or None
+
+
+def as_role_rewards(rewards: Any) -> tuple[dict[Hashable, float], dict[Hashable, dict[str, float]] | None]:
+    """Return the reward of each role, and the numbers by name of those that are mappings, or raise :class:`EnvError`.
+
+    Args:
+        rewards: ``info["rewards"]``.
+    """
     name = "_step_episode's info['rewards']"
     if not isinstance(rewards, Mapping):
         raise EnvError(f"{name} must be a dict of one reward per role, got {shown(rewards)}")
     by_role = cast("Mapping[Hashable, Any]", rewards)
-    return {role: as_number(f"{name}[{shown(role)}]", reward) for role, reward in by_role.items()}
+    pairs = {role: as_reward(f"{name}[{shown(role)}]", reward) for role, reward in by_role.items()}
+    named = {role: components for role, (_, components) in pairs.items() if components is not None}
+    return {role: number for role, (number, _) in pairs.items()}, named or None
 
 
 def with_role_reward(role: Hashable, step: Step) -> Step:
@@ -327,7 +362,18 @@ def with_role_reward(role: Hashable, step: Step) -> Step:
                 f"_role returned {shown(role)}, but _step_episode's info['rewards'] has {shown(alike[0])}: role names "
                 "must match exactly"
             )
-    return step._replace(reward=rewards.get(role, 0.0))
+    return step._replace(reward=rewards.get(role, 0.0), components=(step.role_components or {}).get(role))
+
+
+def without_rewards(step: Step) -> Step:
+    """Set all rewards of a step to 0, as in a practice episode."""
+    by_role = step.role_components
+    return step._replace(
+        reward=0.0,
+        role_rewards=step.role_rewards and dict.fromkeys(step.role_rewards, 0.0),
+        components=step.components and dict.fromkeys(step.components, 0.0),
+        role_components=by_role and {role: dict.fromkeys(named, 0.0) for role, named in by_role.items()},
+    )
 
 
 def as_bool(name: str, value: Any) -> bool:

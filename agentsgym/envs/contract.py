@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from agentsgym.credit.components import GivenReward
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, Message, Trajectory
 
@@ -21,9 +22,11 @@ class PlayableEnv(Protocol):
         env_config: The validated configuration.
         active_states: The state of each live session, by ``session_id``.
         overrides_step_action: Whether the class overrides ``_step_action``, to receive more than an action's text.
+        overrides_final_reward: Whether the class overrides ``_final_reward``, so that it need not be the sum.
     """
 
     overrides_step_action: ClassVar[bool]
+    overrides_final_reward: ClassVar[bool]
     env_config: dict[str, Any]
     active_states: dict[str, State]
 
@@ -55,15 +58,15 @@ class PlayableEnv(Protocol):
 
     def _step_episode(
         self, session_id: str, state: State, action: str
-    ) -> tuple[State, float, bool, dict[str, Any]]: ...
+    ) -> tuple[State, GivenReward, bool, dict[str, Any]]: ...
 
     def _step_action(
         self, session_id: str, state: State, action: Action
-    ) -> tuple[State, float, bool, dict[str, Any]]: ...
+    ) -> tuple[State, GivenReward, bool, dict[str, Any]]: ...
 
     def _last_message(self, state: State) -> str | list[Message] | None: ...
 
-    def _final_reward(self, state: State, turn_rewards: list[float]) -> float: ...
+    def _final_reward(self, state: State, turn_rewards: list[float]) -> GivenReward: ...
 
     def _calculate_rewards(self, trajectory: Trajectory) -> list[float]: ...
 

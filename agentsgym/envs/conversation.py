@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentsgym.credit.components import Reward
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, or_none
 from agentsgym.texts import shown
@@ -61,6 +62,7 @@ class Conversation:
         self.agent_state: Any = None
         self.prompt_length = 0
         self.final_reward = 0.0
+        self.final_parts: list[Reward] = []  # of each episode, except practice ones and those with rewards by role
         self.info: dict[str, Any] = {}
         self.last_messages: list[Message] = []  # final messages of the last episode, until they are recorded
 

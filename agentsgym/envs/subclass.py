@@ -45,6 +45,7 @@ def prepare_class(env_class: type[Any], base: type[Any]) -> None:
         if type(method) is classmethod:
             setattr(env_class, name, DatasetMethod(method.__func__))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
     env_class.overrides_step_action = env_class._step_action is not base._step_action
+    env_class.overrides_final_reward = env_class._final_reward is not base._final_reward
 
 
 def given_and_valid(

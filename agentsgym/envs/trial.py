@@ -32,13 +32,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from agentsgym.credit.role_rewards import attribute_rewards
+from agentsgym.credit.components import sum_components
+from agentsgym.credit.role_rewards import attribute_rewards, role_components
 from agentsgym.envs.boundary import (
     Step,
     action_error,
     as_hashable,
     as_messages,
     as_number,
+    as_reward,
     as_step,
     as_system_prompt,
     as_token_rewards,
@@ -49,6 +51,7 @@ from agentsgym.envs.boundary import (
     rewritten_history,
     with_plain_text,
     with_role_reward,
+    without_rewards,
 )
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Budget, Conversation
@@ -191,8 +194,11 @@ class Trial:
             conversation.last_messages = self._last_messages()
         if not (is_practice or any(one.role_rewards is not None for one in conversation.turns[first:])):
             state = self.env.active_states[self.session_id]
-            final_reward = call_environment(self.env._final_reward, state, rewards)
-            conversation.final_reward += as_number("_final_reward", final_reward)
+            reward, components = as_reward("_final_reward", call_environment(self.env._final_reward, state, rewards))
+            if components is None and not self.env.overrides_final_reward:
+                components = sum_components((one.reward, one.components) for one in conversation.turns[first:])
+            conversation.final_reward += reward
+            conversation.final_parts.append((reward, components))
         return stop_reason
 
     def _turn(self, step: int, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, Step | None]:
@@ -227,12 +233,15 @@ class Trial:
         try:
             outcome = with_role_reward(role, self._step(state, action))
         finally:  # record the action even if the environment raises
-            role_rewards = outcome.role_rewards
+            if is_practice:
+                outcome = without_rewards(outcome)
             turn = Turn(
                 start=start,
                 stop=stop,
-                reward=0.0 if is_practice else outcome.reward,
-                role_rewards=dict.fromkeys(role_rewards, 0.0) if is_practice and role_rewards else role_rewards,
+                reward=outcome.reward,
+                role_rewards=outcome.role_rewards,
+                components=outcome.components,
+                role_components=outcome.role_components,
                 invalid=outcome.invalid,
                 exact=action.token_ids is not None,
                 episode=episode,
@@ -339,12 +348,16 @@ class Trial:
         turns, final_rewards = attribute_rewards([*conversation.turns])
         token_ids = [*conversation.token_ids()]
         final_reward = final_rewards[turns[0].role] if final_rewards else conversation.final_reward
+        final_components = sum_components(conversation.final_parts)
+        if final_rewards:
+            final_components = role_components(turns).get(turns[0].role)
         trajectory = Trajectory(
             token_ids=token_ids,
             turns=turns,
             messages=[*conversation.transcript.messages],
             final_reward=0.0 if error else final_reward,
             final_rewards={} if error else final_rewards,
+            final_components=None if error else final_components,
             stop_reason=stop_reason,
             logprobs=conversation.token_logprobs(len(token_ids)),
             per_token_rewards=[0.0] * len(token_ids),

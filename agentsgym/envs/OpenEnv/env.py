@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
+from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
 from agentsgym.envs.dataset_rows import class_path
@@ -286,13 +287,17 @@ class OpenEnvEnv(MultistepEnv):
     def _format_prompt(self, state: State, step: int) -> str | list[Message]:
         return state["pending"]
 
-    def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
+    def _step_episode(
+        self, session_id: str, state: State, action: str
+    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         given = Action(text=action)
         if self._conversion.format == "tools":
             given = with_calls(given, self.chat_format, self.tool_schemas)
         return self._step_action(session_id, state, given)
 
-    def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
+    def _step_action(
+        self, session_id: str, state: State, action: Action
+    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         if self._conversion.format != "tools":
             return self._play_text(session_id, state, action)
         if action.tool_calls:
@@ -303,7 +308,9 @@ class OpenEnvEnv(MultistepEnv):
             return {**state, "pending": ""}, 0.0, True, self._counts(state)
         return self._invalid(state, "Call a tool.")
 
-    def _play_text(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
+    def _play_text(
+        self, session_id: str, state: State, action: Action
+    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         text = strip_reasoning(action.text).strip()
         if not text:
             return self._invalid(state, "Invalid action: the answer is empty.")
@@ -357,11 +364,13 @@ class OpenEnvEnv(MultistepEnv):
             info["truncated"] = True
         return info
 
-    def _invalid(self, state: State, complaint: str) -> tuple[State, float, bool, dict[str, Any]]:
+    def _invalid(self, state: State, complaint: str) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         info = {"invalid": True, **self._unsolved, **self._counts(state)}
         return {**state, "pending": complaint}, self.env_config["invalid_reward"], False, info
 
-    def _play_calls(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
+    def _play_calls(
+        self, session_id: str, state: State, action: Action
+    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         limits = {**self.env_config, "submit_tool": None}
         plan = plan_calls(action, self.tool_schemas, limits, num_made=state["num_calls"])
         info: dict[str, Any] = self._unsolved
@@ -392,10 +401,10 @@ class OpenEnvEnv(MultistepEnv):
             "num_failed_calls": state["num_failed_calls"] + plan.num_failed,
         }
         is_invalid = not plan.made
-        reward = sum(result.reward for _, result in plan.calls_with_results())
-        reward += self.env_config["invalid_reward"] if is_invalid else 0.0
+        rewards = [result.reward for _, result in plan.calls_with_results()]
+        rewards.append(self.env_config["invalid_reward"] if is_invalid else 0.0)
         info = {**info, "invalid": is_invalid, **self._counts(next_state), "tool_failed": plan.num_failed > 0}
-        return next_state, float(reward), plan.is_done, info
+        return next_state, add_rewards(rewards), plan.is_done, info
 
     @property
     def _unsolved(self) -> dict[str, bool]:

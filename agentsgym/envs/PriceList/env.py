@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
+from agentsgym.credit.components import GivenReward
 from agentsgym.envs.contract import State
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options
@@ -164,7 +165,9 @@ class PriceListEnv(ToolEnv):
         task = {**task_data, "question": question.text(), "answer": question.answer(task_data["prices"])}
         return super()._initialize_episode(session_id, task)
 
-    def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
+    def _step_action(
+        self, session_id: str, state: State, action: Action
+    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         next_state, reward, done, info = super()._step_action(session_id, state, action)
         # Random play draws an answer uniformly; optimal play gives the right one.
         config, share = self.env_config, 1.0 / self.max_answer

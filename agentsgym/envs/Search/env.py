@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
+from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.contract import State
 from agentsgym.envs.datasets.questions import is_text
 from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, is_source
@@ -225,7 +226,9 @@ class SearchEnv(ToolEnv):
             return [*messages[:-1], cast("Message", {**last, "content": f"{last['content']}\n\n{LAST_TURN}"})]
         return messages
 
-    def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
+    def _step_action(
+        self, session_id: str, state: State, action: Action
+    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         move, text = formats.parse_tagged_turn(action.text) if self._in_tags else ("", "")
         if not self._in_tags:
             turn = super()._step_action(session_id, state, formats.strip_queries(action))
@@ -238,15 +241,15 @@ class SearchEnv(ToolEnv):
             turn = self._reject_turn(state, text)
         next_state, reward, done, info = turn
         searches, mistakes = (next_state[name] - state[name] for name in ("num_searches", "num_mistakes"))
-        reward -= searches * self.env_config["search_cost"] + mistakes * self.env_config["invalid_penalty"]
+        rewards = [reward, -(searches * self.env_config["search_cost"] + mistakes * self.env_config["invalid_penalty"])]
         info = {**info, "num_searches": next_state["num_searches"]}
         evidence, seen = state["evidence"], next_state["seen"]
         if evidence:
-            reward += self.env_config["evidence_reward"] * len(evidence & (seen - state["seen"])) / len(evidence)
+            rewards.append(self.env_config["evidence_reward"] * len(evidence & (seen - state["seen"])) / len(evidence))
             info["recall"] = len(evidence & seen) / len(evidence)
-        return next_state, reward, done, info
+        return next_state, add_rewards(rewards), done, info
 
-    def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, float, bool, dict[str, Any]]:
+    def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         answer = formats.extract_answer(text)
         if not answer:
             return self._reject_turn(state, formats.NO_ANSWER_MESSAGE)

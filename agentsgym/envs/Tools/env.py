@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
+from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import State
@@ -158,7 +159,7 @@ class ToolEnv(MultistepEnv):
         value = self._process.tool(session_id, call.name).call(call.arguments, self.env_config["tool_timeout_s"])
         return value if isinstance(value, ToolResult) else ToolResult(content=as_text(value))
 
-    def _answer(self, session_id: str, state: State, text: str) -> tuple[float, bool, dict[str, Any]]:
+    def _answer(self, session_id: str, state: State, text: str) -> tuple[GivenReward, bool, dict[str, Any]]:
         """Score an answer without calls; returns (reward, done, info).
 
         ``info["success"]`` is whether the answer is right. If the episode continues, ``info["reply"]`` is the next
@@ -166,11 +167,14 @@ class ToolEnv(MultistepEnv):
         """
         return self._reward_answer(state, text), True, {"success": self._is_right(state, text)}
 
-    def _reward_call(self, state: State, call: ToolCall, result: ToolResult) -> float:
-        """Return the reward for a call, in addition to its result's: ``call_reward`` or ``failed_call_reward``."""
+    def _reward_call(self, state: State, call: ToolCall, result: ToolResult) -> GivenReward:
+        """Return the reward for a call, in addition to its result's: ``call_reward`` or ``failed_call_reward``.
+
+        Like any reward it may be a dict of numbers by name, and so may that of :meth:`_reward_answer`.
+        """
         return self.env_config["failed_call_reward" if result.failed else "call_reward"]
 
-    def _reward_answer(self, state: State, text: str) -> float:
+    def _reward_answer(self, state: State, text: str) -> GivenReward:
         """Return the reward for an answer, ``answer_reward`` or ``wrong_answer_reward``; 0 if the task has none."""
         is_right = self._is_right(state, text)
         if is_right is None:
@@ -217,12 +221,16 @@ class ToolEnv(MultistepEnv):
     def _format_prompt(self, state: State, step: int) -> str | list[Message]:
         return self._question(state) if state["pending"] is None else state["pending"]
 
-    def _step_episode(self, session_id: str, state: State, action: str) -> tuple[State, float, bool, dict[str, Any]]:
+    def _step_episode(
+        self, session_id: str, state: State, action: str
+    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         return self._step_action(
             session_id, state, with_calls(Action(text=action), self.chat_format, self.tool_schemas)
         )
 
-    def _step_action(self, session_id: str, state: State, action: Action) -> tuple[State, float, bool, dict[str, Any]]:
+    def _step_action(
+        self, session_id: str, state: State, action: Action
+    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         if action.tool_calls:
             return self._play_calls(session_id, state, action, self.tool_schemas)
         if action.finish_reason == "length":
@@ -327,13 +335,16 @@ class ToolEnv(MultistepEnv):
 
     def _play_calls(
         self, session_id: str, state: State, action: Action, schemas: Sequence[Mapping[str, Any]]
-    ) -> tuple[State, float, bool, dict[str, Any]]:
+    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         plan = plan_calls(action, schemas, self.env_config, num_made=state["num_calls"])
         if not plan.calls:
             return self._reject_turn(state, plan.complaint, num_unreadable=plan.num_unreadable)
         hook = partial(self._call_tool, session_id, state)
         make_calls(plan, hook, self._process, session_id, self.env_config, is_own=self._makes_calls())
-        rewards = [result.reward + self._reward_call(state, call, result) for call, result in plan.calls_with_results()]
+        rewards: list[GivenReward] = [
+            add_rewards([result.reward, self._reward_call(state, call, result)])
+            for call, result in plan.calls_with_results()
+        ]
         rewards.append(plan.num_unreadable * self.env_config["failed_call_reward"])
         next_state = self._after(state, plan)
         done, success = plan.is_done, plan.success
@@ -346,7 +357,7 @@ class ToolEnv(MultistepEnv):
         if is_invalid:
             rewards.append(self.env_config["invalid_reward"])
         counts = self._counts(next_state) | {"tool_failed": plan.num_failed > 0, "invalid": is_invalid}
-        return next_state, float(sum(rewards)), done, {"success": success, **counts, **info}
+        return next_state, add_rewards(rewards), done, {"success": success, **counts, **info}
 
     @classmethod
     def _makes_calls(cls) -> bool:
@@ -362,7 +373,7 @@ class ToolEnv(MultistepEnv):
             "num_unreadable_calls": state["num_unreadable_calls"] + plan.num_unreadable,
         }
 
-    def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, float, bool, dict[str, Any]]:
+    def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, GivenReward, bool, dict[str, Any]]:
         reward, done, info = self._answer(session_id, state, text)
         next_state = {**state, "pending": [{"role": "user", "content": str(info.get("reply", _CONTINUE))}]}
         return next_state, reward, done, {**self._counts(state), "tool_failed": False, **info}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
+from agentsgym.credit.components import GivenReward
 from agentsgym.texts import sentence_of, shown
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -21,14 +22,14 @@ class ToolResult:
 
     Attributes:
         content: The text for the agent.
-        reward: The reward of the call itself, in addition to ``_reward_call``.
+        reward: The reward of the call itself, a number or a dict by name, in addition to ``_reward_call``.
         done: Whether the call ends the episode.
         failed: Whether the call failed: the tool raised or took too long, or the call could not be made.
         success: Whether the task is solved, for a call that ends the episode; None if unknown.
     """
 
     content: str
-    reward: float = 0.0
+    reward: GivenReward = 0.0
     done: bool = False
     failed: bool = False
     success: bool | None = None
