@@ -18,5 +18,5 @@ For the trainer, the environments and the viewer:
     roles         split rollouts by role                     shaping                  potential-based shaping
     assignment    from the rollouts of all ranks to tokens   bound, traits            an estimator with its options
     filters       which rollouts are trained on              weights                  weights of turns in the loss
-    settings      the settings that determine advantages     components               add up named rewards
+    settings      the settings that determine advantages     components, objectives   named rewards
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +13,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.credit.advantages import step_group_sizes, token_advantages
 from agentsgym.credit.filters import filter_rollouts
+from agentsgym.credit.objectives import (
+    Weights,
+    check_names,
+    check_objectives,
+    component,
+    component_names,
+    missing_names,
+    summed,
+    weighted,
+)
 from agentsgym.credit.rewards import scatter_to_tokens
-from agentsgym.credit.roles import RoleSplit, split_roles
+from agentsgym.credit.roles import RoleSplit, environment_suffix, split_roles
 from agentsgym.credit.traits import reads_token_rewards
 from agentsgym.credit.weights import aggregation_weights, invalid_turn_weights
 from agentsgym.errors import ConfigError
@@ -25,6 +36,8 @@ if TYPE_CHECKING:
     from agentsgym.credit.scored import ScoredRollout
     from agentsgym.credit.settings import CreditArgs
     from agentsgym.types import Trajectory
+
+logger = logging.getLogger(__name__)
 
 TurnEntries = Sequence[Sequence[Any]]
 """One entry per turn of each rollout: a float, or a list with one float per token of the turn."""
@@ -90,9 +103,16 @@ class AdvantageAssigner:
     """
 
     def __init__(self, args: CreditArgs) -> None:
-        """Build the estimator that the settings name."""
+        """Build the estimator that the settings name.
+
+        Raises:
+            ConfigError: The estimator cannot apply the settings of named rewards.
+        """
         self._args = args
         self.estimator: BoundEstimator = args.estimator()
+        check_objectives(args, self.estimator)
+        self._has_known_names = False
+        self._reported_names: set[str] = set()
 
     def assign(
         self,
@@ -111,7 +131,12 @@ class AdvantageAssigner:
             trajectories: This rank's trajectories, (B,).
             num_tokens: Number of agent tokens of each rollout that can be trained on, (N,).
             is_training: False skips the filters and leaves the estimator's state unchanged.
+
+        Raises:
+            ConfigError: ``reward_weights`` has a name that no rollout of the first batch has.
         """
+        if is_training:
+            self._check_names(rollouts)
         found = self.estimate(rollouts, is_training=is_training)
         advantages: list[list[float]] = []
         for i, trajectory in zip(local_indices, trajectories, strict=True):
@@ -145,6 +170,7 @@ class AdvantageAssigner:
         """
         args = self._args
         takes_token_rewards = reads_token_rewards(self.estimator.traits)
+        rollouts = weighted(rollouts, args.reward_weights)
         split = split_roles(rollouts, shared_rewards="keep" if takes_token_rewards else "refuse")
         seen, metrics = filter_rollouts(split.rollouts, args) if is_training else (list(split.rollouts), {})
         entries = self.turn_advantages(seen, is_training=is_training)
@@ -175,13 +201,36 @@ class AdvantageAssigner:
         )
 
     def turn_advantages(self, rollouts: Sequence[ScoredRollout], *, is_training: bool) -> TurnEntries:
-        """Call the estimator; in evaluation its state stays unchanged.
+        """Call the estimator, once or once per component; in evaluation its state stays unchanged.
 
         Raises:
-            ConfigError: It does not return one list per rollout, with one finite number per turn or per token of the
-                turn.
+            ConfigError: The estimator does not return one list per rollout, with one finite number per turn or per
+                token of the turn.
         """
-        estimator = self.estimator if is_training else copy.deepcopy(self.estimator)
+        args, estimator = self._args, self.estimator if is_training else copy.deepcopy(self.estimator)
+        if args.multi_objective_aggregation == "sum_then_normalize":
+            return self._entries(estimator, rollouts)
+        factors: Weights = args.reward_weights or {}
+        parts = [
+            (weight, self._entries(estimator, [component(one, name) for one in rollouts]))
+            for name in component_names(rollouts)
+            if (weight := factors.get(name, 1.0))
+        ]
+        return summed(parts, rollouts, args.scale_rewards)
+
+    def _check_names(self, rollouts: Sequence[ScoredRollout]) -> None:
+        """Reject weights of unknown components, and report once each component that only some rollouts have."""
+        if not self._has_known_names and any(one.included for one in rollouts):
+            check_names(rollouts, self._args.reward_weights or {})
+            self._has_known_names = True
+        for name, environment in missing_names(rollouts).items():
+            if name not in self._reported_names:
+                self._reported_names.add(name)
+                text = "only some rollouts%s have the reward %r; in the others it counts as 0"
+                logger.warning(text, environment_suffix(environment), name)
+
+    def _entries(self, estimator: BoundEstimator, rollouts: Sequence[ScoredRollout]) -> list[list[Any]]:
+        """Call the estimator, and check what it returns."""
         scale = cast("Scale", self._args.scale_rewards)  # the configuration has checked it
         entries = estimator(rollouts, discount=self._args.discount, scale=scale)
         if not _is_list(entries) or len(entries) != len(rollouts):

@@ -62,9 +62,12 @@ def by_name(reward: float, components: Mapping[str, float] | None) -> Mapping[st
     return {UNNAMED: reward} if reward else {}
 
 
-def names_of(components: Iterable[Mapping[str, float] | None]) -> list[str]:
-    """The names of all components, in the order in which they first appear."""
-    return [*dict.fromkeys(name for one in components for name in one or ())]
+def names_of(rewards: Iterable[Reward]) -> list[str]:
+    """The names of all components, in the order in which they first appear; empty if all are plain numbers."""
+    given = list(rewards)
+    if all(components is None for _, components in given):
+        return []
+    return [*dict.fromkeys(name for reward, components in given for name in by_name(reward, components))]
 
 
 def amounts_of(name: str, rewards: Sequence[Reward]) -> list[float]:

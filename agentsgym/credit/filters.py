@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agentsgym.credit.advantages import zero_variance_fraction, zero_variance_groups
+from agentsgym.credit.advantages import zero_variance_groups
+from agentsgym.credit.components import UNNAMED
+from agentsgym.credit.objectives import Weights, add_component, component, component_names, weighted
 from agentsgym.credit.roles import split_roles
 from agentsgym.credit.scored import ScoredRollout
 
@@ -31,7 +33,7 @@ def filter_rollouts(
     penalized, uninformative = _penalized_and_uninformative(rollouts, args)
     groups = {rollout.group for rollout in rollouts}
     metrics = {
-        "frac_reward_zero_std": zero_variance_fraction(penalized),
+        "frac_reward_zero_std": _flat_fraction(penalized, args),
         "groups/kept": 1 - len(uninformative) / len(groups) if groups else 0.0,
     }
     return [replace(one, dropped=True) if one.group in uninformative else one for one in penalized], metrics
@@ -39,7 +41,7 @@ def filter_rollouts(
 
 def uninformative_task_groups(rollouts: Sequence[ScoredRollout], args: CreditArgs) -> set[int]:
     """Find the task groups to drop or resample: those that are too small or have no variance, for every role."""
-    split = split_roles(rollouts, shared_rewards="keep")
+    split = split_roles(weighted(rollouts, args.reward_weights), shared_rewards="keep")
     return split.task_groups(_penalized_and_uninformative(split.rollouts, args)[1])
 
 
@@ -50,10 +52,25 @@ def _penalized_and_uninformative(
     penalized = list(rollouts)
     for i, rollout in enumerate(rollouts):
         if args.truncation == "penalize" and rollout.truncated:
-            rewards = list(rollout.turn_rewards)
-            rewards[-1:] = [reward - args.truncation_penalty for reward in rewards[-1:]]
-            final_reward = rollout.final_reward - args.truncation_penalty
-            penalized[i] = replace(rollout, turn_rewards=rewards, final_reward=final_reward)
+            own = add_component(rollout, "truncation_penalty", -args.truncation_penalty)
+            is_summed = args.multi_objective_aggregation == "sum_then_normalize"
+            penalized[i] = replace(own, components=rollout.components) if is_summed else own
     sizes = Counter(rollout.group for rollout in penalized if rollout.included)
     groups = {rollout.group for rollout in penalized if sizes[rollout.group] < args.min_group_size}
-    return penalized, groups if args.zero_variance_groups == "keep" else groups | zero_variance_groups(penalized)
+    return penalized, groups if args.zero_variance_groups == "keep" else groups | _flat_groups(penalized, args)
+
+
+def _flat_groups(rollouts: Sequence[ScoredRollout], args: CreditArgs) -> set[int]:
+    """Find groups without variance; if components are compared separately, those in which none has any."""
+    if args.multi_objective_aggregation == "sum_then_normalize":
+        return zero_variance_groups(rollouts)
+    weights: Weights = args.reward_weights or {}
+    names = [name for name in component_names(rollouts) if weights.get(name, 1)] or [UNNAMED]
+    flat = [zero_variance_groups([component(one, name) for one in rollouts]) for name in names]
+    return flat[0].intersection(*flat)
+
+
+def _flat_fraction(rollouts: Sequence[ScoredRollout], args: CreditArgs) -> float:
+    """The fraction of groups that are :func:`_flat_groups`; 0.0 if there are no groups."""
+    groups = {one.group for one in rollouts if one.included}
+    return len(_flat_groups(rollouts, args)) / len(groups) if groups else 0.0

@@ -15,9 +15,12 @@ If rewards are given by role, each role is handled separately, with its own fina
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from agentsgym.credit.components import amounts_of, names_of
 from agentsgym.errors import ConfigError
 from agentsgym.fields import check_choice
 from agentsgym.texts import shown
@@ -81,16 +84,57 @@ def credited_rewards(trajectory: Trajectory, turn_credit: str) -> list[float]:
         ConfigError: ``turn_credit`` is unknown.
         ValueError: A role that has turns has no final reward, although another role has one.
     """
+    return _credited(
+        trajectory, turn_credit, trajectory.turn_rewards, trajectory.final_reward, trajectory.final_rewards
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardComponent:
+    """One component of a rollout's rewards.
+
+    Attributes:
+        turn_rewards: The component of each turn's reward, after ``turn_credit``, (K,).
+        final_reward: The component of the final reward.
+        final_rewards: The component of each role's final reward, if rewards are given by role; otherwise empty.
+    """
+
+    turn_rewards: Sequence[float]
+    final_reward: float
+    final_rewards: Mapping[Hashable, float] = field(default_factory=dict[Hashable, float])
+
+
+def credited_components(trajectory: Trajectory, turn_credit: str) -> dict[str, RewardComponent]:
+    """Assign each component of the rewards to turns as :func:`credited_rewards` does; empty without named rewards."""
+    rewards = [(turn.reward, turn.components) for turn in trajectory.turns]
+    final = (trajectory.final_reward, trajectory.final_components)
+    found: dict[str, RewardComponent] = {}
+    for name in names_of([final, *rewards]):
+        own, [total], by_role = amounts_of(name, rewards), amounts_of(name, [final]), dict[Hashable, float]()
+        if trajectory.final_rewards:
+            by_role = {
+                role: math.fsum(own[k] for k in turns) for role, turns in turns_by_role(trajectory.roles).items()
+            }
+        turn_rewards = _credited(trajectory, turn_credit, own, total, by_role)
+        found[name] = RewardComponent(turn_rewards=turn_rewards, final_reward=total, final_rewards=by_role)
+    return found
+
+
+def _credited(
+    trajectory: Trajectory,
+    turn_credit: str,
+    turn_rewards: Sequence[float],
+    final_reward: float,
+    final_rewards: Mapping[Hashable, float],
+) -> list[float]:
     check_choice("turn_credit", turn_credit, TURN_CREDITS)
     credit = TURN_CREDITS[turn_credit]
-    rewards, counts = [turn.reward for turn in trajectory.turns], token_counts(trajectory)
-    if not trajectory.final_rewards:
-        return credit(rewards, trajectory.final_reward, counts)
-    roles = [turn.role for turn in trajectory.turns]
-    check_final_rewards(roles, trajectory.final_rewards)
-    for role, turns in turns_by_role(roles).items():
-        final_reward = trajectory.final_rewards[role]
-        own = credit([rewards[k] for k in turns], final_reward, [counts[k] for k in turns])
+    rewards, counts = [*turn_rewards], token_counts(trajectory)
+    if not final_rewards:
+        return credit(rewards, final_reward, counts)
+    check_final_rewards(trajectory.roles, final_rewards)
+    for role, turns in turns_by_role(trajectory.roles).items():
+        own = credit([rewards[k] for k in turns], final_rewards[role], [counts[k] for k in turns])
         for k, amount in zip(turns, own, strict=True):
             rewards[k] = amount
     return rewards

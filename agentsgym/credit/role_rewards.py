@@ -51,20 +51,6 @@ def attribute_rewards(turns: Sequence[Turn]) -> tuple[list[Turn], dict[Hashable,
     return settled, {role: math.fsum(amount for amount, _ in own) for role, own in totals.items()}
 
 
-def role_components(turns: Sequence[Turn]) -> dict[Hashable, dict[str, float]]:
-    """The total of each role by component; empty without rewards by role, and without named rewards.
-
-    >>> given = {"X": {"win": 1.0}}
-    >>> turn = Turn(start=0, stop=0, reward=1.0, role="X", role_rewards={"X": 1.0, "O": -1.0}, role_components=given)
-    >>> role_components([turn])
-    {'X': {'win': 1.0}, 'O': {'reward': -1.0}}
-    """
-    if all(turn.role_components is None for turn in turns):
-        return {}
-    # A role that never got a named reward is included: its plain rewards count as one component.
-    return {role: sum_components([*own, (0.0, {})]) or {} for role, own in _rewards_by_turn_and_role(turns)[1].items()}
-
-
 def _rewards_by_turn_and_role(turns: Sequence[Turn]) -> tuple[list[list[Reward]], Mapping[Hashable, list[Reward]]]:
     """Collect the rewards that each turn gets, (K,), and those of each role."""
     last: dict[tuple[int, Hashable], int] = {}  # latest turn by (episode, role); until a role has acted, its first turn

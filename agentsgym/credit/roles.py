@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
-from agentsgym.credit.rewards import turns_by_role
+from agentsgym.credit.rewards import RewardComponent, turns_by_role
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
@@ -130,7 +130,7 @@ def environment_suffix(environment: Hashable) -> str:
 
 def _has_shared_rewards(rollout: ScoredRollout) -> bool:
     """Whether a rollout has several roles and non-zero rewards that are not given by role."""
-    has_rewards = rollout.final_reward != 0 or any(rollout.turn_rewards)
+    has_rewards = any(one.final_reward != 0 or any(one.turn_rewards) for one in (rollout, *rollout.components.values()))
     return rollout.included and has_rewards and not rollout.final_rewards and len(set(rollout.roles)) > 1
 
 
@@ -143,9 +143,22 @@ def _part(rollout: ScoredRollout, role: Hashable, turns: Sequence[int], group: i
             "info['rewards'] = {role: reward} from _step_episode in each step with a reward (the same for all roles "
             "that play together), or set advantage_estimator='reward'"
         )
-    final_reward = rollout.final_reward if len(set(rollout.roles)) == 1 else 0.0
-    if rollout.final_rewards:  # otherwise it has no rewards, or is excluded from all baselines
-        final_reward = rollout.final_rewards[role]
+
+    def final_reward(one: ScoredRollout | RewardComponent) -> float:
+        if one.final_rewards:  # otherwise it has no rewards, or is excluded from all baselines
+            return one.final_rewards[role]
+        return one.final_reward if len(set(rollout.roles)) == 1 else 0.0
+
+    own = final_reward(rollout)
+    components = {
+        name: RewardComponent(
+            turn_rewards=[one.turn_rewards[k] for k in turns],
+            final_reward=(total := final_reward(one)),
+            final_rewards={role: total},
+        )
+        for name, one in rollout.components.items()
+    }
     names = ("turn_rewards", "state_keys", "roles", "potentials", "token_counts", "values", "invalid")
     fields: dict[str, Any] = {name: [values[k] for k in turns] for name in names if (values := getattr(rollout, name))}
-    return replace(rollout, **fields, group=group, final_reward=final_reward, final_rewards={role: final_reward})
+    fields |= {"group": group, "final_reward": own, "final_rewards": {role: own}, "components": components}
+    return replace(rollout, **fields)

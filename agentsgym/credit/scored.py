@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Self, cast
 
-from agentsgym.credit.rewards import check_final_rewards, credited_rewards, token_counts
+from agentsgym.credit.rewards import (
+    RewardComponent,
+    check_final_rewards,
+    credited_components,
+    credited_rewards,
+    token_counts,
+)
 from agentsgym.errors import ConfigError
 from agentsgym.fields import Check, are_numbers, is_bool, is_dict, is_hashable, is_list, or_none, require
 from agentsgym.types import Trajectory
@@ -36,6 +42,10 @@ _FIELDS: Mapping[str, tuple[Check, str]] = {
     "invalid": (is_list, "a list of bools"),
     "environment": (is_hashable, "hashable"),
     **dict.fromkeys(("failed", "dropped", "truncated"), (is_bool, "True or False")),
+    "components": (
+        lambda value: is_dict(value) and all(isinstance(one, RewardComponent) for one in value.values()),
+        "a dict of RewardComponents",
+    ),
 }
 
 
@@ -63,6 +73,7 @@ class ScoredRollout:
             head.
         invalid: Whether each turn's action was invalid, (K,); empty if unknown.
         final_rewards: R of each role, if rewards are given by role; otherwise empty.
+        components: The components of the rewards, by name; empty if they are plain numbers.
     """
 
     turn_rewards: Sequence[float]
@@ -79,6 +90,7 @@ class ScoredRollout:
     values: Sequence[Sequence[float]] = ()
     invalid: Sequence[bool] = ()
     final_rewards: Mapping[Hashable, float] = field(default_factory=dict[Hashable, float])
+    components: Mapping[str, RewardComponent] = field(default_factory=dict[str, RewardComponent])
 
     def __post_init__(self) -> None:
         for name, (valid, expected) in _FIELDS.items():
@@ -124,6 +136,7 @@ class ScoredRollout:
             token_counts=token_counts(trajectory),
             invalid=[turn.invalid for turn in trajectory.turns],
             final_rewards=trajectory.final_rewards,
+            components=credited_components(trajectory, turn_credit),
         )
 
     @property

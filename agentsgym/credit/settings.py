@@ -23,6 +23,12 @@ class CreditArgs(Protocol):
     zero_variance_groups: str
     min_group_size: int
     value_head: str | None
+    multi_objective_aggregation: str
+
+    @property
+    def reward_weights(self) -> Any:
+        """The weights of named rewards; None for 1."""
+        ...
 
     @property
     def truncation(self) -> str:
@@ -69,6 +75,8 @@ class CreditSettings:
     zero_variance_groups: str = "keep"
     min_group_size: int = 1
     value_head: str | None = None
+    reward_weights: Mapping[str, float] | None = None
+    multi_objective_aggregation: str = "sum_then_normalize"
 
     @classmethod
     def of(cls, args: CreditArgs, estimator: BoundEstimator) -> Self:

@@ -33,7 +33,7 @@ from functools import partial
 from typing import Any
 
 from agentsgym.credit.components import sum_components
-from agentsgym.credit.role_rewards import attribute_rewards, role_components
+from agentsgym.credit.role_rewards import attribute_rewards
 from agentsgym.envs.boundary import (
     Step,
     action_error,
@@ -350,7 +350,8 @@ class Trial:
         final_reward = final_rewards[turns[0].role] if final_rewards else conversation.final_reward
         final_components = sum_components(conversation.final_parts)
         if final_rewards:
-            final_components = role_components(turns).get(turns[0].role)
+            own = [turn for turn in turns if turn.role == turns[0].role]
+            final_components = sum_components((turn.reward, turn.components) for turn in own)
         trajectory = Trajectory(
             token_ids=token_ids,
             turns=turns,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 import torch
 from trl import GRPOConfig
 
+from agentsgym.credit.objectives import AGGREGATIONS as OBJECTIVE_AGGREGATIONS
 from agentsgym.credit.registry import get_estimator
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int, is_number, is_positive_number, or_none, require
@@ -31,6 +32,7 @@ from agentsgym.training.settings import (
     options_in,
     setting,
     urls_in,
+    weights_in,
 )
 from agentsgym.training.tensors.importance import CORRECTIONS, ImportanceCorrection
 from agentsgym.training.tensors.loss_types import LOSS_TYPES, LossType
@@ -72,6 +74,10 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         vllm_server_base_url: Base URL of a vLLM server, or several as a list or comma-separated, all reachable from
             every rank; a session always uses the same server. None for TRL's host and port. Server i receives its
             weights over port ``vllm_group_port + i``.
+        reward_weights: Weights of named rewards, by name; a reward without a weight has 1, and a plain number is named
+            ``"reward"``. A dict, or JSON from a command line.
+        multi_objective_aggregation: ``"sum_then_normalize"``, or ``"normalize_then_sum"`` to give each named reward its
+            own baseline and scale: see :mod:`agentsgym.credit.objectives`.
         use_cache: Whether the trained model's configuration enables its cache; the loss never uses one.
 
     Raises:
@@ -112,6 +118,14 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         "a URL that begins with http:// or https://, several distinct ones (a list or comma-separated), or None",
         or_none(are_urls),
     )
+    reward_weights: dict[str, Any] | str | None = field(  # pyright: ignore[reportIncompatibleVariableOverride, reportAssignmentType]
+        default=None, metadata={"help": "Weights of named rewards, by name, as JSON; 1 by default."}
+    )
+    multi_objective_aggregation: str = choice(  # pyright: ignore[reportIncompatibleVariableOverride]
+        "sum_then_normalize",
+        "Whether to add up named rewards, or the advantages of each: 'sum_then_normalize' or 'normalize_then_sum'.",
+        OBJECTIVE_AGGREGATIONS,
+    )
     use_cache: bool = field(
         default=True, metadata={"help": "Whether the trained model's configuration enables its cache."}
     )
@@ -134,6 +148,8 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
             has_no_bounds and self.vllm_importance_sampling_clip_max == math.inf
         ):  # otherwise, TRL read it from a deprecated name
             self.vllm_importance_sampling_clip_max = None
+        if self.reward_weights is not None:
+            self.reward_weights = weights_in("reward_weights", self.reward_weights)  # pyright: ignore[reportIncompatibleVariableOverride]
         check_settings(self)
         if self.loss_type == "cispo" and (self.epsilon if self.epsilon_high is None else self.epsilon_high) < 1:
             logger.warning(

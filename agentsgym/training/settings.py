@@ -17,7 +17,18 @@ from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
 from agentsgym.errors import ConfigError
 from agentsgym.failure_policy import RETRY_SEEDS
-from agentsgym.fields import Check, Field, is_fraction, is_int, is_number, is_seconds, is_str, is_strings, or_none
+from agentsgym.fields import (
+    Check,
+    Field,
+    is_fraction,
+    is_int,
+    is_number,
+    is_seconds,
+    is_str,
+    is_strings,
+    or_none,
+    require,
+)
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.texts import sentence_of, shown
@@ -132,6 +143,18 @@ def options_in(name: str, given: Any) -> dict[str, Any]:
     if unnamed := [key for key in options or () if not isinstance(key, str)]:
         raise ConfigError(f"GRPOEnvConfig.{name} must have strings as keys, got {unnamed[0]!r}")
     return dict(cast("dict[str, Any]", options or {}))
+
+
+def weights_in(name: str, given: Any) -> dict[str, float]:
+    """Parse a setting that is a dict of numbers by name, or JSON from a command line.
+
+    Raises:
+        ConfigError: The value is neither, or a number is not finite.
+    """
+    weights = {key: number_in(value) for key, value in options_in(name, given).items()}
+    for key, value in weights.items():
+        require(f"GRPOEnvConfig.{name}[{shown(key)}]", value, is_number(), "a finite number")
+    return weights
 
 
 def urls_in(given: Any) -> tuple[str, ...]:

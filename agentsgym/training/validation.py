@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from agentsgym.credit.objectives import check_objectives
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Check, is_positive_number, one_of, require
 from agentsgym.texts import shown
@@ -25,12 +26,6 @@ Rule = tuple[str, Callable[[Any], bool], str]
 # Settings of TRL that this trainer does not support; they are rejected rather than silently ignored.
 _UNSUPPORTED: Final[tuple[Rule, ...]] = (
     ("use_transformers_continuous_batching", bool, "rollouts keep their own key/value cache across turns"),
-    (
-        "multi_objective_aggregation",
-        lambda value: value != "sum_then_normalize",
-        "rewards come from the environment, one number per turn",
-    ),
-    ("reward_weights", lambda value: value is not None, "rewards come from the environment, one number per turn"),
     (
         "chat_template_kwargs",
         lambda value: not isinstance(value, dict | None),
@@ -110,7 +105,9 @@ def check_settings(args: Any) -> None:
         raise ConfigError(f"GRPOEnvConfig.log_metrics has the unknown group {shown(name)}{hint}")
     for name, is_unsupported, reason in _UNSUPPORTED:
         _reject(is_unsupported(getattr(args, name)), args, name, reason)
-    args.estimator()  # this and the next two raise for invalid values; the combinations assume valid single values
+    check_objectives(
+        args, args.estimator()
+    )  # this and the next two raise for invalid values; the combinations assume valid single values
     args.make_env_pool()
     _ = args.value_head_options
     for name, is_invalid, reason in _COMBINATIONS:

@@ -27,8 +27,6 @@ from agentsgym.training.validation import _TRL_CHECKS, _UNSUPPORTED
 # For each setting that is refused, a value that is and the others that TRL wants along with it.
 REFUSED_VALUES: dict[str, dict[str, Any]] = {
     "use_transformers_continuous_batching": {"use_transformers_continuous_batching": True},
-    "multi_objective_aggregation": {"multi_objective_aggregation": "normalize_then_sum"},
-    "reward_weights": {"reward_weights": [1.0]},
     "chat_template_kwargs": {"chat_template_kwargs": ["enable_thinking"]},
     "cache_implementation": {"cache_implementation": "static"},
     "remove_unused_columns": {"remove_unused_columns": True},
