@@ -15,8 +15,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from agentsgym.store.named import NO_COLUMNS, as_plain, columns_of
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.schema import (
+    COMPONENTS,
     FLOATS,
     INTS,
     JSONS,
@@ -95,6 +97,7 @@ class _Columns:
         }
         self._lists = {name: _Lists("d", pa.float64()) for name in (*FLOATS, *METADATA_FLOATS)}
         self._lists["token_ids"] = _Lists("i", pa.int32())
+        self._components = {name: _Lists("d", pa.float64()) for name in COMPONENTS}
         self._mask = bytearray()
         self._mask_ends = array("i", [0])
         self._turns: dict[str, list[Any]] = {name: [] for name in _TURN_FIELDS}
@@ -108,13 +111,14 @@ class _Columns:
         self._add_outcome(record.trajectory, lost, corrections)
         self._add_tokens(record, lost, corrections)
         self._add_turns(record.trajectory, lost, corrections)
+        self._add_components(record.trajectory, corrections)
         self._values["corrections"].append(to_json(corrections, lost) if corrections else None)
         self._values["inexact"].append([*dict.fromkeys(lost)] or None)  # a rollout from a store already lists its own
 
     def to_table(self) -> pa.Table:
         """Build the table of all rollouts added."""
         arrays = {name: pa.array(values, type=SCHEMA.field(name).type) for name, values in self._values.items()} | {
-            name: column.to_array() for name, column in self._lists.items()
+            name: column.to_array() for name, column in (self._lists | self._components).items()
         }
         mask = pa.array(np.frombuffer(self._mask, dtype=np.bool_))
         arrays["agent_token_mask"] = pa.ListArray.from_arrays(pa.array(self._mask_ends, pa.int32()), mask)
@@ -183,6 +187,16 @@ class _Columns:
         self._mask += mask
         self._mask_ends.append(len(self._mask))
         self._values["num_agent_tokens"].append(num_agent_tokens)
+
+    def _add_components(self, trajectory: Trajectory, corrections: dict[str, Any]) -> None:
+        try:
+            columns = columns_of(trajectory)
+        except ValueError:
+            columns = NO_COLUMNS
+            corrections["components"] = as_plain(trajectory)
+        self._values["component_names"].append(columns["component_names"])
+        for name, column in self._components.items():
+            column.add(columns[name])
 
     def _add_turns(self, trajectory: Trajectory, lost: list[str], corrections: dict[str, Any]) -> None:
         turns = trajectory.turns

@@ -150,6 +150,7 @@ _TRAJECTORY_SHAPES: Final[Mapping[str, tuple[Check, str]]] = {
     "session_id": (is_str, "a string"),
     "error": (or_none(is_str), "a string or None"),
     "final_rewards": (_are_totals, "a dict of numbers"),
+    "final_components": (or_none(_are_totals), "a dict of numbers or None"),
     **dict.fromkeys(("info", "task_data"), (is_dict, "a dict")),
     **dict.fromkeys(INTS, (_is_integer, "an int")),
 }
@@ -160,7 +161,11 @@ _TURN_SHAPES: Final[Mapping[str, tuple[Check, str]]] = {
     "policy_version": (or_none(_is_int64), "a 64-bit int or None"),
     "reward": (_is_real, "a number"),
     "potential": (or_none(_is_real), "a number or None"),
-    "role_rewards": (or_none(_are_totals), "a dict of numbers or None"),
+    **dict.fromkeys(("role_rewards", "components"), (or_none(_are_totals), "a dict of numbers or None")),
+    "role_components": (
+        or_none(lambda value: isinstance(value, Mapping) and all(map(_are_totals, cast("Any", value).values()))),
+        "a dict of dicts of numbers, or None",
+    ),
     "prompt_messages": (or_none(_are_messages), f"a list of {_MESSAGES}, or None"),
 }
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from agentsgym.errors import StoreError
 from agentsgym.fields import has_str_keys, is_list, require
+from agentsgym.store.named import from_plain, with_components
 from agentsgym.store.records import StoredRollout, check_numbers, check_trajectory
 from agentsgym.store.schema import (
+    COMPONENTS,
     FLOATS,
     INTS,
     JSONS,
@@ -81,7 +83,16 @@ def _trajectory(table: Table, row: int, corrections: Mapping[str, Any]) -> Traje
     versions = _value(table, "turn_policy_versions", row) or [None] * len(fields)
     turns = [Turn(**turn, policy_version=version) for turn, version in zip(fields, versions, strict=True)]
     values["turns"] = tuple(turns) if isinstance(corrected, tuple) else turns
-    return Trajectory(**values)
+    return _with_components(Trajectory(**values), table, row, corrections)
+
+
+def _with_components(trajectory: Trajectory, table: Table, row: int, corrections: Mapping[str, Any]) -> Trajectory:
+    if "components" in corrections:
+        return from_plain(trajectory, corrections["components"])
+    names = _json(table, "component_names", row)
+    if names is None:
+        return trajectory
+    return with_components(trajectory, names, {name: _numbers(table, name, row) for name in COMPONENTS})
 
 
 def _corrections(table: Table, row: int) -> Mapping[str, Any]:

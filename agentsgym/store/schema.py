@@ -29,7 +29,9 @@ FLOATS: Final = ("logprobs", "per_token_rewards")
 """Trajectory fields with one number per token."""
 METADATA_FLOATS: Final = ("advantages", "trainer_logprobs", "entropies")
 """Metadata fields with one number per token."""
-ADDED_LATER: Final = ("tokenizer", "entropies", "tools", "turn_policy_versions")
+COMPONENTS: Final = ("final_components", "turn_components", "role_components")
+"""The numbers of named rewards, in the order of ``component_names``: see :mod:`agentsgym.store.named`."""
+ADDED_LATER: Final = ("tokenizer", "entropies", "tools", "turn_policy_versions", "component_names", *COMPONENTS)
 """Columns that parts written by earlier releases lack; they are read as null."""
 TURN_INTS: Final = ("start", "stop", "episode", "message_index", "prompt_start")
 TURN_FLAGS: Final = ("invalid", "exact")
@@ -66,6 +68,8 @@ SCHEMA: Final = pa.schema(
         *(pa.field(name, pa.list_(pa.float64())) for name in (*FLOATS, *METADATA_FLOATS)),
         pa.field("turns", pa.list_(TURN)),
         pa.field("turn_policy_versions", pa.list_(pa.int64())),
+        pa.field("component_names", pa.string()),
+        *(pa.field(name, pa.list_(pa.float64())) for name in COMPONENTS),
         pa.field("corrections", pa.string()),
         pa.field("inexact", pa.list_(pa.string())),
     ],

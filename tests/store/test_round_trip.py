@@ -7,12 +7,14 @@ import json
 import math
 import struct
 from array import array
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -36,6 +38,7 @@ VALUES = st.recursive(
     lambda value: st.lists(value, max_size=3) | st.dictionaries(KEYS, value, max_size=3) | st.tuples(value),
     max_leaves=8,
 )
+COMPONENTS = st.dictionaries(st.sampled_from("ab"), st.sampled_from([0.5, -1.0])) | st.dictionaries(TEXTS, FLOATS)
 OBJECTS = st.dictionaries(TEXTS | st.sampled_from(["$", "$tuple", "success"]), VALUES, max_size=3)
 MESSAGES = st.lists(
     st.fixed_dictionaries(
@@ -76,6 +79,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             potential=draw(st.none() | FLOATS),
             prompt_messages=draw(st.none() | MESSAGES),
             role_rewards=draw(st.none() | st.dictionaries(KEYS, FLOATS, max_size=2)),
+            components=draw(st.none() | COMPONENTS),
+            role_components=draw(st.none() | st.dictionaries(KEYS, COMPONENTS, max_size=2)),
         )
         for start, stop in zip(cuts[::2], cuts[1::2], strict=False)
     ]
@@ -99,6 +104,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         num_close_errors=draw(st.integers(0, 3)),
         num_retries=draw(st.integers(0, 3)),
         final_rewards=draw(st.dictionaries(KEYS, FLOATS, max_size=2)),
+        final_components=draw(st.none() | COMPONENTS),
         task_data=draw(OBJECTS),
     )
 
@@ -296,3 +302,68 @@ def test_a_file_is_read_by_plain_pyarrow(tmp_path: Path) -> None:
     assert [(turn["start"], turn["stop"], turn["reward"], turn["role"]) for turn in row["turns"]] == [
         (1, 3, 0.5, '"x"')
     ]
+
+
+def named_turns(num_turns: int) -> Trajectory:
+    """A game of two roles in which each reward has two names."""
+    turns = [
+        Turn(
+            start=k,
+            stop=k + 1,
+            reward=1.5,
+            role="XO"[k % 2],
+            role_rewards={"X": 1.5, "O": -0.5},
+            components={"correct": 1.0, "format": 0.5},
+            role_components={"X": {"correct": 1.0, "format": 0.5}, "O": {"format": -0.5}},
+        )
+        for k in range(num_turns)
+    ]
+    return Trajectory(
+        token_ids=[0] * num_turns,
+        turns=turns,
+        messages=[],
+        final_reward=1.5 * num_turns,
+        final_components={"correct": 1.0 * num_turns, "format": 0.5 * num_turns},
+        stop_reason=StopReason.DONE,
+    )
+
+
+def test_names_are_stored_once_a_rollout_and_only_where_there_are_any(tmp_path: Path) -> None:
+    plain = Trajectory(token_ids=[], turns=[], messages=[], final_reward=1.0, stop_reason=StopReason.DONE)
+    with RolloutStore.writer(tmp_path) as writer:
+        for one in (plain, named_turns(3)):
+            writer.add(one)
+    store = RolloutStore(tmp_path)
+    assert [*store] == [plain, named_turns(3)]
+    columns = ["component_names", "final_components", "turn_components", "role_components"]
+    first, second = store.table(columns).to_pylist()
+    assert first == dict.fromkeys(columns)
+    assert second["component_names"] == '["correct", "format"]'
+    assert second["final_components"] == [3.0, 1.5]
+    assert second["turn_components"] == [1.0, 0.5] * 3
+    assert len(second["role_components"]) == 3 * 2 * 2
+    for row in store.table(["corrections"]).to_pylist():
+        assert "components" not in json.loads(row["corrections"] or "{}")
+
+
+def test_named_rewards_cost_no_key_more_than_their_numbers(tmp_path: Path) -> None:
+    sizes = {}
+    for name in ("correct", "correct" * 100):
+        turns = [Turn(start=k, stop=k + 1, reward=k / 8, components={name: k / 8}) for k in range(100)]
+        with RolloutStore.writer(tmp_path / name[:20]) as writer:
+            for _ in range(20):
+                writer.add(replace(named_turns(100), turns=turns, final_components={name: 1.0}))
+        sizes[name] = sum(file.stat().st_size for file in (tmp_path / name[:20]).rglob("*.parquet"))
+    short, long = sizes.values()
+    assert long - short < 5 * 700  # the name stands in the file and its statistics, not in each of 2,000 turns
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("component_names", '"a"'), ("component_names", "[1]"), ("turn_components", [1.0])]
+)
+def test_components_that_do_not_fit_are_named(column: str, value: Any) -> None:
+    table = rollouts_to_table([StoredRollout(trajectory=named_turns(2))])
+    place = table.schema.get_field_index(column)
+    damaged = table.set_column(place, table.schema.field(place), pa.array([value], type=table.schema.field(place).type))
+    with pytest.raises(StoreError, match=column):
+        record_from_row(damaged, 0)
