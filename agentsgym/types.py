@@ -47,6 +47,7 @@ _html_of = deferred("agentsgym.reports.html", "trajectory_html")
 _of_messages = deferred("agentsgym.recorded.messages", "trajectory_from_messages")
 _of_training_trace = deferred("agentsgym.recorded.training_trace", "trajectory_from_training_trace")
 _rollout_dict_of = deferred("agentsgym.batch.rollout_dict", "rollout_dict")
+_role_components_of = deferred("agentsgym.credit.components", "role_components")
 _frame_of = deferred("agentsgym.reports.frames", "trajectory_frame")
 
 
@@ -386,6 +387,11 @@ class Trajectory:
     def roles(self) -> list[Hashable]:
         """The agent's role in each turn, (K,)."""
         return [turn.role for turn in self.turns]
+
+    @property
+    def role_components(self) -> Mapping[Hashable, Mapping[str, float]]:
+        """The numbers of each role's ``final_rewards`` by name, if rewards are given by role and name."""
+        return _role_components_of(self.turns)
 
     @property
     def num_turns(self) -> int:

@@ -26,6 +26,7 @@ NAMED_BY = {
     "store/reader.py": {"agentsgym.reports.html.rollouts_html"},
     "types.py": {
         "agentsgym.batch.rollout_dict.rollout_dict",
+        "agentsgym.credit.components.role_components",
         "agentsgym.recorded.messages.trajectory_from_messages",
         "agentsgym.recorded.training_trace.trajectory_from_training_trace",
         "agentsgym.reports.frames.trajectory_frame",

@@ -15,7 +15,8 @@ def rollout_dict(trajectory: Trajectory) -> dict[str, Any]:
         ``prompt_ids``, all tokens before the first action; ``completion_ids``, from the first action's start to the
         last action's end, a₁ o₁ a₂ o₂ … a_N; ``logprobs``, one per completion token, or None if unknown; ``env_mask``,
         which TRL reads: 1 for agent tokens and 0 for others; ``action_mask``, a copy of it for other trainers;
-        ``step_rewards``, one per turn; and ``final_reward``.
+        ``step_rewards``, one per turn; ``final_reward``; and of named rewards ``step_components``, one dict or None per
+        turn, and ``final_components``, both None without any.
 
     Raises:
         ConfigError: The rollout has no turns, no tokens, or several segments, so it cannot be represented as one row.
@@ -28,6 +29,7 @@ def rollout_dict(trajectory: Trajectory) -> dict[str, Any]:
         raise ConfigError(f"{trajectory!r} cannot be converted to one row: {reason}")
     span = slice(trajectory.turns[0].start, trajectory.turns[-1].stop)
     mask = trajectory.agent_token_mask[span]
+    steps = [turn.components and dict(turn.components) for turn in trajectory.turns]
     return {
         "prompt_ids": list(trajectory.token_ids[: span.start]),
         "completion_ids": list(trajectory.token_ids[span]),
@@ -36,4 +38,6 @@ def rollout_dict(trajectory: Trajectory) -> dict[str, Any]:
         "action_mask": list(mask),
         "step_rewards": trajectory.turn_rewards,
         "final_reward": trajectory.final_reward,
+        "step_components": steps if any(steps) else None,
+        "final_components": trajectory.final_components and dict(trajectory.final_components),
     }

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _PERCENT, _NUMBER = "{:z.1%}", "{:z.2f}"
 _INFO = "info/"  # prefix of the environment's metrics
+_REWARDS = "rewards/"  # prefix of named rewards
 _MEASURES: tuple[tuple[str, Callable[[Evaluation], Estimate | None], str], ...] = (
     ("win rate", lambda one: one.win_rate, _PERCENT),
     ("reward", lambda one: one.reward, _NUMBER),
@@ -65,7 +66,7 @@ def show_runs(runs: Sequence[AgentRun], seed: int, cluster_of: Mapping[int, Any]
     estimates = [_estimates(one.evaluation, seed, cluster_of) for one in runs]
     forms = {name: form for name, _, form in _MEASURES}
     for name in dict.fromkeys(name for found in estimates for name, value in found.items() if value is not None):
-        form = forms.get(name, _NUMBER if name.startswith(_INFO) else _PERCENT)
+        form = forms.get(name, _NUMBER if name.startswith((_INFO, _REWARDS)) else _PERCENT)
         ends_of_row = [_NUMBER.format(value) if name == "reward" else "" for value in (known or {}).values()]
         table.add_row(cell(name), *(_cell(found.get(name), form) for found in estimates), *ends_of_row)
     table.add_row("episodes", *(str(one.evaluation.num_episodes if one.evaluation else 0) for one in runs))
@@ -102,6 +103,7 @@ def _estimates(
     if evaluation is None:
         return {}
     found = {name: value(evaluation) for name, value, _ in _MEASURES}
+    found |= {f"{_REWARDS}{name}": estimate for name, estimate in evaluation.components.items()}
     found |= {f"{_INFO}{name}": estimate for name, estimate in evaluation.metrics.items()}
     more = passes(evaluation, seed, cluster_of)
     return found | {name: value for name, value in more.items() if name[5:] != "1"}  # for k = 1 it is the win rate

@@ -7,8 +7,11 @@ the components is always the reward.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from agentsgym.types import Turn
 
 UNNAMED: Final = "reward"
 """The name of rewards that are given as plain numbers."""
@@ -73,3 +76,14 @@ def names_of(rewards: Iterable[Reward]) -> list[str]:
 def amounts_of(name: str, rewards: Sequence[Reward]) -> list[float]:
     """The numbers of one component, 0.0 where a reward lacks it."""
     return [by_name(reward, components).get(name, 0.0) for reward, components in rewards]
+
+
+def role_components(turns: Sequence[Turn]) -> dict[Hashable, dict[str, float]]:
+    """The components of each role's rewards, summed over its turns; empty without rewards by role."""
+    if all(turn.role_rewards is None for turn in turns):
+        return {}
+    rewards: dict[Hashable, list[Reward]] = {}
+    for turn in turns:
+        rewards.setdefault(turn.role, []).append((turn.reward, turn.components))
+    found = {role: sum_components(own) for role, own in rewards.items()}
+    return {role: components for role, components in found.items() if components is not None}

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from agentsgym.credit.components import sum_components
+from agentsgym.credit.components import role_components, sum_components
 from agentsgym.credit.role_rewards import attribute_rewards
 from agentsgym.envs.boundary import (
     Step,
@@ -350,8 +350,7 @@ class Trial:
         final_reward = final_rewards[turns[0].role] if final_rewards else conversation.final_reward
         final_components = sum_components(conversation.final_parts)
         if final_rewards:
-            own = [turn for turn in turns if turn.role == turns[0].role]
-            final_components = sum_components((turn.reward, turn.components) for turn in own)
+            final_components = role_components(turns).get(turns[0].role)
         trajectory = Trajectory(
             token_ids=token_ids,
             turns=turns,

@@ -313,6 +313,7 @@ def _results(part: _Part, evaluation: Evaluation) -> EvalResults:
     over = {"confidence": evaluation.confidence, "over": "tasks"}
     scores: list[EvalScore] = []
     estimates = {"success": evaluation.win_rate, "reward": evaluation.reward, "turns": evaluation.turns}
+    estimates |= {f"rewards/{name}": estimate for name, estimate in evaluation.components.items()}
     for name, estimate in estimates.items():
         if estimate is None:
             continue

@@ -83,6 +83,7 @@ def scores_of(trajectory: Trajectory) -> dict[str, Score]:
     return scores | {
         "reward": Score(value=float(trajectory.final_reward), explanation=f"rewards of the turns: {rewards}"),
         "turns": Score(value=trajectory.num_turns, explanation=f"ended by: {trajectory.stop_reason}"),
+        **{f"rewards/{name}": Score(value=amount) for name, amount in (trajectory.final_components or {}).items()},
     }
 
 
@@ -155,6 +156,8 @@ def _answer(message: Mapping[str, Any], content: str, notes: dict[str, Any] | No
 def _notes(record: StoredRollout, index: int, turn: Turn) -> dict[str, Any]:
     """Return the metadata of an answer."""
     notes: dict[str, Any] = {"turn": index, "reward": turn.reward}
+    if turn.components is not None:
+        notes["rewards"] = dict(turn.components)
     if turn.invalid:
         notes["invalid"] = True
     if turn.role is not None:

@@ -54,6 +54,7 @@ class StockRow:
                 "env_mask": [0],
             }
             columns |= {"step_rewards": [], "final_reward": None if rollout is None else rollout.final_reward}
+            columns |= {"step_components": None, "final_components": None}
             first = 0
         else:
             columns = rollout.to_rollout()

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +48,8 @@ def rollout_row(trajectory: Trajectory) -> dict[str, Any]:
     Its columns are ``task`` and ``rollout`` (indices), ``reward``, ``outcome`` ("won", "lost", "failed", or "played" if
     success is unknown), ``success`` (None if unknown), ``failed``, ``stop_reason``, ``turns``, ``invalid_turns``,
     ``tokens``, ``agent_tokens``, ``exact``, ``retries``, ``session`` and ``error`` (its first line; None if the rollout
-    did not fail); ``reward/ROLE`` for each role that has a separate reward; and ``info/KEY`` for each number in
-    ``info``.
+    did not fail); ``reward/ROLE`` for each role that has a separate reward; ``rewards/NAME`` for each named reward; and
+    ``info/KEY`` for each number in ``info``.
     """
     return {
         "task": trajectory.task_index,
@@ -68,6 +68,7 @@ def rollout_row(trajectory: Trajectory) -> dict[str, Any]:
         "session": trajectory.session_id,
         "error": None if trajectory.error is None else trajectory.error.partition("\n")[0],
         **{f"reward/{role}": reward for role, reward in trajectory.final_rewards.items()},
+        **_named(trajectory.final_components),
         **{f"info/{key}": number for key, number in trajectory.metrics.items()},
     }
 
@@ -78,7 +79,8 @@ def turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
     Its columns are ``task`` and ``rollout``; ``turn`` (its index in the trajectory) and ``episode``; ``role``,
     ``reward``, ``invalid`` and ``exact``; ``start`` and ``stop`` (the span of its tokens), ``tokens``,
     ``prompt_tokens``; ``logprob`` (the sum over its tokens; NaN if some are unknown, None if all are or there are no
-    tokens) and ``text`` (the agent's message; None if the rollout's messages do not contain it).
+    tokens) and ``text`` (the agent's message; None if the rollout's messages do not contain it); and ``rewards/NAME``
+    for each named reward.
     """
     logprobs, messages = trajectory.logprobs, trajectory.messages
     return [
@@ -97,9 +99,14 @@ def turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
             "prompt_tokens": turn.start - turn.prompt_start,
             "logprob": None if logprobs is None or turn.start == turn.stop else sum(logprobs[turn.start : turn.stop]),
             "text": messages[turn.message_index]["content"] if turn.message_index < len(messages) else None,
+            **_named(turn.components),
         }
         for index, turn in enumerate(trajectory.turns)
     ]
+
+
+def _named(components: Mapping[str, float] | None) -> dict[str, float]:
+    return {f"rewards/{name}": amount for name, amount in (components or {}).items()}
 
 
 def token_rows(trajectory: Trajectory) -> list[dict[str, Any]]:

@@ -128,6 +128,7 @@ def trajectory_html(
             f"advantages must have one value per token, got {len(advantages)} for {len(trajectory.token_ids)} tokens"
         )
     rewards = {f"reward of {role}": f"{reward:zg}" for role, reward in trajectory.final_rewards.items()}
+    rewards |= {name: f"{reward:zg}" for name, reward in (trajectory.final_components or {}).items()}
     turns = {turn.message_index: (index, turn) for index, turn in enumerate(trajectory.turns)}
     messages = [*enumerate(cast("Sequence[Mapping[str, Any]]", trajectory.messages))]
     begin, num_omitted, end = head_and_tail(messages, _MAX_MESSAGES)
@@ -193,6 +194,7 @@ def _message(message: Mapping[str, Any], turn_at: tuple[int, Turn] | None) -> st
     if turn_at is not None:
         index, turn = turn_at
         notes += [f"turn {index}", f"reward {turn.reward:+zg}"]
+        notes += [f"{name} {amount:+zg}" for name, amount in (turn.components or {}).items()]
         if turn.role is not None:
             notes.append(_role(turn.role))
         if turn.invalid:

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from agentsgym.credit.components import amounts_of, names_of
 from agentsgym.types import StopReason
 
 
@@ -52,6 +53,16 @@ class RolloutOutcome(Protocol):
         """Each role's final reward; empty if rewards are not given by role."""
         ...
 
+    @property
+    def final_components(self) -> Mapping[str, float] | None:
+        """The numbers of the final reward by name; None for a plain number."""
+        ...
+
+    @property
+    def role_components(self) -> Mapping[Hashable, Mapping[str, float]]:
+        """The numbers of each role's final reward by name; empty if rewards are not given by role and name."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatOutcome:
@@ -64,6 +75,7 @@ class SeatOutcome:
         final_reward: Final reward of the role.
         num_turns: Number of the role's turns.
         failed: Whether the environment or the agent failed.
+        final_components: The numbers of the final reward by name; None for a plain number.
     """
 
     role: Hashable
@@ -72,6 +84,7 @@ class SeatOutcome:
     final_reward: float
     num_turns: int
     failed: bool
+    final_components: Mapping[str, float] | None = None
 
     @property
     def roles(self) -> Sequence[Hashable]:
@@ -81,6 +94,11 @@ class SeatOutcome:
     @property
     def final_rewards(self) -> Mapping[Hashable, float]:
         """Empty, since ``final_reward`` is already the reward of one role."""
+        return {}
+
+    @property
+    def role_components(self) -> Mapping[Hashable, Mapping[str, float]]:
+        """Empty, for the same reason."""
         return {}
 
     @property
@@ -121,9 +139,19 @@ def seat_outcomes(rollout: RolloutOutcome) -> list[SeatOutcome]:
                 final_reward=rewards.get(role, rollout.final_reward),
                 num_turns=list(rollout.roles).count(role),
                 failed=rollout.failed,
+                final_components=rollout.role_components.get(role) if rewards else rollout.final_components,
             )
         )
     return outcomes
+
+
+def components_by_name(rollouts: Sequence[RolloutOutcome]) -> dict[str, list[float]]:
+    """Return the components of the final rewards, one number per rollout, 0.0 where it lacks one.
+
+    Empty without named rewards. Among named rewards, a plain number is the component ``"reward"``.
+    """
+    rewards = [(one.final_reward, one.final_components) for one in rollouts]
+    return {name: amounts_of(name, rewards) for name in names_of(rewards)}
 
 
 def by_role(rollouts: Iterable[RolloutOutcome]) -> dict[Hashable, list[tuple[int, SeatOutcome]]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from agentsgym._lazy import deferred
 from agentsgym.envs.anchors import Anchors
-from agentsgym.statistics.breakdown import RolloutOutcome, by_label, by_role
+from agentsgym.statistics.breakdown import RolloutOutcome, by_label, by_role, components_by_name
 from agentsgym.statistics.intervals import Estimate, bootstrap_intervals, cluster_totals, exact_binomial_interval
 from agentsgym.statistics.optimality import anchors_of_info, fraction_with_interval
 from agentsgym.statistics.passing import maj_at_k, pass_at_k, pass_at_k_interval, pass_hat_k, pass_hat_k_interval
@@ -63,6 +63,8 @@ class Evaluation:
             all trajectories are available.
         metrics: Mean of each metric in the environments' ``info`` (:attr:`~agentsgym.types.Trajectory.metrics`), over
             the rollouts that have it; empty for a role.
+        components: Mean of each named reward, over all rollouts that did not fail, so that they add up to ``reward``:
+            a rollout that lacks one counts as 0. Empty without named rewards.
     """
 
     win_rate: Estimate | None
@@ -79,6 +81,7 @@ class Evaluation:
     fraction_of_optimal: Estimate | None = None
     clusters: Sequence[Hashable] = ()
     metrics: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
+    components: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
 
     def __repr__(self) -> str:
         counts = {"failed": self.num_failed, "left out": self.num_left_out}
@@ -133,6 +136,7 @@ class Evaluation:
             ("win_rate", self.win_rate),
             ("mean_turns", self.turns),
             ("mean_reward", self.reward),
+            *((f"rewards/{name}", estimate) for name, estimate in self.components.items()),
             ("fraction_of_optimal", self.fraction_of_optimal),
             *((f"info/{name}", estimate) for name, estimate in self.metrics.items()),
         ]
@@ -140,8 +144,8 @@ class Evaluation:
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers as plain JSON values; estimates that were not computed are None.
 
-        Metrics from ``info`` are named ``info/KEY``. ``by_environment`` and ``by_role`` are included if they are not
-        empty; a role's key is its ``str``.
+        Metrics from ``info`` are named ``info/KEY``, and named rewards ``rewards/NAME``. ``by_environment`` and
+        ``by_role`` are included if they are not empty; a role's key is its ``str``.
         """
         numbers: dict[str, Any] = {}
         for name, estimate in self._estimates():
@@ -259,6 +263,7 @@ def _summary(
     played = [outcome for outcome in outcomes if not outcome.failed]
     keys = [key for key, outcome in zip(clusters, outcomes, strict=True) if not outcome.failed]
     win_rate = reward = turns = None
+    named = components_by_name(played)
     if played:
         values = [[bool(one.success), one.final_reward, one.num_turns] for one in played]
         win_rate, reward, turns = _means(values, keys, seed, confidence)
@@ -279,6 +284,9 @@ def _summary(
         clusters=list(clusters) if len(trajectories) == len(clusters) else (),
         fraction_of_optimal=_fraction(outcomes, clusters, anchors, seed, confidence),
         metrics=_info_estimates(played, keys, seed, confidence),
+        components=dict(zip(named, _means([*zip(*named.values(), strict=True)], keys, seed, confidence), strict=True))
+        if named
+        else {},
     )
 
 

@@ -23,11 +23,11 @@ OF_TRANSFORMERS = {
 
 
 class Measured(GuessNumber):
-    """Gives a number of its own: 4 for each rollout that it lost, and 0 for one that it won."""
+    """Gives a number of its own: 4 for each rollout that it lost, and 0 for one that it won; and names its rewards."""
 
     def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
         state, reward, done, info = super()._step_episode(session_id, state, action)
-        return state, reward, done, {**info, "loss_of_mine": 4 * (not info["success"])}
+        return state, {"won": reward, "tries": -0.125}, done, {**info, "loss_of_mine": 4 * (not info["success"])}
 
 
 RUNS: list[dict[str, Any]] = [

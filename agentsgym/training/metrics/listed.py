@@ -18,6 +18,15 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
         row("reward", "summary", "mean final reward; with several roles, that of the role that moves first"),
         row("reward_std", "credit", "standard deviation of the final reward (n - 1)", "two rollouts or more"),
         row(
+            "rewards/…/mean",
+            "summary",
+            "mean of a named reward's share of the final reward; 0 in rollouts that lack it",
+            "[named rewards](your-environment.md#named-rewards)",
+        ),
+        row(
+            "rewards/…/std", "credit", "standard deviation of this share (n - 1)", "named rewards, two rollouts or more"
+        ),
+        row(
             "win_rate",
             "summary",
             "fraction of rollouts won; if only some report an outcome, the others count as lost",
@@ -45,6 +54,7 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "mean total reward of the role, over rollouts with rewards per role",
             "roles (`_role`)",
         ),
+        row("rewards/…/mean/by_role/…", "by_role", "`rewards/…/mean` of the role", "roles, named rewards"),
         row(
             "win_rate/by_role/…",
             "by_role",
@@ -70,6 +80,12 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "by_environment",
             "`fraction_of_optimal` of the environment",
             'mixed batches, `info["random_reward"]`, `info["optimal_reward"]`',
+        ),
+        row(
+            "rewards/…/mean/by_environment/…",
+            "by_environment",
+            "`rewards/…/mean` of the environment",
+            "mixed batches, named rewards",
         ),
         row(
             "turns/by_environment/…",
@@ -219,6 +235,8 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
         row("eval_reward", "summary", "mean final reward"),
         row("eval_reward_low", "summary", "lower end of the reward's interval"),
         row("eval_reward_high", "summary", "upper end of the reward's interval"),
+        row("eval_rewards/…/mean_low", "summary", "lower end of a named reward's interval", "named rewards"),
+        row("eval_rewards/…/mean_high", "summary", "upper end of a named reward's interval", "named rewards"),
         row("eval_turns", "lengths", "mean number of turns"),
         row("eval_turns_low", "lengths", "lower end of the interval for the mean number of turns"),
         row("eval_turns_high", "lengths", "upper end of the interval for the mean number of turns"),

@@ -11,7 +11,7 @@ from typing import Self
 
 from agentsgym.batch.layouts import TrainingRow
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.statistics.breakdown import by_label, by_role
+from agentsgym.statistics.breakdown import RolloutOutcome, by_label, by_role, components_by_name
 from agentsgym.statistics.metrics import Evaluation, fraction_of_optimal
 from agentsgym.texts import visible
 from agentsgym.training.tensors.logprobs import KnownLogprobs
@@ -108,6 +108,18 @@ class RolloutSummary:
         return self.scored.final_rewards
 
     @property
+    def final_components(self) -> Mapping[str, float] | None:
+        """The numbers of the final reward by name; None for a plain number."""
+        return {name: one.final_reward for name, one in self.scored.components.items()} or None
+
+    @property
+    def role_components(self) -> Mapping[Hashable, Mapping[str, float]]:
+        """The numbers of each role's final reward by name; empty if rewards are not given by role and name."""
+        parts = self.scored.components.items()
+        roles = dict.fromkeys(role for _, one in parts for role in one.final_rewards)
+        return {role: {name: one.final_rewards[role] for name, one in parts} for role in roles}
+
+    @property
     def roles(self) -> Sequence[Hashable]:
         """The role of each turn, (K,)."""
         return self.scored.roles
@@ -178,7 +190,8 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
         turn k) and ``active_fraction/turn_{k:02d}`` (their fraction), ``stop/{reason}`` (fractions), ``invalid_turns``
         (fraction), ``tokens/agent_per_turn``, ``tokens/environment_per_turn``, ``failed`` and ``exact`` (fractions),
         ``info/{key}`` (each number of ``info``, mean over the rollouts that have it), ``rollouts/retried`` (if failed
-        rollouts are retried: the mean number of retries per rollout); ``reward/by_role/{role}`` and
+        rollouts are retried: the mean number of retries per rollout); ``rewards/{name}/{mean,std}`` of each named
+        reward, with TRL's names (0 in a rollout that lacks it); ``reward/by_role/{role}`` and
         ``win_rate/by_role/{role}`` if turns have named roles; and, in a batch of several environments,
         ``{name}/by_environment/{environment}`` of ``reward``, ``win_rate``, ``fraction_of_optimal``, ``turns`` and
         ``failed``.
@@ -200,7 +213,7 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
         if played:
             numbers["reward"] = _mean([rollout.final_reward for rollout in played])
             numbers["turns"] = _mean([rollout.num_turns for rollout in played])
-            numbers |= _outcome_metrics(played)
+            numbers |= _outcome_metrics(played) | _component_means(played)
         metrics |= {f"{key}/by_environment/{name}": number for key, number in numbers.items()}
     played = [rollout for rollout in rollouts if not rollout.failed]
     return metrics | _reward_metrics(played) | _turn_metrics(played) if played else metrics
@@ -209,6 +222,7 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     """Flatten an evaluation to numbers: the counts, and each estimate with its interval, ``…_low`` and ``…_high``."""
     estimates = {"win_rate": evaluation.win_rate, "reward": evaluation.reward, "turns": evaluation.turns}
+    estimates |= {f"rewards/{name}/mean": estimate for name, estimate in evaluation.components.items()}
     estimates |= {f"info/{name}": estimate for name, estimate in evaluation.metrics.items()}
     metrics: dict[str, float] = {"num_episodes": evaluation.num_episodes, "num_failed": evaluation.num_failed}
     for name, estimate in estimates.items():
@@ -229,17 +243,24 @@ def _outcome_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
     return metrics
 
 
+def _component_means(played: Sequence[RolloutOutcome]) -> dict[str, float]:
+    return {f"rewards/{name}/mean": _mean(own) for name, own in components_by_name(played).items()}
+
+
 def _reward_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
     """Compute the metrics of rewards and outcomes: over all rollouts, by role, and the numbers of ``info``."""
     metrics = {"reward": _mean([rollout.final_reward for rollout in played])}
     if len(played) > 1:
         metrics["reward_std"] = stdev(rollout.final_reward for rollout in played)
+        metrics |= {f"rewards/{name}/std": stdev(own) for name, own in components_by_name(played).items()}
     metrics["exact"] = _mean([rollout.exact for rollout in played])
-    metrics |= _outcome_metrics(played)
+    metrics |= _outcome_metrics(played) | _component_means(played)
     for role, rows in by_role(played).items():
         metrics[f"reward/by_role/{role}"] = _mean([one.final_reward for _, one in rows])
         if any(one.success is not None for _, one in rows):
             metrics[f"win_rate/by_role/{role}"] = _mean([bool(one.success) for _, one in rows])
+        own = _component_means([one for _, one in rows])
+        metrics |= {f"{name}/by_role/{role}": mean for name, mean in own.items()}
     values: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in played:
         for name, value in rollout.metrics.items():
