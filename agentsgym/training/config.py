@@ -330,6 +330,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         settings = copy.copy(self.with_aligned_saving())
         if self.vllm_server_urls:
             settings.vllm_server_base_url = self.vllm_server_urls[0]  # TRL connects only to the first server
+        settings.reward_weights = None  # pyright: ignore[reportIncompatibleVariableOverride]  # TRL has one reward
         settings.vllm_importance_sampling_correction = self.corrects_for_sampler  # pyright: ignore[reportIncompatibleVariableOverride]
         return settings
 

@@ -140,6 +140,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             peft_config=peft_config,
         )
         self.args.vllm_server_base_url = args.vllm_server_base_url  # TRL received only the first of several servers
+        self.args.reward_weights = args.reward_weights  # TRL received none
         self._trl = TRLInterface(self)
         self._trl.set_up()
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)

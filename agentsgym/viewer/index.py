@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ _COPIED: Final = (
     *("step", "generation", "task_index", "rollout_index", "seed", "num_turns", "num_tokens", "num_agent_tokens"),
     "final_reward",
 )
+_NAMED: Final = ("component_names", "final_components")
 _OUTCOMES: Final = ("won", "lost", "played", "failed")
 _MARGIN: Final = 4096  # rollouts before and after the list that may belong to one of its groups
 _MAX_CONTEXT: Final = 200_000  # rollouts in the list and the margin
@@ -84,7 +86,7 @@ class Index:
         self._lock = threading.Lock()
         self.total = len(store)
         self.rows: Sequence[int] = view.rows
-        names = dict.fromkeys((*_CONTEXT, *_COPIED, "stop_reason", "success", "created_at", "info"))
+        names = dict.fromkeys((*_CONTEXT, *_COPIED, "stop_reason", "success", "created_at", "info", *_NAMED))
         values = _read(view, [*names])
         self.words: dict[str, list[str]] = {}
         self.columns: dict[str, list[Any]] = {"row": [*self.rows]}
@@ -114,9 +116,10 @@ class Index:
             self.columns[name] = [number(value) for value in values[name]]
         self.columns["group_index"] = [number(value) for value in values["group"]]
         self.columns["created_at"] = [value and round(value.timestamp(), 3) for value in values["created_at"]]
-        metrics = [_metrics(text) for text in values["info"]]
-        for name in [*dict.fromkeys(name for one in metrics for name in one)][:_MAX_METRICS]:
-            self.columns[f"info/{name}"] = [number(one.get(name)) for one in metrics]
+        named = [_named(*one) for one in zip(*(values[name] for name in _NAMED), strict=True)]
+        for prefix, found in (("rewards/", named), ("info/", [_metrics(text) for text in values["info"]])):
+            for name in [*dict.fromkeys(name for one in found for name in one)][:_MAX_METRICS]:
+                self.columns[f"{prefix}{name}"] = [number(one.get(name)) for one in found]
 
     def _add_words(self, name: str, values: Sequence[str | None]) -> None:
         places: dict[str, int] = {}
@@ -172,6 +175,13 @@ def _task_line(task_data: str | None) -> str | None:
     """Return a task's data in one line, without the seed, which has a separate column."""
     parts = [f"{text_of(name)}: {text_of(value)}" for name, value in _dict_of(task_data).items() if name != "seed"]
     return truncate(" · ".join(parts), _MAX_TASK_CHARS)[0] or None
+
+
+def _named(names: str | None, numbers: Sequence[float | None] | None) -> Mapping[str, float]:
+    """Return the components of the final reward; empty for a plain number."""
+    keys: Any = _dict_of(f'{{"names": {names}}}').get("names") if names is not None and numbers is not None else None
+    pairs = zip(cast("list[Any]", keys) if isinstance(keys, list) else (), numbers or (), strict=False)
+    return {text_of(name): value for name, value in pairs if value is not None and not math.isnan(value)}
 
 
 @functools.lru_cache(4096)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _MAX_MESSAGE_CHARS: Final = 200_000
 _MAX_VALUE_CHARS: Final = 100_000
 _MAX_FACT_CHARS: Final = 2000
+_MAX_NAME_CHARS: Final = 60  # of a named reward
 _MAX_ACTION_CHARS: Final = 4000  # in the group view
 _MAX_OBSERVATION_CHARS: Final = 1000  # before an action in the group view; the conversation shows everything
 
@@ -38,6 +39,7 @@ def rollout_data(row: int, record: StoredRollout, decode: DecodeTokens) -> dict[
             "start": turn.start,
             "stop": turn.stop,
             "reward": number(turn.reward),
+            "components": _components(turn.components),
             "invalid": turn.invalid,
             "exact": turn.exact,
             "episode": turn.episode,
@@ -131,6 +133,7 @@ def _facts(record: StoredRollout) -> list[list[str]]:
         "seed": trajectory.seed,
         "final reward": trajectory.final_reward,
         **{f"reward of role {text_of(role)}": reward for role, reward in trajectory.final_rewards.items()},
+        **{f"reward {text_of(name)}": amount for name, amount in (trajectory.final_components or {}).items()},
         "turns": len(trajectory.turns),
         "tokens": len(trajectory.token_ids) or None,
         "agent tokens": sum(trajectory.agent_token_mask) if len(trajectory.token_ids) else None,
@@ -147,6 +150,11 @@ def _facts(record: StoredRollout) -> list[list[str]]:
         for name, value in facts.items()
         if value is not None
     ]
+
+
+def _components(components: Mapping[str, float] | None) -> dict[str, Any]:
+    """Return the named rewards of a turn; empty for a plain number."""
+    return {truncate(text_of(name), _MAX_NAME_CHARS)[0]: number(value) for name, value in (components or {}).items()}
 
 
 def _is_trained(record: StoredRollout) -> bool | None:

@@ -69,7 +69,13 @@ function chunk(number) {
   return caches.chunks.get(number, () => inflated(`chunk-${number}`));
 }
 
-const METRIC = "info/"; // prefix of the columns with numbers reported by environments
+const METRICS = ["rewards/", "info/"]; // prefixes of the columns with named rewards and numbers of environments
+
+/** The prefix of a metric's column; undefined for another column. */
+const prefixOf = (name) => METRICS.find((prefix) => name.startsWith(prefix));
+
+/** The heading of a metric's column. */
+const metricHeading = (name) => (name.startsWith("info/") ? name.slice("info/".length) : name.replace("rewards/", "reward: "));
 
 /** The list of rollouts by column. */
 class List {
@@ -78,7 +84,7 @@ class List {
     this.columns = answer.columns;
     this.size = answer.columns.row.length;
     this.places = new Map(answer.columns.row.map((row, place) => [row, place]));
-    this.metrics = Object.keys(answer.columns).filter((name) => name.startsWith(METRIC));
+    this.metrics = Object.keys(answer.columns).filter(prefixOf);
   }
 
   has(name) {

@@ -18,7 +18,7 @@ const RANGES = [
 
 /** The ranges by which a list can be filtered: the fixed ones, and one per metric. */
 function rangesOf(list) {
-  return [...RANGES, ...list.metrics.map((name) => [name, name.slice(METRIC.length)])];
+  return [...RANGES, ...list.metrics.map((name) => [name, metricHeading(name)])];
 }
 
 const NEWEST_FIRST = "-row"; // the order if the address has none
@@ -99,7 +99,7 @@ function sorted(list, places, order) {
 
 /** The metrics with a filter in the address. */
 function metricsIn(given) {
-  return [...given.keys()].filter((name) => name.startsWith(METRIC));
+  return [...given.keys()].filter(prefixOf);
 }
 
 /** Whether the address contains any filter. */

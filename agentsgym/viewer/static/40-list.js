@@ -33,7 +33,7 @@ class ListView {
     this.places = [];
     this.selected = 0;
     this.columns = [];
-    this.all = [...COLUMNS, ...list.metrics.map((name) => [name, name.slice(METRIC.length), "84px", "number", 8])];
+    this.all = [...COLUMNS, ...list.metrics.map((name) => [name, metricHeading(name), "84px", "number", 8])];
     this.varied = this.all.filter(([name]) => ALWAYS.has(name) || this.varies(name));
     this.filters = new FilterPanel(list);
     this.head = el("div.head", { role: "row" });

@@ -9,6 +9,9 @@ const TABS = [
 ];
 const MAX_CHARACTERS = 20_000; // of a text, until "show more" is pressed; a megabyte would freeze the page
 
+/** The names of a rollout's named rewards, in the order of their first turns. */
+const componentNames = (rollout) => [...new Set(rollout.turns.flatMap((turn) => Object.keys(turn.components ?? {})))];
+
 /** The numbers of a turn: its reward, and the means of advantage, surprisal and entropy over its tokens. */
 function turnNumbers(rollout, turn) {
   const { start, stop, reward, invalid } = rollout.turns[turn];
@@ -20,6 +23,12 @@ function turnNumbers(rollout, turn) {
     surprisal: -mean("logprobs"),
     entropy: mean("entropies"),
   };
+}
+
+/** One named reward of a turn; NaN if the turn lacks it. */
+function componentOf(rollout, turn, name) {
+  const components = rollout.turns[turn].components ?? {};
+  return Object.hasOwn(components, name) ? numberOf(components[name]) : NaN;
 }
 
 /** The header of a rollout: its outcome, links to its neighbors in the list, and tabs for its views. */
@@ -183,6 +192,7 @@ function turnNotes(rollout, turn, extra = null) {
     extra,
     el("span.break"),
     known("reward", numbers.reward),
+    componentNames(rollout).map((name) => known(name, componentOf(rollout, turn, name))),
     known("advantage", numbers.advantage),
     role ? el("span.note", {}, `as role ${role}`) : null,
     hasEpisodes ? el("span.note.faint", {}, `episode ${episode}`) : null,
@@ -214,23 +224,23 @@ function ending(rollout) {
   );
 }
 
-/** The turns as a row of bars: rewards above, advantages below; a click on a bar scrolls to its turn. */
+/** The turns as a row of bars: rewards above, then each named reward, and advantages below; a click on a bar scrolls to its turn. */
 function turnBar(rollout, onTurn) {
   if (rollout.turns.length < 2) return null;
   const numbers = rollout.turns.map((_, turn) => turnNumbers(rollout, turn));
-  const limits = {
-    reward: largest(numbers.map((one) => one.reward)),
-    advantage: largest(numbers.map((one) => one.advantage)),
-  };
-  const known = Object.keys(limits).filter((name) => numbers.some((one) => !Number.isNaN(one[name])));
-  const bar = (name, one) => {
-    const part = el(`span.half.${one[name] < 0 ? "down" : "up"}`);
-    const size = limits[name] ? Math.min(1, Math.abs(one[name]) / limits[name]) : 0;
+  const named = componentNames(rollout).map((name) => [name, numbers.map((_, turn) => componentOf(rollout, turn, name))]);
+  const own = (name) => [name, numbers.map((one) => one[name])];
+  const known = [own("reward"), ...named, own("advantage")]
+    .filter(([, values]) => values.some((value) => !Number.isNaN(value)))
+    .map(([name, values]) => ({ name, values, limit: largest(values) }));
+  const bar = ({ values, limit }, turn) => {
+    const part = el(`span.half.${values[turn] < 0 ? "down" : "up"}`);
+    const size = limit ? Math.min(1, Math.abs(values[turn]) / limit) : 0;
     part.style.setProperty("--size", Number.isFinite(size) ? size : 0);
-    return el(`span.bars.${name}`, {}, part);
+    return el("span.bars", {}, part);
   };
   const columns = numbers.map((one, turn) => {
-    const words = known.map((name) => `${name} ${brief(one[name])}`).join(", ");
+    const words = known.map(({ name, values }) => `${name} ${brief(values[turn])}`).join(", ");
     return button(
       `turn${one.invalid ? ".wrong" : ""}`,
       () => onTurn(turn),
@@ -238,7 +248,7 @@ function turnBar(rollout, onTurn) {
         title: `turn ${turn}: ${words}${one.invalid ? ", invalid" : ""}`,
         "aria-label": `Go to turn ${turn}: ${words}`,
       },
-      known.map((name) => bar(name, one)),
+      known.map((quantity) => bar(quantity, turn)),
       el("span.index", {}, one.invalid ? `✗${turn}` : String(turn)),
     );
   });
@@ -248,7 +258,7 @@ function turnBar(rollout, onTurn) {
     el(
       "div.names.faint",
       {},
-      known.map((name) => el("span", {}, name)),
+      known.map(({ name }) => el("span", { title: name }, name)),
     ),
     el("div.columns", {}, columns),
   );

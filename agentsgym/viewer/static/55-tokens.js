@@ -55,7 +55,14 @@ class TokenView {
     Object.assign(this, { rollout, other, tokens: rollout.tokens });
     this.turnAt = new Int32Array(this.tokens.ids.length).fill(-1);
     rollout.turns.forEach(({ start, stop }, turn) => this.turnAt.fill(turn, start, stop));
-    this.columns = COLORS.map(([key, heading, of, note]) => ({
+    const named = componentNames(rollout).map((name) => [
+      `reward: ${name}`,
+      `reward: ${name}`,
+      () => onTokens(rollout, rollout.turns.map((turn) => turn.components?.[name] ?? 0)),
+      "Named reward from the environment, the whole amount on each token of its turn.",
+    ]);
+    const [mask, reward, ...others] = COLORS;
+    this.columns = [mask, reward, ...named, ...others].map(([key, heading, of, note]) => ({
       key,
       heading,
       note,
