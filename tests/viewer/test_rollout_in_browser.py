@@ -232,3 +232,35 @@ def test_a_rollout_without_tokens_keeps_its_conversation(browser: Browser, tmp_p
             for view in ("group", "pair", "curves"):  # an infinite reward has no advantages
                 shown.go(view=view, row=0).wait_for_selector(".content > *")
             assert json.loads(shown.page.evaluate("JSON.stringify([location.hash.length > 0])")) == [True]
+
+
+def test_each_named_reward_has_a_column_a_bar_and_a_color(browser: Browser, tmp_path: Path) -> None:
+    turns = [
+        Turn(start=k, stop=k + 1, reward=one + 0.5, components={"correct": one, "format": 0.5})
+        for k, one in enumerate((0.0, -2.0, 1.0))
+    ]
+    total = {"correct": -1.0, "format": 1.5}
+    with RolloutStore.writer(tmp_path / "named") as writer:
+        for number in range(2):
+            writer.add(
+                Trajectory(
+                    token_ids=[1, 2, 3],
+                    turns=turns,
+                    messages=[{"role": "assistant", "content": "a"}] * 3,
+                    per_token_rewards=[turn.reward for turn in turns],
+                    final_reward=0.5 + number,
+                    final_components={**total, "format": 1.5 + number},
+                    stop_reason=StopReason.DONE,
+                    rollout_index=number,
+                )
+            )
+    with opened(browser, RolloutStore(tmp_path / "named"), "served", tmp_path) as shown:
+        page = shown.go(view="list")
+        expect(page.locator(".head")).to_contain_text("reward: format")
+        page = shown.go(view="conversation", row=0)
+        expect(page.locator(".turn-bar .names span")).to_have_text(["reward", "correct", "format"])
+        expect(page.locator(".turn-bar .turn").nth(1).locator(".bars")).to_have_count(3)
+        expect(page.locator(".turn-bar .turn").nth(1).locator(".half").nth(1)).to_have_class(re.compile("down"))
+        page = shown.go(view="tokens", row=0)
+        expect(page.locator("section.tokens")).to_contain_text("reward: correct")
+        settled(page)

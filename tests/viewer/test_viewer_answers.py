@@ -388,3 +388,19 @@ def test_numbers_are_json_and_exact_where_javascript_is(value: float | None) -> 
     if value is not None and math.isfinite(value) and abs(value) <= 2**53:
         assert told == value
     assert entries([value, [value]]) == [number(value), [number(value)]]
+
+
+def test_named_rewards_are_columns_of_the_list_and_numbers_of_turns(tmp_path: Path) -> None:
+    turns = [
+        Turn(start=1, stop=2, reward=1.5, components={"correct": 1.0, "format": 0.5}),
+        Turn(start=2, stop=4, reward=0.0),
+    ]
+    named = rollout(0, turns=turns, final_reward=1.5, final_components={"correct": 1.0, "format": 0.5})
+    write(tmp_path, [StoredRollout(trajectory=one) for one in (named, rollout(1))])
+    answers = answers_of(tmp_path)
+    columns = answers.index.columns
+    assert columns["rewards/correct"] == [1.0, None]
+    assert columns["rewards/format"] == [0.5, None]
+    shown = rollout_data(0, answers.store.record(0), lambda _name, _ids: None)
+    assert [turn["components"] for turn in shown["turns"]] == [{"correct": 1.0, "format": 0.5}, {}]
+    assert ["reward correct", "1"] in shown["facts"]
