@@ -85,5 +85,7 @@ def show_summary(trajectory: Trajectory) -> None:
         out().print(f"invalid actions: {sum(turn.invalid for turn in trajectory.turns)}")
     for role, reward in trajectory.final_rewards.items():
         out().print(plain(f"role {role}: {reward:zg}", 200))
+    for name, amount in (trajectory.final_components or {}).items():
+        out().print(plain(f"reward {name}: {amount:zg}", 200))
     if trajectory.error is not None:
         print_text(trajectory.error.strip(), "red")

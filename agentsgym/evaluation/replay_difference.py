@@ -95,9 +95,11 @@ def _compare_turns(k: int, before: Turn, after: Turn) -> Difference | None:
     if not _are_equal_maps(before.role_rewards or {}, after.role_rewards or {}):
         return Difference(k, "rewards by role", shown(before.role_rewards), shown(after.role_rewards))
     # With rewards by role, a turn's reward depends on later turns, so the rewards of each step are compared above.
-    if before.role_rewards is None and after.role_rewards is None and not _are_equal(before.reward, after.reward):
+    has_roles = before.role_rewards is not None or after.role_rewards is not None
+    if not (has_roles or _are_equal(before.reward, after.reward)):
         return Difference(k, "reward", f"{before.reward!r}", f"{after.reward!r}")
-    return None
+    is_same = has_roles or _are_equal_maps(before.components or {}, after.components or {})
+    return None if is_same else Difference(k, "named rewards", shown(before.components), shown(after.components))
 
 
 def _compare_ends(recorded: Trajectory, played: Played) -> Difference | None:
@@ -117,8 +119,12 @@ def _compare_ends(recorded: Trajectory, played: Played) -> Difference | None:
         return Difference(turn, "success", str(recorded.success), str(now.success))
     if not _are_equal(recorded.final_reward, now.final_reward):
         return Difference(turn, "final reward", f"{recorded.final_reward!r}", f"{now.final_reward!r}")
-    if not _are_equal_maps(recorded.final_rewards, now.final_rewards):
-        return Difference(turn, "final reward", shown(recorded.final_rewards), shown(now.final_rewards))
+    for before, after in (
+        (recorded.final_rewards, now.final_rewards),
+        (recorded.final_components or {}, now.final_components or {}),
+    ):
+        if not _are_equal_maps(before, after):
+            return Difference(turn, "final reward", shown(before), shown(after))
     return None
 
 

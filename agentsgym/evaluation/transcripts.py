@@ -16,7 +16,8 @@ def render_transcript(trajectory: Trajectory) -> str:
     turns = {turn.message_index: turn for turn in trajectory.turns}
     for index, message in enumerate(trajectory.messages):
         turn = turns.get(index)
-        note = "" if turn is None else f" {turn.reward:+zg}{', invalid' if turn.invalid else ''}"
+        named = "" if turn is None else "".join(f", {name} {x:+zg}" for name, x in (turn.components or {}).items())
+        note = "" if turn is None else f" {turn.reward:+zg}{named}{', invalid' if turn.invalid else ''}"
         parts.append(f"[{message['role']}{note}] {message['content']}")
     if trajectory.error is not None:
         parts.append(f"[error] {trajectory.error.strip()}")

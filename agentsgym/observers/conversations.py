@@ -64,6 +64,8 @@ class Conversation:
             "num_tokens": len(trajectory.token_ids),
             "invalid_turns": [k for k, turn in enumerate(trajectory.turns) if turn.invalid],
         }
+        if trajectory.final_components is not None:
+            facts["final_components"] = dict(trajectory.final_components)
         if trajectory.error is not None:
             facts["error"] = trajectory.error.strip()
         indices = shown_indices(len(trajectory.messages), _MAX_MESSAGES)
@@ -161,6 +163,7 @@ def _notes(
             own = None if advantages is None else advantages[k]
             notes[places[turn.message_index]] = (
                 f"turn {k}, reward {turn.reward:+zg}"
+                + "".join(f", {name} {amount:+zg}" for name, amount in (turn.components or {}).items())
                 + ("" if own is None else f", advantage {own:+z.3g}")
                 + (", invalid" if turn.invalid else "")
             )

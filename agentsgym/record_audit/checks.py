@@ -244,6 +244,7 @@ def _rewards(trajectory: Any, expected: _Expected) -> _Findings:
     endless = [k for k, amounts in enumerate(rewards) if not all(map(math.isfinite, amounts))]
     for k in endless:
         yield "rewards", k, f"rewards must be finite, got {shown(rewards[k])}"
+    yield from _components(trajectory)
     is_finite = not endless and math.isfinite(trajectory.final_reward)
     if failed or not is_finite or expected.turn_credit is None or expected.token_credit is None:
         return
@@ -254,6 +255,13 @@ def _rewards(trajectory: Any, expected: _Expected) -> _Findings:
         if not all(map(_is_close, given, right)):
             how = f"(turn_credit {expected.turn_credit!r}, token_credit {expected.token_credit!r})"
             yield "rewards", k, f"its tokens' rewards must be {shown(right)} {how}, got {shown(given)}"
+
+
+def _components(trajectory: Any) -> _Findings:
+    named = [(k, turn.reward, turn.components) for k, turn in enumerate(trajectory.turns)]
+    for k, reward, components in (*named, (None, trajectory.final_reward, trajectory.final_components)):
+        if components is not None and not _is_close(math.fsum(components.values()), reward):
+            yield "rewards", k, f"the components {shown(dict(components))} must add up to the reward, {reward!r}"
 
 
 def _outcome(trajectory: Any, expected: _Expected) -> _Findings:
