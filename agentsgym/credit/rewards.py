@@ -84,9 +84,8 @@ def credited_rewards(trajectory: Trajectory, turn_credit: str) -> list[float]:
         ConfigError: ``turn_credit`` is unknown.
         ValueError: A role that has turns has no final reward, although another role has one.
     """
-    return _credited(
-        trajectory, turn_credit, trajectory.turn_rewards, trajectory.final_reward, trajectory.final_rewards
-    )
+    rewards = [turn.reward for turn in trajectory.turns]
+    return _credited(trajectory, turn_credit, rewards, trajectory.final_reward, trajectory.final_rewards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +131,9 @@ def _credited(
     rewards, counts = [*turn_rewards], token_counts(trajectory)
     if not final_rewards:
         return credit(rewards, final_reward, counts)
-    check_final_rewards(trajectory.roles, final_rewards)
-    for role, turns in turns_by_role(trajectory.roles).items():
+    roles = [turn.role for turn in trajectory.turns]
+    check_final_rewards(roles, final_rewards)
+    for role, turns in turns_by_role(roles).items():
         own = credit([rewards[k] for k in turns], final_rewards[role], [counts[k] for k in turns])
         for k, amount in zip(turns, own, strict=True):
             rewards[k] = amount
