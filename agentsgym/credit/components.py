@@ -6,8 +6,7 @@ the components is always the reward.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -23,22 +22,31 @@ Reward = tuple[float, Mapping[str, float] | None]
 """A reward and its components; None for a plain number."""
 
 
-def sum_components(rewards: Iterable[Reward]) -> dict[str, float] | None:
+def sum_components(rewards: Iterable[Reward], add: Callable[[list[float]], float] = sum) -> dict[str, float] | None:
     """Sum rewards by component; None if all are plain numbers.
+
+    Args:
+        rewards: The rewards.
+        add: The function that sums the rewards themselves, so that a single component is exactly the reward.
 
     >>> sum_components([(1.5, {"correct": 1.0, "format": 0.5}), (0.25, {"format": 0.25}), (2.0, None)])
     {'correct': 1.0, 'format': 0.75, 'reward': 2.0}
     >>> sum_components([(1.0, None), (2.0, None)]) is None
     True
     """
-    given = list(rewards)
-    if all(components is None for _, components in given):
-        return None
     amounts: dict[str, list[float]] = {}
-    for reward, components in given:
+    has_names = False
+    for reward, components in rewards:
+        if components is not None:
+            has_names = True
+        elif not reward:
+            continue
         for name, amount in by_name(reward, components).items():
-            amounts.setdefault(name, []).append(amount)
-    return {name: math.fsum(own) for name, own in amounts.items()}
+            if name in amounts:
+                amounts[name].append(amount)
+            else:
+                amounts[name] = [amount]
+    return {name: float(add(own)) for name, own in amounts.items()} if has_names else None
 
 
 def add_rewards(rewards: Iterable[GivenReward]) -> GivenReward:

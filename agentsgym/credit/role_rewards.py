@@ -45,7 +45,7 @@ def attribute_rewards(turns: Sequence[Turn]) -> tuple[list[Turn], dict[Hashable,
         return list(turns), {}
     amounts, totals = _rewards_by_turn_and_role(turns)
     settled = [
-        replace(turn, reward=math.fsum(amount for amount, _ in own), components=sum_components(own))
+        replace(turn, reward=math.fsum(amount for amount, _ in own), components=sum_components(own, math.fsum))
         for turn, own in zip(turns, amounts, strict=True)
     ]
     return settled, {role: math.fsum(amount for amount, _ in own) for role, own in totals.items()}

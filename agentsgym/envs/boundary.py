@@ -192,7 +192,9 @@ def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
                 f"_step_episode must return (state, reward, done, info), got {shown(cast('object', answer))}"
             )
         next_state, reward, done, info = cast("tuple[dict[str, Any], Any, Any, dict[str, Any]]", answer)
-        number, components = as_reward("_step_episode's reward", reward)
+        number, components = reward, None
+        if type(number) is not float or not abs(number) <= _LARGEST:
+            number, components = as_reward("_step_episode's reward", reward)
         role_rewards, role_components = (
             (None, None) if info.get("rewards") is None else as_role_rewards(info["rewards"])
         )
@@ -316,15 +318,19 @@ def as_reward(name: str, value: Any) -> tuple[float, dict[str, float] | None]:
     >>> as_reward("the reward", {"correct": 1, "format": 0.5})
     (1.5, {'correct': 1.0, 'format': 0.5})
     """
-    if type(value) is float or not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         return as_number(name, value), None
     components: dict[str, float] = {}
     given = cast("Mapping[Any, Any]", value)
     for key, number in given.items():
-        if not isinstance(key, str) or not key:
+        if type(key) is str and key and type(number) is float and abs(number) <= _LARGEST:  # the most frequent case
+            components[key] = number
+        elif not isinstance(key, str) or not key:
             raise EnvError(f"{name} must be a number, or a dict of numbers by non-empty name, got {shown(given)}")
-        components[plain_str(key)] = as_number(f"{name}[{shown(key)}]", number)
-    return as_number(f"the sum of {name}", math.fsum(components.values())), components or None
+        else:
+            components[plain_str(key)] = as_number(f"{name}[{shown(key)}]", number)
+    total = math.fsum(components.values())
+    return total if abs(total) <= _LARGEST else as_number(f"the sum of {name}", total), components or None
 
 
 def as_role_rewards(rewards: Any) -> tuple[dict[Hashable, float], dict[Hashable, dict[str, float]] | None]:

@@ -196,7 +196,7 @@ class Trial:
             state = self.env.active_states[self.session_id]
             reward, components = as_reward("_final_reward", call_environment(self.env._final_reward, state, rewards))
             if components is None and not self.env.overrides_final_reward:
-                components = sum_components((one.reward, one.components) for one in conversation.turns[first:])
+                components = sum_components([(one.reward, one.components) for one in conversation.turns[first:]])
             conversation.final_reward += reward
             conversation.final_parts.append((reward, components))
         return stop_reason
