@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentsgym import check_env
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.Tools import ToolEnv
@@ -147,3 +148,23 @@ def test_a_tool_call_may_have_a_named_reward() -> None:
     calls = Action(text="", tool_calls=[ToolCall(name="price", arguments={"item": one}) for one in ("pen", "cup")])
     [trajectory] = Shop(tools=[price]).rollout([{"question": "?", "answer": "3"}], ScriptedAgent([calls, "3"]))
     assert [turn.components for turn in trajectory.turns] == [{"lookup": 0.5}, {"correct": 1.0}]
+
+
+def test_check_env_accepts_named_rewards_and_names_those_that_are_not_finite() -> None:
+    class Named(Script):
+        amount: Any = 1.0
+
+        def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+            reward = {"a": self.amount, "b": 0.5}
+            return {**state}, reward, True, {"rewards": {"X": reward, "O": -1.0}}
+
+        def _role(self, state: dict[str, Any]) -> Any:
+            return "X"
+
+    tasks = [{"seed": 0, "steps": []}]
+    report = check_env(Named, tasks, raise_on=None)
+    assert not [one for one in report.findings if one.check == "finite-rewards"]
+    Named.amount = math.nan
+    found = [one for one in check_env(Named, tasks, raise_on=None).findings if one.check == "finite-rewards"]
+    assert found
+    assert "{'a': nan, 'b': 0.5}" in found[0].text

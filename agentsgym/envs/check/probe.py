@@ -163,16 +163,17 @@ class HookProbe:
 
     def _check_step(self, name: str, hook: Callable[..., Any], args: tuple[Any, ...], step: tuple[Any, ...]) -> None:
         next_state, reward, done, info = step
-        if _is_number(reward) and not math.isfinite(reward):
-            text = f"{name} returned the reward {reward!r}: rewards must be finite numbers"
-            self.add("finite-rewards", name, text, about=repr(reward))
+        for one in _numbers(reward):
+            if _is_number(one) and not math.isfinite(one):
+                text = f"{name} returned the reward {reward!r}: rewards must be finite numbers"
+                self.add("finite-rewards", name, text, about=repr(reward))
         rewards: Any = cast("Mapping[Any, Any]", info).get("rewards") if isinstance(info, Mapping) else None
         if rewards is not None and not isinstance(rewards, Mapping):
             self.add("roles", name, f"info['rewards'] must be a dict of one reward per role, got {shown(rewards)}")
             rewards = None
         for role, amount in cast("Mapping[Any, Any]", {} if rewards is None else rewards).items():
             self.rewarded_roles.setdefault(role, name)
-            if not (_is_number(amount) and math.isfinite(amount)):
+            if not all(_is_number(one) and math.isfinite(one) for one in _numbers(amount)):
                 text = f"info['rewards'][{shown(role)}] is {shown(amount)}: rewards must be finite numbers"
                 self.add("finite-rewards", name, text, about=shown(role))
         if self._steps_again and done is True:
@@ -267,6 +268,11 @@ def _fingerprint(value: Any, depth: int = 0) -> Any:
         inner = list(islice(cast("dict[str, Any]", vars(value)).values(), _MAX_ITEMS))
     size = len(cast("Any", value)) if isinstance(value, Mapping | list | tuple | set) else 0
     return (id(cast("object", value)), size, *(_fingerprint(part, depth + 1) for part in inner))
+
+
+def _numbers(reward: Any) -> list[Any]:
+    """Return the numbers of a reward, which may be named."""
+    return [*cast("Mapping[Any, Any]", reward).values()] if isinstance(reward, Mapping) else [reward]
 
 
 def _is_number(value: Any) -> bool:
