@@ -36,7 +36,7 @@ Failure = TypeVar("Failure", bound=EpisodeError)
 _PACKAGE = Path(__file__).parent
 # Code that only forwards calls, so no failure originates there. Subfolders, which contain environments, do not count.
 _FOLDERS = frozenset(str(_PACKAGE / name) for name in ("envs", "rollouts", "rollouts/workers"))
-_FILES = frozenset(str(_PACKAGE / "agents" / name) for name in ("base.py", "event_loop.py"))
+_FILES = frozenset(str(_PACKAGE / name) for name in ("agents/base.py", "event_loop.py"))
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 _AT = ", at "

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LINE = (
-    "texts → errors → versions → cached_folders → interruptions → types → failures → seeding → fields → "
+    "texts → errors → versions → cached_folders → interruptions → event_loop → types → failures → seeding → fields → "
     "failure_policy → ranks → tokens → {credit, rollouts, agents, store} → {batch, record_audit, recorded} → envs → "
     "statistics → evaluation → {tiny, testing} → reports → interop → training → observers → export → "
     "{recipes, viewer, serving} → cli"
@@ -40,7 +40,18 @@ NAMED_BY = {
 }
 # What a reader of the training loop holds in mind; a folder of `envs` whose name is that of a class is a world.
 CORE = {
-    *("texts", "errors", "versions", "cached_folders", "interruptions", "types", "failures", "seeding", "fields"),
+    *(
+        "texts",
+        "errors",
+        "versions",
+        "cached_folders",
+        "interruptions",
+        "event_loop",
+        "types",
+        "failures",
+        "seeding",
+        "fields",
+    ),
     *("failure_policy", "ranks", "tokens", "credit", "rollouts", "agents", "batch", "envs", "statistics", "training"),
 }
 AROUND = RANK.keys() - CORE

@@ -8,8 +8,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, cast
 
-from agentsgym.agents.event_loop import run_coroutine
 from agentsgym.errors import AgentError, ConfigError
+from agentsgym.event_loop import run_coroutine
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.agents.event_loop import agents_loop, run_coroutine
 from agentsgym.agents.openai_client import Client, RequestError, load_openai
 from agentsgym.agents.openai_messages import as_sent, calls_in, reasoning_in
 from agentsgym.agents.openai_server import Server
 from agentsgym.agents.usage import Meter, Usage
 from agentsgym.errors import AgentError, ConfigError, did_you_mean
+from agentsgym.event_loop import agents_loop, run_coroutine
 from agentsgym.fields import is_int, require
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ChatFormat

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from agentsgym.agents.answer_limits import AnswerError, bounded_client
-from agentsgym.agents.event_loop import agents_loop
 from agentsgym.agents.openai_server import Server
 from agentsgym.agents.usage import Meter, as_mapping
 from agentsgym.errors import MissingDependencyError
+from agentsgym.event_loop import agents_loop
 from agentsgym.texts import sentence_of, shown, visible
 
 logger = logging.getLogger(__name__)

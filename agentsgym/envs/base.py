@@ -53,9 +53,11 @@ class MultistepEnv(ABC):
     """An environment that owns the whole interaction: prompts, steps, rewards, tokens.
 
     A subclass implements :meth:`_initialize_episode`, :meth:`_format_prompt` and :meth:`_step_episode`, and adds its
-    own keys to ``env_config`` through ``config_fields``.
+    own keys to ``env_config`` through ``config_fields``. Hooks that are called during an episode may be coroutines.
 
     Attributes:
+        has_coroutines: Whether a hook is a coroutine, so that sessions wait on the event loop (see
+            :class:`~agentsgym.rollouts.loop_executor.OwnExecutor`).
         tokenizer: The policy's tokenizer; None if only text is exchanged.
         env_config: The validated configuration, defaults filled in.
         given_config: The JSON values of the ``env_config`` that was passed to the class, before any constructor removed
@@ -92,6 +94,7 @@ class MultistepEnv(ABC):
     spec: ClassVar[EnvSpec] = EnvSpec()
     overrides_step_action: ClassVar[bool] = False
     overrides_final_reward: ClassVar[bool] = False
+    has_coroutines: bool = False
     _called_with: dict[str, Any] | None
     _unstorable_args: list[str]
 
@@ -316,8 +319,8 @@ class MultistepEnv(ABC):
             failures: Policy for failed rollouts; by default they are kept, and the others continue.
             pool: Pool of threads or processes that runs this environment's hooks; None for the calling thread.
             turn_timeout_s: Wall-clock limit for the environment's work between two actions, and for one answer of an
-                async agent; None for no limit. Without a pool, a step is not interrupted, and exceeding the limit is
-                detected only when it returns.
+                async agent; None for no limit. Without a pool, only a coroutine is interrupted, and exceeding the
+                limit is otherwise detected when the step returns.
             episode_timeout_s: Wall-clock limit for a trial; None for no limit.
             **limits: ``max_turn_tokens`` (one action) and ``max_completion_length`` (everything after the first
                 prompt), each None for no limit; ``env_config["max_trajectory_tokens"]`` limits the whole trajectory.

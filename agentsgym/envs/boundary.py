@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from agentsgym.errors import EnvError
+from agentsgym.event_loop import awaited
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
@@ -20,9 +21,12 @@ _LARGEST = 3.4e38
 
 
 def call_environment(hook: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a hook of the environment; any exception becomes an :class:`EnvError` with the original as its cause."""
+    """Call a hook of the environment, and wait for it if it is async.
+
+    Any exception becomes an :class:`EnvError` with the original as its cause.
+    """
     try:
-        return hook(*arguments)
+        return awaited(hook(*arguments))
     except BaseException as error:
         raise failure_of_hook(hook, error) from error
 

@@ -23,10 +23,12 @@ class PlayableEnv(Protocol):
         active_states: The state of each live session, by ``session_id``.
         overrides_step_action: Whether the class overrides ``_step_action``, to receive more than an action's text.
         overrides_final_reward: Whether the class overrides ``_final_reward``, so that it need not be the sum.
+        has_coroutines: Whether a hook is async, so that trials wait for it on the event loop.
     """
 
     overrides_step_action: ClassVar[bool]
     overrides_final_reward: ClassVar[bool]
+    has_coroutines: bool
     env_config: dict[str, Any]
     active_states: dict[str, State]
 

@@ -12,7 +12,7 @@ from typing import Any
 from agentsgym.credit.rewards import check_credit
 from agentsgym.envs.config import COMMON_FIELDS, check_trials, validated_config
 from agentsgym.envs.dataset_rows import plain_part
-from agentsgym.envs.user_checks import check_class
+from agentsgym.envs.user_checks import MAY_BE_ASYNC, check_class, is_async
 from agentsgym.errors import ConfigError
 
 DATASET_METHODS = ("get_train_dataset", "get_eval_dataset")
@@ -46,6 +46,7 @@ def prepare_class(env_class: type[Any], base: type[Any]) -> None:
             setattr(env_class, name, DatasetMethod(method.__func__))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
     env_class.overrides_step_action = env_class._step_action is not base._step_action
     env_class.overrides_final_reward = env_class._final_reward is not base._final_reward
+    env_class.has_coroutines = any(is_async(inspect.getattr_static(env_class, name, None)) for name in MAY_BE_ASYNC)
 
 
 def given_and_valid(

@@ -57,6 +57,7 @@ from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Budget, Conversation
 from agentsgym.envs.user_checks import check_info_keys, place_of_hook
 from agentsgym.errors import AgentError, EnvError, EpisodeError, TemplateError
+from agentsgym.event_loop import awaited
 from agentsgym.failures import FailureLog, describe, failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
@@ -322,7 +323,7 @@ class Trial:
         env = self.env
         hook: Callable[..., Any] = env._step_action if env.overrides_step_action else env._step_episode
         try:  # like call_environment, inlined for a shorter traceback
-            answer = hook(self.session_id, state, action if env.overrides_step_action else action.text)
+            answer = awaited(hook(self.session_id, state, action if env.overrides_step_action else action.text))
         except BaseException as error:
             raise failure_of_hook(hook, error) from error
         next_state, step, info = as_step(answer)

@@ -47,6 +47,19 @@ class _NotGiven:
 NOT_GIVEN: Any = _NotGiven()
 
 
+#: The hooks that are awaited; the last line has those of ``ToolEnv``.
+MAY_BE_ASYNC = (
+    *("_initialize_episode", "_system_prompt", "_format_prompt", "_step_episode", "_step_action", "_last_message"),
+    *("_final_reward", "_calculate_rewards", "_state_key", "_role", "_potential", "_close_episode"),
+    *("_call_tool", "_answer", "_reward_call", "_reward_answer"),
+)
+
+
+def is_async(method: Any) -> bool:
+    """Whether a method, as it is defined in its class, is a coroutine function."""
+    return inspect.iscoroutinefunction(getattr(method, "__func__", method))  # unwraps a static or a class method
+
+
 def check_class(env_class: type[Any], base: type[Any]) -> None:
     """Check a class when it is defined.
 
@@ -55,20 +68,12 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
         base: The class that declares the hooks.
 
     Raises:
-        ConfigError: A hook is a coroutine function, ``config_fields`` contains a value that is not a
-            :class:`~agentsgym.fields.Field`, ``task_fields`` is a single name, or ``spec`` is not an
+        ConfigError: A hook that is not awaited is a coroutine function, ``config_fields`` contains a value that is not
+            a :class:`~agentsgym.fields.Field`, ``task_fields`` is a single name, or ``spec`` is not an
             :class:`~agentsgym.envs.spec.EnvSpec`.
     """
     name = env_class.__name__
-    for hook in vars(base):
-        method = inspect.getattr_static(env_class, hook)
-        function = getattr(method, "__func__", method)  # unwraps a static method or a class method
-        is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
-        if is_async and hook.startswith("_") and not hook.startswith("__"):
-            raise ConfigError(
-                f"{name}.{hook} is async, but an environment's hooks are not awaited: write a plain def, and use an "
-                "EnvThreadPool for environments that wait for I/O"
-            )
+    _check_coroutines(env_class, base)
     if isinstance(env_class.task_fields, str):
         wanted = f"must be a tuple of keys, as in ({shown(env_class.task_fields)},), or None"
         raise ConfigError(f"{name}.task_fields {wanted}; got {shown(env_class.task_fields)}")
@@ -82,6 +87,22 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
             example = "Field(default=3, expected='a positive int', valid=is_int(1)), from agentsgym.fields"
             raise ConfigError(
                 f"{name}.config_fields[{shown(key)}] must be a Field, as in {example}; got {shown(field)}"
+            )
+
+
+def _check_coroutines(env_class: type[Any], base: type[Any]) -> None:
+    for hook in vars(base):
+        if not hook.startswith("_") or hook.startswith("__"):
+            continue
+        method = inspect.getattr_static(env_class, hook)
+        if is_async(method) and hook not in MAY_BE_ASYNC:
+            raise ConfigError(
+                f"{env_class.__name__}.{hook} is async, but this hook is not awaited: write a plain def (these may be "
+                f"async: {', '.join(MAY_BE_ASYNC)})"
+            )
+        if inspect.isasyncgenfunction(getattr(method, "__func__", method)):
+            raise ConfigError(
+                f"{env_class.__name__}.{hook} is an async generator: return the value instead of yielding it"
             )
 
 

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from agentsgym.agents.base import answer
-from agentsgym.agents.event_loop import agents_loop, is_on_agents_loop
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError
+from agentsgym.event_loop import agents_loop, is_on_agents_loop
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.rollouts.interfaces import GRACE_S, Raised

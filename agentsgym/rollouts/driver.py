@@ -9,7 +9,8 @@ from agentsgym.errors import ConfigError, EpisodeError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
 from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCaller, call_agent, finish_agent
 from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits, TrialGenerator
-from agentsgym.rollouts.scheduler import InlineExecutor, Pool, Scheduler
+from agentsgym.rollouts.loop_executor import OwnExecutor, has_coroutines
+from agentsgym.rollouts.scheduler import Pool, Scheduler
 from agentsgym.types import TurnRequest
 
 
@@ -27,13 +28,14 @@ def drive(  # noqa: PLR0913  # keywords, most of them usually omitted
     """Play all trials to their ends, many concurrently, and return their results in the order of the trials.
 
     A batched agent is called once per round for all live trials. An agent with coroutines (``async def aact``) is
-    called for each trial as soon as the trial's step is done. An error of the agent is thrown into the trial concerned,
-    which decides how to handle it; the others continue. The results do not depend on how the agent is called or where
-    the environments run.
+    called for each trial as soon as the trial's step is done. Without a pool, trials of environments whose hooks are
+    coroutines play on the event loop, where they wait at the same time. An error of the agent is thrown into the trial
+    concerned, which decides how to handle it; the others continue. The results do not depend on how the agent is called
+    or where the environments run.
 
-    A time limit ends a trial with an error; the others continue. Steps in a pool are abandoned; steps on this thread
-    cannot be interrupted, so the limit is checked when the environment's call returns. Calls of a batched agent count
-    toward the limit of a trial, but not toward the limit of a turn.
+    A time limit ends a trial with an error; the others continue. Steps in a pool are abandoned, and coroutines are
+    canceled; other steps on this thread cannot be interrupted, so the limit is checked when the environment's call
+    returns. Calls of a batched agent count toward the limit of a trial, but not toward the limit of a turn.
 
     Args:
         trials: The trials to play; without a pool and a time limit, they may also be unstarted generators.
@@ -56,8 +58,9 @@ def drive(  # noqa: PLR0913  # keywords, most of them usually omitted
         require(name, limit, or_none(is_positive_number), "a positive number of seconds or None")
     limits = TimeLimits(turn_s=turn_timeout_s, trial_s=episode_timeout_s)
     caller = ConcurrentCaller if callable(getattr(agent, "aact", None)) else BatchCaller
+    trials = [*trials]
     try:
-        if pool is None and limits == TimeLimits() and caller is BatchCaller:
+        if pool is None and limits == TimeLimits() and caller is BatchCaller and not any(map(has_coroutines, trials)):
             return _lockstep(trials, agent, max_concurrent, on_finish, interrupt)
         playable: list[PlayableTrial[Result]] = []
         for trial in trials:
@@ -69,7 +72,7 @@ def drive(  # noqa: PLR0913  # keywords, most of them usually omitted
         scheduler = Scheduler(
             playable, limits=limits, max_concurrent=max_concurrent, on_finish=on_finish, interrupt=interrupt
         )
-        executor = InlineExecutor(scheduler) if pool is None else pool.begin_run(scheduler)
+        executor = OwnExecutor(scheduler) if pool is None else pool.begin_run(scheduler)
         return scheduler.run(executor, caller(scheduler, agent))
     finally:
         finish_agent(agent)

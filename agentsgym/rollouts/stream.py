@@ -16,7 +16,8 @@ from typing import Any
 from agentsgym.errors import AgentsGymError
 from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCaller, finish_agent
 from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits
-from agentsgym.rollouts.scheduler import InlineExecutor, Pool, Scheduler
+from agentsgym.rollouts.loop_executor import OwnExecutor
+from agentsgym.rollouts.scheduler import Pool, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class TrialStream:
         scheduler = self._scheduler
         try:
             try:
-                executor = InlineExecutor(scheduler) if self._pool is None else self._pool.begin_run(scheduler)
+                executor = OwnExecutor(scheduler) if self._pool is None else self._pool.begin_run(scheduler)
                 scheduler.run(executor, caller(scheduler, self._agent))
             finally:
                 finish_agent(self._agent)

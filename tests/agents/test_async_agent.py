@@ -9,8 +9,8 @@ import pytest
 from guess_game import GuessEnv, tasks
 
 from agentsgym.agents.base import Agent, AsyncAgent, as_agent
-from agentsgym.agents.event_loop import agents_loop, run_coroutine
 from agentsgym.errors import AgentError, ConfigError
+from agentsgym.event_loop import agents_loop, run_coroutine
 from agentsgym.types import Action, TurnRequest
 
 

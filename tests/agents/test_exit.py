@@ -11,7 +11,7 @@ BEGIN = """
 import asyncio, gc, threading, time
 from http_server import chat, serving
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.agents.event_loop import agents_loop
+from agentsgym.event_loop import agents_loop
 from agentsgym.agents.openai import OpenAIAgent
 from agentsgym.types import TurnRequest
 

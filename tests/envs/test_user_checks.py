@@ -47,15 +47,6 @@ def test_a_config_field_that_is_none_is_refused_with_the_class() -> None:
         type("Mine", (GuessEnv,), {"config_fields": ["a"]})
 
 
-@pytest.mark.parametrize("hook", ["_initialize_episode", "_format_prompt", "_step_episode", "_final_reward"])
-def test_an_async_hook_is_refused_with_the_class(hook: str) -> None:
-    async def waiting(self: Any, *arguments: Any) -> Any:
-        return None
-
-    with pytest.raises(ConfigError, match=rf"Mine\.{hook} is async, but an environment's hooks are not awaited"):
-        type("Mine", (GuessEnv,), {hook: waiting})
-
-
 async def waiting(self: Any, *arguments: Any) -> Any:
     return None
 
@@ -69,14 +60,27 @@ async def wrapped(self: Any, *arguments: Any) -> Any:
     return await waiting(self, *arguments)
 
 
-@pytest.mark.parametrize("hook", [waiting, yielding, wrapped, staticmethod(waiting), classmethod(waiting)])
-def test_an_async_hook_is_refused_however_it_is_written_and_wherever_it_comes_from(hook: Any) -> None:
-    mixin = type("Mixin", (), {"_close_episode": hook})
-    for bases, body in (((GuessEnv,), {"_close_episode": hook}), ((mixin, GuessEnv), {})):
+@pytest.mark.parametrize("hook", [waiting, wrapped, staticmethod(waiting), classmethod(waiting)])
+def test_an_async_hook_that_is_not_awaited_is_refused_wherever_it_comes_from(hook: Any) -> None:
+    mixin = type("Mixin", (), {"_check_task": hook})
+    for bases, body in (((GuessEnv,), {"_check_task": hook}), ((mixin, GuessEnv), {})):
         with pytest.raises(
-            ConfigError, match=r"^Mine\._close_episode is async, but an environment's hooks are not awai"
+            ConfigError, match=r"^Mine\._check_task is async, but this hook is not awaited: write a plain"
         ):
             type("Mine", bases, body)
+
+
+def test_an_async_generator_is_no_hook() -> None:
+    with pytest.raises(ConfigError, match=r"^Mine\._step_episode is an async generator: return the value"):
+        type("Mine", (GuessEnv,), {"_step_episode": yielding})
+
+
+@pytest.mark.parametrize("hook", [waiting, wrapped, staticmethod(waiting), classmethod(waiting)])
+def test_an_environment_knows_that_a_hook_is_async_wherever_it_comes_from(hook: Any) -> None:
+    mixin = type("Mixin", (), {"_close_episode": hook})
+    assert type("Mine", (GuessEnv,), {"_close_episode": hook}).has_coroutines
+    assert type("Mine", (mixin, GuessEnv), {}).has_coroutines
+    assert not type("Mine", (type("Mine", (mixin, GuessEnv), {}),), {"_close_episode": lambda *_: None}).has_coroutines
 
 
 def test_a_hook_that_runs_a_coroutine_to_its_end_is_allowed() -> None:

@@ -112,3 +112,32 @@ def recent(messages: list[Message]) -> list[Message]:
 
 def texts(trajectory: Trajectory) -> list[str]:
     return [message["content"] for message in trajectory.messages if message["role"] == "assistant"]
+
+
+class AsyncPlayground(Playground):
+    """The same, with hooks that give way; on the word ``wait`` a step never ends."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.interrupted: list[str] = []
+        self.closed: list[str] = []
+
+    async def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return super()._initialize_episode(session_id, task_data)
+
+    async def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+        await asyncio.sleep(0)
+        return super()._format_prompt(state, step)
+
+    async def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+        try:
+            await (asyncio.Future[None]() if action == "wait" else asyncio.sleep(0))
+        except asyncio.CancelledError:
+            self.interrupted.append(session_id)
+            raise
+        return super()._step_episode(session_id, state, action)
+
+    async def _close_episode(self, session_id: str, state: dict[str, Any]) -> None:
+        await asyncio.sleep(0)
+        self.closed.append(session_id)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from playground import AsyncParrot, Parrot, Playground, recent, tasks, texts
+from playground import AsyncParrot, AsyncPlayground, Parrot, Playground, recent, tasks, texts
 
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.agents.event_loop import agents_loop
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv
 from agentsgym.errors import AgentError, ConfigError, EnvError
+from agentsgym.event_loop import agents_loop
 from agentsgym.interruptions import Interruption
 from agentsgym.rollouts.driver import drive
 from agentsgym.rollouts.process_pool import EnvProcessPool
@@ -52,6 +52,7 @@ def anonymous(trajectories: list[Trajectory]) -> list[Trajectory]:
     ]
 
 
+@pytest.mark.parametrize("env_class", [Playground, AsyncPlayground])
 @pytest.mark.parametrize("make_agent", [Parrot, AsyncParrot])
 @pytest.mark.parametrize("limits", [{}, LONG])
 @pytest.mark.parametrize("max_concurrent", [None, 2])
@@ -61,11 +62,18 @@ def anonymous(trajectories: list[Trajectory]) -> list[Trajectory]:
     ids=["episode", "trial", "kept", "rewritten"],
 )
 def test_requests_and_trajectories_are_the_same_in_all_modes(
-    config: Any, max_concurrent: int | None, limits: Any, make_agent: Callable[[], Any], pool: Any
+    config: Any,
+    max_concurrent: int | None,
+    limits: Any,
+    make_agent: Callable[[], Any],
+    env_class: type[Playground],
+    pool: Any,
 ) -> None:
-    env = Playground(TOKENIZER, {"max_steps_per_episode": 4, **config})
-    plain, agent = Parrot(), make_agent()
-    wanted = env.rollout(tasks(*SCRIPTS), plain, 2, max_turn_tokens=9, max_completion_length=300)
+    config = {"max_steps_per_episode": 4, **config}
+    env, plain, agent = env_class(TOKENIZER, config), Parrot(), make_agent()
+    wanted = Playground(TOKENIZER, config).rollout(
+        tasks(*SCRIPTS), plain, 2, max_turn_tokens=9, max_completion_length=300
+    )
     seen: list[Trajectory] = []
     given = env.rollout(
         tasks(*SCRIPTS),
@@ -85,9 +93,10 @@ def test_requests_and_trajectories_are_the_same_in_all_modes(
     assert not env.active_states
 
 
-def test_a_batch_agent_is_asked_once_a_round_in_all_modes(pool: Any) -> None:
+@pytest.mark.parametrize("env_class", [Playground, AsyncPlayground])
+def test_a_batch_agent_is_asked_once_a_round_in_all_modes(pool: Any, env_class: type[Playground]) -> None:
     agent = Parrot()
-    Playground().rollout(tasks("a b stop", "a stop", "a b c stop"), agent, pool=pool)
+    env_class().rollout(tasks("a b stop", "a stop", "a b c stop"), agent, pool=pool)
     assert agent.rounds == [3, 3, 2, 1]
 
 

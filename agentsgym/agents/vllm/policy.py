@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.agents.event_loop import run_coroutine
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
 from agentsgym.agents.vllm.fleet import VLLMServers
 from agentsgym.agents.vllm.sampling import VLLMSampling
 from agentsgym.agents.vllm.stepping import SteppedEngine
 from agentsgym.agents.vllm.weights import PUSH_LIMIT_S, EngineWeights, ServerWeights
 from agentsgym.errors import ConfigError
+from agentsgym.event_loop import run_coroutine
 from agentsgym.ranks import raise_on_all_ranks
 from agentsgym.types import Action, TurnRequest
 

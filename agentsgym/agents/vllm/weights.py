@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import torch
 
-from agentsgym.agents.event_loop import run_coroutine
 from agentsgym.agents.vllm.fleet import VLLMServers
 from agentsgym.agents.vllm.server import TransientError, VLLMServer, open_session
 from agentsgym.errors import AgentsGymError, ConfigError
+from agentsgym.event_loop import run_coroutine
 from agentsgym.ranks import DeferredError, all_gather_objects, raise_on_all_ranks
 from agentsgym.texts import sentence_of, shown
 

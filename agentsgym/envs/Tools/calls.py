@@ -171,11 +171,12 @@ def make_calls(
         in_thread = len(batch) > 1 or limits_s[0] is not None
         jobs = [process.runner.start(work) for work in works] if in_thread else []
         for place, index in enumerate(batch):
-            work, limit_s = works[place], limits_s[place]
+            work = works[place]
             if jobs:
+                limit_s = limits_s[place]
                 left_s = None if limit_s is None else max(0.0, start + limit_s - time.monotonic())
                 work = partial(process.runner.finish, jobs[place], left_s)
-            result = _result_of(work, plan.calls[index].name, limit_s, config["max_result_length"])
+            result = _result_of(work, plan.calls[index].name, config)
             plan.results[index] = result
             is_over = is_over or result.done
         plan.made += batch
@@ -183,12 +184,13 @@ def make_calls(
         plan.end_before(waiting)
 
 
-def _result_of(work: Callable[[], Any], name: str, limit_s: float | None, max_length: int | None) -> ToolResult:
+def _result_of(work: Callable[[], Any], name: str, config: Mapping[str, Any]) -> ToolResult:
     """Run or await a call, and return its result; an exception of the tool becomes a failed result."""
+    max_length = config["max_result_length"]
     try:
         result = work()
     except CallTimeoutError:
-        return failed_result(f"{name} took longer than {limit_s:g} s, and was given up")
+        return failed_result(f"{name} took longer than {config['tool_timeout_s']:g} s, and was given up")
     except EnvError:
         raise
     except BaseException as error:  # tools are user code, and the agent may retry

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -26,9 +26,10 @@ from agentsgym.envs.Tools.calls import Plan, make_calls, plan_calls
 from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.envs.Tools.process import Process
 from agentsgym.envs.Tools.results import ToolResult, as_text
-from agentsgym.envs.Tools.sources import SessionTools, Source, Sources, as_sources, registered_tools
+from agentsgym.envs.Tools.sources import SessionTools, Source, Sources, as_sources, has_async, registered_tools
 from agentsgym.envs.Tools.tasks import DatasetOptions, task_dataset
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
+from agentsgym.event_loop import awaited
 from agentsgym.fields import Field, choice_field, is_int, is_number, is_seconds, is_str, is_strings, or_none
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.parse import with_calls
@@ -165,12 +166,13 @@ class ToolEnv(MultistepEnv):
         ``info["success"]`` is whether the answer is right. If the episode continues, ``info["reply"]`` is the next
         observation.
         """
-        return self._reward_answer(state, text), True, {"success": self._is_right(state, text)}
+        return awaited(self._reward_answer(state, text)), True, {"success": self._is_right(state, text)}
 
     def _reward_call(self, state: State, call: ToolCall, result: ToolResult) -> GivenReward:
         """Return the reward for a call, in addition to its result's: ``call_reward`` or ``failed_call_reward``.
 
-        Like any reward it may be a dict of numbers by name, and so may that of :meth:`_reward_answer`.
+        Like any reward it may be a dict of numbers by name, and so may that of :meth:`_reward_answer`. Both methods,
+        :meth:`_call_tool` and :meth:`_answer` may be async.
         """
         return self.env_config["failed_call_reward" if result.failed else "call_reward"]
 
@@ -329,6 +331,7 @@ class ToolEnv(MultistepEnv):
             as_sources(functions, f"{self._name}._tools() must return JSON schemas,")
             made = Process(tools, self.env_config["setup_timeout_s"], self.env_config["parallel_tools"])
             process = self._processes.setdefault(made.pid, made)  # atomic; a lock might be held during a fork
+            self.has_coroutines = type(self).has_coroutines or has_async(functions)
             if process is made:
                 weakref.finalize(self, process.close)
         return process
@@ -339,10 +342,10 @@ class ToolEnv(MultistepEnv):
         plan = plan_calls(action, schemas, self.env_config, num_made=state["num_calls"])
         if not plan.calls:
             return self._reject_turn(state, plan.complaint, num_unreadable=plan.num_unreadable)
-        hook = partial(self._call_tool, session_id, state)
+        hook = partial(_awaited_call, self._call_tool, session_id, state)
         make_calls(plan, hook, self._process, session_id, self.env_config, is_own=self._makes_calls())
         rewards: list[GivenReward] = [
-            add_rewards([result.reward, self._reward_call(state, call, result)])
+            add_rewards([result.reward, awaited(self._reward_call(state, call, result))])
             for call, result in plan.calls_with_results()
         ]
         rewards.append(plan.num_unreadable * self.env_config["failed_call_reward"])
@@ -350,7 +353,7 @@ class ToolEnv(MultistepEnv):
         done, success = plan.is_done, plan.success
         info: dict[str, Any] = {}
         if plan.submitted is not None:
-            reward, _, info = self._answer(session_id, state, plan.submitted)
+            reward, _, info = awaited(self._answer(session_id, state, plan.submitted))
             rewards.append(reward)
             done, success = True, info.get("success")
         is_invalid = not plan.made and plan.submitted is None
@@ -374,7 +377,7 @@ class ToolEnv(MultistepEnv):
         }
 
     def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, GivenReward, bool, dict[str, Any]]:
-        reward, done, info = self._answer(session_id, state, text)
+        reward, done, info = awaited(self._answer(session_id, state, text))
         next_state = {**state, "pending": [{"role": "user", "content": str(info.get("reply", _CONTINUE))}]}
         return next_state, reward, done, {**self._counts(state), "tool_failed": False, **info}
 
@@ -392,3 +395,7 @@ class ToolEnv(MultistepEnv):
 
     def _counts(self, state: State) -> dict[str, int]:
         return {name: state[name] for name in ("num_calls", "num_failed_calls", "num_unreadable_calls")}
+
+
+def _awaited_call(hook: Callable[..., Any], *arguments: Any) -> Any:
+    return awaited(hook(*arguments))

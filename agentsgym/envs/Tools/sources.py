@@ -9,13 +9,15 @@ import random
 import threading
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
+from agentsgym.envs.shared.timed import CallTimeoutError
 from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.event_loop import run_coroutine
 from agentsgym.texts import shown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -178,8 +180,14 @@ def as_sources(tools: Any, who: str) -> tuple[Source, ...]:
     return tuple(cast("Sequence[Source]", given))
 
 
+def has_async(sources: Sequence[Source]) -> bool:
+    """Whether a function, or a method of a session's object, is async."""
+    methods = [one.methods() if isinstance(one, SessionTools) else [one] for one in sources]
+    return any(inspect.iscoroutinefunction(method) for own in methods for method in own)
+
+
 def make_tool(function: Callable[..., Any], *, is_parallel: bool, busy: threading.Lock | None = None) -> Tool:
-    """Make a tool from a function: JSON values are converted to its annotated types, and coroutines are run.
+    """Make a tool from a function: JSON values are converted to its annotated types, and coroutines are awaited.
 
     Args:
         function: The function, or a method of a session's object.
@@ -192,19 +200,32 @@ def make_tool(function: Callable[..., Any], *, is_parallel: bool, busy: threadin
         given = {}
     hints = {name: hint for name, hint in given.items() if name != "return" and _needs_conversion(hint)}
     lock = None if is_parallel else busy
+    is_async = inspect.iscoroutinefunction(function)
 
-    def call(arguments: Mapping[str, Any], limit_s: float | None) -> Any:  # noqa: ARG001  # enforced by the caller
+    def call(arguments: Mapping[str, Any], limit_s: float | None) -> Any:
         if lock is not None and not lock.acquire(blocking=False):
             raise BusyError("an earlier call is still running, so this call was not made")
         try:
             converted = {name: convert_to_hint(arguments[name], hints[name]) for name in hints if name in arguments}
             value = function(**{**arguments, **converted})
-            return asyncio.run(value) if inspect.iscoroutine(value) else value
+            return run_coroutine(_within(value, limit_s if is_async else None)) if inspect.iscoroutine(value) else value
         finally:
             if lock is not None:
                 lock.release()
 
-    return Tool(call, is_parallel)
+    return Tool(call, is_parallel, keeps_time=is_async)
+
+
+async def _within(coroutine: Coroutine[Any, Any, Any], limit_s: float | None) -> Any:
+    """Await a coroutine; raise :class:`CallTimeoutError` and cancel it if it takes longer than its limit."""
+    limit = asyncio.timeout(limit_s)
+    try:
+        async with limit:
+            return await coroutine
+    except TimeoutError:
+        if limit.expired():
+            raise CallTimeoutError from None
+        raise
 
 
 def convert_to_hint(value: Any, hint: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, Self, cast
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check.report import Finding
 from agentsgym.envs.check.start_states import Start, start_of
+from agentsgym.event_loop import awaited
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
 
@@ -102,7 +103,7 @@ class HookProbe:
             generators, attributes, num_uses = global_generators(), self._attributes(), self._num_uses
             state = _bytes_of(args[0]) if name in _READERS else None
             try:
-                result = hook(*args)
+                result = awaited(hook(*args))
             finally:
                 if self._num_uses == num_uses:  # otherwise, a hook called by this one used them
                     self._check_generators(name, generators)
@@ -124,7 +125,7 @@ class HookProbe:
         def watched(session_id: str, state: Any, call: Any) -> Any:
             generators = global_generators()
             try:
-                return hook(session_id, state, call)
+                return awaited(hook(session_id, state, call))
             finally:
                 name = str(getattr(call, "name", ""))
                 remedy = "a generator of the session (an instance of tools_class receives one)"
@@ -183,7 +184,7 @@ class HookProbe:
         try:
             copied: Any = copy.deepcopy(last_state)
             copied["done"] = True
-            _, _, done, _ = hook(args[0], copied, *args[2:])
+            _, _, done, _ = awaited(hook(args[0], copied, *args[2:]))
         except BaseException as error:
             if is_interruption(error):
                 raise

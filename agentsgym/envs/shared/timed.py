@@ -7,13 +7,16 @@ idle. All threads are daemons, so a call that never returns does not keep the pr
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from agentsgym.errors import EnvError
+from agentsgym.event_loop import can_wait_on_loop, run_coroutine
 
 MAX_ABANDONED = 64  # abandoned calls that are still running, per environment
 _IDLE_S = 10.0  # how long an idle thread waits before it ends
@@ -26,7 +29,7 @@ class CallTimeoutError(Exception):
 class Job:
     """One call: its function and, once it is done, its result."""
 
-    __slots__ = ("_done", "error", "result", "work")
+    __slots__ = ("_done", "_notify", "error", "result", "work")
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.work = work
@@ -34,6 +37,7 @@ class Job:
         self.error: BaseException | None = None
         self._done = threading.Lock()  # released when the call is done; faster than an Event
         self._done.acquire()
+        self._notify: Callable[[], object] | None = None
 
     def run(self) -> None:
         """Run the function; called in a worker thread."""
@@ -42,10 +46,24 @@ class Job:
         except BaseException as error:  # noqa: BLE001  # user code; re-raised in the waiting thread
             self.error = error
         self._done.release()
+        if self._notify is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._notify()
 
     def wait(self, limit_s: float | None) -> bool:
         """Wait until the call is done, and return True; return False if that takes longer than ``limit_s`` seconds."""
+        if can_wait_on_loop():
+            return run_coroutine(self._wait_on_loop(limit_s))
         return self._done.acquire(timeout=-1 if limit_s is None else limit_s)
+
+    async def _wait_on_loop(self, limit_s: float | None) -> bool:
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        self._notify = lambda: loop.call_soon_threadsafe(event.set)
+        if not self._done.acquire(blocking=False):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), limit_s)
+            return event.is_set()
+        return True
 
 
 class Runner:

@@ -1,19 +1,26 @@
-"""Run the coroutines of all agents on one event loop, in a separate thread.
+"""Run the coroutines of all agents and environments on one event loop, in a separate thread.
 
 The loop lives as long as the process, so that an agent's HTTP client or lock stays bound to an open loop between
 rollouts. Any thread can wait for it, even if another loop is running there, as in a notebook. Before it stops, tasks
 are ended, since an unfinished task would be reported on stderr as the process exits.
+
+A plain function that :func:`run_on_loop` runs is not a coroutine, and may still wait for one: it is run in a greenlet,
+which :func:`run_coroutine` leaves until the coroutine has ended. So trials need not be written twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import Any, TypeVar
+from types import CoroutineType
+from typing import Any, TypeVar, cast
+
+from greenlet import getcurrent, greenlet
 
 from agentsgym.interruptions import process_exit
 
@@ -91,18 +98,46 @@ def is_on_agents_loop() -> bool:
     return threading.current_thread() is _thread
 
 
+class _Waiting(greenlet):
+    """Runs a function for :func:`run_on_loop`; it switches to its parent with the coroutine that it waits for."""
+
+
+async def run_on_loop(function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function on the running loop; while it waits in :func:`run_coroutine`, the loop runs other coroutines.
+
+    Cancellation is raised in the coroutine that the function waits for.
+    """
+    running = _Waiting(function)
+    outcome = running.switch(*arguments)  # the next coroutine that it waits for, and at the end its result
+    while not running.dead:
+        try:
+            result = await outcome
+        except BaseException as error:  # noqa: BLE001  # raised in the function, which may handle it
+            outcome = running.throw(error)
+        else:
+            outcome = running.switch(result)
+    return outcome
+
+
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on :func:`agents_loop` and wait for its result.
 
     Raises:
-        RuntimeError: The caller is on the loop itself, which would wait for itself forever.
+        RuntimeError: The caller is a coroutine on the loop, which would wait for itself forever; or Python is exiting.
     """
+    if sys.is_finalizing():
+        coroutine.close()
+        raise RuntimeError("the process exits, so no coroutine can be awaited")
+    current = getcurrent()
+    if isinstance(current, _Waiting):
+        return current.parent.switch(coroutine)  # pyright: ignore[reportOptionalMemberAccess]  # every one has a parent
     loop = agents_loop()
     thread = _thread
     if is_on_agents_loop():
         coroutine.close()
         raise RuntimeError(
-            "an agent's coroutine must await another agent's aact instead of calling its act or get_action"
+            "a coroutine of an agent or an environment must await another agent's aact instead of calling its act or "
+            "get_action"
         )
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
@@ -113,3 +148,13 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
         raise
     finally:
         future.cancel()  # if the wait was interrupted
+
+
+def awaited(returned: Any) -> Any:
+    """Return what a function returned, or the result of the coroutine that it returned."""
+    return run_coroutine(cast("Any", returned)) if type(returned) is CoroutineType else returned
+
+
+def can_wait_on_loop() -> bool:
+    """Whether the caller is a function of :func:`run_on_loop`, so that it must not block its thread."""
+    return isinstance(getcurrent(), _Waiting)
