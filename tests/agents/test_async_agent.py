@@ -111,7 +111,7 @@ def test_calling_another_agent_from_a_coroutine_says_to_await_it() -> None:
             return Meeting(1).act([request])[0]  # type: ignore[return-value]
 
     (fault,) = Nested().act(requests("a"))
-    assert "an agent's coroutine must await another agent's aact instead of calling its act or get_action" in str(fault)
+    assert "a coroutine of an agent or an environment must await another agent's aact" in str(fault)
 
 
 def test_a_rollout_in_a_coroutine_says_to_leave_the_loop_first() -> None:
