@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -63,6 +64,17 @@ def test_a_fifteen_puzzle_is_won_when_every_tile_is_in_its_place() -> None:
     won.move("[left]")
     assert (won.done, won.rewards(), won.is_won(0)) == (True, {0: 1.0}, True)
     assert "Congratulations" in won.info_of(0)["reason"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the game's source is none for older versions of Python")
+def test_a_player_without_a_legal_move_has_lost_at_checkers() -> None:
+    context = GameContext(random.Random(0))
+    game = PlayedGame(GameFactory("Checkers-v0", {})(context), context, num_players=2, seed=1, max_moves=None)
+    board = [["."] * 8 for _ in range(8)]
+    board[2][1], board[0][1] = "r", "b"
+    game._game.state.game_state["board"] = board
+    game.move("[2 1 1 0]")
+    assert (game.done, game.is_won(0), game.is_won(1)) == (True, False, True)
 
 
 def test_a_slitherlink_is_won_by_a_loop_and_not_by_its_clues() -> None:

@@ -17,7 +17,8 @@
   patch caps each half of its partial credit at one half.
 - FifteenPuzzle calls a method that its state lacks, so solving it raises an exception.
 - Tak misnames an argument of its state's ``set_winner``, so completing a road raises an exception; it reports a walk as
-  a tuple, and raises an exception on a move without a piece or a square.
+  a tuple, and raises an exception on a move without a piece or a square. Checkers calls a wrong method with a wrong
+  argument when a player has no legal move.
 - Santorini records who made too many invalid moves, but prompts the same player forever. The patch skips that player,
   and the last one left wins.
 - TwoDollar draws its roles from a list in file-system order, which differs between machines.
@@ -40,7 +41,7 @@ from agentsgym.envs.TextArena.observations import GAME_ID
 
 _POKER_MOVE = re.compile(r"\[(check|bet|fold|call)\]", re.IGNORECASE)  # the first one counts
 PATCHED_STATES = (
-    "Briscola", "Golf",
+    "Briscola", "Checkers", "Golf",
     "Countdown", "Cryptarithm", "Slitherlink", "CharacterConclave", "DontSayIt", "FifteenPuzzle", "ScenarioPlanning",
     "Tak",
 )  # fmt: skip
@@ -72,6 +73,12 @@ class _State(_Original):
 
     def set_winner(self, player_id: Any = None, reason: str = "", **misnamed: Any) -> None:
         super().set_winner(misnamed.get("player_ids", player_id), reason)
+
+    def set_winners(self, player_ids: Any = None, reason: str = "", player_id: int | None = None) -> None:
+        if player_id is None:
+            super().set_winners(player_ids, reason)
+        else:
+            self.set_winner(player_id, reason)
 
     def set_invalid_move(self, reason: Any, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], str) and not isinstance(reason, str):
