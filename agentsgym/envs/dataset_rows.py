@@ -62,7 +62,10 @@ def plain_part(config: Any) -> dict[str, Any] | None:
     if not isinstance(config, Mapping):
         return None
     given = cast("Mapping[str, Any]", config)
-    return {key: copy.deepcopy(value) for key, value in given.items() if _as_json(value) is not None}
+    try:
+        return {key: copy.deepcopy(value) for key, value in given.items() if _as_json(value) is not None}
+    except RecursionError:
+        return {}  # it is nested too deeply, which the constructor reports
 
 
 def tasks_of_rows(env: ConfiguredEnv, rows: Any, name: str = "task_data_list") -> list[dict[str, Any]]:
