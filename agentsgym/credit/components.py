@@ -34,19 +34,17 @@ def sum_components(rewards: Iterable[Reward], add: Callable[[list[float]], float
     >>> sum_components([(1.0, None), (2.0, None)]) is None
     True
     """
+    given = [*rewards]
+    if all(components is None for _, components in given):
+        return None
     amounts: dict[str, list[float]] = {}
-    has_names = False
-    for reward, components in rewards:
-        if components is not None:
-            has_names = True
-        elif not reward:
-            continue
+    for reward, components in given:
         for name, amount in by_name(reward, components).items():
             if name in amounts:
                 amounts[name].append(amount)
             else:
                 amounts[name] = [amount]
-    return {name: float(add(own)) for name, own in amounts.items()} if has_names else None
+    return {name: float(add(own)) for name, own in amounts.items()}
 
 
 def add_rewards(rewards: Iterable[GivenReward]) -> GivenReward:

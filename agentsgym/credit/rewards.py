@@ -107,6 +107,8 @@ def credited_components(trajectory: Trajectory, turn_credit: str) -> dict[str, R
     """Assign each component of the rewards to turns as :func:`credited_rewards` does; empty without named rewards."""
     rewards = [(turn.reward, turn.components) for turn in trajectory.turns]
     final = (trajectory.final_reward, trajectory.final_components)
+    if final[1] is None and all(components is None for _, components in rewards):
+        return {}
     found: dict[str, RewardComponent] = {}
     for name in names_of([final, *rewards]):
         own, [total], by_role = amounts_of(name, rewards), amounts_of(name, [final]), dict[Hashable, float]()

@@ -84,6 +84,8 @@ class MultistepEnv(ABC):
       as plain text.
     - ``unguarded_tokens``: exceptions to ``guard_added_tokens``: added tokens, such as ``<table>``, that prompts may
       contain.
+    - ``state_scores``: how changes of ``_score_state`` are rewarded: ``"change"``, or ``"potential"``, which leaves the
+      best policies unchanged.
     - ``history``: how the agent sees earlier messages: ``"append"`` (the recorded tokens), ``"rerender"`` (rendered
       again by the template), or a function that returns the messages to show.
     """
@@ -94,6 +96,7 @@ class MultistepEnv(ABC):
     spec: ClassVar[EnvSpec] = EnvSpec()
     overrides_step_action: ClassVar[bool] = False
     overrides_final_reward: ClassVar[bool] = False
+    overrides_score_state: ClassVar[bool] = False
     has_coroutines: bool = False
     _called_with: dict[str, Any] | None
     _unstorable_args: list[str]
@@ -250,6 +253,15 @@ class MultistepEnv(ABC):
     def _potential(self, state: State) -> float | None:
         """Return the state's value, higher when nearer to success (potential-based shaping); None if unknown."""
         return None
+
+    def _score_state(self, state: State) -> GivenReward:
+        """Return how good a state is, a number or a dict by name; each turn is rewarded for the change.
+
+        By default there are no scores. If a class overrides this hook, it is called for the first state and after each
+        step; ``env_config["state_scores"]`` decides about the last one (:data:`~agentsgym.envs.state_scores.CREDITS`).
+        A plain number is the named reward ``"progress"``.
+        """
+        return 0.0
 
     def _check_task(self, task_data: TaskData) -> None:  # noqa: B027  # most environments can play any task
         """Raise :class:`TaskError` for a task that cannot be played; run for every task before any episode starts."""

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS
+from agentsgym.envs.state_scores import CREDITS
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_str, is_strings, one_of, or_none
 from agentsgym.texts import shown
@@ -39,6 +40,7 @@ COMMON_FIELDS: dict[str, Field] = {
     "max_trajectory_tokens": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
     "turn_credit": choice_field(*TURN_CREDITS),
     "token_credit": choice_field(*TOKEN_CREDITS),
+    "state_scores": choice_field(*CREDITS),
     "keep_history": Field(default=False, expected="True or False", valid=is_bool),
     "chat_template_kwargs": Field(default={}, expected="a dict of options of the chat template", valid=_is_options),
     "guard_added_tokens": Field(default=False, expected="True or False", valid=is_bool),

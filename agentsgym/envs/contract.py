@@ -23,11 +23,13 @@ class PlayableEnv(Protocol):
         active_states: The state of each live session, by ``session_id``.
         overrides_step_action: Whether the class overrides ``_step_action``, to receive more than an action's text.
         overrides_final_reward: Whether the class overrides ``_final_reward``, so that it need not be the sum.
+        overrides_score_state: Whether the class overrides ``_score_state``, so that turns are rewarded for its changes.
         has_coroutines: Whether a hook is async, so that trials wait for it on the event loop.
     """
 
     overrides_step_action: ClassVar[bool]
     overrides_final_reward: ClassVar[bool]
+    overrides_score_state: ClassVar[bool]
     has_coroutines: bool
     env_config: dict[str, Any]
     active_states: dict[str, State]
@@ -57,6 +59,8 @@ class PlayableEnv(Protocol):
     def _role(self, state: State) -> Hashable | None: ...
 
     def _potential(self, state: State) -> float | None: ...
+
+    def _score_state(self, state: State) -> GivenReward: ...
 
     def _step_episode(
         self, session_id: str, state: State, action: str

@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -55,6 +55,7 @@ from agentsgym.envs.boundary import (
 )
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Budget, Conversation
+from agentsgym.envs.state_scores import StateScores
 from agentsgym.envs.user_checks import check_info_keys, place_of_hook
 from agentsgym.errors import AgentError, EnvError, EpisodeError, TemplateError
 from agentsgym.event_loop import awaited
@@ -175,11 +176,13 @@ class Trial:
     def _episode(self, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, StopReason]:
         config, conversation = self.env.env_config, self.conversation
         conversation.info = {}  # a success in practice does not carry over to this episode
+        is_scored = self.env.overrides_score_state and not is_practice
+        scores = StateScores(self.env, self.env.active_states[self.session_id]) if is_scored else None
         stop_reason, num_invalid, first = StopReason.MAX_TURNS, 0, len(conversation.turns)
         rewards: list[float] = []
         for step in range(config["max_steps_per_episode"]):
             self.place = (episode, step)
-            outcome = yield from self._turn(step, episode, is_practice=is_practice)
+            outcome = yield from self._turn(step, episode, scores, is_practice=is_practice)
             if outcome is None:
                 stop_reason = StopReason.MAX_TOKENS
                 break
@@ -193,16 +196,27 @@ class Trial:
                 break
         if stop_reason is not StopReason.MAX_TOKENS:
             conversation.last_messages = self._last_messages()
-        if not (is_practice or any(one.role_rewards is not None for one in conversation.turns[first:])):
-            state = self.env.active_states[self.session_id]
-            reward, components = as_reward("_final_reward", call_environment(self.env._final_reward, state, rewards))
-            if components is None and not self.env.overrides_final_reward:
-                components = sum_components([(one.reward, one.components) for one in conversation.turns[first:]])
-            conversation.final_reward += reward
-            conversation.final_parts.append((reward, components))
+        if scores is not None and rewards:
+            last = conversation.turns[-1] = scores.closed(conversation.turns[-1])
+            rewards[-1] = last.reward
+        if not is_practice:
+            self._reward_episode(conversation.turns[first:], rewards)
         return stop_reason
 
-    def _turn(self, step: int, episode: int, *, is_practice: bool) -> Generator[TurnRequest, Action, Step | None]:
+    def _reward_episode(self, turns: Sequence[Turn], rewards: list[float]) -> None:
+        """Add the final reward of an episode, unless its rewards are given by role."""
+        if any(one.role_rewards is not None for one in turns):
+            return
+        state = self.env.active_states[self.session_id]
+        reward, components = as_reward("_final_reward", call_environment(self.env._final_reward, state, rewards))
+        if components is None and not self.env.overrides_final_reward:
+            components = sum_components([(one.reward, one.components) for one in turns])
+        self.conversation.final_reward += reward
+        self.conversation.final_parts.append((reward, components))
+
+    def _turn(
+        self, step: int, episode: int, scores: StateScores | None, *, is_practice: bool
+    ) -> Generator[TurnRequest, Action, Step | None]:
         """Play one turn: observe, call the agent, record, step. None if the budget has no tokens left for an action."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
         transcript = conversation.transcript
@@ -233,6 +247,8 @@ class Trial:
         outcome = Step()
         try:
             outcome = with_role_reward(role, self._step(state, action))
+            if scores is not None:
+                outcome = scores.credited(outcome, self.env.active_states[self.session_id])
         finally:  # record the action even if the environment raises
             if is_practice:
                 outcome = without_rewards(outcome)

@@ -50,7 +50,7 @@ NOT_GIVEN: Any = _NotGiven()
 #: The hooks that are awaited; the last line has those of ``ToolEnv``.
 MAY_BE_ASYNC = (
     *("_initialize_episode", "_system_prompt", "_format_prompt", "_step_episode", "_step_action", "_last_message"),
-    *("_final_reward", "_calculate_rewards", "_state_key", "_role", "_potential", "_close_episode"),
+    *("_final_reward", "_calculate_rewards", "_state_key", "_role", "_potential", "_score_state", "_close_episode"),
     *("_call_tool", "_answer", "_reward_call", "_reward_answer"),
 )
 
