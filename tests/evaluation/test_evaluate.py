@@ -250,6 +250,19 @@ def test_a_transcript_reads_as_the_game_went() -> None:
     )
 
 
+def test_a_transcript_shows_calls_and_the_named_rewards_that_are_not_zero() -> None:
+    (trajectory,) = evaluate(env(), ScriptedAgent(["b"]), tasks("b")).trajectories
+    function = {"name": "open", "arguments": {"door": "left", "times": 2}}
+    said = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": function}]},
+        {"role": "assistant", "content": "so", "tool_calls": [{"function": {"name": "end", "arguments": "{}"}}]},
+    ]
+    turn = dataclasses.replace(trajectory.turns[0], message_index=1, components={"kind": 0.0, "right": 1.0})
+    text = render_transcript(dataclasses.replace(trajectory, messages=said, turns=[turn]))
+    assert text.endswith("[assistant +1, right +1] open(door='left', times=2)\n[assistant] so\nend({})\n")
+
+
 def test_a_transcript_has_no_minus_zero() -> None:
     (trajectory,) = evaluate(env(), ScriptedAgent(["b"]), tasks("b")).trajectories
     silent = dataclasses.replace(
