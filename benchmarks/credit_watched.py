@@ -19,7 +19,7 @@ class Watched(MultistepEnv):
     def _step_episode(
         self, session_id: str, state: dict[str, Any], action: str
     ) -> tuple[dict[str, Any], Any, bool, dict[str, Any]]:
-        step = super()._step_episode(session_id, state, action)  # pyright: ignore[reportAbstractUsage]  # the game's
+        step: Any = super()._step_episode(session_id, state, action)  # pyright: ignore[reportAbstractUsage]  # the game's
         self.last_info[session_id] = step[3]
         return step
 

@@ -6,7 +6,7 @@ import copy
 import random
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from agentsgym.agents.base import Agent, as_agent
@@ -17,7 +17,7 @@ from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.envs.boundary import as_bool, call_environment
 from agentsgym.envs.by_hand import EpisodeByHand
 from agentsgym.envs.calls.schemas import schemas_of
-from agentsgym.envs.contract import State
+from agentsgym.envs.contract import Prompt, State, Stepped
 from agentsgym.envs.conversation import Budget, chat_format_of
 from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
 from agentsgym.envs.play import OnFinish, play
@@ -178,17 +178,15 @@ class MultistepEnv(ABC):
     # Implemented by subclasses
 
     @abstractmethod
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State | Awaitable[State]:
         """Return the initial state of an episode, in which ``state["done"]`` is False."""
 
     @abstractmethod
-    def _format_prompt(self, state: State, step: int) -> str | list[Message]:
+    def _format_prompt(self, state: State, step: int) -> Prompt | Awaitable[Prompt]:
         """Return only the messages that are new since the previous action; a str stands for one user message."""
 
     @abstractmethod
-    def _step_episode(
-        self, session_id: str, state: State, action: str
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _step_episode(self, session_id: str, state: State, action: str) -> Stepped | Awaitable[Stepped]:
         """Play one action and return (next state, reward, done, info).
 
         A reward is a number, or a dict of numbers by name, such as ``{"correct": 1.0, "format": 0.5}``, whose sum it
@@ -205,9 +203,7 @@ class MultistepEnv(ABC):
 
     # Overridden by subclasses where needed
 
-    def _step_action(
-        self, session_id: str, state: State, action: Action
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _step_action(self, session_id: str, state: State, action: Action) -> Stepped | Awaitable[Stepped]:
         """Play one action, including its tool calls, reasoning and finish reason; by default, pass on only its text.
 
         Override this instead of :meth:`_step_episode` to use them.
@@ -254,7 +250,7 @@ class MultistepEnv(ABC):
         """Return the state's value, higher when nearer to success (potential-based shaping); None if unknown."""
         return None
 
-    def _score_state(self, state: State) -> GivenReward:
+    def _score_state(self, state: State) -> GivenReward | Awaitable[GivenReward]:
         """Return how good a state is, a number or a dict by name; each turn is rewarded for the change.
 
         By default there are no scores. If a class overrides this hook, it is called for the first state and after each
@@ -279,7 +275,7 @@ class MultistepEnv(ABC):
         """Return the class's system message; ``env_config["system_prompt"]`` replaces it."""
         return None
 
-    def _close_episode(self, session_id: str, state: State) -> None:  # noqa: B027  # most hold no resources
+    def _close_episode(self, session_id: str, state: State) -> Awaitable[None] | None:  # noqa: B027  # most hold no resources
         """Release resources of the episode outside of Python, such as a browser; ``state`` is its last state.
 
         Called once for every episode whose ``_initialize_episode`` returned, after all other hooks, whatever ended it.

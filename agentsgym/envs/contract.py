@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from agentsgym.credit.components import GivenReward
@@ -10,6 +10,9 @@ from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, Message, Trajectory
 
 State = dict[str, Any]
+Prompt = str | list[Message]
+Stepped = tuple[State, GivenReward, bool, dict[str, Any]]
+"""The next state, the reward, whether the episode is over, and info."""
 
 
 class PlayableEnv(Protocol):
@@ -52,7 +55,7 @@ class PlayableEnv(Protocol):
 
     def _system_prompt(self) -> str | None: ...
 
-    def _format_prompt(self, state: State, step: int) -> str | list[Message]: ...
+    def _format_prompt(self, state: State, step: int) -> Prompt | Awaitable[Prompt]: ...
 
     def _state_key(self, state: State) -> Hashable | None: ...
 
@@ -60,15 +63,11 @@ class PlayableEnv(Protocol):
 
     def _potential(self, state: State) -> float | None: ...
 
-    def _score_state(self, state: State) -> GivenReward: ...
+    def _score_state(self, state: State) -> GivenReward | Awaitable[GivenReward]: ...
 
-    def _step_episode(
-        self, session_id: str, state: State, action: str
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]: ...
+    def _step_episode(self, session_id: str, state: State, action: str) -> Stepped | Awaitable[Stepped]: ...
 
-    def _step_action(
-        self, session_id: str, state: State, action: Action
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]: ...
+    def _step_action(self, session_id: str, state: State, action: Action) -> Stepped | Awaitable[Stepped]: ...
 
     def _last_message(self, state: State) -> str | list[Message] | None: ...
 
@@ -76,7 +75,7 @@ class PlayableEnv(Protocol):
 
     def _calculate_rewards(self, trajectory: Trajectory) -> list[float]: ...
 
-    def _close_episode(self, session_id: str, state: State) -> None: ...
+    def _close_episode(self, session_id: str, state: State) -> Awaitable[None] | None: ...
 
     def drop_session(self, session_id: str) -> None:
         """Forget the session's state and generator."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
@@ -266,7 +266,7 @@ class SearchEnv(ToolEnv):
         }
         return self._score(text, answers), True, info
 
-    def _call_tool(self, session_id: str, state: State, call: ToolCall) -> ToolResult:
+    def _call_tool(self, session_id: str, state: State, call: ToolCall) -> ToolResult | Awaitable[ToolResult]:
         if call.name != TOOL:
             return super()._call_tool(session_id, state, call)
         try:

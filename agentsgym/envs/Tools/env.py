@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
+Answered = tuple[GivenReward, bool, dict[str, Any]]
+"""The reward, whether the episode is over, and info."""
 CUT_OFF = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
 _CONTINUE = "That is not the end of the task. Call a tool or answer."
 
@@ -151,7 +153,7 @@ class ToolEnv(MultistepEnv):
         """
         return self._sources
 
-    def _call_tool(self, session_id: str, state: State, call: ToolCall) -> ToolResult:
+    def _call_tool(self, session_id: str, state: State, call: ToolCall) -> ToolResult | Awaitable[ToolResult]:
         """Make one call, whose arguments match its schema; an exception becomes the result of a failed call.
 
         The method must not change ``state``: it runs in a separate thread if there is a time limit, and concurrently
@@ -160,7 +162,7 @@ class ToolEnv(MultistepEnv):
         value = self._process.tool(session_id, call.name).call(call.arguments, self.env_config["tool_timeout_s"])
         return value if isinstance(value, ToolResult) else ToolResult(content=as_text(value))
 
-    def _answer(self, session_id: str, state: State, text: str) -> tuple[GivenReward, bool, dict[str, Any]]:
+    def _answer(self, session_id: str, state: State, text: str) -> Answered | Awaitable[Answered]:
         """Score an answer without calls; returns (reward, done, info).
 
         ``info["success"]`` is whether the answer is right. If the episode continues, ``info["reply"]`` is the next
@@ -168,7 +170,7 @@ class ToolEnv(MultistepEnv):
         """
         return awaited(self._reward_answer(state, text)), True, {"success": self._is_right(state, text)}
 
-    def _reward_call(self, state: State, call: ToolCall, result: ToolResult) -> GivenReward:
+    def _reward_call(self, state: State, call: ToolCall, result: ToolResult) -> GivenReward | Awaitable[GivenReward]:
         """Return the reward for a call, in addition to its result's: ``call_reward`` or ``failed_call_reward``.
 
         Like any reward it may be a dict of numbers by name, and so may that of :meth:`_reward_answer`. Both methods,
@@ -176,7 +178,7 @@ class ToolEnv(MultistepEnv):
         """
         return self.env_config["failed_call_reward" if result.failed else "call_reward"]
 
-    def _reward_answer(self, state: State, text: str) -> GivenReward:
+    def _reward_answer(self, state: State, text: str) -> GivenReward | Awaitable[GivenReward]:
         """Return the reward for an answer, ``answer_reward`` or ``wrong_answer_reward``; 0 if the task has none."""
         is_right = self._is_right(state, text)
         if is_right is None:
