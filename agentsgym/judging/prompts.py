@@ -25,7 +25,7 @@ _BRACKETS: Final = str.maketrans("<>[]|\uff5c", "\u2039\u203a\u27e6\u27e7\u00a6\
 _CONTROL: Final = re.compile(
     r"<\s*[|\uff5c][^<>\n]{0,80}[|\uff5c]?\s*>?"  # <|im_start|>, the same with wide bars, <|channel>
     r"|[|\uff5c]\s*>"  # the end of one that began elsewhere
-    r"|<<?/?\s*(?:s|bos|eos|pad|unk|mask|sep|cls|sys|inst|think|thinking|tools?|tool_\w+|function\w*|\w*_of_\w+|"
+    r"|<<?/?\s*(?:s|sop|bos|eos|pad|unk|mask|sep|cls|sys|inst|think|thinking|tools?|tool_\w+|function\w*|\w*_of_\w+|"
     r"(?:begin|end|start)\w*|\w+[:_](?:bos|eos|think|tool_call)|system|user|assistant|human|im_\w+|minimax:\w+)\b[^<>\n]{0,40}>>?"
     r"|\[/?\s*(?:INST|SYS|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+|THINK|CLS|SEP|PAD|UNK|BOS|EOS|MASK|gMASK|sop)\s*\]"
     r"|\]~!?b\[?\]?|\[e~\[",
