@@ -84,7 +84,7 @@ class Judge:
         on_judge_failure: float | None = None,
         cache: str | Path | None = None,
         agent_name: str | None = None,
-        max_concurrent: int = 32,
+        max_concurrent: int = 64,
         max_retries: int = 2,
         retry_delay_s: float = 0.5,
         timeout_s: float = 120.0,
