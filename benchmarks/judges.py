@@ -2,9 +2,9 @@
 
     python benchmarks/judges.py [--num_repeats 3]
 
-The engine waits as long as the one of ``scaling_engine.py`` decodes: a lognormal number of tokens a turn, at the speed of
-a 7.6B policy on one GPU. It either answers each episode at its own pace, or all live episodes together, so that all of
-them end at the same time, which is the worst case. The judge answers in 0.1 s.
+The engine waits as long as the one of ``scaling_engine.py`` decodes: a lognormal number of tokens a turn, at the speed
+of a 7.6B policy on one GPU. It either answers each episode at its own pace, or all live episodes together, so that all
+of them end at the same time, which is the worst case. The judge answers in 0.1 s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from scaling_engine import Engine
 
@@ -36,7 +36,7 @@ MAX_TOKENS: Final = 400
 class Talk(MultistepEnv):
     """Turns without a game."""
 
-    default_config = {"max_steps_per_episode": NUM_TURNS}
+    default_config: ClassVar = {"max_steps_per_episode": NUM_TURNS}
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         return {"done": False}
