@@ -62,6 +62,21 @@ class Judgment:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """The ranks of a task's rollouts, shown in one order.
+
+    Attributes:
+        values: By criterion, the rank of each rollout as a number in [0, 1], (G,).
+        reason: The judge's reason.
+        answer: Its answer.
+    """
+
+    values: dict[str, list[float]]
+    reason: str
+    answer: str
+
+
 class Judge:
     """Scores turns, rollouts or task groups with an agent, which answers a rubric.
 
@@ -193,27 +208,50 @@ class Judge:
         size, cost = len(trajectories), Cost()
         if size < 2:
             return [self._scored(dict.fromkeys(self._names, 0.5), cost) for _ in trajectories]
-        verdicts: list[tuple[Question, Verdict, str]] = []
+        orders = self.orders(trajectories)
+        rankings: list[Ranking] = []
         try:
-            for order in self._orders(trajectories):
-                options = self._options(trajectories[0])
-                question = group_question(trajectories, order, self.rubric, **options)
-                verdicts.append((question, *self._ask(question, run or Run(), cost)))
+            for order in orders:
+                rankings.append(self.rank(trajectories, order, cost, run))
         except JudgeError as error:
             return [self._failed(error, cost, share=size) for _ in trajectories]
+        reason = " / ".join(one.reason for one in rankings if one.reason)
+        answers = [one.answer[:_MAX_ANSWER] for one in rankings]
         judgments: list[Judgment] = []
         for index in range(size):
-            places = [question.order.index(index) for question, _, _ in verdicts]
-            values = {
-                name: sum(one.values[name][place] for (_, one, _), place in zip(verdicts, places, strict=True))
-                / len(verdicts)
-                for name in self._names
-            }
+            values = {name: sum(one.values[name][index] for one in rankings) / len(rankings) for name in self._names}
+            places = [order.index(index) + 1 for order in orders]
             judgment = self._scored(values, cost, share=size)
-            reasons = " / ".join(one.reason for _, one, _ in verdicts if one.reason)
-            answers = [text[:_MAX_ANSWER] for _, _, text in verdicts]
-            judgments.append(replace(judgment, reason=reasons, answers=answers, order=[place + 1 for place in places]))
+            judgments.append(replace(judgment, reason=reason, answers=answers, order=places))
         return judgments
+
+    def orders(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
+        """Draw the orders in which rollouts of a task are shown; every second one reverses the one before."""
+        texts = [[message["content"] for message in one.messages] for one in trajectories]
+        digest = hashlib.blake2b(repr(texts).encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
+        rng = random.Random(derive_seed("judge order", self.seed, digest))
+        orders: list[list[int]] = []
+        for number in range(self.num_orders):
+            order = orders[-1][::-1] if number % 2 else rng.sample(range(len(trajectories)), len(trajectories))
+            orders.append(order)
+        return orders
+
+    def rank(
+        self, trajectories: Sequence[Trajectory], order: Sequence[int], cost: Cost | None = None, run: Run | None = None
+    ) -> Ranking:
+        """Rank rollouts that are shown in one order; raises as :meth:`judge_turn` does, but for ``on_judge_failure``.
+
+        Args:
+            trajectories: At least two rollouts of a task, (G,).
+            order: The indices of the rollouts in the order in which they are shown, (G,).
+            cost: Receives the cost.
+            run: A run that another thread may stop.
+        """
+        question = group_question(trajectories, order, self.rubric, **self._options(trajectories[0]))
+        verdict, answer = self._ask(question, run or Run(), cost or Cost())
+        places = [question.order.index(index) for index in range(len(trajectories))]
+        values = {name: [own[place] for place in places] for name, own in verdict.values.items()}
+        return Ranking(values=values, reason=verdict.reason, answer=answer)
 
     @property
     def _names(self) -> list[str]:
@@ -244,17 +282,6 @@ class Judge:
             text = "a task has no task_data[%r], so judge %r grades it without a reference answer"
             logger.warning(text, self.reference, self.name)
         return {"reference": value, "max_characters": self.max_characters}
-
-    def _orders(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
-        """Draw the orders in which the rollouts are shown; every second one is the reverse of the one before."""
-        texts = [[message["content"] for message in one.messages] for one in trajectories]
-        digest = hashlib.blake2b(repr(texts).encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
-        rng = random.Random(derive_seed("judge order", self.seed, digest))
-        orders: list[list[int]] = []
-        for number in range(self.num_orders):
-            order = orders[-1][::-1] if number % 2 else rng.sample(range(len(trajectories)), len(trajectories))
-            orders.append(order)
-        return orders
 
     def _judgment(self, question: Question, run: Run | None) -> Judgment:
         cost = Cost()
