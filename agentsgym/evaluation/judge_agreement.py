@@ -325,12 +325,10 @@ def _labels(given: Any, judge: Judge, num_candidates: int) -> dict[str, Label]:
                 raise ConfigError(f"the label {name!r} must be a list of {num_candidates} numbers, got {given_label}")
             found[name] = ranks
             continue
-        scale = criteria[name].scale
+        scale, text = criteria[name].scale, shown(cast("object", value))
         if scale is None and not isinstance(value, bool):
-            raise ConfigError(f"the label {name!r} must be true or false, got {shown(cast('object', value))}")
+            raise ConfigError(f"the label {name!r} must be true or false, got {text}")
         if scale is not None and not (is_number(scale[0])(value) and value <= scale[1]):
-            raise ConfigError(
-                f"the label {name!r} must be a number from {scale[0]:g} to {scale[1]:g}, got {shown(cast('object', value))}"
-            )
+            raise ConfigError(f"the label {name!r} must be a number from {scale[0]:g} to {scale[1]:g}, got {text}")
         found[name] = value
     return found

@@ -80,8 +80,8 @@ class Ranking:
 class Judge:
     """Scores turns, rollouts or task groups with an agent, which answers a rubric.
 
-    An environment with ``env.judges = [judge]`` has its rollouts judged wherever they are played: see
-    :doc:`the manual </judges>`. Each criterion becomes a named reward.
+    With ``env.judges = [judge]``, the rollouts of an environment are judged wherever they are played. Each criterion
+    becomes a named reward.
 
     What is judged is shown to the agent as quoted data. A judge of task groups shows all rollouts of a task at once, in
     an order that is drawn from ``seed`` and the rollouts, and each criterion is a ranking: the best rollout gets 1, the

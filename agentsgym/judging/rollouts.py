@@ -165,7 +165,8 @@ class Judging:
             is_idle = not self._num_open
         for judge, pool in pools:
             pool.shutdown(wait=is_idle, cancel_futures=True)  # a call of a batched agent cannot be interrupted
-            finish_agent(judge.agent)
+            if is_idle:
+                finish_agent(judge.agent)
 
     def _submit(self, judge: Judge, work: Callable[[], None]) -> None:
         if self._run.is_stopped:
@@ -313,12 +314,17 @@ class JudgingInOrder:
 
 
 def _check_player(judges: Iterable[Judge], agent: Any) -> None:
+    """Raise :class:`ConfigError` if a judge would use the playing agent, or its model, in a second thread."""
+    player = getattr(agent, "inner", agent)
+    model = getattr(player, "model", None)
     for judge in judges:
-        shared = agent is not None and getattr(judge.agent, "inner", judge.agent) is getattr(agent, "inner", agent)
-        if shared and not callable(getattr(agent, "aact", None)):
+        own = getattr(judge.agent, "inner", judge.agent)
+        is_same = own is player and not callable(getattr(player, "aact", None))
+        if is_same or (model is not None and not isinstance(model, str) and getattr(own, "model", None) is model):
+            whose = "the agent" if is_same else "the model of the agent"
             raise ConfigError(
-                f"judge {judge.name!r} has the agent that plays, a {type(judge.agent).__name__}, which cannot answer "
-                "in two threads at once: give it an agent of its own"
+                f"judge {judge.name!r} has {whose} that plays, a {type(player).__name__}, which cannot answer in two "
+                "threads at once: give it one of its own"
             )
 
 

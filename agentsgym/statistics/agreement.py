@@ -109,8 +109,8 @@ def kappa_estimate(
     found: list[float] = []
     for _ in range(num_resamples):
         drawn: list[tuple[float, float]] = []
-        for index in rng.integers(len(members), size=len(members)).tolist():
+        for index in map(int, rng.integers(len(members), size=len(members))):
             drawn += members[index]
-        found.append(kappa([one for one, _ in drawn], [other for _, other in drawn]) or 0.0)
+        found.append(kappa([pair[0] for pair in drawn], [pair[1] for pair in drawn]) or 0.0)
     low, high = np.quantile(found, [0.025, 0.975])
     return Estimate(mean=mean, low=float(low), high=float(high))

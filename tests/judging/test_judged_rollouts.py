@@ -25,6 +25,7 @@ from agentsgym import (
     ScriptedAgent,
     TooManyFailuresError,
     audit,
+    check_env,
     evaluate,
     evaluate_mixed,
     register,
@@ -176,6 +177,20 @@ def test_the_agent_that_plays_cannot_judge() -> None:
     agent = ScriptedJudge(manners)
     with pytest.raises(ConfigError, match="judge 'judge' has the agent that plays, a ScriptedJudge"):
         judged(Judge(agent, rubric=MANNERS)).rollout(TASKS, agent)
+
+
+def test_the_model_that_plays_cannot_judge() -> None:
+    from agentsgym import PolicyAgent, tiny_policy  # noqa: PLC0415  # imports torch
+
+    model, tokenizer = tiny_policy(Greeting(), tasks=TASKS, agent=ScriptedAgent(["hello", "hello"]), hidden_size=16)
+    env = Greeting(tokenizer)
+    env.judges = [Judge(PolicyAgent(model, tokenizer), rubric=MANNERS)]
+    with pytest.raises(ConfigError, match="has the model of the agent that plays, a PolicyAgent"):
+        env.rollout(TASKS, PolicyAgent(model, tokenizer))
+
+
+def test_an_environment_with_judges_passes_the_checks() -> None:
+    assert not check_env(Polite, TASKS).findings
 
 
 def test_a_criterion_named_as_a_reward_of_the_environment_ends_the_run() -> None:
