@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         ContractError,
         EnvError,
         EpisodeError,
+        JudgeError,
         MissingDependencyError,
         NonFiniteError,
         StoreError,
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from agentsgym.evaluation.run import evaluate
     from agentsgym.failure_policy import FailurePolicy
     from agentsgym.fields import Field
+    from agentsgym.judging.judge import Judge
+    from agentsgym.judging.rubric import Criterion
     from agentsgym.observers.learning_curve import LearningCurve
     from agentsgym.recipes.recipe import Recipe
     from agentsgym.recipes.run import TrainingRun
@@ -79,6 +82,7 @@ __all__ = [
     "ConfigError",
     "ContractError",
     "CopiedPolicyAgent",
+    "Criterion",
     "Curriculum",
     "DirectOutputAgent",
     "EnvError",
@@ -90,6 +94,8 @@ __all__ = [
     "Field",
     "GRPOEnvConfig",
     "GRPOEnvTrainer",
+    "Judge",
+    "JudgeError",
     "LearningCurve",
     "Message",
     "MissingDependencyError",

@@ -14,7 +14,8 @@
     ├── NonFiniteError            a loss, a gradient, a weight or a logit is NaN or infinite
     └── EpisodeError              one episode failed; the others continue
         ├── EnvError                  the environment raised, returned something invalid or took too long
-        └── AgentError                the agent raised, returned something invalid or took too long
+        ├── AgentError                the agent raised, returned something invalid or took too long
+        └── JudgeError                a judge gave no score
 """
 
 from __future__ import annotations
@@ -114,6 +115,10 @@ class EnvError(EpisodeError):
 
 class AgentError(EpisodeError):
     """The agent raised, or returned something that is not an action."""
+
+
+class JudgeError(EpisodeError):
+    """A judge of the environment gave no score: its agent failed, or its answer could not be read twice."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

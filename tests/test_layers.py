@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LINE = (
     "texts → errors → versions → cached_folders → interruptions → event_loop → types → failures → seeding → fields → "
-    "failure_policy → ranks → tokens → {credit, rollouts, agents, store} → {batch, record_audit, recorded} → envs → "
-    "statistics → evaluation → {tiny, testing} → reports → interop → training → observers → export → "
+    "failure_policy → ranks → tokens → {credit, rollouts, agents, store} → {batch, judging, record_audit, recorded} → "
+    "envs → statistics → evaluation → {tiny, testing} → reports → interop → training → observers → export → "
     "{recipes, viewer, serving} → cli"
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
@@ -52,7 +52,19 @@ CORE = {
         "seeding",
         "fields",
     ),
-    *("failure_policy", "ranks", "tokens", "credit", "rollouts", "agents", "batch", "envs", "statistics", "training"),
+    *(
+        "failure_policy",
+        "ranks",
+        "tokens",
+        "credit",
+        "rollouts",
+        "agents",
+        "batch",
+        "judging",
+        "envs",
+        "statistics",
+        "training",
+    ),
 }
 AROUND = RANK.keys() - CORE
 _DRIVERS = ("recipes/command_line.py", "recipes/from_values.py", "recipes/run.py", "recipes/scripts.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -138,6 +139,11 @@ class OpenAIAgent(AsyncAgent):
     def usage(self) -> Usage:
         """Counts of requests and tokens, and their cost, since the agent was created."""
         return self._meter.usage
+
+    def cache_name(self) -> str:
+        """Return a text that is equal for agents with the same model, server and settings."""
+        settings = json.dumps([self._options, self._max_tokens], sort_keys=True, default=str)
+        return f"{type(self).__name__} {self._name} {settings}"
 
     async def aact(self, request: TurnRequest) -> Action:
         """Answer one turn.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -38,6 +40,27 @@ class Usage:
     cost: float | None = None
 
 
+@dataclass(slots=True, kw_only=True)
+class TokenCount:
+    """The tokens of some calls; ``total`` is None until an agent reports any."""
+
+    total: int | None = None
+
+
+_count_of_calls: ContextVar[TokenCount | None] = ContextVar("agentsgym tokens", default=None)
+
+
+@contextlib.contextmanager
+def counted_tokens() -> Generator[TokenCount]:
+    """Count the tokens that agents report for the calls inside the block, also of coroutines that it starts."""
+    count = TokenCount()
+    outer = _count_of_calls.set(count)
+    try:
+        yield count
+    finally:
+        _count_of_calls.reset(outer)
+
+
 class Meter:
     """A counter of usage; used only on the agents' event loop."""
 
@@ -57,6 +80,9 @@ class Meter:
             cost = (usage.prompt_tokens * price_in + usage.completion_tokens * price_out) / 1e6
             usage = replace(usage, cost=cost)
         self.usage = usage
+        count, number = _count_of_calls.get(), counts.get("prompt_tokens", 0) + counts.get("completion_tokens", 0)
+        if count is not None and number:
+            count.total = (count.total or 0) + number
 
     def add_body(self, body: Mapping[str, Any]) -> None:
         """Add the ``usage`` reported in a response body."""

@@ -14,6 +14,7 @@ from agentsgym.cli.commands.envs import envs
 from agentsgym.cli.commands.eval import evaluate
 from agentsgym.cli.commands.export import export
 from agentsgym.cli.commands.hub import pull, push
+from agentsgym.cli.commands.judge import judge
 from agentsgym.cli.commands.new import new
 from agentsgym.cli.commands.play import play
 from agentsgym.cli.commands.replay import replay
@@ -38,6 +39,7 @@ app.command("play", short_help="Play in the terminal, or watch an agent play.")(
 app.command("audit", short_help="Check stored rollouts for errors that would affect training.")(audit)
 app.command("export", short_help="Export stored rollouts to other tools, or as fine-tuning data.")(export)
 app.command("replay", short_help="Replay stored rollouts and report any differences.")(replay)
+app.command("judge", short_help="Compare a judge with labels, before training on its scores.")(judge)
 app.command("compare", short_help="Compare two runs, task by task.")(compare)
 app.command("view", short_help="View stored rollouts in the browser.")(view)
 app.command("serve", short_help="Serve environments to other trainers over OpenEnv's protocol.")(serve)

@@ -20,7 +20,7 @@ from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import Prompt, State, Stepped
 from agentsgym.envs.conversation import Budget, chat_format_of
 from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
-from agentsgym.envs.play import OnFinish, play
+from agentsgym.envs.play import OnFinish, judged, play
 from agentsgym.envs.spec import EnvSpec
 from agentsgym.envs.starts import StartChecks, check_task
 from agentsgym.envs.subclass import called_config, given_and_valid, prepare_class, unstorable_args
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
+    from agentsgym.judging.judge import Judge
+
 
 class MultistepEnv(ABC):
     """An environment that owns the whole interaction: prompts, steps, rewards, tokens.
@@ -67,6 +69,7 @@ class MultistepEnv(ABC):
         default_config: The class's defaults for the common keys.
         task_fields: The keys that a task may have in addition to ``seed``; None for any.
         spec: The class's players, its games and the pip extra that it needs; inherited by subclasses.
+        judges: The judges of its rollouts, whose scores are added to the rewards: of the class, or of one instance.
 
     Keys of ``env_config`` that every environment has:
 
@@ -94,6 +97,7 @@ class MultistepEnv(ABC):
     default_config: ClassVar[Mapping[str, Any]] = {}
     task_fields: ClassVar[Collection[str] | None] = None
     spec: ClassVar[EnvSpec] = EnvSpec()
+    judges: Sequence[Judge] | Judge = ()
     overrides_step_action: ClassVar[bool] = False
     overrides_final_reward: ClassVar[bool] = False
     overrides_score_state: ClassVar[bool] = False
@@ -412,6 +416,7 @@ class MultistepEnv(ABC):
         Raises:
             EnvError: The environment failed, or the session does not exist.
             AgentError: The agent failed.
+            JudgeError: A judge failed.
             ConfigError: See :meth:`run_trial`.
         """
         check_options(kwargs, self._run_complete_episode, relatives=[self.generate, self.rollout, self.trials])
@@ -419,8 +424,9 @@ class MultistepEnv(ABC):
         if session_id not in self.active_states:
             raise EnvError(f"active_states has no session {session_id!r}: put its state there first")
         budget = Budget(trajectory=self.env_config["max_trajectory_tokens"])
-        [trajectory] = drive([Trial(env=self, session_id=session_id, budget=budget).play_one()], as_agent(agent))
-        return unpadded_row(trajectory)
+        trial = Trial(env=self, session_id=session_id, budget=budget)
+        [trajectory] = drive([trial.play_one()], as_agent(agent))
+        return unpadded_row(judged(trial, trajectory))
 
     def reset(self, task_data: TaskData | None = None) -> list[Message]:
         """Start an episode to be played by hand with :meth:`step`, for example to try out an environment in a notebook.

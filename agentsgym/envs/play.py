@@ -10,9 +10,11 @@ from typing import Any
 
 from agentsgym.agents.base import Agent
 from agentsgym.envs.contract import PlayableEnv
-from agentsgym.envs.trial import Trial
+from agentsgym.envs.trial import Trial, token_rewards
+from agentsgym.errors import JudgeError
 from agentsgym.failure_policy import FailureCount, FailurePolicy
 from agentsgym.failures import FailureLog
+from agentsgym.judging.rollouts import JudgingInOrder
 from agentsgym.rollouts.driver import drive
 from agentsgym.types import Trajectory
 
@@ -76,11 +78,13 @@ class TrialRounds:
         self._on_finish = on_finish
         self._places = list(range(len(trials)))  # indices of the pending trials in the results
         self._results: dict[int, Trajectory] = {}
+        self._judging: JudgingInOrder | None = None  # None until an environment has judges
+        self._envs: dict[str, PlayableEnv] = {}  # by session, if there are judges
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """The last attempt of each trial, in the order of the trials."""
-        return [self._results[place] for place in sorted(self._results)]
+        """The last attempt of each trial, in the order of the trials, judged if its environment has judges."""
+        return [self._judged(self._results[place]) for place in sorted(self._results)]
 
     def play(self, agent: Agent, **options: Any) -> None:
         """Play one round; this calls the agent's ``finish``, even if no trial is pending.
@@ -94,14 +98,23 @@ class TrialRounds:
             trial.failures = self._log
         try:
             prepare_play(trials, max_concurrent=options.get("max_concurrent"), pool=options.get("pool"))
+            if not self.num_played:
+                self._announce(trials, agent)
         except BaseException:
             drive([], agent)  # the agents of other ranks may run in lockstep and wait for this one
             raise
-        trajectories = drive(trials, agent, on_finish=self._note, **options)
+        try:
+            trajectories = drive(trials, agent, on_finish=self._note, **options)
+            if self._judging is not None:
+                self._judging.wait(options.get("interrupt"))
+        except BaseException:
+            self._close()
+            raise
         self._results.update(zip(places, trajectories, strict=True))
-        may_retry = self.num_played < self._policy.max_retries
-        failed = [place for place, one in enumerate(trajectories) if one.failed and may_retry]
+        failed = [place for place, one in enumerate(trajectories) if self._is_retried(self._judged(one))]
         self.num_played += 1
+        if not failed:
+            self._close()
         self._places = [places[place] for place in failed]
         self.pending = [retry_of(trials[place], self._policy) for place in failed]
 
@@ -109,11 +122,60 @@ class TrialRounds:
         """Drop the pending trials."""
         self.pending, self._places = [], []
 
+    def _announce(self, trials: Sequence[Trial], agent: Agent) -> None:
+        """Set up the judges of the environments, if there are any."""
+        judging = JudgingInOrder(token_rewards, self._report)
+        if judging.judging.expect(trials, agent):
+            self._judging = judging
+            self._envs = {trial.session_id: trial.env for trial in trials}
+
+    def _judged(self, trajectory: Trajectory) -> Trajectory:
+        return (
+            trajectory if self._judging is None else self._judging.trajectories.get(trajectory.session_id, trajectory)
+        )
+
+    def _is_retried(self, trajectory: Trajectory) -> bool:
+        if self._judging is not None:
+            return trajectory.session_id in self._judging.to_retry
+        return trajectory.failed and self.num_played < self._policy.max_retries
+
     def _note(self, trajectory: Trajectory) -> None:
+        if self._judging is None:
+            self._report(trajectory, self._is_retried(trajectory))
+            return
+        env, may_retry = self._envs[trajectory.session_id], self.num_played < self._policy.max_retries
+        self._judging.judging.add(env, trajectory, may_retry=may_retry)
+        self._judging.take()
+
+    def _report(self, trajectory: Trajectory, is_retried: bool) -> None:
         self._log.note(trajectory)
-        is_retried = trajectory.failed and self.num_played < self._policy.max_retries
         if self._on_finish is not None and not is_retried:
             self._on_finish(trajectory)
+
+    def _close(self) -> None:
+        if self._judging is not None:
+            self._judging.judging.close()
+
+
+def judged(trial: Trial, trajectory: Trajectory) -> Trajectory:
+    """Return the rollout of one trial with its judgments; unchanged if the environment has no judges.
+
+    Raises:
+        JudgeError: A judge failed.
+        ConfigError: The environment has a judge of scope ``"group"``, or its judges are invalid.
+    """
+    judging = JudgingInOrder(token_rewards)
+    if not judging.judging.expect([trial]):
+        return trajectory
+    try:
+        judging.judging.add(trial.env, trajectory)
+        judging.wait()
+    finally:
+        judging.judging.close()
+    found = judging.trajectories[trajectory.session_id]
+    if found.error is not None:
+        raise JudgeError(found.error.partition("\n")[2].removeprefix("JudgeError: "))
+    return found
 
 
 def play(

@@ -388,9 +388,7 @@ class Trial:
         )
         if error:
             return trajectory
-        rewards = as_token_rewards(call_environment(self.env._calculate_rewards, trajectory), len(token_ids))
-        as_number("the sum of _calculate_rewards", call_environment(sum, rewards))
-        return dataclasses.replace(trajectory, per_token_rewards=rewards)
+        return dataclasses.replace(trajectory, per_token_rewards=token_rewards(self.env, trajectory))
 
     def _where(self) -> str:
         """Describe the rollout and the current turn for error messages."""
@@ -401,6 +399,17 @@ class Trial:
         if turn is not None:
             parts.append(f"turn {turn}")
         return f"{', '.join(parts)} of {type(self.env).__name__}"
+
+
+def token_rewards(env: PlayableEnv, trajectory: Trajectory) -> list[float]:
+    """Return the per-token rewards that an environment gives for a rollout, (T,).
+
+    Raises:
+        EnvError: ``_calculate_rewards`` raised, or did not return one finite number for each token.
+    """
+    rewards = as_token_rewards(call_environment(env._calculate_rewards, trajectory), len(trajectory.token_ids))
+    as_number("the sum of _calculate_rewards", call_environment(sum, rewards))
+    return rewards
 
 
 _WORKER_FAILURES = FailureLog(logger)  # one log for all trials that are sent to this worker process

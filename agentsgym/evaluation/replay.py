@@ -17,6 +17,7 @@ from agentsgym.envs.conversation import Budget
 from agentsgym.envs.datasets.registry import make
 from agentsgym.errors import AgentError, ConfigError, MissingDependencyError, TaskError, TemplateError
 from agentsgym.evaluation.replay_difference import Difference, Played, first_difference
+from agentsgym.judging.scores import recorded_scores, with_scores
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.values import Unkept, to_json
 from agentsgym.texts import sentence_of, shown
@@ -154,6 +155,8 @@ def _unkept(value: Any) -> str | None:
 
 
 def _replay(recorded: Trajectory, env: MultistepEnv) -> Replay:
+    if any(line.startswith("JudgeError:") for line in (recorded.error or "").splitlines()[:2]):
+        raise ConfigError("a judge failed this rollout, so its rewards and its end were not recorded")
     episodes = _episodes(recorded, env)
     _check_task(recorded, env)
     finishes: list[FinishReason] = ["stop"] * len(recorded.turns)
@@ -243,8 +246,16 @@ def _play(recorded: Trajectory, env: MultistepEnv, episodes: range | None, finis
                     trial.budget = _ExhaustedBudget()
                 episode.send(action)
         except StopIteration as end:
-            return Played(trajectory=end.value, continues=False)
+            return Played(trajectory=_with_recorded_scores(end.value, recorded), continues=False)
         return Played(trajectory=trial.abandon(AgentError("the record has no further action")), continues=True)
+
+
+def _with_recorded_scores(played: Trajectory, recorded: Trajectory) -> Trajectory:
+    """Add the scores of the recorded judgments, since judges are not asked again."""
+    scores = recorded_scores(recorded.info)
+    if played.failed or not scores or any(turn is not None and turn >= len(played.turns) for turn, _ in scores):
+        return played
+    return with_scores(played, scores)
 
 
 def _action(recorded: Trajectory, index: int, finish_reason: FinishReason, *, has_tokens: bool) -> Action:

@@ -23,6 +23,7 @@ from agentsgym.envs.play import play
 from agentsgym.errors import ConfigError
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import is_str, or_none, require
+from agentsgym.judging.judge import judges_of, ranks_groups
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.values import from_json, to_json
 from agentsgym.store.writer import RolloutWriter
@@ -90,7 +91,10 @@ class StoredEvaluation:
         self._name = name or type(agent).__name__
         limits = {limit: options.get(limit) for limit in _LIMITS}
         self._prefixes = {
-            id(env): [class_path(type(env)), _canonical(env.env_config), limits, env.tokenizer is not None, self._name]
+            id(env): [
+                *(class_path(type(env)), _canonical(env.env_config), limits, env.tokenizer is not None, self._name),
+                *(judge.identity for judge in judges_of(env)),
+            ]
             for env in {id(env): env for env in envs}.values()
         }
         # Each task, and the number of equal tasks before it in its environment.
@@ -148,9 +152,17 @@ class StoredEvaluation:
                     rows[place] = row
             if rows and self._run is None:
                 self._run = table.column("run")[max(rows.values())].as_py()
+            self._drop_incomplete(rows, num_rollouts)
             in_store_order = sorted(rows.items(), key=itemgetter(1))  # reads each file of the store once
             self.known = {place: replace(store[row], task_index=place[0]) for place, row in in_store_order}
         self._run = self._run or f"evaluation-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+
+    def _drop_incomplete(self, rows: dict[tuple[int, int], int], num_rollouts: int) -> None:
+        """Forget the rollouts of task groups that a judge ranks if some are missing, since all are ranked at once."""
+        sizes = Counter(task_index for task_index, _ in rows)
+        for place in [*rows]:
+            if sizes[place[0]] < num_rollouts and ranks_groups(self._envs[place[0]]):
+                del rows[place]
 
     def play_missing(
         self, trials: Sequence[Trial], policy: FailurePolicy, on_finish: OnFinish, **options: Any

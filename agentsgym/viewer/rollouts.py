@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from agentsgym.judging.scores import INFO_KEY
 from agentsgym.texts import as_json
 from agentsgym.viewer.plain import mean_of, number, numbers, text_of, truncate
 
@@ -57,7 +58,8 @@ def rollout_data(row: int, record: StoredRollout, decode: DecodeTokens) -> dict[
         "facts": _facts(record),
         "env_config": _value(record.env_config),
         "task_data": _value(trajectory.task_data),
-        "info": _value(trajectory.info),
+        "info": _value({key: value for key, value in trajectory.info.items() if key != INFO_KEY}),
+        "judgments": _judgments(trajectory.info.get(INFO_KEY)),
         "error": trajectory.error,
         "stop_reason": trajectory.stop_reason.value,
         "final_reward": number(trajectory.final_reward),
@@ -150,6 +152,26 @@ def _facts(record: StoredRollout) -> list[list[str]]:
         for name, value in facts.items()
         if value is not None
     ]
+
+
+def _judgments(given: Any) -> list[dict[str, Any]]:
+    """Return the judgments of a rollout, whose fields may be anything in a store that another program wrote."""
+    found: list[dict[str, Any]] = []
+    for one in cast("Sequence[Any]", given) if isinstance(given, list | tuple) else ():
+        judgment = cast("Mapping[str, Any]", one) if isinstance(one, Mapping) else dict[str, Any]()
+        scores, answers, turn = (judgment.get(name) for name in ("scores", "answers", "turn"))
+        texts = cast("Sequence[Any]", answers) if isinstance(answers, list | tuple) else ()
+        found.append(
+            {
+                "judge": truncate(text_of(judgment.get("judge")), _MAX_NAME_CHARS)[0],
+                "turn": turn if type(turn) is int else None,
+                "scores": _components(cast("Mapping[str, float]", scores) if isinstance(scores, Mapping) else None),
+                "reason": _shortened(text_of(judgment.get("reason")), _MAX_FACT_CHARS),
+                "answers": [_shortened(text_of(text), _MAX_MESSAGE_CHARS) for text in texts],
+                "error": None if judgment.get("error") is None else text_of(judgment["error"]),
+            }
+        )
+    return found
 
 
 def _components(components: Mapping[str, float] | None) -> dict[str, Any]:

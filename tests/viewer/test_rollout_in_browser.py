@@ -264,3 +264,30 @@ def test_each_named_reward_has_a_column_a_bar_and_a_color(browser: Browser, tmp_
         page = shown.go(view="tokens", row=0)
         expect(page.locator("section.tokens")).to_contain_text("reward: correct")
         settled(page)
+
+
+def test_the_words_of_judges_stand_with_what_they_judged(browser: Browser, tmp_path: Path) -> None:
+    words = [
+        {"judge": "warmth", "turn": 1, "scores": {"warm": -1.5}, "reason": "<b>Cold.</b>", "answers": ['{"warm": 0}']},
+        {"judge": "manners", "turn": None, "scores": {"polite": 0.5}, "reason": "Short.", "error": "JudgeError: gone"},
+    ]
+    with RolloutStore.writer(tmp_path / "judged") as writer:
+        writer.add(
+            Trajectory(
+                token_ids=[],
+                turns=[Turn(start=0, stop=0, reward=0.0, message_index=k) for k in range(2)],
+                messages=[{"role": "assistant", "content": "a"}] * 2,
+                final_reward=0.5,
+                stop_reason=StopReason.DONE,
+                info={"judgments": words},
+            )
+        )
+    with opened(browser, RolloutStore(tmp_path / "judged"), "served", tmp_path) as shown:
+        page = shown.go(view="conversation", row=0)
+        expect(page.locator("#turn-0 .judgment")).to_have_count(0)
+        expect(page.locator("#turn-1 .judgment")).to_contain_text("<b>Cold.</b>")
+        expect(page.locator("#turn-1 .judgment .down")).to_have_count(1)
+        expect(page.locator(".ending .judgment")).to_contain_text("JudgeError: gone")
+        page.locator("#turn-1 .judgment summary").click()
+        expect(page.locator("#turn-1 .judgment details")).to_contain_text('{"warm": 0}')
+        settled(page)

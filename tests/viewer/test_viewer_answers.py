@@ -404,3 +404,14 @@ def test_named_rewards_are_columns_of_the_list_and_numbers_of_turns(tmp_path: Pa
     shown = rollout_data(0, answers.store.record(0), lambda _name, _ids: None)
     assert [turn["components"] for turn in shown["turns"]] == [{"correct": 1.0, "format": 0.5}, {}]
     assert ["reward correct", "1"] in shown["facts"]
+
+
+def test_judgments_are_shown_apart_from_info_whatever_they_hold(tmp_path: Path) -> None:
+    given = {"judge": "manners", "turn": 1, "scores": {"polite": 0.5}, "reason": "Short.", "answers": ["{}"]}
+    judged = rollout(0, info={"judgments": [given, 7, {"turn": "x", "scores": [1], "answers": 3}], "length": 2})
+    write(tmp_path, [StoredRollout(trajectory=judged)])
+    shown = rollout_data(0, answers_of(tmp_path).store.record(0), lambda _name, _ids: None)
+    empty = {"judge": "", "turn": None, "scores": {}, "reason": "", "answers": [], "error": None}
+    assert shown["judgments"] == [{**given, "error": None}, empty, empty]
+    assert "judgments" not in shown["info"]
+    assert '"length": 2' in shown["info"]

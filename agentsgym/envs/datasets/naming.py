@@ -166,7 +166,7 @@ def _find_class(path: str, name: str) -> type[MultistepEnv]:
 def _class_of_file(path: Path, class_name: str) -> type[MultistepEnv]:
     from agentsgym.envs.base import MultistepEnv  # noqa: PLC0415
 
-    module = _module_of_file(path)
+    module = module_of_file(path)
     found: dict[str, type[MultistepEnv]] = {
         name: value
         for name, value in cast("dict[str, object]", vars(module)).items()
@@ -182,7 +182,7 @@ def _class_of_file(path: Path, class_name: str) -> type[MultistepEnv]:
     raise ConfigError(f"{path} must contain exactly one environment, got {len(found)}: name one as {path}:CLASS{among}")
 
 
-def _module_of_file(path: Path) -> Any:
+def module_of_file(path: Path) -> Any:
     """Import a file as Python runs a script: it can import the other modules in its folder."""
     if not path.is_file():
         near = nearest(path.name, [one.name for one in path.parent.glob("*.py")]) if path.parent.is_dir() else []

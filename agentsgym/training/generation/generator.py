@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from agentsgym.envs.play import TrialRounds
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.failure_policy import FailureCount, FailurePolicy, RetrySeed
 from agentsgym.failures import FailureLog
+from agentsgym.judging.judge import ranks_groups
 from agentsgym.ranks import DeferredError, RolloutsAbortedError, all_gather_objects
 from agentsgym.seeding import derive_seed
 from agentsgym.training.generation.batch import GenerationBatch, Phase
@@ -254,6 +256,7 @@ class RolloutGenerator:
                 max_turn_tokens=args.max_turn_tokens,
                 max_completion_length=args.max_completion_length,
             )
+            _check_judged_groups(trials, phase.num_rollouts)
         policy = self._failure_policy
         count = FailureCount(policy, PartialState().num_processes * len(rows))
         with FailureLog(logger) if self._failures is None else contextlib.nullcontext(self._failures) as log:
@@ -340,3 +343,13 @@ class RolloutGenerator:
                 f"{len(failed)} of {len(rollouts)} rollouts failed, more than max_failed_fraction = "
                 f"{self._args.max_failed_fraction}; the first failure was:\n{failed[0].error}"
             )
+
+
+def _check_judged_groups(trials: Sequence[Trial], num_rollouts: int) -> None:
+    """Raise :class:`ConfigError` if a task group that is to be ranked is divided among ranks."""
+    sizes = Counter(trial.task_index for trial in trials if ranks_groups(trial.env))
+    if any(size != num_rollouts for size in sizes.values()):
+        raise ConfigError(
+            "a judge of scope 'group' needs complete task groups on each rank: per_device_train_batch_size * "
+            f"steps_per_generation must be a multiple of num_generations ({num_rollouts})"
+        )

@@ -176,6 +176,25 @@ function messageOf(rollout, message) {
       message.num_omitted
         ? el("p.faint", {}, `… ${grouped(message.num_omitted)} characters of this message are omitted`)
         : null,
+      turn === null ? null : judgmentsOf(rollout, turn),
+    ),
+  );
+}
+
+/** What judges said of a turn, or of the rollout as a whole (turn null): scores, reason, and the full answer (collapsed). */
+function judgmentsOf(rollout, turn) {
+  const own = (rollout.judgments ?? []).filter((one) => (one.turn ?? null) === turn);
+  return own.map(({ judge, scores, reason, answers, error }) =>
+    el(
+      "div.judgment",
+      {},
+      el("b", {}, judge || "judge"),
+      Object.entries(scores ?? {}).map(([name, score]) =>
+        el("span.note", {}, el("span.faint", {}, ` ${name} `), coloredNumber(score)),
+      ),
+      error ? el("pre.error", { tabIndex: 0 }, error) : null,
+      reason ? el("p", {}, reason) : null,
+      (answers ?? []).map((answer) => el("details", {}, el("summary", {}, "answer"), longText(answer))),
     ),
   );
 }
@@ -221,6 +240,7 @@ function ending(rollout) {
     {},
     el("p", {}, el("b", {}, `stop reason: ${rollout.stop_reason}`), ` after ${counted(rollout.turns.length, "turn")}`),
     rollout.error ? el("pre.error", { tabIndex: 0 }, rollout.error) : null,
+    judgmentsOf(rollout, null),
   );
 }
 

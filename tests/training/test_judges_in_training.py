@@ -1,0 +1,143 @@
+"""Judges in a training run: their scores before credit, their metrics, and task groups that must not be divided."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from games import GuessNumber, policy, settings, tasks, trainer_of
+
+from agentsgym import Agent, AsyncAgent, Criterion, Judge
+from agentsgym.agents.policy.copied import CopiedPolicyAgent
+from agentsgym.errors import ConfigError, TooManyFailuresError
+from agentsgym.store.reader import RolloutStore
+from agentsgym.training.generation.generator import _check_judged_groups
+from agentsgym.training.trainer import GRPOEnvTrainer
+from agentsgym.types import Action, TurnRequest
+
+
+def verdict(request: TurnRequest) -> Action:
+    """Count the words "one" in what was said, or rank candidates by it."""
+    prompt = request.messages[-1]["content"]
+    parts = re.split(r"^CANDIDATE \d+$", prompt, flags=re.MULTILINE)[1:]
+    counts = [len(re.findall(r"^\| .*\bone\b", part, re.MULTILINE)) for part in parts or [prompt]]
+    grade = sorted(range(1, len(parts) + 1), key=lambda n: -counts[n - 1]) if parts else min(10, counts[0])
+    return Action(text=json.dumps({"reason": "Counted.", "ones": grade}))
+
+
+class Counting(Agent):
+    """Judges in batches."""
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
+        return [*map(verdict, requests)]
+
+
+class CountingAlone(AsyncAgent):
+    """Judges many requests at once."""
+
+    async def aact(self, request: TurnRequest) -> Action:
+        return verdict(request)
+
+
+class Judged(GuessNumber):
+    """Scored for the word "one"."""
+
+    judges = Judge(Counting(), rubric=Criterion("ones", "How often?", scale=(0, 10)))
+
+
+class Ranked(GuessNumber):
+    """Ranked by the word "one"."""
+
+    judges = Judge(CountingAlone(), rubric={"ones": "Who says it most often?"}, scope="group")
+
+
+class Unjudged(GuessNumber):
+    """Has a judge without answers."""
+
+    judges = Judge(CountingAlone(), rubric={"twos": "How often?"})
+
+
+@pytest.mark.parametrize("env_class", [Judged, Ranked])
+def test_scores_are_there_before_credit(tmp_path: Path, env_class: Any) -> None:
+    with trainer_of(tmp_path, env_class=env_class, store_rollouts=str(tmp_path / "store")) as trainer:
+        trainer.train()
+    logs = trainer.state.log_history[0]
+    assert logs["info/judge_calls"] == pytest.approx(1.0 if env_class is Judged else 0.25)
+    assert logs["info/judge_failures"] == 0
+    assert logs["rewards/ones/mean"] > 0
+    assert logs["rewards/ones/mean"] + logs["rewards/reward/mean"] == pytest.approx(logs["reward"])
+    records = [*RolloutStore(tmp_path / "store").records()]
+    assert any(any(record.advantages or ()) for record in records)
+    for record in records:
+        [judgment] = record.trajectory.info["judgments"]
+        assert (record.trajectory.final_components or {})["ones"] == judgment["scores"]["ones"]
+        assert record.trajectory.turns[-1].components is not None
+
+
+def test_a_weight_of_0_only_records(tmp_path: Path) -> None:
+    def weights_after(folder: str, env_class: Any, **changes: Any) -> list[Any]:
+        with trainer_of(tmp_path / folder, env_class=env_class, **changes) as trainer:
+            trainer.train()
+        return [one.detach().clone() for one in trainer.model.parameters()]
+
+    plain = weights_after("plain", GuessNumber)
+    recorded = weights_after("recorded", Judged, reward_weights={"ones": 0.0})
+    counted = weights_after("counted", Judged)
+    assert all(bool((a == b).all()) for a, b in zip(plain, recorded, strict=True))
+    assert not all(bool((a == b).all()) for a, b in zip(plain, counted, strict=True))
+
+
+def test_an_evaluation_during_training_is_judged(tmp_path: Path) -> None:
+    with trainer_of(tmp_path, env_class=Judged) as trainer:
+        metrics = trainer.evaluate(tasks(4))
+    assert metrics["eval_rewards/ones/mean"] >= 0
+    assert metrics["eval_info/judge_calls"] == 1.0
+
+
+def test_a_judge_that_fails_fails_the_rollouts(tmp_path: Path) -> None:
+    with (
+        trainer_of(tmp_path, env_class=Unjudged) as trainer,
+        pytest.raises(TooManyFailuresError, match=r"JudgeError: judge 'judge' \(CountingAlone\) gave two answers"),
+    ):
+        trainer.train()
+
+
+@pytest.mark.parametrize("env_class", [Judged, Ranked, Unjudged])
+def test_rollouts_ahead_of_training_are_judged(tmp_path: Path, env_class: Any) -> None:
+    model, tokenizer = policy()
+    args = settings(
+        tmp_path, max_staleness=1, max_steps=3, store_rollouts=str(tmp_path / "store"), max_failed_fraction=0.5
+    )
+    with GRPOEnvTrainer(
+        model,
+        env_class(tokenizer),
+        args,
+        train_dataset=tasks(8),
+        processing_class=tokenizer,
+        agent=CopiedPolicyAgent(model, tokenizer),
+    ) as trainer:
+        if env_class is Unjudged:
+            with pytest.raises(TooManyFailuresError, match="JudgeError"):
+                trainer.train()
+            return
+        trainer.train()
+    assert all(log["info/judge_calls"] > 0 for log in trainer.state.log_history if "reward" in log)
+    records = [*RolloutStore(tmp_path / "store").records()]
+    assert len(records) == 3 * 8
+    assert all(len(record.trajectory.info["judgments"]) == 1 for record in records)
+
+
+def test_task_groups_that_are_divided_among_ranks_cannot_be_ranked() -> None:
+    def trials(env_class: Any, number: int) -> list[Any]:
+        return env_class(policy()[1]).trials([{"seed": 0}], number)
+
+    _check_judged_groups(trials(Ranked, 4), 4)
+    _check_judged_groups(trials(Judged, 3), 4)
+    with pytest.raises(
+        ConfigError, match=r"needs complete task groups on each rank.*multiple of num_generations \(4\)"
+    ):
+        _check_judged_groups(trials(Ranked, 3), 4)
