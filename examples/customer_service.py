@@ -2,7 +2,9 @@
 
     python examples/customer_service.py                        # a built-in tiny policy, some minutes on a laptop CPU
     python examples/customer_service.py --model NAME_OR_PATH --max_turn_tokens 256
-    python examples/customer_service.py --customer openai:NAME    # a model words the customer's lines
+    python examples/customer_service.py --customer openai:NAME --judge openai:NAME
+
+With ``--customer``, a model words the customer's lines; with ``--judge``, a model decides whether the clerk is polite.
 
 A customer wants to cancel or to return an order. The policy has to ask for the order's number, look the order up,
 change it if the rules allow that, and answer the customer. Four rewards are kept apart: ``solved``, ``rules``,
@@ -23,11 +25,22 @@ from typing import Any, ClassVar
 
 from datasets import Dataset
 
-from agentsgym import Action, AsyncAgent, Message, OpenAIAgent, ToolCall, TrainingRun, TurnRequest, tiny_policy
+from agentsgym import (
+    Action,
+    AsyncAgent,
+    Criterion,
+    Judge,
+    Message,
+    OpenAIAgent,
+    ToolCall,
+    TrainingRun,
+    TurnRequest,
+    tiny_policy,
+)
 from agentsgym.agents import scripted_player
 from agentsgym.envs.Tools import ToolEnv, ToolResult
 from agentsgym.envs.Tools.env import TOOL_FIELDS
-from agentsgym.fields import Field, is_fraction
+from agentsgym.fields import Field, is_fraction, is_number
 from agentsgym.recipes.command_line import PolicyOptions, parse_options
 from agentsgym.recipes.scripts import load_policy, quiet_logging
 from agentsgym.reports.tables import comparison_table
@@ -112,8 +125,8 @@ class CustomerService(ToolEnv):
 
     Args:
         tokenizer: The policy's tokenizer, or None.
-        env_config: The keys of every :class:`ToolEnv`, and ``customer_mistakes``, the fraction of customers who name a
-            wrong number first.
+        env_config: The keys of every :class:`ToolEnv`; ``customer_mistakes``, the fraction of customers who name a
+            wrong number first; and ``polite_reward``, the reward for a polite word in every answer.
         customer: An agent that rewords the lines of the scripted customer; None for the script alone. If it loses the
             order's number, that is counted as the customer's mistake, and the script's line is used.
     """
@@ -121,6 +134,7 @@ class CustomerService(ToolEnv):
     config_fields: ClassVar[Mapping[str, Field]] = {
         **TOOL_FIELDS,
         "customer_mistakes": Field(default=0.0, expected="a number in [0, 1]", valid=is_fraction),
+        "polite_reward": Field(default=0.1, expected="a number", valid=is_number()),
     }
     default_config: ClassVar[Mapping[str, Any]] = {
         "max_steps_per_episode": 8,
@@ -171,12 +185,9 @@ class CustomerService(ToolEnv):
             next_state["polite"] = state["polite"] and bool(re.search(r"\b(please|thank|sorry)", action.text.lower()))
             next_state["wrong_number"] = None  # a customer errs once
             next_state["mistakes"] = info.get("customer_mistakes", state["mistakes"])
-        rewards = {
-            "solved": float(done and info["success"]),
-            "rules": rules,
-            "turns": -0.02,
-            "polite": 0.1 * (done and next_state["polite"]),
-        }
+        rewards = {"solved": float(done and info["success"]), "rules": rules, "turns": -0.02}
+        if self.env_config["polite_reward"]:
+            rewards["polite"] = self.env_config["polite_reward"] * (done and next_state["polite"])
         return next_state, rewards, done, {**info, "customer_mistakes": next_state["mistakes"]}
 
     async def _answer(self, session_id: str, state: State, text: str) -> tuple[float, bool, dict[str, Any]]:
@@ -219,6 +230,12 @@ class CustomerService(ToolEnv):
         ]
         lines = ["Goodbye.", "I do not understand.", *(f"It is {number}." for number in NUMBERS)]
         return [*wishes, *orders, *calls, *lines, "no such order", "ok", ASK, DONE, REFUSED, *RUDE]
+
+
+def polite_judge(agent: Any) -> Judge:
+    """Let an agent judge whether the clerk is polite, in place of ``polite_reward``."""
+    question = "Is the clerk (the assistant) polite in every answer, above all when something cannot be done?"
+    return Judge(agent, rubric=Criterion("polite", question, weight=0.1), on_judge_failure=0.0)
 
 
 def draw_tasks(count: int, seed: int, part: str) -> list[dict[str, Any]]:
@@ -328,6 +345,7 @@ class ShopOptions(PolicyOptions):
     customer: str | None = field(
         default=None, metadata={"help": "openai:NAME for a model that words the customer's lines."}
     )
+    judge: str | None = field(default=None, metadata={"help": "openai:NAME for a model that judges politeness."})
     customer_mistakes: float = field(default=0.1, metadata={"help": "Fraction of customers who name a wrong number."})
     num_tasks: int = field(default=400, metadata={"help": "Number of conversations in each evaluation."})
     num_train_tasks: int = field(default=10_000, metadata={"help": "Number of training tasks."})
@@ -336,21 +354,32 @@ class ShopOptions(PolicyOptions):
     warm_start_steps: int = field(default=1500, metadata={"help": "Number of optimizer steps of imitation."})
 
 
+def environment_of(shop: ShopOptions, tokenizer: Any = None) -> CustomerService:
+    """Create the environment that the options describe."""
+    env_config: dict[str, Any] = {"customer_mistakes": shop.customer_mistakes}
+    if shop.model is None:
+        env_config["system_prompt"] = ""  # the tiny policy learns the rules from their rewards
+    if shop.judge:
+        env_config["polite_reward"] = 0.0
+    customer = OpenAIAgent(shop.customer.removeprefix("openai:")) if shop.customer else None
+    env = CustomerService(tokenizer, env_config, customer=customer)
+    if shop.judge:
+        env.judges = polite_judge(OpenAIAgent(shop.judge.removeprefix("openai:")))
+    return env
+
+
 def main() -> None:
     """Evaluate, imitate, train, evaluate again, and print the comparison."""
     shop, args, model_config = parse_options(
         ShopOptions, output_dir="outputs/customer_service", tiny_defaults=TINY_DEFAULTS
     )
     quiet_logging()
-    env_config: dict[str, Any] = {"customer_mistakes": shop.customer_mistakes}
-    customer = OpenAIAgent(shop.customer.removeprefix("openai:")) if shop.customer else None
     if shop.model is None:
-        env_config["system_prompt"] = ""  # the tiny policy learns the rules from their rewards
-        policy = tiny_policy(CustomerService(env_config=env_config), seed=args.seed)
+        policy = tiny_policy(environment_of(shop), seed=args.seed)
     else:
         policy = load_policy(shop.model, model_config, trust_remote_code=args.trust_remote_code)
     run = TrainingRun(policy, args, model_config)
-    env = CustomerService(run.tokenizer, env_config, customer=customer)
+    env = environment_of(shop, run.tokenizer)
     tasks = draw_tasks(shop.num_tasks, args.seed, "evaluation")
 
     run.evaluate("random", env, tasks, Clerk(env, args.seed, noise=1.0))
@@ -369,7 +398,7 @@ def main() -> None:
 
     curve.draw(after=after.win_rate)
     run.write_transcripts("before", "after")
-    run.write_summary(env_config=env_config, settings=vars(shop))
+    run.write_summary(env_config=env.env_config, settings=vars(shop))
     print(f"\n{comparison_table(run.evaluations)}\n\n{rewards_table(run)}")
     sys.exit(run.phases.status)
 

@@ -136,6 +136,15 @@ def test_a_model_rewords_the_customer_and_its_mistakes_are_its_own(shop: Any, lo
     assert ("IT IS 12." in played.messages[3]["content"]) != loses
 
 
+def test_a_judge_decides_what_is_polite_in_place_of_the_words(shop: Any) -> None:
+    env = shop.CustomerService(env_config={"polite_reward": 0.0})
+    env.judges = shop.polite_judge(ScriptedAgent(['{"reason": "Curt.", "polite": false}', '{"polite": true}']))
+    lines = Lines("number, please", ("find", 12), ("return", 12), "Done, thank you.")
+    played = env.rollout([{"wish": "return", "order": ORDER, "seed": 0}] * 2, lines)
+    assert [(one.final_components or {})["polite"] for one in played] == [0.0, 0.0]
+    assert played[0].info["judgments"][0]["reason"] == "Curt."
+
+
 def test_tasks_are_drawn_evenly_and_never_twice_in_two_parts(shop: Any) -> None:
     train, held_out = (shop.draw_tasks(100, 0, part) for part in ("train", "evaluation"))
     assert sum(shop.is_allowed(task["order"], task["wish"]) for task in train) == 50
