@@ -144,8 +144,7 @@ class TrialRounds:
             self._report(trajectory, self._is_retried(trajectory))
             return
         env, may_retry = self._envs[trajectory.session_id], self.num_played < self._policy.max_retries
-        self._judging.judging.add(env, trajectory, may_retry=may_retry)
-        self._judging.take()
+        self._judging.add(env, trajectory, may_retry=may_retry)
 
     def _report(self, trajectory: Trajectory, is_retried: bool) -> None:
         self._log.note(trajectory)
@@ -168,7 +167,7 @@ def judged(trial: Trial, trajectory: Trajectory) -> Trajectory:
     if not judging.judging.expect([trial]):
         return trajectory
     try:
-        judging.judging.add(trial.env, trajectory)
+        judging.add(trial.env, trajectory)
         judging.wait()
     finally:
         judging.judging.close()

@@ -296,6 +296,12 @@ class JudgingInOrder:
         self._on_judged = on_judged
         self.judging = Judging(lambda trajectory, may_retry: self._done.append((trajectory, may_retry)), token_rewards)
 
+    def add(self, env: Any, trajectory: Trajectory, *, may_retry: bool = False) -> None:
+        """Judge a finished rollout, and handle what was judged so far: see :meth:`Judging.add`."""
+        self.to_retry.discard(trajectory.session_id)  # it may now wait for its task group
+        self.judging.add(env, trajectory, may_retry=may_retry)
+        self.take()
+
     def take(self) -> None:
         """Handle what was judged so far."""
         self.judging.check()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from http_server import Asked, Reply, chat, serving
 from judged_games import Greeting, ScriptedJudge, WaitingJudge, conversation, longest_first
 
 from agentsgym import Agent, AsyncAgent, ConfigError, Judge, JudgeError, PolicyAgent, ScriptedAgent, tiny_policy
@@ -224,6 +225,21 @@ def test_tokens_that_an_agent_reports_are_counted_per_judgment() -> None:
     judgments = judge_many(Judge(Metered(), rubric=POLITE), 3)
     assert [one.tokens for one in judgments] == [33, 55, 33]
     assert Judge(ScriptedJudge(lambda _: YES), rubric=POLITE).judge_episode(PLAYED).tokens is None
+
+
+def test_tokens_of_a_server_are_counted_per_judgment() -> None:
+    pytest.importorskip("openai")
+
+    def reply(asked: Asked) -> Reply:
+        number = 7 if "hello 1" in asked.said_last else 3
+        return chat(json.dumps(YES), usage={"prompt_tokens": number, "completion_tokens": 1})
+
+    with serving(reply) as served:
+        agent = OpenAIAgent("tiny", base_url=served.url, token_ids=False)
+        judgments = judge_many(Judge(agent, rubric=POLITE), 3)
+        agent.close()
+    assert [one.tokens for one in judgments] == [4, 8, 4]
+    assert served.asked[0].body["messages"][0]["role"] == "system"
 
 
 def test_a_policy_judges_with_exact_tokens() -> None:

@@ -262,6 +262,33 @@ def test_a_ranking_waits_for_retried_rollouts_and_leaves_out_failed_ones() -> No
     assert len(agent.prompts) == 1
 
 
+def test_a_retried_rollout_that_waits_for_its_group_is_not_played_again() -> None:
+    class Scripted(Agent):
+        """Says what its conversation says: the second and the third fail, then the fourth and the fifth, and so on."""
+
+        number = 0
+
+        def get_action(self, messages: list[Any], agent_state: Any) -> tuple[str, Any]:
+            if agent_state is None:
+                self.number += 1
+                agent_state = ["fine", "bad", "bad", "good", "bad", "better"][self.number - 1]
+            return agent_state, agent_state
+
+    class Strict(Greeting):
+        def _step_episode(self, session_id: str, state: Any, action: str) -> Any:
+            if action == "bad":
+                raise ValueError("bad")
+            return super()._step_episode(session_id, state, action)
+
+    agent, seen = Scripted(), list[Any]()
+    env = judged(Judge(ScriptedJudge(longest_first), rubric={"best": "Which?"}, scope="group"), kind=Strict)
+    played = env.rollout(TASKS[:1], agent, num_rollouts=3, failures=FailurePolicy.retry(3), on_finish=seen.append)
+    assert agent.number == 6
+    assert [one.num_retries for one in played] == [0, 1, 2]
+    assert sorted(one.rollout_index for one in seen) == [0, 1, 2]
+    assert sorted((one.final_components or {})["best"] for one in played) == [0.0, 0.5, 1.0]
+
+
 def test_a_failed_ranking_fails_the_group() -> None:
     env = judged(Judge(ScriptedJudge(lambda _: {"best": [1]}), rubric={"best": "Which?"}, scope="group"))
     played = env.rollout(TASKS[:1], Longer(), num_rollouts=2, failures=FailurePolicy.retry(1))
