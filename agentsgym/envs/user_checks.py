@@ -47,7 +47,7 @@ class _NotGiven:
 NOT_GIVEN: Any = _NotGiven()
 
 
-#: The hooks that are awaited; the last line has those of ``ToolEnv``.
+#: The hooks that are awaited; the last line has those of environments with tools.
 MAY_BE_ASYNC = (
     *("_initialize_episode", "_system_prompt", "_format_prompt", "_step_episode", "_step_action", "_last_message"),
     *("_final_reward", "_calculate_rewards", "_state_key", "_role", "_potential", "_score_state", "_close_episode"),
