@@ -1,4 +1,4 @@
-"""Keep the answers of judges on disk, one file for each request, so that nothing is asked twice."""
+"""Keep the answers of judges on disk, one file for each request, so that no request is sent twice."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Judge:
         num_orders: int = 1,
         seed: int = 0,
     ) -> None:
-        """Check the arguments; nothing is asked yet.
+        """Check the arguments; nothing is called yet.
 
         Args:
             agent: The agent that judges, or any object with ``get_action``. An asynchronous agent is called many times

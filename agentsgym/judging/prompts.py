@@ -137,7 +137,7 @@ def group_question(
 
 
 def correction(error: str) -> Message:
-    """Return the message that asks again for an answer that could not be parsed."""
+    """Return the message that requests another answer, after one that could not be parsed."""
     text = f"This answer cannot be read: {error}. Answer again with the JSON object alone, in the form given above."
     return Message(role="user", content=text)
 

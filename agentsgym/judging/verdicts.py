@@ -17,7 +17,7 @@ _WORDS: Final = {"yes": True, "true": True, "no": False, "false": False}
 
 
 class VerdictError(ValueError):
-    """An answer cannot be read; the message tells the judge why."""
+    """An answer cannot be read; the message explains the reason to the judge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
