@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -126,6 +131,39 @@ def test_an_interruption_cancels_what_waits_and_closes_every_episode(make_agent:
     assert begun
     assert set(begun) <= set(env.closed)
     assert not env.active_states
+
+
+TERMINATED = """
+import sys
+from agentsgym.interruptions import Terminated, raising_on_sigterm
+from playground import AsyncPlayground, Parrot, tasks
+
+class Waiting(AsyncPlayground):
+    async def _step_episode(self, *arguments):
+        print("waiting", flush=True)
+        return await super()._step_episode(*arguments)
+
+env = Waiting()
+try:
+    with raising_on_sigterm():
+        env.rollout(tasks("wait", "wait", "wait"), Parrot())
+except Terminated:
+    print(len(env.interrupted), len(env.closed), flush=True)
+    sys.exit(3)
+"""
+
+
+def test_sigterm_cancels_what_waits_and_closes_every_episode() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with subprocess.Popen(
+        [sys.executable, "-c", TERMINATED], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(3):
+            assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "3 3\n"
+        assert process.wait(LIMIT_S) == 3
 
 
 def test_environments_with_and_without_coroutines_play_in_one_run() -> None:
