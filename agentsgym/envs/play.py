@@ -124,15 +124,16 @@ class TrialRounds:
 
     def _announce(self, trials: Sequence[Trial], agent: Agent) -> None:
         """Set up the judges of the environments, if there are any."""
+        if all(getattr(trial.env, "judges", ()) == () for trial in trials):
+            return
         judging = JudgingInOrder(token_rewards, self._report)
         if judging.judging.expect(trials, agent):
             self._judging = judging
             self._envs = {trial.session_id: trial.env for trial in trials}
 
     def _judged(self, trajectory: Trajectory) -> Trajectory:
-        return (
-            trajectory if self._judging is None else self._judging.trajectories.get(trajectory.session_id, trajectory)
-        )
+        known = {} if self._judging is None else self._judging.trajectories
+        return known.get(trajectory.session_id, trajectory)
 
     def _is_retried(self, trajectory: Trajectory) -> bool:
         if self._judging is not None:

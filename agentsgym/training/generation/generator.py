@@ -256,7 +256,8 @@ class RolloutGenerator:
                 max_turn_tokens=args.max_turn_tokens,
                 max_completion_length=args.max_completion_length,
             )
-            _check_judged_groups(trials, phase.num_rollouts)
+            if any(getattr(trial.env, "judges", ()) != () for trial in trials):
+                _check_judged_groups(trials, phase.num_rollouts)
         policy = self._failure_policy
         count = FailureCount(policy, PartialState().num_processes * len(rows))
         with FailureLog(logger) if self._failures is None else contextlib.nullcontext(self._failures) as log:
