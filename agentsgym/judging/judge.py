@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast, get_args
@@ -15,7 +17,14 @@ from agentsgym.errors import AgentError, ConfigError, JudgeError
 from agentsgym.fields import check_choice, is_fraction, is_int, is_number, is_positive_number, is_str, or_none, require
 from agentsgym.judging.cache import AnswerCache, request_key
 from agentsgym.judging.calls import Caller, Cost, Dialog, Run
-from agentsgym.judging.prompts import Question, correction, episode_question, group_question, turn_question
+from agentsgym.judging.prompts import (
+    Question,
+    correction,
+    episode_question,
+    group_question,
+    text_question,
+    turn_question,
+)
 from agentsgym.judging.rubric import Criterion, Scope, as_rubric
 from agentsgym.judging.verdicts import Verdict, VerdictError, read_verdict
 from agentsgym.seeding import derive_seed
@@ -154,6 +163,7 @@ class Judge:
             timeout_s=timeout_s,
         )
         self._is_warned = False
+        self._executor: ThreadPoolExecutor | None = None
 
     def __repr__(self) -> str:
         criteria = ", ".join(one.name for one in self.rubric)
@@ -196,6 +206,22 @@ class Judge:
         """Judge a rollout; raises as :meth:`judge_turn` does."""
         question = episode_question(trajectory, self.rubric, **self._options(trajectory))
         return self._judgment(question, run)
+
+    def judge_text(self, text: str, run: Run | None = None) -> Judgment:
+        """Judge a text, such as the description of a state; raises as :meth:`judge_turn` does."""
+        return self._judgment(text_question(text, self.rubric, max_characters=self.max_characters), run)
+
+    async def score_text(self, text: str) -> dict[str, float]:
+        """Return the scores of a text by criterion, while other coroutines go on: for ``async def _score_state``.
+
+        Raises as :meth:`judge_turn` does.
+        """
+        run = Run()
+        try:
+            judgment = await asyncio.get_running_loop().run_in_executor(self._threads(), self.judge_text, text, run)
+        finally:
+            run.stop()  # if the coroutine was canceled
+        return judgment.scores
 
     def judge_group(self, trajectories: Sequence[Trajectory], run: Run | None = None) -> list[Judgment]:
         """Rank the rollouts of a task; raises as :meth:`judge_turn` does.
@@ -252,6 +278,12 @@ class Judge:
         places = [question.order.index(index) for index in range(len(trajectories))]
         values = {name: [own[place] for place in places] for name, own in verdict.values.items()}
         return Ranking(values=values, reason=verdict.reason, answer=answer)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """The threads that wait for the answers of :meth:`score_text`, as many as there may be open calls."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self.max_concurrent, thread_name_prefix="agentsgym-judge")
+        return self._executor
 
     @property
     def _names(self) -> list[str]:

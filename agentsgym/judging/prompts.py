@@ -93,6 +93,12 @@ def episode_question(
     return Question(messages=_messages(task, criteria, reference, data, _form(criteria)), criteria=criteria)
 
 
+def text_question(text: str, criteria: Sequence[Criterion], *, max_characters: int) -> Question:
+    """Request the grades of a text, such as the description of a state."""
+    data = ["THE TEXT", quoted(shortened(text, max_characters)), "END OF THE TEXT"]
+    return Question(messages=_messages("Grade this text.", criteria, None, data, _form(criteria)), criteria=criteria)
+
+
 def turn_question(
     trajectory: Trajectory, turn: int, criteria: Sequence[Criterion], *, reference: Any, max_characters: int
 ) -> Question:
