@@ -82,6 +82,15 @@ def test_a_column_that_another_tool_wrote_with_a_wider_type_is_read(tmp_path: Pa
     assert store.table().schema.field("messages").type == pa.string()
 
 
+def test_a_stored_text_that_is_not_utf_8_is_reported_with_its_file(tmp_path: Path) -> None:
+    offsets, data = pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\x80r")
+    store = store_with(tmp_path, "run", pa.StringArray.from_buffers(1, offsets, data))
+    with pytest.raises(StoreError, match=r"part\.parquet can no longer be read: .*UTF8"):
+        store.table(["run"])
+    with pytest.raises(StoreError, match="UTF8"):
+        store.record(0)
+
+
 def test_a_pipe_in_a_store_is_skipped(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.parquet")
     os.mkfifo(tmp_path / "b.parquet.unfinished")

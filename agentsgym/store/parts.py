@@ -225,7 +225,9 @@ def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None)
                 if name not in table.column_names:
                     field = SCHEMA.field(name)
                     table = table.append_column(field, pa.nulls(len(table), field.type))
-            return _as_declared(table.select(SCHEMA.names if columns is None else columns), part.path)
+            table = _as_declared(table.select(SCHEMA.names if columns is None else columns), part.path)
+            table.validate(full=True)  # texts that are not UTF-8 would raise only where they are used
+            return table
     except StoreError:  # which is also an OSError
         raise
     except KeyError as error:
