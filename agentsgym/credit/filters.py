@@ -71,6 +71,6 @@ def _flat_groups(rollouts: Sequence[ScoredRollout], args: CreditArgs) -> set[int
 
 
 def _flat_fraction(rollouts: Sequence[ScoredRollout], args: CreditArgs) -> float:
-    """The fraction of groups that are :func:`_flat_groups`; 0.0 if there are no groups."""
+    """The fraction of groups without variance; 0.0 if there are no groups."""
     groups = {one.group for one in rollouts if one.included}
     return len(_flat_groups(rollouts, args)) / len(groups) if groups else 0.0

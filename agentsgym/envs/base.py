@@ -257,8 +257,9 @@ class MultistepEnv(ABC):
     def _score_state(self, state: State) -> GivenReward | Awaitable[GivenReward]:
         """Return how good a state is, a number or a dict by name; each turn is rewarded for the change.
 
-        By default there are no scores. If a class overrides this hook, it is called for the first state and after each
-        step; ``env_config["state_scores"]`` decides about the last one (:data:`~agentsgym.envs.state_scores.CREDITS`).
+        By default, states have no scores. An override is called for the first state and after each step;
+        ``env_config["state_scores"]`` decides how the last state counts
+        (:data:`~agentsgym.envs.state_scores.CREDITS`).
         A plain number is the named reward ``"progress"``.
         """
         return 0.0

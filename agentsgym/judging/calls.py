@@ -24,7 +24,7 @@ _MAX_DELAY_S: Final = 30.0
 
 
 class StoppedError(Exception):
-    """The judge was stopped, so its answer is no longer needed."""
+    """The run was stopped, and its answers are no longer needed."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -53,7 +53,7 @@ class Judgment:
         tokens: Number of tokens of these calls; None if unknown.
         seconds: Duration of these calls.
         cached: Number of answers that came from the cache.
-        error: Why there is no answer, in which case the values are the judge's ``on_judge_failure``; None otherwise.
+        error: The reason why the judge failed; the values are then its ``on_judge_failure``. None if it answered.
     """
 
     judge: str

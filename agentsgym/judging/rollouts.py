@@ -190,7 +190,7 @@ class Judging:
             work()
             self._flush()
         except StoppedError:
-            pass
+            pass  # the rollouts are dropped, so nothing is missing
         except BaseException as error:  # noqa: BLE001  # raised by `check` in the thread that waits
             with self._lock:
                 self._error = self._error or error
@@ -330,7 +330,7 @@ def _check_player(judges: Iterable[Judge], agent: Any) -> None:
             whose = "the agent" if is_same else "the model of the agent"
             raise ConfigError(
                 f"judge {judge.name!r} has {whose} that plays, a {type(player).__name__}, which cannot answer in two "
-                "threads at once: give it one of its own"
+                "threads at once: give the judge an agent with a model of its own"
             )
 
 

@@ -21,24 +21,19 @@ def has_coroutines(trial: Any) -> bool:
     return bool(getattr(getattr(trial, "env", None), "has_coroutines", False))
 
 
-class OwnExecutor:
+class OwnExecutor(InlineExecutor):
     """Advances trials with async hooks on the agents' event loop, and all others on the scheduler's own thread."""
 
-    max_live: int | None = None
-
     def __init__(self, scheduler: Scheduler[Any]) -> None:
-        self._scheduler = scheduler
-        self._inline = InlineExecutor(scheduler)
+        super().__init__(scheduler)
         self._on_loop: LoopExecutor | None = None
 
-    def advance(self, inputs: dict[int, Input]) -> None:
-        """Start all steps on the loop, and advance others for a short time."""
-        trials = self._scheduler.trials
-        waiting = {index: inputs.pop(index) for index in [*inputs] if has_coroutines(trials[index])}
-        if waiting:
-            self._on_loop = self._on_loop or LoopExecutor(self._scheduler)
-            self._on_loop.advance(waiting)
-        self._inline.advance(inputs)
+    def _step(self, index: int, given: Input) -> None:
+        if not has_coroutines(self._scheduler.trials[index]):
+            super()._step(index, given)
+            return
+        self._on_loop = self._on_loop or LoopExecutor(self._scheduler)
+        self._on_loop.advance({index: given})
 
     def running(self) -> list[tuple[int, float]]:
         """The trials whose steps have begun on the loop, and since when."""
@@ -51,7 +46,7 @@ class OwnExecutor:
 
     def close(self) -> None:
         """End every live trial."""
-        self._inline.close()
+        super().close()
         if self._on_loop is not None:
             self._on_loop.close()
 

@@ -50,21 +50,24 @@ class InlineExecutor:
 
     def advance(self, inputs: dict[int, Input]) -> None:
         """Advance trials for a short time, so that the request of a fast trial does not wait for all other steps."""
-        start = now = time.monotonic()
-        limit = self._scheduler.limits.turn_s
-        while inputs and now - start < BATCHING_WINDOW_S:
+        start = time.monotonic()
+        while inputs and time.monotonic() - start < BATCHING_WINDOW_S:
             index = next(iter(inputs))
-            generator = self._generators.get(index)
-            if generator is None:
-                generator = self._generators[index] = self._scheduler.trials[index].play()
-            outcome = advance(generator, inputs.pop(index))
-            began, now = now, time.monotonic()
-            if limit is not None and now - began > limit and not isinstance(outcome, Raised):
-                generator.close()
-                outcome = Finished(self._scheduler.trials[index].abandon(self._scheduler.timeout_error(index)))
-            if not isinstance(outcome, TurnRequest):
-                del self._generators[index]
-            self._scheduler.on_outcome(index, outcome)
+            self._step(index, inputs.pop(index))
+
+    def _step(self, index: int, given: Input) -> None:
+        limit = self._scheduler.limits.turn_s
+        generator = self._generators.get(index)
+        if generator is None:
+            generator = self._generators[index] = self._scheduler.trials[index].play()
+        began = time.monotonic()
+        outcome = advance(generator, given)
+        if limit is not None and time.monotonic() - began > limit and not isinstance(outcome, Raised):
+            generator.close()
+            outcome = Finished(self._scheduler.trials[index].abandon(self._scheduler.timeout_error(index)))
+        if not isinstance(outcome, TurnRequest):
+            del self._generators[index]
+        self._scheduler.on_outcome(index, outcome)
 
     def running(self) -> list[tuple[int, float]]:
         """Return an empty list: no step runs outside of :meth:`advance`."""

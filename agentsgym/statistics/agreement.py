@@ -16,8 +16,8 @@ Kappa = Callable[[Sequence[float], Sequence[float]], float | None]
 def cohen_kappa(labels: Sequence[float], given: Sequence[float]) -> float | None:
     """Compute the agreement beyond chance, ``κ = (p_o − p_e) / (1 − p_e)`` (Cohen 1960).
 
-    ``p_o`` is the share of equal pairs, and ``p_e`` the share that would be equal if the two were independent with the
-    same frequencies.
+    ``p_o`` is the fraction of equal pairs, and ``p_e`` the fraction that would be equal if the two were independent
+    with the same frequencies.
 
     Args:
         labels: The labels, (N,).

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.credit.components import GivenReward, add_rewards
@@ -344,7 +343,7 @@ class ToolEnv(MultistepEnv):
         plan = plan_calls(action, schemas, self.env_config, num_made=state["num_calls"])
         if not plan.calls:
             return self._reject_turn(state, plan.complaint, num_unreadable=plan.num_unreadable)
-        hook = partial(_awaited_call, self._call_tool, session_id, state)
+        hook: Callable[[ToolCall], ToolResult] = lambda call: awaited(self._call_tool(session_id, state, call))  # noqa: E731
         make_calls(plan, hook, self._process, session_id, self.env_config, is_own=self._makes_calls())
         rewards: list[GivenReward] = [
             add_rewards([result.reward, awaited(self._reward_call(state, call, result))])
@@ -397,7 +396,3 @@ class ToolEnv(MultistepEnv):
 
     def _counts(self, state: State) -> dict[str, int]:
         return {name: state[name] for name in ("num_calls", "num_failed_calls", "num_unreadable_calls")}
-
-
-def _awaited_call(hook: Callable[..., Any], *arguments: Any) -> Any:
-    return awaited(hook(*arguments))

@@ -24,13 +24,8 @@ _HOOKS = (
     *("_initialize_episode", "_format_prompt", "_step_episode", "_step_action", "_final_reward", "_state_key"),
     *("_role", "_potential", "_score_state", "_calculate_rewards", "_close_episode", "_system_prompt"),
 )
-_READERS = (
-    "_format_prompt",
-    "_state_key",
-    "_role",
-    "_potential",
-    "_score_state",
-)  # receive a state and must not change it
+# These receive a state and must not change it.
+_READERS = ("_format_prompt", "_state_key", "_role", "_potential", "_score_state")
 _TOOL_HOOK = "_call_tool"  # defined by environments with tools
 _BASE_ATTRIBUTES = {
     "active_states",

@@ -181,7 +181,7 @@ function messageOf(rollout, message) {
   );
 }
 
-/** What judges said of a turn, or of the rollout as a whole (turn null): scores, reason, and the full answer (collapsed). */
+/** The judgments of a turn, or of the whole rollout (turn null): scores, reason, and the full answer (collapsed). */
 function judgmentsOf(rollout, turn) {
   const own = (rollout.judgments ?? []).filter((one) => (one.turn ?? null) === turn);
   return own.map(({ judge, scores, reason, answers, error }) =>
