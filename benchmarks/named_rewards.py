@@ -1,6 +1,7 @@
 """Two rewards per turn in training: when it helps to normalize each of them first, and when it harms.
 
-    python benchmarks/named_rewards.py --seeds 0 1 2 3 4    # three minutes; prints a table
+    python benchmarks/named_rewards.py --seeds 0 1 2 3 4 --plot curves.png    # three minutes; prints a table
+    python benchmarks/named_rewards.py --cost                                  # what names cost, compared with a number
 
 Both games last four turns, and the embedded policy learns them from a warm start by imitation of random play.
 
@@ -18,10 +19,13 @@ import math
 import tempfile
 import time
 from collections.abc import Hashable, Sequence
-from statistics import fmean, stdev
+from pathlib import Path
+from statistics import fmean, median, stdev
 from typing import Any, ClassVar, Final, cast
 
 from datasets import Dataset
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from transformers import PrinterCallback
 
 from agentsgym import (
@@ -37,9 +41,13 @@ from agentsgym import (
 from agentsgym.training.imitate import tiny_imitation_config
 from benchmarks.credit_report import markdown_table
 
+# pyright: reportUnknownMemberType=false
+# Matplotlib has incomplete types.
+
 PLACES: Final = ("north", "south", "east", "west")
 AGGREGATIONS: Final = ("sum_then_normalize", "normalize_then_sum")
 NUM_TURNS: Final = 4
+LONG: Final = ("steps", "curves")  # not printed
 T_QUANTILES: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # 97.5 %, of 2 to 10 seeds
 
 Answer = tuple[dict[str, Any], dict[str, float], bool, dict[str, Any]]
@@ -108,7 +116,7 @@ GAMES: Final = {"parcels": (Parcels, ("address", "handling")), "routes": (Routes
 
 
 def learn(game: str, aggregation: str, seed: int, num_steps: int) -> dict[str, Any]:
-    """Train from the warm start of a seed; return the scores of fresh episodes before and after."""
+    """Train from the warm start of a seed; return the scores of fresh episodes before and after, and in training."""
     env_class, scores = GAMES[game]
     model, tokenizer = tiny_policy(env_class(), hidden_size=32, seed=seed)
     env = env_class(tokenizer)
@@ -144,8 +152,51 @@ def learn(game: str, aggregation: str, seed: int, num_steps: int) -> dict[str, A
         trainer.train()
     after = evaluate(env, agent, fresh).metrics
     found = {name: (round(before[name].mean, 3), round(after[name].mean, 3)) for name in scores}
-    cpu_s = round(time.process_time() - started, 1)
-    return {"game": game, "aggregation": aggregation, "seed": seed, "cpu_s": cpu_s, "scores": found}
+    logged = [entry for entry in trainer.state.log_history if f"info/{scores[0]}" in entry]
+    return {
+        "game": game,
+        "aggregation": aggregation,
+        "seed": seed,
+        "cpu_s": round(time.process_time() - started, 1),
+        "scores": found,
+        "steps": [entry["step"] for entry in logged],
+        "curves": {name: [round(entry[f"info/{name}"], 3) for entry in logged] for name in scores},
+    }
+
+
+class PlainRoutes(Routes):
+    """The same rewards as plain numbers."""
+
+    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+        state, rewards, done, info = super()._step_episode(session_id, state, action)
+        return state, sum(rewards.values()), done, info
+
+
+def cost(num_repeats: int = 30) -> dict[str, tuple[float, float]]:
+    """Measure 256 episodes with plain and with named rewards, which take turns.
+
+    Returns:
+        For an agent that answers at once, and for the embedded policy: the median CPU time of a turn with plain
+        rewards in µs, and the median ratio of named to plain.
+    """
+    model, tokenizer = tiny_policy(Routes())
+    agents = {
+        "instant": RandomAgent(Routes.actions, seed=0),
+        "embedded policy": PolicyAgent(model, tokenizer, max_turn_tokens=2),
+    }
+    found: dict[str, tuple[float, float]] = {}
+    for name, agent in agents.items():
+        pairs: list[list[float]] = []
+        for _ in range(num_repeats):
+            times: list[float] = []
+            for env in (PlainRoutes(tokenizer), Routes(tokenizer)):
+                started = time.process_time()
+                played = env.rollout([{"seed": n} for n in range(256)], agent)
+                times.append((time.process_time() - started) / sum(len(one.turns) for one in played))
+            pairs.append(times)
+        ratio = median(named / plain for plain, named in pairs)
+        found[name] = round(1e6 * median(plain for plain, _ in pairs), 1), round(ratio, 3)
+    return found
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
@@ -163,12 +214,36 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     return markdown_table(["game", "right", "warm start", *(f"`{name}`" for name in AGGREGATIONS)], rows)
 
 
-def _with_interval(values: Sequence[float]) -> str:
+def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw a panel per score: the fraction of right actions in training, mean over seeds with 95 % intervals."""
+    panels = [(game, name) for game, (_, scores) in GAMES.items() for name in scores]
+    figure = Figure(figsize=(10, 3), layout="constrained", dpi=110)
+    for axes, (game, name) in zip(figure.subplots(1, len(panels), sharey=True), panels, strict=True):
+        for aggregation in AGGREGATIONS:
+            own = [run for run in runs if (run["game"], run["aggregation"]) == (game, aggregation)]
+            bands = [_interval(values) for values in zip(*(run["curves"][name] for run in own), strict=True)]
+            low, mean, high = zip(*bands, strict=True)
+            axes.plot(own[0]["steps"], mean, label=aggregation)
+            axes.fill_between(own[0]["steps"], low, high, alpha=0.2)
+        axes.set(title=f"{game}: {name}", xlabel="optimizer steps", ylim=(0, 1.02))
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(loc="lower right", fontsize="small")
+    figure.savefig(path, format="png")
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean of a fraction over seeds, between the bounds of its 95 % interval."""
     mean, count = fmean(values), len(values)
     if not 1 < count <= len(T_QUANTILES) + 1:
-        return f"{mean:.0%}"
+        return mean, mean, mean
     reach = T_QUANTILES[count - 2] * stdev(values) / math.sqrt(count)
-    return f"{mean:.0%} [{max(0.0, mean - reach):.0%}, {min(1.0, mean + reach):.0%}]"
+    return max(0.0, mean - reach), mean, min(1.0, mean + reach)
+
+
+def _with_interval(values: Sequence[float]) -> str:
+    low, mean, high = _interval(values)
+    return f"{mean:.0%} [{low:.0%}, {high:.0%}]" if len(values) > 1 else f"{mean:.0%}"
 
 
 def main() -> None:
@@ -176,14 +251,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="default: 0 to 4")
     parser.add_argument("--steps", type=int, default=150, help="optimizer steps; default: 150")
+    parser.add_argument("--plot", type=Path, help="draw the curves into this file")
+    parser.add_argument("--cost", action="store_true", help="only measure what names cost")
     options = parser.parse_args()
+    if options.cost:
+        print(json.dumps(cost()))
+        return
     runs: list[dict[str, Any]] = []
     for seed in options.seeds:
         for game in GAMES:
             for aggregation in AGGREGATIONS:
                 runs.append(learn(game, aggregation, seed, options.steps))
-                print(json.dumps(runs[-1]), flush=True)
+                print(json.dumps({key: value for key, value in runs[-1].items() if key not in LONG}), flush=True)
     print(table(runs))
+    if options.plot:
+        draw(runs, options.plot)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What SmolLM2-135M-Instruct is taught in ``real_learning.py``: five environments, and whom it imitates first."""
+"""What SmolLM2-135M-Instruct is taught in ``real_learning.py``: six environments, and whom it imitates first."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from benchmarks.real_games import CarelessGuesser, NumberGuessing
+from benchmarks.real_shop import SHOP_PROMPT, Shop
+from examples.customer_service import Clerk
 
 if TYPE_CHECKING:
     from agentsgym import MultistepEnv
@@ -62,6 +64,16 @@ def asker(env: Any, seed: int) -> RandomAgent:
 
 
 LESSONS = {
+    "customers": Lesson(
+        env_class=Shop,
+        env_config={"max_steps_per_episode": 6, "system_prompt": SHOP_PROMPT},
+        player=lambda env, seed: Clerk(env, noise=0.3, seed=seed),
+        num_demonstrations=320,
+        imitation_steps=30,
+        training_steps=24,
+        learning_rate=3e-4,
+        training={"max_turn_tokens": 48},
+    ),
     "guessing": Lesson(
         env_class=NumberGuessing,
         env_config={

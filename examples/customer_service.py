@@ -4,7 +4,8 @@
     python examples/customer_service.py --model NAME_OR_PATH --max_turn_tokens 256
     python examples/customer_service.py --customer openai:NAME --judge openai:NAME
 
-With ``--customer``, a model words the customer's lines; with ``--judge``, a model decides whether the clerk is polite.
+With ``--customer``, a model words the customer's lines, or writes its own with ``--free_customer``; with ``--judge``, a
+model decides whether the clerk is polite.
 
 A customer wants to cancel or to return an order. The policy has to ask for the order's number, look the order up,
 change it if the rules allow that, and answer the customer. Four rewards are kept apart: ``solved``, ``rules``,
@@ -28,6 +29,7 @@ from datasets import Dataset
 from agentsgym import (
     Action,
     AsyncAgent,
+    ConfigError,
     Criterion,
     Judge,
     Message,
@@ -40,7 +42,7 @@ from agentsgym import (
 from agentsgym.agents import scripted_player
 from agentsgym.envs.Tools import ToolEnv, ToolResult
 from agentsgym.envs.Tools.env import TOOL_FIELDS
-from agentsgym.fields import Field, is_fraction, is_number
+from agentsgym.fields import Field, is_bool, is_fraction, is_number
 from agentsgym.recipes.command_line import PolicyOptions, parse_options
 from agentsgym.recipes.scripts import load_policy, quiet_logging
 from agentsgym.reports.tables import comparison_table
@@ -60,6 +62,12 @@ RULES = (
     f"allow it. An order can be canceled while it is processing, and returned within {RETURN_DAYS} days of its "
     "delivery. Otherwise answer that you cannot do it. When you have changed an order, answer that it is done. Use "
     '"please", "thank you" or "sorry" in every answer.'
+)
+
+REWORD = 'You are a customer on the phone. Express in your own words, in one sentence: "{line}"'
+CUSTOMER = (
+    'You are a customer on the phone with the clerk of a shop. You began with: "{wish}" The number of your order is '
+    "{number}; you know nothing else about it. Answer the clerk in one sentence."
 )
 
 State = dict[str, Any]
@@ -126,15 +134,22 @@ class CustomerService(ToolEnv):
     Args:
         tokenizer: The policy's tokenizer, or None.
         env_config: The keys of every :class:`ToolEnv`; ``customer_mistakes``, the fraction of customers who name a
-            wrong number first; and ``polite_reward``, the reward for a polite word in every answer.
-        customer: An agent that rewords the lines of the scripted customer; None for the script alone. If it loses the
-            order's number, that is counted as the customer's mistake, and the script's line is used.
+            wrong number first; ``polite_reward``, the reward for a polite word in every answer; and
+            ``customer_script``, False for a customer without a script.
+        customer: An agent that speaks for the customer; None for the script alone. With ``customer_script``, it rewords
+            the lines of the script. If it loses the order's number, that is counted as the customer's mistake, and the
+            script's line is used. Without, it knows the order and the dialogue, and writes its own lines. Then naming
+            another number, or none when the clerk mentions the number, is counted as a mistake.
+
+    Raises:
+        ConfigError: ``customer_script`` is False without a customer.
     """
 
     config_fields: ClassVar[Mapping[str, Field]] = {
         **TOOL_FIELDS,
         "customer_mistakes": Field(default=0.0, expected="a number in [0, 1]", valid=is_fraction),
         "polite_reward": Field(default=0.1, expected="a number", valid=is_number()),
+        "customer_script": Field(default=True, expected="True or False", valid=is_bool),
     }
     default_config: ClassVar[Mapping[str, Any]] = {
         "max_steps_per_episode": 8,
@@ -149,6 +164,8 @@ class CustomerService(ToolEnv):
         self, tokenizer: Any = None, env_config: dict[str, Any] | None = None, *, customer: AsyncAgent | None = None
     ) -> None:
         super().__init__(tokenizer, env_config)
+        if customer is None and not self.env_config["customer_script"]:
+            raise ConfigError("env_config['customer_script'] is False, so CustomerService needs a customer, an agent")
         self._customer = customer
 
     def _tools(self) -> list[Any]:
@@ -163,7 +180,8 @@ class CustomerService(ToolEnv):
         errs = generator.random() < self.env_config["customer_mistakes"]
         said = generator.choice([number for number in NUMBERS if number != order["number"]]) if errs else None
         state = super()._initialize_episode(session_id, {**task_data, "question": wish})
-        return {**state, "order": order, "found": False, "wrong_number": said, "mistakes": int(errs), "polite": True}
+        flags = {"found": False, "polite": True, "mistakes": int(errs)}
+        return {**state, "order": order, "wrong_number": said, "dialogue": [], **flags}
 
     def _call_tool(self, session_id: str, state: State, call: ToolCall) -> ToolResult:
         if call.arguments["number"] != state["order"]["number"]:
@@ -184,6 +202,7 @@ class CustomerService(ToolEnv):
             rules = -0.5 if done and not state["found"] else 0.0
             next_state["polite"] = state["polite"] and bool(re.search(r"\b(please|thank|sorry)", action.text.lower()))
             next_state["wrong_number"] = None  # a customer errs once
+            next_state["dialogue"] = [*state["dialogue"], (action.text, info.get("reply", ""))]
             next_state["mistakes"] = info.get("customer_mistakes", state["mistakes"])
         rewards = {"solved": float(done and info["success"]), "rules": rules, "turns": -0.02}
         if self.env_config["polite_reward"]:
@@ -200,19 +219,30 @@ class CustomerService(ToolEnv):
         else:
             line = f"I do not understand. {task['question']}"
         if self._customer is not None and not claim:
-            spoken = await self._reworded(self._customer, session_id, text, line)
-            is_kept = re.findall(r"\d+", spoken) == re.findall(r"\d+", line)
-            line, mistakes = (spoken, mistakes) if is_kept else (line, mistakes + 1)
+            line, errs = await self._spoken(self._customer, session_id, state, text, line)
+            mistakes += errs
         should = is_allowed(task["order"], task["wish"])
         wanted = CHANGES[task["wish"]] if should else task["order"]["status"]
         is_right = state["found"] and state["order"]["status"] == wanted and (claim == "done") == should
         return 0.0, bool(claim), {"reply": line, "success": bool(claim) and is_right, "customer_mistakes": mistakes}
 
-    async def _reworded(self, customer: AsyncAgent, session_id: str, text: str, line: str) -> str:
-        prompt = f'You are a customer on the phone. Express in your own words, in one sentence: "{line}"'
-        messages: list[Message] = [{"role": "system", "content": prompt}, {"role": "user", "content": text}]
+    async def _spoken(
+        self, customer: AsyncAgent, session_id: str, state: State, text: str, line: str
+    ) -> tuple[str, bool]:
+        """Return what the customer's agent answers to the clerk, and whether that is a mistake."""
+        is_scripted, number = self.env_config["customer_script"], state["wrong_number"] or state["order"]["number"]
+        prompt = REWORD if is_scripted else CUSTOMER
+        system = prompt.format(line=line, wish=state["task"]["question"], number=number)
+        messages = [Message(role="system", content=system)]
+        for clerk, own in [] if is_scripted else state["dialogue"]:
+            messages += [Message(role="user", content=clerk), Message(role="assistant", content=own)]
+        messages.append(Message(role="user", content=text))
         answer = await customer.aact(TurnRequest(session_id=f"{session_id}/customer", messages=messages, token_ids=[]))
-        return answer.text.strip()
+        spoken = answer.text.strip()
+        named, needed = set(re.findall(r"\d+", spoken)), set(re.findall(r"\d+", line))
+        known = needed if is_scripted else {str(number)}
+        errs = not spoken or not needed <= named <= known
+        return (line if errs and (is_scripted or not spoken) else spoken), errs
 
     def vocabulary_texts(self) -> list[str]:
         """Return texts with every word of the messages and the actions, for a word-level tokenizer."""
@@ -345,6 +375,7 @@ class ShopOptions(PolicyOptions):
     customer: str | None = field(
         default=None, metadata={"help": "openai:NAME for a model that words the customer's lines."}
     )
+    free_customer: bool = field(default=False, metadata={"help": "Let that model write its own lines."})
     judge: str | None = field(default=None, metadata={"help": "openai:NAME for a model that judges politeness."})
     customer_mistakes: float = field(default=0.1, metadata={"help": "Fraction of customers who name a wrong number."})
     num_tasks: int = field(default=400, metadata={"help": "Number of conversations in each evaluation."})
@@ -356,7 +387,10 @@ class ShopOptions(PolicyOptions):
 
 def environment_of(shop: ShopOptions, tokenizer: Any = None) -> CustomerService:
     """Create the environment that the options describe."""
-    env_config: dict[str, Any] = {"customer_mistakes": shop.customer_mistakes}
+    env_config: dict[str, Any] = {
+        "customer_mistakes": shop.customer_mistakes,
+        "customer_script": not shop.free_customer,
+    }
     if shop.model is None:
         env_config["system_prompt"] = ""  # the tiny policy learns the rules from their rewards
     if shop.judge:

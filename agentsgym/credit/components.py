@@ -37,9 +37,11 @@ def sum_components(rewards: Iterable[Reward], add: Callable[[list[float]], float
     given = [*rewards]
     if all(components is None for _, components in given):
         return None
+    if len(given) == 1:
+        return dict(given[0][1] or ())
     amounts: dict[str, list[float]] = {}
     for reward, components in given:
-        for name, amount in by_name(reward, components).items():
+        for name, amount in (by_name(reward, None) if components is None else components).items():
             if name in amounts:
                 amounts[name].append(amount)
             else:

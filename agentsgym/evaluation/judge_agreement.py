@@ -180,7 +180,7 @@ def _judged_item(judge: Judge, item: LabeledItem) -> _Outcome:
     try:
         judgment = judge.judge_episode(trajectory) if item.turn is None else judge.judge_turn(trajectory, item.turn)
     except JudgeError as error:
-        return _Outcome(item=item, cost=Cost(), error=sentence_of(error))
+        return _Outcome(item=item, cost=error.cost or Cost(), error=sentence_of(error))
     tokens = None if judgment.tokens is None else int(judgment.tokens)
     cost = Cost(calls=int(judgment.calls), tokens=tokens, seconds=judgment.seconds, cached=int(judgment.cached))
     values = {name: [value] for name, value in judgment.values.items()}

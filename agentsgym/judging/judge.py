@@ -338,6 +338,7 @@ class Judge:
 
     def _failed(self, error: JudgeError, cost: Cost, *, share: int = 1) -> Judgment:
         if self.on_judge_failure is None:
+            error.cost = cost
             raise error
         values = dict.fromkeys(self._names, float(self.on_judge_failure))
         return replace(self._scored(values, cost, share=share), error=sentence_of(error))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agentsgym import ScriptedAgent
-from benchmarks.named_rewards import AGGREGATIONS, GAMES, Parcels, Routes, learn, table
+from benchmarks.named_rewards import AGGREGATIONS, GAMES, Parcels, Routes, cost, draw, learn, table
 
 
 @pytest.mark.parametrize("game", GAMES)
@@ -26,6 +28,19 @@ def test_the_right_actions_of_both_games_are_scored_as_right() -> None:
         place, kind = messages[-1]["content"].split(", ")
         messages, _, done, info = env.step(f"{place} {'gently' if kind == 'fragile' else 'fast'}")
     assert (info["address"], info["handling"]) == (1, 1)
+
+
+def test_the_curves_of_all_scores_are_drawn(tmp_path: Path) -> None:
+    runs = [learn(game, one, seed=0, num_steps=20) for game in GAMES for one in AGGREGATIONS]
+    assert all(len(curve) == len(run["steps"]) == 2 for run in runs for curve in run["curves"].values())
+    draw(runs, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_cost_of_names_is_a_time_and_a_ratio() -> None:
+    found = cost(num_repeats=1)
+    assert found.keys() == {"instant", "embedded policy"}
+    assert all(microseconds > 0 and ratio > 0 for microseconds, ratio in found.values())
 
 
 def test_the_table_has_a_row_per_score_with_intervals() -> None:

@@ -47,8 +47,10 @@ class Lines(Agent):
         return Action(text="", tool_calls=(call,), agent_state=turn + 1)
 
 
-def serve(shop: Any, *lines: Any, wish: str = "return", customer: Any = None, **order: Any) -> Trajectory:
-    env = shop.CustomerService(customer=customer)
+def serve(
+    shop: Any, *lines: Any, wish: str = "return", customer: Any = None, config: Any = None, **order: Any
+) -> Trajectory:
+    env = shop.CustomerService(env_config=config, customer=customer)
     [played] = env.rollout([{"wish": wish, "order": {**ORDER, **order}, "seed": 0}], Lines(*lines))
     assert not played.failed, played.error
     return played
@@ -134,6 +136,55 @@ def test_a_model_rewords_the_customer_and_its_mistakes_are_its_own(shop: Any, lo
     assert played.success
     assert played.info["customer_mistakes"] == loses
     assert ("IT IS 12." in played.messages[3]["content"]) != loses
+
+
+class Speaking(AsyncAgent):
+    """A customer without a script: speaks its lines, and keeps what it was told."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines, self.requests = lines, list[list[Any]]()
+
+    async def aact(self, request: TurnRequest) -> Action:
+        self.requests.append([*request.messages])
+        return Action(text=self.lines[len(self.requests) - 1])
+
+
+FREE = {"customer_script": False}
+
+
+def test_a_customer_without_a_script_knows_the_order_and_the_dialogue(shop: Any) -> None:
+    customer = Speaking("My lamp is broken.", "Twelve, I mean 12.")
+    lines = ("What is wrong with it?", "Your number, please?", ("find", 12), ("return", 12), "Done, thank you.")
+    played = serve(shop, *lines, customer=customer, config=FREE)
+    assert (played.success, played.info["customer_mistakes"]) == (True, 0)
+    first, second = customer.requests
+    assert "send back my lamp" in first[0]["content"]
+    assert "12" in first[0]["content"]
+    assert [(message["role"], message["content"]) for message in second[1:]] == [
+        ("user", "What is wrong with it?"),
+        ("assistant", "My lamp is broken."),
+        ("user", "Your number, please?"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "heard"),
+    [
+        ("It is 13.", "It is 13."),
+        ("Why do you need it?", "Why do you need it?"),
+        ("12 or 14?", "12 or 14?"),
+        ("", "It is 12."),
+    ],
+)
+def test_what_a_customer_without_a_script_gets_wrong_is_heard_and_counted(shop: Any, answer: str, heard: str) -> None:
+    played = serve(shop, "number, please", "Sorry, we cannot do that.", customer=Speaking(answer), config=FREE)
+    assert played.messages[3]["content"] == heard
+    assert played.info["customer_mistakes"] == 1
+
+
+def test_a_customer_without_a_script_must_be_an_agent(shop: Any) -> None:
+    with pytest.raises(shop.ConfigError, match="needs a customer, an agent"):
+        shop.CustomerService(env_config=FREE)
 
 
 def test_a_judge_decides_what_is_polite_in_place_of_the_words(shop: Any) -> None:

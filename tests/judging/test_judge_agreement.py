@@ -145,6 +145,7 @@ def test_failed_items_are_listed_and_left_out(tmp_path: Path) -> None:
         found = agreement_of(tmp_path, judge, rows)
         assert [*found.failures] == [2]
         assert "cannot be read" in found.failures[2]
+        assert found.calls == 3  # one for the first, two for the second
         assert found.criteria[0].num == 1
 
 

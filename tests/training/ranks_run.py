@@ -19,6 +19,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from games import logged, policy, tasks, trainer_of
+from judged import Ranked
 from launch import leave
 from peft import LoraConfig
 from stock import Recorded, stock_trainer
@@ -151,6 +152,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "per_device_train_batch_size": 8,
         "max_failed_fraction": 0.4,
     },
+    "ranked": {"env_class": Ranked, "per_device_train_batch_size": 8},  # each rank judges a complete task group
     "shown": {"log_completions": True, "max_steps": 1},
     "stored": {"store_rollouts": True},
     "unstorable": {"store_rollouts": __file__ if os.environ.get("RANK") == "1" else True},

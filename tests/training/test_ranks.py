@@ -15,6 +15,7 @@ TRAINED = [
     *("rewritten", "rewritten_accumulated", "resampled", "shared_values", "own_values", "remembering"),
     "retried",
     "drawn",
+    "ranked",
 ]
 REWRITTEN = ["rewritten", "rewritten_accumulated"]
 

@@ -23,6 +23,10 @@ const COLUMNS = [
   ["num_agent_tokens", "tokens", "64px", "number", 10],
   ["created_at", "created", "128px", "moment", 12],
 ];
+const metricColumn = (name) => {
+  const heading = metricHeading(name);
+  return [name, heading, `${Math.min(176, Math.max(84, 20 + 7 * heading.length))}px`, "number", 8];
+};
 const ALWAYS = new Set(["row", "outcome", "final_reward", "num_turns", "strip"]);
 
 class ListView {
@@ -33,7 +37,7 @@ class ListView {
     this.places = [];
     this.selected = 0;
     this.columns = [];
-    this.all = [...COLUMNS, ...list.metrics.map((name) => [name, metricHeading(name), "84px", "number", 8])];
+    this.all = [...COLUMNS, ...list.metrics.map(metricColumn)];
     this.varied = this.all.filter(([name]) => ALWAYS.has(name) || this.varies(name));
     this.filters = new FilterPanel(list);
     this.head = el("div.head", { role: "row" });
