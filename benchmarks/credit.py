@@ -70,9 +70,12 @@ class Arm:
 _OTHERS: Final = {"estimator_kwargs": {"baseline": "others"}}
 _VALUES: Final = {"value_head": "separate", "value_head_kwargs": {"learning_rate": 1e-3}}
 
+_ECHO: Final = {"observation_loss_weight": 0.1}
+
 #: The first is what TRL's own trainer does: the final reward against its group, the same for every token.
 ARMS: Final[Mapping[str, Arm]] = {
     "win_grpo": Arm(estimator="grpo", paid="win"),
+    "win_grpo_echo": Arm(estimator="grpo", paid="win", settings=_ECHO),
     "win_return_to_go": Arm(estimator="return_to_go", paid="win"),
     "win_return_to_go_95": Arm(estimator="return_to_go", paid="win", discount=0.95),
     "win_gigpo": Arm(estimator="gigpo", paid="win"),
@@ -83,6 +86,8 @@ ARMS: Final[Mapping[str, Arm]] = {
     "rloo": Arm(estimator="rloo", scale="none"),
     "rae": Arm(estimator="rae", scale="none"),
     "return_to_go": Arm(estimator="return_to_go"),
+    "return_to_go_echo": Arm(estimator="return_to_go", settings=_ECHO),
+    "return_to_go_echo_1": Arm(estimator="return_to_go", settings={"observation_loss_weight": 1.0}),
     "return_to_go_95": Arm(estimator="return_to_go", discount=0.95),
     "return_to_go_90": Arm(estimator="return_to_go", discount=0.9),
     "return_to_go_batch": Arm(estimator="return_to_go", scale="batch"),

@@ -67,11 +67,11 @@ LESSONS = {
     "customers": Lesson(
         env_class=Shop,
         env_config={"max_steps_per_episode": 6, "system_prompt": SHOP_PROMPT},
-        player=lambda env, seed: Clerk(env, noise=0.3, seed=seed),
+        player=lambda env, seed: Clerk(env, noise=0.5, seed=seed),
         num_demonstrations=320,
-        imitation_steps=30,
-        training_steps=24,
-        learning_rate=3e-4,
+        imitation_steps=25,
+        training_steps=30,
+        learning_rate=1.5e-4,
         training={"max_turn_tokens": 48},
     ),
     "guessing": Lesson(

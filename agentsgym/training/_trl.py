@@ -289,19 +289,19 @@ class TRLInterface:
             yield trainer.model
 
     @contextlib.contextmanager
-    def intercept_logprobs(self, on_logprobs: Callable[[torch.Tensor, torch.Tensor], None]) -> Generator[None]:
+    def intercept_logprobs(self, on_logprobs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Generator[None]:
         """Call ``on_logprobs`` with the log-probabilities of the loss's forward pass, before the loss uses any input.
 
         Args:
-            on_logprobs: Called with log-probabilities, attached to their graph, and entropies, both (B, T).
+            on_logprobs: Called with log-probabilities, attached to their graph, and entropies, both (B, T); returns the
+                log-probabilities that the loss uses.
         """
         trainer, name = self._trainer, "_get_per_token_logps_and_entropies"
         score, is_own = getattr(trainer, name), name in vars(trainer)
 
         def scored(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
             logprobs, entropies, *others = score(*args, **kwargs)
-            on_logprobs(logprobs, entropies)
-            return logprobs, entropies, *others
+            return on_logprobs(logprobs, entropies), entropies, *others
 
         setattr(trainer, name, scored)
         try:

@@ -30,6 +30,7 @@ from agentsgym.training.settings import (
     groups_in,
     number_in,
     options_in,
+    role_weights_in,
     setting,
     urls_in,
     weights_in,
@@ -150,6 +151,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
             self.vllm_importance_sampling_clip_max = None
         if self.reward_weights is not None:
             self.reward_weights = weights_in("reward_weights", self.reward_weights)  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.observation_loss_weight = role_weights_in("observation_loss_weight", self.observation_loss_weight)
         check_settings(self)
         if self.loss_type == "cispo" and (self.epsilon if self.epsilon_high is None else self.epsilon_high) < 1:
             logger.warning(
@@ -217,6 +219,12 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
             require(place, number, is_positive_number, "a positive number")
             options[name] = number
         return options
+
+    @property
+    def observation_loss(self) -> float | dict[str, float] | None:
+        """The weights of the loss on observations; None if they are not trained on."""
+        weights = cast("float | dict[str, float]", self.observation_loss_weight)
+        return weights if (any(weights.values()) if isinstance(weights, dict) else weights) else None
 
     @property
     def rollout_folder(self) -> Path | None:

@@ -1,4 +1,4 @@
-"""Compute the loss of a micro-batch: TRL's loss on the columns with agent tokens, plus the value head's loss."""
+"""Compute the loss of a micro-batch: TRL's loss on the columns with agent tokens, plus other losses on its tokens."""
 
 from __future__ import annotations
 
@@ -79,35 +79,60 @@ class MicrobatchLoss:
         # At least two columns: TRL's metrics would interpret a single column as one value per row.
         start = max(1, min(int(columns[0]), stop - 2)) if len(columns) else stop - 2
         inputs = loss_inputs(batch, start, stop)
+        weights: torch.Tensor | None = batch.get("observation_weights")
+        labeled = mask if weights is None else mask + weights  # no token has both
+        scored: list[torch.Tensor] = []
 
-        def on_logprobs(logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
+        def on_logprobs(logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+            if weights is not None:
+                scored.append(logprobs)
+                logprobs = logprobs.masked_fill(inputs["tool_mask"] == 0, 0.0)
             if self._args.importance_sampling_level == "sequence":
                 use_sequence_ratio(inputs, logprobs)
             if is_training:
                 self._statistics.update(batch["turn_index"][:, start:stop], inputs, logprobs, entropies)
+            return logprobs
 
         value_model = self._value_model
         capturing = contextlib.nullcontext() if value_model is None else value_model.capture_hidden_states()
         has_tokens = bool(self._trl.sum_over_ranks(mask.sum()))
         muting = contextlib.nullcontext() if has_tokens else self._trl.muted_metrics(is_training=is_training)
         with self._trl.intercept_logprobs(on_logprobs), capturing, muting:
-            loss = trl_loss(mask_labels(model, mask[:, :stop]), inputs)
+            loss = trl_loss(mask_labels(model, labeled[:, :stop]), inputs)
+        if weights is not None:
+            loss = loss + self._observation_loss(batch, weights[:, start:stop], scored[0], is_training=is_training)
         return loss if value_model is None else loss + self._value_loss(batch, stop, is_training=is_training)
 
-    def _value_loss(self, batch: MicroBatch, stop: int, *, is_training: bool) -> torch.Tensor:
-        """The value head's loss: a mean over the targets of an optimizer step, counted as TRL counts tokens."""
-        value_model, num_targets = cast("ValueModel", self._value_model), batch["num_value_targets"].clamp(min=1)
-        value_model.train(is_training)
+    def _observation_loss(
+        self, batch: MicroBatch, weights: torch.Tensor, logprobs: torch.Tensor, *, is_training: bool
+    ) -> torch.Tensor:
+        """The weighted mean of -log p over the observation tokens of an optimizer step."""
+        num_tokens = self._per_step(batch["num_observation_tokens"], is_training=is_training)
         if is_training:
-            steps = cast("int", self._args.steps_per_generation)  # TRL has filled it in
-            num_targets = num_targets * self._trl.accumulation_steps / steps
+            is_weighted = weights > 0
+            self._statistics.add_mean("observation_loss", -logprobs[is_weighted].sum(), is_weighted.sum())
+        return -(weights * logprobs).sum() * self._trl.num_ranks / num_tokens
+
+    def _per_step(self, num_tokens: torch.Tensor, *, is_training: bool) -> torch.Tensor:
+        """The part of a generation batch's number of tokens in one optimizer step, counted as TRL counts tokens."""
+        num_tokens = num_tokens.clamp(min=1)
+        if not is_training:
+            return num_tokens
+        steps = cast("int", self._args.steps_per_generation)  # TRL has filled it in
+        return num_tokens * self._trl.accumulation_steps / steps
+
+    def _value_loss(self, batch: MicroBatch, stop: int, *, is_training: bool) -> torch.Tensor:
+        """The value head's loss: a mean over the targets of an optimizer step."""
+        value_model = cast("ValueModel", self._value_model)
+        num_targets = self._per_step(batch["num_value_targets"], is_training=is_training)
+        value_model.train(is_training)
         ids, attention_mask, targets = (
             batch[name][:, :stop] for name in ("prompt_completion_ids", "attention_mask", "value_targets")
         )
         loss = value_model.loss(ids, attention_mask, targets, num_targets)
         if is_training:
             summed = loss * num_targets / self._trl.num_ranks
-            self._statistics.update_values(summed, targets.isfinite().sum())
+            self._statistics.add_mean("value_loss", summed, targets.isfinite().sum())
         return loss
 
 

@@ -75,10 +75,12 @@ if TYPE_CHECKING:
     Groups = str | list[str] | None
     Folder = bool | str
     Treatment = str | float
+    RoleWeights = float | str | dict[str, float]
 else:
     Groups = list[str]  # --log_metrics summary by_turn
     Folder = str  # "true" is read as True
     Treatment = str  # a number is read as one
+    RoleWeights = str  # likewise, and JSON
 
 
 class _Metadata(dict[str, Any]):
@@ -157,6 +159,24 @@ def weights_in(name: str, given: Any) -> dict[str, float]:
     return weights
 
 
+def role_weights_in(name: str, given: Any) -> float | dict[str, float]:
+    """Parse a setting that is a non-negative number, or a dict of them by role, or JSON from a command line.
+
+    Raises:
+        ConfigError: The value is neither.
+    """
+    number = number_in(given)
+    if is_number(0)(number):
+        return float(number)
+    expected = "a non-negative number, or a dict of them by the role of messages"
+    if not isinstance(given, Mapping | str) or (isinstance(given, str) and not given.lstrip().startswith("{")):
+        require(f"GRPOEnvConfig.{name}", given, lambda _: False, expected)
+    weights = weights_in(name, given)
+    for role, weight in weights.items():
+        require(f"GRPOEnvConfig.{name}[{shown(role)}]", weight, is_number(0), "a non-negative number")
+    return weights
+
+
 def urls_in(given: Any) -> tuple[str, ...]:
     """Parse one URL, a list, or a comma-separated text; empty for any other value."""
     if isinstance(given, str):
@@ -205,6 +225,9 @@ class EnvSettings:
             (``"shared"``) or on a copy of it (``"separate"``).
         value_head_kwargs: Options of the value head: ``learning_rate`` (by default the policy's) and ``loss_weight``,
             the weight of its loss relative to the policy's (by default 1). A dict, or JSON from a command line.
+        observation_loss_weight: Weight of a loss on observations (ECHO, 2605.24517), the mean of -log p over the
+            observation tokens between the turns of a rollout; 0 for none. A number, or a dict of weights by the role of
+            the observation's message, such as ``{"tool": 0.05}``; JSON from a command line.
         max_turn_tokens: Token budget of one turn.
         stop_strings: Texts that end a turn like its end-of-turn token; their tokens stay in the turn.
         drift_interval: Number of generation batches between comparisons of the sampler's log-probabilities with the
@@ -269,6 +292,10 @@ class EnvSettings:
     value_head: str | None = choice(None, "Value head: 'shared' or 'separate'.", (None, "shared", "separate"))
     value_head_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Options of the value head, learning_rate and loss_weight, as JSON."}
+    )
+    observation_loss_weight: RoleWeights = field(
+        default=0.0,
+        metadata={"help": "Weight of a loss on observations: a number, or numbers by the message's role as JSON."},
     )
     max_turn_tokens: int = setting(256, "Token budget of one turn.", "a positive int", is_int(1))
     stop_strings: list[str] | None = setting(  # noqa: RUF009  # likewise

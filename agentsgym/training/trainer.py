@@ -40,6 +40,7 @@ from agentsgym.training.policy.build import build_value_model, check_model, chec
 from agentsgym.training.policy.value_head import StepValueHead
 from agentsgym.training.tensors.importance import gap_metrics
 from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
+from agentsgym.training.tensors.observations import observation_columns
 from agentsgym.training.tensors.token_batch import TokenBatch, trl_batch
 from agentsgym.training.trackers import begin_trackio, set_up_reports
 from agentsgym.training.validation import reject_trl_arguments
@@ -207,7 +208,8 @@ class GRPOEnvTrainer(RestartableTrainer):
             ``old_per_token_logps``, ``ref_per_token_logps``, ``sampling_per_token_logps``, (under vLLM)
             ``importance_sampling_ratio`` and (with a value head) ``value_targets``, (B, L) or None;
             ``num_items_in_batch`` and ``num_value_targets``, the agent tokens and value targets of all ranks, and
-            ``num_rollouts``, the number of rollouts of this rank, all 0-dim.
+            ``num_rollouts``, the number of rollouts of this rank, all 0-dim; with ``observation_loss_weight``,
+            ``observation_weights`` (B, L) and ``num_observation_tokens``.
         """
         phase = self._phase()
         with self._preemption.pace.rollouts(is_training=phase.is_training):
@@ -236,6 +238,9 @@ class GRPOEnvTrainer(RestartableTrainer):
         if "value_targets" in columns:
             num_targets = columns["value_targets"].isfinite().sum()
             columns["num_value_targets"] = self._trl.sum_over_ranks(num_targets)
+        if (weights := self.args.observation_loss) is not None:
+            included, sum_over_ranks = advantages.included, self._trl.sum_over_ranks
+            columns |= observation_columns(batch.trajectories, included, weights, tokens, sum_over_ranks)
         return columns
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:

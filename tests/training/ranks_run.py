@@ -42,7 +42,7 @@ WATCHED = (
     *("reward", "reward_std", "win_rate", "turns/mean", "active_fraction/turn_03"),
     *("sampling/kl/k1", "sampling/sampling_logp_difference/mean", "sampling/importance_sampling_ratio/min"),
     *("curriculum/levels_known", "curriculum/levels_in_bounds"),
-    *("groups/kept", "groups/resampled", "value_loss", "rollouts/retried", "failed"),
+    *("groups/kept", "groups/resampled", "value_loss", "observation_loss", "rollouts/retried", "failed"),
     *("advantage/turn_01", "advantage_std/turn_01", "step_groups/mean_size", "frac_reward_zero_std"),
     *("entropy/turn_01", "ratio/turn_01", "clip_ratio/turn_01", "effective_sample_size"),
 )
@@ -151,6 +151,13 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "shuffle_dataset": False,
         "per_device_train_batch_size": 8,
         "max_failed_fraction": 0.4,
+    },
+    "observed": {
+        "observation_loss_weight": 0.5,
+        "layout": "turn",
+        "env_config": {"history": newest},
+        "gradient_accumulation_steps": 3,
+        "max_steps": 2,
     },
     "ranked": {"env_class": Ranked, "per_device_train_batch_size": 8},  # each rank judges a complete task group
     "shown": {"log_completions": True, "max_steps": 1},

@@ -35,7 +35,7 @@ RUNS: list[dict[str, Any]] = [
     {"loss_type": "cispo", "entropy_coef": 0.01},
     {"loss_type": "vespo", **correcting("token_mask")},
     {"drift_interval": 1, "zero_variance_groups": "resample", "episode_retries": 1},
-    {"advantage_estimator": "turn_gae", "value_head": "shared"},
+    {"advantage_estimator": "turn_gae", "value_head": "shared", "observation_loss_weight": 0.1},
     {"eval_dataset": tasks(2), "eval_strategy": "steps", "eval_steps": 1, "env_class": Measured},
 ]
 # What other tests play: roles, mixed batches, references, curricula, a reference model, mixtures of experts,

@@ -156,6 +156,12 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "fraction of levels whose win rate is within its bounds",
             "curriculum",
         ),
+        row(
+            "observation_loss",
+            "loss",
+            "mean of -log p over observation tokens, without the weight",
+            "observation_loss_weight",
+        ),
         row("value_loss", "credit", "mean of ½ (V - target)², times the head's `loss_weight`", "value head"),
     ),
     "Loss": (

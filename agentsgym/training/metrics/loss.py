@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agentsgym.training.tensors.loss_types import LossType
 
 NUM_TURNS: Final = 100  # turn indices in metric names have two digits
+ADDED_LOSSES: Final = ("value_loss", "observation_loss")
 STATISTICS: Final = ("entropy", "ratio", "clip_ratio", "advantage")
 
 
@@ -41,7 +42,8 @@ class LossStatistics:
         """Discard the recorded statistics."""
         self._turns = TurnStatistics(names=self._names, device=self._device)
         self._log_ratios: list[float] = []
-        self._value_loss = torch.zeros(2, device=self._device)  # its sum, and the number of targets
+        # the sum of each loss beside TRL's, and the number of its terms
+        self._means = {name: torch.zeros(2, device=self._device) for name in ADDED_LOSSES}
 
     def update(
         self, turn_index: torch.Tensor, inputs: Mapping[str, Any], logprobs: torch.Tensor, entropies: torch.Tensor
@@ -63,9 +65,9 @@ class LossStatistics:
         self._turns.add(turn_index, **values)
         self._log_ratios += row_log_ratios(log_ratio, inputs["tool_mask"])
 
-    def update_values(self, summed_loss: torch.Tensor, num_targets: torch.Tensor) -> None:
-        """Add the value head's summed loss on this rank's part of a micro-batch, 0-dim, and the number of targets."""
-        self._value_loss += torch.stack([summed_loss.detach(), num_targets]).to(self._value_loss)
+    def add_mean(self, name: str, summed_loss: torch.Tensor, num_terms: torch.Tensor) -> None:
+        """Add one of :data:`ADDED_LOSSES` on this rank's part of a micro-batch: its sum, 0-dim, and number of terms."""
+        self._means[name] += torch.stack([summed_loss.detach(), num_terms]).to(self._means[name])
 
     def metrics(self, sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
         """Return the metrics since the last call, over all ranks, and reset. Collective.
@@ -74,15 +76,16 @@ class LossStatistics:
             sum_over_ranks: Sums a tensor over all ranks.
 
         Returns:
-            ``{entropy,ratio,clip_ratio}/turn_{k}``, ``effective_sample_size`` and ``value_loss``; empty if nothing was
-            recorded.
+            ``{entropy,ratio,clip_ratio}/turn_{k}``, ``effective_sample_size`` and the :data:`ADDED_LOSSES`; empty if
+            nothing was recorded.
         """
         log_ratios, self._log_ratios = all_gather_objects(self._log_ratios), []
-        value_loss, num_targets = sum_over_ranks(self._value_loss).tolist()
-        self._value_loss.zero_()
+        means = sum_over_ranks(torch.stack([*self._means.values()])).tolist()
         metrics = self._turns.metrics(sum_over_ranks)
-        if num_targets:
-            metrics["value_loss"] = value_loss / num_targets
+        for name, (total, count) in zip(self._means, means, strict=True):
+            self._means[name].zero_()
+            if count:
+                metrics[name] = total / count
         return metrics | {"effective_sample_size": effective_sample_size(log_ratios)} if log_ratios else metrics
 
 
