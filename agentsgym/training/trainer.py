@@ -32,12 +32,14 @@ from agentsgym.training.lifecycle.restartable import RestartableTrainer
 from agentsgym.training.lifecycle.resuming import generations_before, preserve_rng_state
 from agentsgym.training.loss import MicrobatchLoss, row_sum, sort_by_length
 from agentsgym.training.memory import MemoryWarning
+from agentsgym.training.metrics.collapse import CollapseWatch
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
 from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metrics, rollout_metrics
 from agentsgym.training.observing import ObservedBatch, build_observers, flushing
 from agentsgym.training.policy.build import build_value_model, check_model, check_parts, check_sharding
 from agentsgym.training.policy.value_head import StepValueHead
+from agentsgym.training.tensors.dependence import dependence_on_ranks, drawn_turns
 from agentsgym.training.tensors.importance import gap_metrics
 from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
 from agentsgym.training.tensors.observations import observation_columns
@@ -165,6 +167,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._assigner = AdvantageAssigner(args)
         self.generator = build_generator(self.environments, agent, args, self.train_dataset, self.curriculum)
         self._diagnostics = Diagnostics(args, self.estimator)
+        self._collapse = CollapseWatch()
         self.statistics = LossStatistics(args.loss, **trl.clip_epsilons, device=trl.device)
         self.value_model = build_value_model(policy, args, accelerator)
         self._microbatch_loss = MicrobatchLoss(trl, args, self.statistics, self.value_model)
@@ -185,6 +188,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.generator.begin_run(0)
         self._assigner = AdvantageAssigner(self.args)
         self._diagnostics = Diagnostics(self.args, self.estimator)
+        self._collapse = CollapseWatch()
         self.statistics.clear()
         if self.curriculum is not None:
             self.curriculum.reset()
@@ -226,7 +230,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             )
         mask = tokens.agent_token_mask(advantages.included)
         logprobs = self._token_logprobs(batch, tokens, mask, phase)
-        self._record(batch, advantages, logprobs, phase)
+        self._record(batch, advantages, logprobs, phase, tokens.sampled_entropy(mask))
         observed = ObservedBatch(
             batch=batch, phase=phase, tokens=tokens, mask=mask, advantages=advantages, logprobs=logprobs
         )
@@ -387,19 +391,28 @@ class GRPOEnvTrainer(RestartableTrainer):
     def _token_logprobs(
         self, batch: GenerationBatch, tokens: TokenBatch, mask: torch.Tensor, phase: Phase
     ) -> TokenLogprobs:
-        interval = self.args.drift_interval
         plan = LogprobPlan.of(
             self.args,
             {rollout.logprobs for rollout in batch.rollouts},
             is_trained_policy=self.generator.policy.logprobs_match_trained_weights,
-            compares=bool(interval) and phase.is_training and (phase.index - 1) % interval == 0,
+            compares=self._compares(phase),
         )
         columns = tokens.ids, tokens.attention_mask, mask
         scored = token_logprobs(*columns, tokens.recorded_logprobs, plan, partial(self._trl.score, self.model))
         return replace(scored, reference=self._trl.score_reference(*columns))
 
+    def _compares(self, phase: Phase) -> bool:
+        """Whether this batch is one of those that ``drift_interval`` selects."""
+        interval = self.args.drift_interval
+        return bool(interval) and phase.is_training and (phase.index - 1) % interval == 0
+
     def _record(
-        self, batch: GenerationBatch, advantages: TokenAdvantages, logprobs: TokenLogprobs, phase: Phase
+        self,
+        batch: GenerationBatch,
+        advantages: TokenAdvantages,
+        logprobs: TokenLogprobs,
+        phase: Phase,
+        entropy: float | None,
     ) -> None:
         """Log the batch. Collective if log-probabilities were compared, or completions are logged."""
         trl, rollouts, is_training = self._trl, batch.rollouts, phase.is_training
@@ -415,6 +428,13 @@ class GRPOEnvTrainer(RestartableTrainer):
             metrics |= self.curriculum.metrics()
         if logprobs.comparison is not None:
             metrics |= gap_metrics(all_gather_objects([logprobs.comparison]))
+        if self._compares(phase):
+            groups = [index // phase.num_rollouts for index in batch.local_indices]
+            exchanges = drawn_turns(batch.trajectories, groups, phase.index)
+            score = partial(trl.score, self.model, with_entropies=False)
+            metrics |= dependence_on_ranks(exchanges, score, self._pad_token_id, trl.device)
+        if is_training:
+            self._collapse.add(metrics, entropy)
         trl.record_metrics(metrics, is_training=is_training)
         shown = list(map(CompletionRow.of, batch.trajectories, advantages.advantages))
         trl.record_completions(gather_to_main(shown) if self.args.log_completions else shown)

@@ -219,6 +219,16 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "sampler",
             "fraction of agent tokens that the correction caps or masks; only with a correction",
         ),
+        row(
+            "prompt_dependence/mutual_information",
+            "sampler",
+            "mutual information of prompts and answers in nats, over eight turns of different tasks",
+        ),
+        row(
+            "prompt_dependence/retrieval",
+            "sampler",
+            "fraction of these answers that are likelier under their own prompt than under any other",
+        ),
     ),
     "Staleness": (
         row(

@@ -105,6 +105,14 @@ class TokenBatch:
         kept = torch.tensor([included[row.rollout] for row in self.rows] + [False] * num_padding)
         return ((self.turn_index >= 0) & kept[:, None].to(self.turn_index.device)).long()
 
+    def sampled_entropy(self, mask: torch.Tensor) -> float | None:
+        """The mean of -log p over the masked tokens as sampled, in nats, an unbiased estimate; None if unknown."""
+        if self.recorded_logprobs is None:
+            return None
+        known = self.recorded_logprobs[mask.bool()]
+        known = known[~known.isnan()]
+        return -float(known.mean()) if len(known) else None
+
     def tensor(self, values: Sequence[Sequence[float]]) -> torch.Tensor:
         """Lay one value a token of each rollout, (T,), on the rows, (B, L); 0.0 elsewhere."""
         cut = [row.cut(values[row.rollout]) for row in self.rows]
