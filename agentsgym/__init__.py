@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from agentsgym.tiny import tiny_policy
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.curriculum import Curriculum
+    from agentsgym.training.distillation import Distillation
     from agentsgym.training.drift import logprob_gap
     from agentsgym.training.imitate import imitate
     from agentsgym.training.lifecycle.preemption import Preempted
@@ -85,6 +86,7 @@ __all__ = [
     "Criterion",
     "Curriculum",
     "DirectOutputAgent",
+    "Distillation",
     "EnvError",
     "EnvProcessPool",
     "EnvThreadPool",

@@ -28,6 +28,7 @@ PUBLIC = {
     "Criterion",
     "Curriculum",
     "DirectOutputAgent",
+    "Distillation",
     "EnvError",
     "EnvProcessPool",
     "EnvThreadPool",

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.batch.padding import pad_right
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_number, require
 from agentsgym.training.tensors.importance import LogprobGapSums, difference_metrics
-from agentsgym.training.tensors.labeled_head import POSITIONS_AT_ONCE, head_logits, replaced_states, trunk_of
+from agentsgym.training.tensors.scoring import plain_logprobs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -133,13 +132,8 @@ def logprob_gap(
             f"there is nothing to compare: none of the {len(trajectories)} trajectories has an agent token with a "
             f"recorded log-probability ({_left_out(**left_out)})"
         )
-    with evaluation_mode(model), torch.no_grad():
-        recomputed = torch.cat(
-            [
-                _score(model, rows[start : start + batch_size], temperature or 1.0, pad_token_id)
-                for start in range(0, len(rows), batch_size)
-            ]
-        )
+    batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    recomputed = torch.cat([_score(model, batch, temperature or 1.0, pad_token_id) for batch in batches])
     places = [(row.trajectory, token) for row in rows for token in row.tokens]
     recorded = torch.tensor([token.recorded for _, token in places], dtype=torch.float64)
     log_ratio = recomputed.double() - recorded  # (N,), in double precision: ratios may be large
@@ -193,25 +187,10 @@ def _score(
     width = max(len(row.ids) for row in rows)
     ids = torch.tensor([pad_right(row.ids, width, pad_token_id) for row in rows], device=model.device)  # (B, L)
     mask = torch.tensor([pad_right([1] * len(row.ids), width, 0) for row in rows], device=model.device)
-    before = [
-        [token.place - row.start - 1 for token in row.tokens] for row in rows
-    ]  # position that predicts each token
-    rows_of = torch.tensor([row for row, own in enumerate(before) for _ in own], device=model.device)
-    places = torch.tensor([place for own in before for place in own], device=model.device)  # (N,)
-    kept: list[torch.Tensor] = []
-
-    def keep(states: torch.Tensor) -> torch.Tensor:
-        kept.append(states[rows_of, places])  # (N, H)
-        return states[:, :1]
-
-    with replaced_states(trunk_of(model), keep):
-        model(input_ids=ids, attention_mask=mask, use_cache=False)
-    targets = ids[rows_of, places + 1].split(POSITIONS_AT_ONCE)
-    scored: list[torch.Tensor] = []
-    for states, own in zip(kept[0].split(POSITIONS_AT_ONCE), targets, strict=True):
-        logprobs = (head_logits(model, states).float() / temperature).log_softmax(-1)
-        scored.append(logprobs.gather(1, own[:, None])[:, 0])
-    return torch.cat(scored).cpu()
+    labeled = torch.zeros_like(ids, dtype=torch.bool)
+    for row, own in zip(labeled, rows, strict=True):
+        row[[token.place - own.start for token in own.tokens]] = True
+    return plain_logprobs(model, ids, mask, labeled, temperature=temperature, batch_size=len(rows))[labeled].cpu()
 
 
 def _left_out(num_without_logprobs: int, num_inexact_turns: int, num_without_context: int) -> str:

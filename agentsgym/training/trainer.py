@@ -32,7 +32,6 @@ from agentsgym.training.lifecycle.restartable import RestartableTrainer
 from agentsgym.training.lifecycle.resuming import generations_before, preserve_rng_state
 from agentsgym.training.loss import MicrobatchLoss, row_sum, sort_by_length
 from agentsgym.training.memory import MemoryWarning
-from agentsgym.training.metrics.collapse import CollapseWatch
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
 from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metrics, rollout_metrics
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from agentsgym.credit.scored import ScoredRollout
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.training.curriculum import Curriculum
+    from agentsgym.training.distillation import Distillation
 
 
 class GRPOEnvTrainer(RestartableTrainer):
@@ -94,6 +94,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             too; otherwise, the gradient is off-policy and biased. Text without token ids is tokenized, and lowers the
             metric ``exact``.
         curriculum: Draws the tasks of each generation batch by their win rates so far; None for the order of the rows.
+        distillation: A teacher that scores the policy's turns, in addition to the rewards; None for rewards alone.
         callbacks: As in TRL.
         optimizers: As in TRL.
         peft_config: As in TRL: adapters to train instead of the weights; with ``args.beta`` above 0, the reference is
@@ -116,6 +117,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         *,
         agent: Agent | None = None,
         curriculum: Curriculum | None = None,
+        distillation: Distillation | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         peft_config: PeftConfig | None = None,
@@ -148,7 +150,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._trl.set_up()
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
         self.environments = build_environments(env, tokenizer, self.args, train_dataset, eval_dataset)
-        self.curriculum = curriculum
+        self.curriculum, self.distillation = curriculum, distillation
         self._build(tokenizer, agent)
 
     def _build(self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> None:
@@ -157,6 +159,8 @@ class GRPOEnvTrainer(RestartableTrainer):
         policy, accelerator = trl.policy(), self.accelerator
         flags = {"has_aux_loss": trl.has_aux_loss, "has_own_scheduler": self.lr_scheduler is not None}
         check_parts(policy, tokenizer, args, accelerator, **flags)
+        if self.distillation is not None:
+            self.distillation.prepare(policy, trl.device)
         if agent is None:
             limits: dict[str, Any] = {"max_turn_tokens": args.max_turn_tokens, "stop": tuple(args.stop_strings or ())}
             agent = build_policy(policy, tokenizer, args, accelerator, trl.vllm_generation, **limits)
@@ -167,7 +171,6 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._assigner = AdvantageAssigner(args)
         self.generator = build_generator(self.environments, agent, args, self.train_dataset, self.curriculum)
         self._diagnostics = Diagnostics(args, self.estimator)
-        self._collapse = CollapseWatch()
         self.statistics = LossStatistics(args.loss, **trl.clip_epsilons, device=trl.device)
         self.value_model = build_value_model(policy, args, accelerator)
         self._microbatch_loss = MicrobatchLoss(trl, args, self.statistics, self.value_model)
@@ -188,7 +191,6 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.generator.begin_run(0)
         self._assigner = AdvantageAssigner(self.args)
         self._diagnostics = Diagnostics(self.args, self.estimator)
-        self._collapse = CollapseWatch()
         self.statistics.clear()
         if self.curriculum is not None:
             self.curriculum.reset()
@@ -237,7 +239,13 @@ class GRPOEnvTrainer(RestartableTrainer):
         for observer in self.observers:
             observer.on_batch(observed)
         columns = trl_batch(
-            tokens, mask, advantages, logprobs, loss_type=self.args.loss, multiplies_ratio=self.args.use_vllm
+            tokens,
+            mask,
+            advantages,
+            logprobs,
+            loss_type=self.args.loss,
+            multiplies_ratio=self.args.use_vllm,
+            added=self._taught(batch, tokens, mask) if self.distillation and phase.is_training else None,
         )
         if "value_targets" in columns:
             num_targets = columns["value_targets"].isfinite().sum()
@@ -246,6 +254,17 @@ class GRPOEnvTrainer(RestartableTrainer):
             included, sum_over_ranks = advantages.included, self._trl.sum_over_ranks
             columns |= observation_columns(batch.trajectories, included, weights, tokens, sum_over_ranks)
         return columns
+
+    def _taught(self, batch: GenerationBatch, tokens: TokenBatch, mask: torch.Tensor) -> torch.Tensor:
+        """What the teacher adds to the advantages, (B, L). Collective."""
+        score = partial(self._trl.score, self.model, with_entropies=False)
+        tokenizer, distillation = cast("PreTrainedTokenizerBase", self.processing_class), self.distillation
+        added, gaps = cast("Distillation", distillation).advantages(
+            tokens, mask, batch.trajectories, tokenizer, score, self.args
+        )
+        total, count = self._trl.sum_over_ranks(torch.stack([gaps.sum(), mask.sum().to(gaps)])).tolist()
+        self._trl.record_metrics({"distillation/kl": -total / max(1.0, count)}, is_training=True)
+        return added
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Return TRL's micro-batch, with rows regrouped by length if that does not change the gradient."""
@@ -434,7 +453,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             score = partial(trl.score, self.model, with_entropies=False)
             metrics |= dependence_on_ranks(exchanges, score, self._pad_token_id, trl.device)
         if is_training:
-            self._collapse.add(metrics, entropy)
+            self._diagnostics.collapse.add(metrics, entropy)
         trl.record_metrics(metrics, is_training=is_training)
         shown = list(map(CompletionRow.of, batch.trajectories, advantages.advantages))
         trl.record_completions(gather_to_main(shown) if self.args.log_completions else shown)

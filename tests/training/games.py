@@ -86,7 +86,7 @@ def trainer_of(
 ) -> GRPOEnvTrainer:
     """A trainer of the guessing game; ``eval_dataset``, ``agent`` and settings among the changes."""
     model, tokenizer = policy(weights)
-    parts = ("eval_dataset", "agent", "callbacks", "peft_config", "curriculum")
+    parts = ("eval_dataset", "agent", "callbacks", "peft_config", "curriculum", "distillation")
     own = {name: changes.pop(name) for name in parts if name in changes}
     return GRPOEnvTrainer(
         model,

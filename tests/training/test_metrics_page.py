@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from games import GuessNumber, correcting, tasks, trainer_of
 
+from agentsgym import Distillation
 from agentsgym.training.metrics.registry import GROUPS, METRICS, metric_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -36,6 +37,7 @@ RUNS: list[dict[str, Any]] = [
     {"loss_type": "vespo", **correcting("token_mask")},
     {"drift_interval": 1, "zero_variance_groups": "resample", "episode_retries": 1},
     {"advantage_estimator": "turn_gae", "value_head": "shared", "observation_loss_weight": 0.1},
+    {"distillation": Distillation(context=lambda _: "Higher.")},
     {"eval_dataset": tasks(2), "eval_strategy": "steps", "eval_steps": 1, "env_class": Measured},
 ]
 # What other tests play: roles, mixed batches, references, curricula, a reference model, mixtures of experts,

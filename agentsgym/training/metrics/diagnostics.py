@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from agentsgym.credit.advantages import step_group_sizes
 from agentsgym.credit.traits import reads_token_rewards, traits_of
+from agentsgym.training.metrics.collapse import CollapseWatch
 
 if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
@@ -25,7 +26,11 @@ _MANY_FLAT_BATCHES = 10
 
 
 class Diagnostics:
-    """Compares each training batch with the settings, and logs each warning once per run."""
+    """Compares each training batch with the settings, and logs each warning once per run.
+
+    Attributes:
+        collapse: Reports a policy that has stopped exploring or reading.
+    """
 
     def __init__(self, args: GRPOEnvConfig, estimator: BoundEstimator) -> None:
         """Set up the checks; no warning has been logged yet.
@@ -40,6 +45,7 @@ class Diagnostics:
         self._sums_returns = own is not None and "discount" in own.uses
         self._warned: set[str] = set()
         self._num_flat = 0  # consecutive batches
+        self.collapse = CollapseWatch()
 
     def check(
         self, rollouts: Sequence[ScoredRollout], num_tokens: Sequence[int] | None = None, *, is_flat: bool = False

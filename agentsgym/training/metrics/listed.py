@@ -220,6 +220,12 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "fraction of agent tokens that the correction caps or masks; only with a correction",
         ),
         row(
+            "distillation/kl",
+            "sampler",
+            "estimate of KL(policy, teacher) per token, by the sampled tokens",
+            "`distillation`",
+        ),
+        row(
             "prompt_dependence/mutual_information",
             "sampler",
             "mutual information of prompts and answers in nats, over eight turns of different tasks",

@@ -153,7 +153,7 @@ class TokenBatch:
         return nested
 
 
-def trl_batch(
+def trl_batch(  # noqa: PLR0913  # the parts of a batch
     tokens: TokenBatch,
     mask: torch.Tensor,
     advantages: TokenAdvantages,
@@ -161,6 +161,7 @@ def trl_batch(
     *,
     loss_type: LossType,
     multiplies_ratio: bool,
+    added: torch.Tensor | None = None,
 ) -> dict[str, Any]:
     """Assemble the columns that :meth:`GRPOEnvTrainer._generate_and_score_completions` returns.
 
@@ -172,8 +173,10 @@ def trl_batch(
         loss_type: The type of the loss.
         multiplies_ratio: Whether the loss multiplies with the importance ratio itself, as TRL's does under vLLM alone;
             elsewhere it is multiplied into the advantages.
+        added: (B, L), what a teacher adds to the advantages; None without one.
     """
-    values = tokens.tensor(advantages.advantages) * mask * tokens.row_weights(mask, loss_type)
+    values = tokens.tensor(advantages.advantages) + (0.0 if added is None else added)
+    values = values * mask * tokens.row_weights(mask, loss_type)
     if logprobs.importance_ratio is not None and not multiplies_ratio:
         values = values * logprobs.importance_ratio
     batch: dict[str, Any] = {
