@@ -36,6 +36,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check.plays import record
 from agentsgym.envs.dataset_rows import environment_key, tasks_of_rows
 from agentsgym.envs.datasets.registry import make
+from agentsgym.envs.notes import SUMMARIZE
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation.mixed import label_of
 from agentsgym.failures import headline
@@ -292,6 +293,8 @@ def environment_texts(env: MultistepEnv, tasks: Any = None, agent: Any = None, n
     tasks are played in order, and repeated with other seeds if there are fewer tasks than episodes.
     """
     given = list(env.vocabulary_texts()) if isinstance(env, HasVocabulary) else []
+    if env.env_config["history"] == SUMMARIZE and given:
+        given.append(env.env_config["summary_prompt"])
     if given and tasks is None and agent is None:
         return given
     require("num_episodes", num_episodes, is_int(1), "a positive int")

@@ -208,7 +208,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
             for aggregation in AGGREGATIONS:
                 own = [run["scores"][name] for run in runs if (run["game"], run["aggregation"]) == (game, aggregation)]
                 if own:
-                    row.append(_with_interval([after for _, after in own]))
+                    row.append(with_interval([after for _, after in own]))
                     row[2:2] = [f"{fmean(before for before, _ in own):.0%}"] if len(row) == 3 else []
             rows.append(row)
     return markdown_table(["game", "right", "warm start", *(f"`{name}`" for name in AGGREGATIONS)], rows)
@@ -241,7 +241,8 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float]:
     return max(0.0, mean - reach), mean, min(1.0, mean + reach)
 
 
-def _with_interval(values: Sequence[float]) -> str:
+def with_interval(values: Sequence[float]) -> str:
+    """Write the mean of a fraction over seeds with its 95 % interval."""
     low, mean, high = _interval(values)
     return f"{mean:.0%} [{low:.0%}, {high:.0%}]" if len(values) > 1 else f"{mean:.0%}"
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS
+from agentsgym.envs.notes import DEFAULT_PROMPT, SUMMARIZE
 from agentsgym.envs.state_scores import CREDITS
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_str, is_strings, one_of, or_none
@@ -47,8 +48,12 @@ COMMON_FIELDS: dict[str, Field] = {
     "unguarded_tokens": Field(default=[], expected="a list of added tokens of the tokenizer", valid=is_strings),
     "history": Field(
         default="append",
-        expected="'append', 'rerender' or a function from messages to messages",
-        valid=lambda value: callable(value) or one_of("append", "rerender")(value),
+        expected="'append', 'rerender', 'summarize' or a function from messages to messages",
+        valid=lambda value: callable(value) or one_of("append", "rerender", SUMMARIZE)(value),
+    ),
+    "summarize_over_tokens": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
+    "summary_prompt": Field(
+        default=DEFAULT_PROMPT, expected="a non-empty str", valid=lambda value: is_str(value) and value != ""
     ),
 }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentsgym.credit.components import Reward
+from agentsgym.envs.notes import NotedHistory
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, or_none
 from agentsgym.texts import shown
@@ -57,6 +58,7 @@ class Conversation:
 
     def __init__(self, chat_format: ChatFormat | None, history: History) -> None:
         self.transcript = Transcript(chat_format, history)
+        self.notes = history if isinstance(history, NotedHistory) else None
         self.turns: list[Turn] = []
         self.logprobs: list[Sequence[float] | None] = []
         self.agent_state: Any = None
@@ -65,6 +67,11 @@ class Conversation:
         self.final_parts: list[Reward] = []  # of each episode, except practice ones and those with rewards by role
         self.info: dict[str, Any] = {}
         self.last_messages: list[Message] = []  # final messages of the last episode, until they are recorded
+
+    def last_turn(self) -> int:
+        """The index of the last turn that is not a note."""
+        notes = () if self.notes is None else self.notes.note_turns
+        return max(k for k in range(len(self.turns)) if k not in notes)
 
     def token_ids(self) -> list[int]:
         """Return the recorded ids, (T,), excluding a rewritten prompt without an answer, to which no turn refers."""

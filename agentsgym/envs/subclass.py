@@ -12,6 +12,7 @@ from typing import Any
 from agentsgym.credit.rewards import check_credit
 from agentsgym.envs.config import COMMON_FIELDS, check_trials, validated_config
 from agentsgym.envs.dataset_rows import plain_part
+from agentsgym.envs.notes import check_notes
 from agentsgym.envs.user_checks import MAY_BE_ASYNC, check_class, is_async
 from agentsgym.errors import ConfigError
 
@@ -72,6 +73,7 @@ def given_and_valid(
     fields = {**COMMON_FIELDS, **env_class.config_fields}
     config = validated_config(env_config, fields, env_class.default_config, added_keys=added_keys)
     check_trials(config)
+    check_notes(config)
     check_credit(config["turn_credit"], config["token_credit"])
     return handed if called_with is None else called_with, config
 

@@ -27,10 +27,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from agentsgym.credit.components import role_components, sum_components
 from agentsgym.credit.role_rewards import attribute_rewards
@@ -55,6 +55,7 @@ from agentsgym.envs.boundary import (
 )
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Budget, Conversation
+from agentsgym.envs.notes import SUMMARIZE, NotedHistory, as_text
 from agentsgym.envs.state_scores import StateScores
 from agentsgym.envs.user_checks import check_info_keys, place_of_hook
 from agentsgym.errors import AgentError, EnvError, EpisodeError, TemplateError
@@ -86,6 +87,7 @@ class Trial:
         rollout_index: Index among the rollouts of that task.
         num_retries: Number of failed attempts before this one.
         episodes: Indices of the episodes to play; None for all.
+        note_turns: Indices of the turns in which notes are written, in a replay; None to decide by the prompt's length.
         conversation: The recorded conversation; only the last episode's unless ``keep_history`` is set.
         num_close_errors: Number of exceptions from ``_close_episode``.
         place: Indices of the current episode and turn; None before the first.
@@ -101,6 +103,7 @@ class Trial:
     rollout_index: int = 0
     num_retries: int = 0
     episodes: range | None = None
+    note_turns: Sequence[int] | None = None
     conversation: Conversation = field(init=False)
     num_close_errors: int = field(default=0, init=False)
     place: tuple[int | None, int | None] = field(default=(None, None), init=False)
@@ -156,7 +159,11 @@ class Trial:
 
     def _new_conversation(self) -> Conversation:
         history: History = self.env.env_config["history"]
-        return Conversation(self.env.chat_format, partial(rewritten_history, history) if callable(history) else history)
+        if history == SUMMARIZE:
+            history = NotedHistory(self.env.env_config["summarize_over_tokens"], self.env.env_config["summary_prompt"])
+        elif callable(history):
+            history = partial(rewritten_history, history)
+        return Conversation(self.env.chat_format, history)
 
     def _close(self) -> None:
         """Close the live episode, if any; an error is counted but does not change the result."""
@@ -197,7 +204,8 @@ class Trial:
         if stop_reason is not StopReason.MAX_TOKENS:
             conversation.last_messages = self._last_messages()
         if scores is not None and rewards:
-            last = conversation.turns[-1] = scores.closed(conversation.turns[-1])
+            place = conversation.last_turn()
+            last = conversation.turns[place] = scores.closed(conversation.turns[place])
             rewards[-1] = last.reward
         if not is_practice:
             self._reward_episode(conversation.turns[first:], rewards)
@@ -220,7 +228,10 @@ class Trial:
         """Play one turn: observe, call the agent, record, step. None if the budget has no tokens left for an action."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
         transcript = conversation.transcript
-        self._observe(state, step)
+        messages = self._observation(state, step)
+        self._observe(messages, step)
+        if conversation.notes is not None and self._needs_note(conversation.notes):
+            yield from self._note(state, step, episode, messages)
         room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
         if room is not None and room <= 0:
             if conversation.turns:  # a row ends with an agent token; a first prompt that is too long is kept to be seen
@@ -230,19 +241,9 @@ class Trial:
                 logger.warning(text, self.session_id, self.budget)
             return None
         conversation.last_messages = []
-        key = as_hashable("_state_key", call_environment(self.env._state_key, state))
-        role = as_hashable("_role", call_environment(self.env._role, state))
-        potential = call_environment(self.env._potential, state)
-        potential = None if potential is None else as_number("_potential", potential)
-        prompt_messages = None if transcript.prompt_messages is transcript.messages else [*transcript.prompt_messages]
-        action = yield TurnRequest(
-            session_id=self.session_id,
-            messages=transcript.prompt_messages,
-            token_ids=transcript.token_ids,
-            agent_state=conversation.agent_state,
-            max_new_tokens=room,
-            tools=self.env.tool_schemas,
-        )
+        key, role, potential = self._described(state)
+        prompt_messages = self._prompt_messages()
+        action = yield self._request(room)
         action, (start, stop) = self._record(action, room)
         outcome = Step()
         try:
@@ -273,7 +274,72 @@ class Trial:
             conversation.turns.append(turn)
         return outcome
 
-    def _observe(self, state: State, step: int) -> None:
+    def _described(self, state: State) -> tuple[Hashable, Hashable, float | None]:
+        """Return the state's key, the role that moves in it, and its potential."""
+        key = as_hashable("_state_key", call_environment(self.env._state_key, state))
+        role = as_hashable("_role", call_environment(self.env._role, state))
+        potential = call_environment(self.env._potential, state)
+        return key, role, None if potential is None else as_number("_potential", potential)
+
+    def _prompt_messages(self) -> list[Message] | None:
+        """Return the messages in the prompt; None if they are the recorded ones."""
+        shown, recorded = self.conversation.transcript.prompt_messages, self.conversation.transcript.messages
+        return None if shown is recorded or shown == recorded else [*shown]
+
+    def _request(self, room: int | None) -> TurnRequest:
+        conversation = self.conversation
+        return TurnRequest(
+            session_id=self.session_id,
+            messages=conversation.transcript.prompt_messages,
+            token_ids=conversation.transcript.token_ids,
+            agent_state=conversation.agent_state,
+            max_new_tokens=room,
+            tools=self.env.tool_schemas,
+        )
+
+    def _needs_note(self, notes: NotedHistory) -> bool:
+        num_turns = len(self.conversation.turns)
+        if self.note_turns is not None:
+            return num_turns in self.note_turns and num_turns not in notes.note_turns
+        return notes.is_due(self.conversation.transcript, num_turns)
+
+    def _note(
+        self, state: State, step: int, episode: int, messages: list[Message]
+    ) -> Generator[TurnRequest, Action, None]:
+        """Let the agent write a note in place of an observation, and then observe with the note as the history."""
+        conversation, notes = self.conversation, cast("NotedHistory", self.conversation.notes)
+        transcript = conversation.transcript
+        transcript.retract()
+        self._observe([Message(role="user", content=notes.prompt)], step)
+        room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
+        if room is not None and room <= 0:  # the turn itself has no room either
+            transcript.retract()
+            self._observe(messages, step)
+            return
+        key, role, potential = self._described(state)
+        prompt_messages = self._prompt_messages()
+        action = yield self._request(room)
+        action, (start, stop) = self._record(action, room, reads_calls=False)
+        turn = Turn(
+            start=start,
+            stop=stop,
+            reward=0.0,
+            exact=action.token_ids is not None,
+            episode=episode,
+            message_index=len(transcript.messages) - 1,
+            state_key=None if key is None else (episode, ("note", key)),
+            role=role,
+            potential=potential,
+            prompt_start=transcript.segment_start,
+            prompt_messages=prompt_messages,
+            policy_version=action.policy_version,
+        )
+        notes.written(len(conversation.turns))
+        conversation.turns.append(turn)
+        self._observe(as_text(messages), step)
+
+    def _observation(self, state: State, step: int) -> list[Message]:
+        """Return the environment's new messages, with the system message before the first and the last before them."""
         conversation = self.conversation
         is_first = not conversation.transcript.messages
         messages = as_messages(call_environment(self.env._format_prompt, state, step))
@@ -286,6 +352,11 @@ class Trial:
         messages = conversation.with_last_messages(messages)
         if not all(is_unicode(message["content"]) for message in messages):
             raise EnvError(f"the observation before turn {step} must be valid Unicode, got {shown(messages)}")
+        return messages
+
+    def _observe(self, messages: list[Message], step: int) -> None:
+        conversation = self.conversation
+        is_first = not conversation.transcript.messages
         try:
             conversation.transcript.observe(messages)
         except TemplateError as error:
@@ -305,7 +376,7 @@ class Trial:
             raise EnvError(f"_last_message must return valid Unicode, got {shown(messages)}")
         return messages
 
-    def _record(self, action: Action, room: int | None) -> tuple[Action, tuple[int, int]]:
+    def _record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
         """Record the action; return it for the environment, with its tool calls parsed, and its token span."""
         conversation = self.conversation
         chat_format = self.env.chat_format
@@ -320,7 +391,7 @@ class Trial:
             raise failure_of(AgentError, "what the agent returned", raised) from raised
         if error:
             raise AgentError(f"session {self.session_id}: {error}")
-        if self.env.tool_schemas:
+        if self.env.tool_schemas and reads_calls:
             action = with_calls(action, chat_format, self.env.tool_schemas)
         try:
             span = conversation.transcript.act(action, room)
@@ -365,6 +436,9 @@ class Trial:
         turns, final_rewards = attribute_rewards([*conversation.turns])
         token_ids = [*conversation.token_ids()]
         final_reward = final_rewards[turns[0].role] if final_rewards else conversation.final_reward
+        notes, info = conversation.notes, conversation.info
+        if notes is not None:
+            info = {**info, "num_notes": len(notes.note_turns), "note_turns": [*notes.note_turns]}
         final_components = sum_components(conversation.final_parts)
         if final_rewards:
             final_components = role_components(turns).get(turns[0].role)
@@ -382,7 +456,7 @@ class Trial:
             task_index=self.task_index,
             rollout_index=self.rollout_index,
             num_retries=self.num_retries,
-            info=conversation.info,
+            info=info,
             task_data=self.task_data,
             error=error,
         )

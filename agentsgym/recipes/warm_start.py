@@ -167,14 +167,14 @@ def _reencoded(record: StoredRollout, tokenizer: Any, formats: dict[str, ChatFor
         formats: Chat formats by configuration, to build each only once.
 
     Raises:
-        ConfigError: The rollout has tool calls, was recorded with a function as ``env_config["history"]``, or has an
+        ConfigError: The rollout has tool calls, has a history that was rewritten by a function or notes, or an
             answer with a word that the tokenizer does not know.
     """
     own = record.trajectory
     if any(one.get("tool_calls") or one["role"] == "tool" for one in own.messages):
         raise ConfigError("rollouts with tool calls cannot be re-encoded")
     if any(turn.prompt_messages is not None for turn in own.turns):
-        raise ConfigError("rollouts recorded with a function as env_config['history'] cannot be re-encoded")
+        raise ConfigError("rollouts whose history was rewritten by a function or notes cannot be re-encoded")
     known = record.env_config or {}
     config = {name: known.get(name, default) for name, default in _CHAT_DEFAULTS.items()}
     key = json.dumps(config, sort_keys=True, default=repr)

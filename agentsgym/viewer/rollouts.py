@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from agentsgym.fields import is_int
 from agentsgym.judging.scores import INFO_KEY
 from agentsgym.texts import as_json
 from agentsgym.viewer.plain import mean_of, number, numbers, text_of, truncate
@@ -34,6 +35,8 @@ def rollout_data(row: int, record: StoredRollout, decode: DecodeTokens) -> dict[
         decode: The function that decodes its tokens.
     """
     trajectory = record.trajectory
+    given = trajectory.info.get("note_turns")
+    note_turns = [*filter(is_int(0), cast("list[Any]", given))] if isinstance(given, list) else []
     turn_of = {turn.message_index: index for index, turn in enumerate(trajectory.turns)}
     turns = [
         {
@@ -42,6 +45,7 @@ def rollout_data(row: int, record: StoredRollout, decode: DecodeTokens) -> dict[
             "reward": number(turn.reward),
             "components": _components(turn.components),
             "invalid": turn.invalid,
+            "note": index in note_turns,
             "exact": turn.exact,
             "episode": turn.episode,
             "role": None if turn.role is None else text_of(turn.role),
@@ -49,7 +53,7 @@ def rollout_data(row: int, record: StoredRollout, decode: DecodeTokens) -> dict[
             "prompt_start": turn.prompt_start,
             "rewritten": None if turn.prompt_messages is None else len(turn.prompt_messages),
         }
-        for turn in trajectory.turns
+        for index, turn in enumerate(trajectory.turns)
     ]
     return {
         "row": row,

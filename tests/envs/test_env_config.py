@@ -6,6 +6,7 @@ import pytest
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS
+from agentsgym.envs.notes import DEFAULT_PROMPT
 from agentsgym.errors import ConfigError
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, or_none
 from agentsgym.testing import chat_tokenizer
@@ -52,6 +53,8 @@ def test_the_documented_defaults() -> None:
         "guard_added_tokens": False,
         "unguarded_tokens": [],
         "history": "append",
+        "summarize_over_tokens": None,
+        "summary_prompt": DEFAULT_PROMPT,
     }
 
 
@@ -73,9 +76,11 @@ BAD_VALUES = [
     *[("guard_added_tokens", value, "True or False") for value in (0, "yes", None)],
     *[("unguarded_tokens", value, "a list of added tokens of the tokenizer") for value in ("<b>", None, [1])],
     *[
-        ("history", value, "'append', 'rerender' or a function from messages to messages")
+        ("history", value, "'append', 'rerender', 'summarize' or a function from messages to messages")
         for value in ("keep", None, 3)
     ],
+    *[("summarize_over_tokens", value, "a positive int or None") for value in (0, "100", 1.5)],
+    *[("summary_prompt", value, "a non-empty str") for value in ("", None, 3)],
 ]
 
 

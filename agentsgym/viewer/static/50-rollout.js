@@ -202,7 +202,7 @@ function judgmentsOf(rollout, turn) {
 /** The notes on a turn: its index, reward, mean advantage, and anything unusual. */
 function turnNotes(rollout, turn, extra = null) {
   const numbers = turnNumbers(rollout, turn);
-  const { exact: isExact, role, rewritten, episode } = rollout.turns[turn];
+  const { exact: isExact, note: isNote, role, rewritten, episode } = rollout.turns[turn];
   const known = (name, value) =>
     Number.isNaN(value) ? null : el("span.note", {}, el("span.faint", {}, `${name} `), coloredNumber(value));
   const hasEpisodes = rollout.turns.some((one) => one.episode);
@@ -215,6 +215,7 @@ function turnNotes(rollout, turn, extra = null) {
     known("advantage", numbers.advantage),
     role ? el("span.note", {}, `as role ${role}`) : null,
     hasEpisodes ? el("span.note.faint", {}, `episode ${episode}`) : null,
+    isNote ? el("span.note", { title: "It replaces the history before it" }, "writes a note") : null,
     numbers.invalid ? el("span.wrong", {}, "✗ invalid") : null,
     isExact === false
       ? el(
