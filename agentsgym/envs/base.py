@@ -20,6 +20,7 @@ from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import Prompt, State, Stepped
 from agentsgym.envs.conversation import Budget, chat_format_of
 from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
+from agentsgym.envs.forks import fork
 from agentsgym.envs.play import OnFinish, judged, play
 from agentsgym.envs.spec import EnvSpec
 from agentsgym.envs.starts import StartChecks, check_task
@@ -361,6 +362,32 @@ class MultistepEnv(ABC):
         )
         self.check_starts(trajectories)
         return policy.without_small_groups(trajectories)
+
+    def fork(
+        self, trajectory: Trajectory, turn: int, agent: Agent, num_forks: int = 1, **kwargs: Any
+    ) -> list[Trajectory]:
+        """Continue a rollout from one of its turns, by replaying the actions before it in new sessions.
+
+        The turns before the fork are those of the rollout, bit for bit. The environment goes on drawing the random
+        numbers of the recorded rollout, so forks differ by their actions alone.
+
+        Args:
+            trajectory: A rollout of this environment, with its seed.
+            turn: Number of turns that are kept; 0 plays from the start.
+            agent: The agent that plays the rest.
+            num_forks: Number of forks.
+            **kwargs: Other arguments of :meth:`rollout`.
+
+        Returns:
+            The forks, which begin with the turns that are kept, (num_forks,).
+
+        Raises:
+            ConfigError: ``turn`` is not one of the rollout's, or the trial has several episodes without a history.
+            TaskError: The rollout has no seed.
+            EnvError: A prompt or a reward differs from the recorded one.
+        """
+        check_options(kwargs, self.fork, self.rollout, MultistepEnv.rollout, self.trials)
+        return fork(self, trajectory, turn, as_agent(agent), num_forks, **kwargs)
 
     def run_trial(
         self,

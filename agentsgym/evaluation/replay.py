@@ -15,13 +15,14 @@ from typing import Any, Literal, cast
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.conversation import Budget
 from agentsgym.envs.datasets.registry import make
+from agentsgym.envs.forks import recorded_action
 from agentsgym.errors import AgentError, ConfigError, MissingDependencyError, TaskError, TemplateError
 from agentsgym.evaluation.replay_difference import Difference, Played, first_difference
 from agentsgym.judging.scores import recorded_scores, with_scores
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.values import Unkept, to_json
 from agentsgym.texts import sentence_of, shown
-from agentsgym.types import Action, FinishReason, StopReason, ToolCall, Trajectory
+from agentsgym.types import FinishReason, StopReason, Trajectory
 
 _NOT_PLAYABLE = (ConfigError, TaskError, TemplateError, MissingDependencyError)
 
@@ -243,7 +244,7 @@ def _play(recorded: Trajectory, env: MultistepEnv, episodes: range | None, finis
                 trial.budget = _ExhaustedBudget()
             next(episode)
             for turn in range(last + 1):
-                action = _action(recorded, turn, finishes[turn], has_tokens=env.chat_format is not None)
+                action = recorded_action(recorded, turn, finishes[turn], has_tokens=env.chat_format is not None)
                 if turn == last and is_cut:
                     trial.budget = _ExhaustedBudget()
                 episode.send(action)
@@ -258,21 +259,3 @@ def _with_recorded_scores(played: Trajectory, recorded: Trajectory) -> Trajector
     if played.failed or not scores or any(turn is not None and turn >= len(played.turns) for turn, _ in scores):
         return played
     return with_scores(played, scores)
-
-
-def _action(recorded: Trajectory, index: int, finish_reason: FinishReason, *, has_tokens: bool) -> Action:
-    """Rebuild the agent's action in a turn, with token ids if the record has them and the environment uses them."""
-    turn = recorded.turns[index]
-    message = recorded.messages[turn.message_index]
-    has_ids = has_tokens and turn.exact and turn.stop > turn.start
-    calls: list[ToolCall] = []
-    for call in () if has_ids else message.get("tool_calls", ()):
-        function = call["function"]
-        calls.append(ToolCall(name=function["name"], arguments=function["arguments"], id=call.get("id")))
-    return Action(
-        text=message["content"],
-        token_ids=[*recorded.token_ids[turn.start : turn.stop]] if has_ids else None,
-        tool_calls=calls,
-        reasoning=message.get("reasoning_content"),
-        finish_reason=finish_reason,
-    )

@@ -1,0 +1,122 @@
+"""Continue a rollout from one of its turns, any number of times, by replaying the actions before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from agentsgym.agents.base import Agent
+from agentsgym.errors import AgentError, ConfigError, EnvError, TaskError
+from agentsgym.texts import shown
+from agentsgym.types import Action, FinishReason, ToolCall, Trajectory, TurnRequest
+
+if TYPE_CHECKING:
+    from agentsgym.envs.base import MultistepEnv
+
+
+def fork(
+    env: MultistepEnv, trajectory: Trajectory, turn: int, agent: Agent, num_forks: int, **options: Any
+) -> list[Trajectory]:
+    """Play forks: see :meth:`~agentsgym.envs.base.MultistepEnv.fork`."""
+    if type(turn) is not int or not 0 <= turn <= len(trajectory.turns):
+        raise ConfigError(
+            f"turn must be an int from 0 to {len(trajectory.turns)}, the rollout's turns, got {shown(turn)}"
+        )
+    if trajectory.seed is None:
+        raise TaskError("the rollout does not contain its task with its seed, so it cannot be forked")
+    if env.env_config["episodes_per_trial"] > 1 and not env.env_config["keep_history"]:
+        raise ConfigError("a fork of a trial of several episodes requires env_config['keep_history'] = True")
+    branching = Branching(agent, trajectory, turn, has_tokens=env.chat_format is not None)
+    forks = env.rollout([trajectory.task_data], branching, num_forks, **options)
+    for one in forks:
+        reason = branching.difference or _difference(trajectory, one, turn, is_judged=bool(getattr(env, "judges", ())))
+        if reason is not None:
+            raise EnvError(
+                f"{type(env).__name__} does not replay a recorded rollout, so it cannot be forked: {reason}; draw "
+                "random numbers from self.rng(session_id), and see agentsgym check"
+            )
+    return forks
+
+
+class Branching(Agent):
+    """Repeats the first actions of a rollout in every session, and then lets another agent play.
+
+    Attributes:
+        difference: Where a prompt differed from the recorded one; None as long as none did.
+    """
+
+    def __init__(self, agent: Agent, trajectory: Trajectory, turn: int, *, has_tokens: bool) -> None:
+        self._agent, self._trajectory, self._turn = agent, trajectory, turn
+        self._actions = [recorded_action(trajectory, k, has_tokens=has_tokens) for k in range(turn)]
+        self.difference: str | None = None
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+        """Answer with the recorded actions as long as there are some, and with the agent's after that."""
+        states: list[tuple[int, Any]] = [request.agent_state or (0, None) for request in requests]
+        answers: dict[int, Action | AgentError] = {}
+        live = [place for place, (k, _) in enumerate(states) if k >= self._turn]
+        for place, (k, _) in enumerate(states):
+            if k < self._turn:
+                answers[place] = self._repeated(k, requests[place])
+        if live:
+            own = [replace(requests[place], agent_state=states[place][1]) for place in live]
+            answers |= dict(zip(live, self._agent.act(own), strict=True))
+        return [_with_state(answers[place], k + 1) for place, (k, _) in enumerate(states)]
+
+    def finish(self) -> None:
+        """Let the agent free its resources."""
+        self._agent.finish()
+
+    def _repeated(self, k: int, request: TurnRequest) -> Action | AgentError:
+        own = self._trajectory
+        turn = own.turns[k]
+        if request.token_ids and own.token_ids:
+            is_same = [*request.token_ids] == [*own.token_ids[turn.prompt_start : turn.start]]
+        else:
+            shown_before = own.messages[: turn.message_index] if turn.prompt_messages is None else turn.prompt_messages
+            is_same = [one["content"] for one in request.messages] == [one["content"] for one in shown_before]
+        if is_same:
+            return self._actions[k]
+        last = shown(request.messages[-1]["content"], 80)
+        self.difference = f"the prompt of turn {k} differs from the recorded one, and ends with {last}"
+        return AgentError(self.difference)
+
+
+def _with_state(answer: Action | AgentError, k: int) -> Action | AgentError:
+    return replace(answer, agent_state=(k, answer.agent_state)) if isinstance(answer, Action) else answer
+
+
+def _difference(recorded: Trajectory, forked: Trajectory, turn: int, *, is_judged: bool) -> str | None:
+    """Describe the first difference in the turns before a fork; None without. Judges may grade a turn anew."""
+    if len(forked.turns) < turn:
+        return f"it ended after {len(forked.turns)} of {turn} turns" + (f": {forked.error}" if forked.error else "")
+    for k in range(0 if is_judged else turn):
+        before, after = recorded.turns[k], forked.turns[k]
+        # The reward of a role's turn includes those up to its next turn, which may follow the fork.
+        given, found = ((one.role_rewards, None if one.role_rewards else one.reward) for one in (before, after))
+        if given != found:
+            return f"turn {k} was rewarded with {shown(found)} instead of {shown(given)}"
+    return None
+
+
+def recorded_action(
+    recorded: Trajectory, index: int, finish_reason: FinishReason = "stop", *, has_tokens: bool
+) -> Action:
+    """Rebuild the agent's action in a turn, with token ids if the record has them and the environment uses them."""
+    turn = recorded.turns[index]
+    message = recorded.messages[turn.message_index]
+    has_ids = has_tokens and turn.exact and turn.stop > turn.start
+    calls: list[ToolCall] = []
+    for call in () if has_ids else message.get("tool_calls", ()):
+        function = call["function"]
+        calls.append(ToolCall(name=function["name"], arguments=function["arguments"], id=call.get("id")))
+    return Action(
+        text=message["content"],
+        token_ids=[*recorded.token_ids[turn.start : turn.stop]] if has_ids else None,
+        logprobs=[*recorded.logprobs[turn.start : turn.stop]] if has_ids and recorded.logprobs is not None else None,
+        tool_calls=calls,
+        reasoning=message.get("reasoning_content"),
+        finish_reason=finish_reason,
+        policy_version=turn.policy_version,
+    )
