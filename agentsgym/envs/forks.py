@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentsgym.agents.base import Agent
 from agentsgym.errors import AgentError, ConfigError, EnvError, TaskError
 from agentsgym.texts import shown
 from agentsgym.types import Action, FinishReason, ToolCall, Trajectory, TurnRequest
 
-if TYPE_CHECKING:
-    from agentsgym.envs.base import MultistepEnv
 
-
-def fork(
-    env: MultistepEnv, trajectory: Trajectory, turn: int, agent: Agent, num_forks: int, **options: Any
-) -> list[Trajectory]:
-    """Play forks: see :meth:`~agentsgym.envs.base.MultistepEnv.fork`."""
+def fork(env: Any, trajectory: Trajectory, turn: int, agent: Agent, num_forks: int, **options: Any) -> list[Trajectory]:
+    """Play forks in a :class:`~agentsgym.envs.base.MultistepEnv`: see its method ``fork``."""
     if type(turn) is not int or not 0 <= turn <= len(trajectory.turns):
         raise ConfigError(
             f"turn must be an int from 0 to {len(trajectory.turns)}, the rollout's turns, got {shown(turn)}"
@@ -28,7 +23,7 @@ def fork(
     if env.env_config["episodes_per_trial"] > 1 and not env.env_config["keep_history"]:
         raise ConfigError("a fork of a trial of several episodes requires env_config['keep_history'] = True")
     branching = Branching(agent, trajectory, turn, has_tokens=env.chat_format is not None)
-    forks = env.rollout([trajectory.task_data], branching, num_forks, **options)
+    forks: list[Trajectory] = env.rollout([trajectory.task_data], branching, num_forks, **options)
     for one in forks:
         reason = branching.difference or _difference(trajectory, one, turn, is_judged=bool(getattr(env, "judges", ())))
         if reason is not None:
