@@ -153,9 +153,6 @@ def check_options(
         functions: The function that was called, followed by the functions to which it forwards keyword arguments. It
             supplies their required arguments itself.
         relatives: Functions that the caller may have meant instead.
-
-    Raises:
-        TypeError: None of the functions has an argument of that name.
     """
     called, *forwarded_to = (inspect.signature(function).parameters.values() for function in functions)
     optional = (one for parameters in forwarded_to for one in parameters if one.default is not one.empty)

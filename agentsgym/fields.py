@@ -142,22 +142,14 @@ def require(name: str, value: Any, valid: Check, expected: str) -> None:
 
 
 def check_choice(option: str, given: Any, known: Iterable[str]) -> None:
-    """Reject a value that is not one of the known names.
-
-    Raises:
-        ConfigError: The value is not a known name.
-    """
+    """Reject a value that is not one of the known names."""
     names = tuple(known)
     if not isinstance(given, str) or given not in names:
         raise ConfigError(f"{option} cannot be {shown(given)}{did_you_mean(shown(given), names)}")
 
 
 def check_number(option: str, given: Any, low: float = -math.inf, high: float = math.inf) -> None:
-    """Reject anything but a finite number in [low, high].
-
-    Raises:
-        ConfigError: The value is not such a number.
-    """
+    """Reject anything but a finite number in [low, high]."""
     if is_number(low)(given) and given <= high:
         return
     above = f"a finite number >= {low:g}" if math.isinf(high) else f"a number in [{low:g}, {high:g}]"

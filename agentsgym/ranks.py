@@ -34,10 +34,6 @@ def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> li
     Args:
         items: The items of this rank.
         error: The error of this rank, if any: it is raised here, and the other ranks raise one that names this rank.
-
-    Raises:
-        AgentsGymError: Another rank has an error, or an item of some rank cannot be pickled; every rank raises.
-        RolloutsAbortedError: Some rank has this error, and no rank has any other error.
     """
     state = PartialState()
     if error is None and state.num_processes == 1:

@@ -193,9 +193,6 @@ def tiny_model(
         num_heads: Attention heads per layer.
         max_positions: Maximum sequence length in tokens; has no cost.
         seed: Seed of the weights.
-
-    Raises:
-        ConfigError: A size is below 1 or not such a multiple, or the tokenizer has no EOS or padding token.
     """
     if min(hidden_size, num_layers, num_heads, max_positions) < 1 or hidden_size % (2 * num_heads):
         raise ConfigError(

@@ -165,11 +165,7 @@ def _class_name(agent: Any) -> str:
 
 
 def as_agent(agent: Any) -> Agent:
-    """Return an :class:`Agent` unchanged; adapt an object with ``aact(request)`` or ``get_action(messages, state)``.
-
-    Raises:
-        ConfigError: The object has neither method, is a class, or its ``get_action`` is a coroutine function.
-    """
+    """Return an :class:`Agent` unchanged; adapt an object with ``aact(request)`` or ``get_action(messages, state)``."""
     is_instance = not isinstance(agent, type)
     if is_instance and callable(getattr(agent, "aact", None)):
         return agent if isinstance(agent, AsyncAgent) else _AdaptedAsync(agent)

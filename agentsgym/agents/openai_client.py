@@ -200,11 +200,7 @@ class Client:
 
 
 def load_openai() -> Any:
-    """Import the ``openai`` package.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
+    """Import the ``openai`` package."""
     try:
         import openai  # noqa: PLC0415  # an extra, and half a second
     except ImportError as error:

@@ -53,11 +53,7 @@ def as_sent(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def calls_in(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    """Parse the tool calls in a server's message; a call whose arguments cannot be parsed has an ``error``.
-
-    Raises:
-        RequestError: The value is not a list of calls.
-    """
+    """Parse the tool calls in a server's message; a call whose arguments cannot be parsed has an ``error``."""
     given: Any = message.get("tool_calls") or ()
     if not isinstance(given, list | tuple):
         raise RequestError(f"the response has tool_calls that are not a list: {shown(given)}")

@@ -56,11 +56,7 @@ class Server:
 
     @property
     def key(self) -> str:
-        """The key to send.
-
-        Raises:
-            ConfigError: A key is required but not set, or it cannot be sent in a header.
-        """
+        """The key to send."""
         key = self.api_key
         if key is _LEFT_OUT and self.base_url is not None:
             raise ConfigError(

@@ -78,11 +78,7 @@ _MEMBERS: Final = ("logprobs_match_trained_weights", "samples_during_updates", "
 
 
 def as_trained_policy(agent: Any) -> TrainedPolicy:
-    """Return an agent that is a :class:`TrainedPolicy` unchanged, and a stand-in for any other agent.
-
-    Raises:
-        ConfigError: The agent has only some members of the interface.
-    """
+    """Return an agent that is a :class:`TrainedPolicy` unchanged, and a stand-in for any other agent."""
     missing = [name for name in _MEMBERS if not hasattr(agent, name)]
     if {*_MEMBERS} - {*missing} <= {"forget"}:  # any agent may have a method of that name
         return _Unprepared()

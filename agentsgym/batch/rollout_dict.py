@@ -17,9 +17,6 @@ def rollout_dict(trajectory: Trajectory) -> dict[str, Any]:
         which TRL reads: 1 for agent tokens and 0 for others; ``action_mask``, a copy of it for other trainers;
         ``step_rewards``, one per turn; ``final_reward``; and of named rewards ``step_components``, one dict or None per
         turn, and ``final_components``, both None without any.
-
-    Raises:
-        ConfigError: The rollout has no turns, no tokens, or several segments, so it cannot be represented as one row.
     """
     num_segments = len(trajectory.segments)
     if not trajectory.turns or not trajectory.token_ids or num_segments > 1:

@@ -76,11 +76,7 @@ class Player:
 
 
 def make_player(name: str, named: NamedEnv, options: PlayerOptions) -> Player:
-    """Build an agent and its environment.
-
-    Raises:
-        UsageError: The name is unknown, an option is missing or does not apply, or the agent cannot be built.
-    """
+    """Build an agent and its environment."""
     kind, _, rest = name.partition(":")
     if kind not in _AGENTS:
         raise UsageError(f"unknown agent {shown(name)}{did_you_mean(kind, _AGENTS)}")
@@ -187,11 +183,7 @@ def _openai(model: str, named: NamedEnv, options: PlayerOptions) -> tuple[Multis
 
 
 def tokenizer_of(source: str | None) -> Any:
-    """Load the tokenizer of ``--tokenizer``; None without that option.
-
-    Raises:
-        ConfigError: The tokenizer cannot be loaded.
-    """
+    """Load the tokenizer of ``--tokenizer``; None without that option."""
     if source is None:
         return None
     from agentsgym.agents.policy.loading import load_tokenizer  # noqa: PLC0415

@@ -39,11 +39,7 @@ COLUMNS: Final = tuple(_KINDS)
 
 
 def open_store(path: Path, where: Sequence[str] | None = None) -> RolloutStore:
-    """Open a store, restricted to the rollouts that meet all conditions.
-
-    Raises:
-        UsageError: The store does not exist, a condition is invalid, or no rollout meets all conditions.
-    """
+    """Open a store, restricted to the rollouts that meet all conditions."""
     try:
         store = RolloutStore(path)
     except StoreError as error:
@@ -61,11 +57,7 @@ def open_store(path: Path, where: Sequence[str] | None = None) -> RolloutStore:
 
 
 def check_store_path(path: Path | None, *, resume: bool = False) -> None:
-    """Check, before episodes are played, that they can be stored.
-
-    Raises:
-        UsageError: No store can be written at the path, or ``resume`` is set without a path.
-    """
+    """Check, before episodes are played, that they can be stored."""
     if path is None:
         if resume:
             raise UsageError("--resume requires --store PATH")

@@ -48,9 +48,6 @@ def tasks_for(
         options: Options for the environment's dataset.
         most: Maximum number of tasks.
         seed: Random seed from which the task seeds are drawn if the environment has no dataset.
-
-    Raises:
-        UsageError: There are no tasks, or a task or an option is invalid.
     """
     if split not in {"train", "eval"}:
         raise UsageError(f"--split must be train or eval, got {split!r}")

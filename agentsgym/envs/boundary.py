@@ -183,11 +183,7 @@ class Step(NamedTuple):
 
 
 def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
-    """Check what ``_step_episode`` returned, write ``done`` into the next state, and return state, step and info.
-
-    Raises:
-        EnvError: The returned value is invalid.
-    """
+    """Check what ``_step_episode`` returned, write ``done`` into the next state, and return state, step and info."""
     # On the hot path of every turn, so this is a single function.
     try:
         is_answer = isinstance(answer, tuple) and len(cast("tuple[Any, ...]", answer)) == 4
@@ -225,11 +221,7 @@ def as_step(answer: Any) -> tuple[dict[str, Any], Step, dict[str, Any]]:
 
 
 def as_messages(prompt: Any, name: str = "_format_prompt") -> list[Message]:
-    """Convert what ``_format_prompt``, or the hook ``name``, returned to messages; a str becomes one user message.
-
-    Raises:
-        EnvError: The returned value is neither a str nor messages.
-    """
+    """Convert what ``_format_prompt``, or the hook ``name``, returned to messages; a str becomes one user message."""
     if type(prompt) is str:  # the most frequent case
         return [{"role": "user", "content": prompt}]
     try:

@@ -72,9 +72,6 @@ def validated_config(
         fields: All known keys.
         defaults: Values that replace the fields' defaults.
         added_keys: Keys that were added by a constructor rather than by the user.
-
-    Raises:
-        ConfigError: ``given`` is not a mapping, a key is unknown, or a value is not valid.
     """
     if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"env_config must be a dict or None, got {shown(given)}")
@@ -98,11 +95,7 @@ def validated_config(
 
 
 def check_trials(config: Mapping[str, Any]) -> None:
-    """Reject trials that consist only of practice, and warn about practice that the agent cannot see later.
-
-    Raises:
-        ConfigError: ``free_shots >= episodes_per_trial``.
-    """
+    """Reject trials that consist only of practice, and warn about practice that the agent cannot see later."""
     if config["free_shots"] >= config["episodes_per_trial"]:
         raise ConfigError(
             "env_config['free_shots'] must be smaller than env_config['episodes_per_trial'], "

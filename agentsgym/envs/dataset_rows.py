@@ -140,9 +140,6 @@ def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", 
         row: The row.
         name: The row's name in errors.
         remedy: End of the error message about a different configuration.
-
-    Raises:
-        ConfigError: The row belongs to another class or configuration than ``env``.
     """
     path, own_path = row.get("env_class_path"), class_path(type(env))
     if path is not None and path != own_path:
@@ -226,9 +223,6 @@ def check_task_keys(task_data: Any, name: str, task_fields: Collection[str] | No
         task_data: The task, unchecked user data.
         name: The task's name in errors.
         task_fields: The valid keys in addition to ``seed``; None for any.
-
-    Raises:
-        TaskError: The task is invalid.
     """
     if not isinstance(task_data, Mapping):
         raise TaskError(f"{name} must be a dict, got {shown(task_data)}")

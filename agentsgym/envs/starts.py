@@ -28,9 +28,6 @@ def check_task(
         name: The task's name in errors.
         task_fields: The valid keys in addition to ``seed``; None for any.
         hook: The environment's ``_check_task``.
-
-    Raises:
-        TaskError: The task cannot be played, or inspecting it raised an exception.
     """
     try:
         check_task_keys(task_data, name, task_fields)

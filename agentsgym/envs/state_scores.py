@@ -43,11 +43,7 @@ class StateScores:
         self._last = self._scores(state)
 
     def credited(self, step: Step, state: State) -> Step:
-        """Add to a step's reward the change of the score, given the next state.
-
-        Raises:
-            EnvError: As above; or the rewards are given by role.
-        """
+        """Add to a step's reward the change of the score, given the next state."""
         if step.role_rewards is not None:
             raise EnvError("_score_state scores the state for one agent, but _step_episode returns rewards by role")
         before, self._last = self._last, self._scores(state)

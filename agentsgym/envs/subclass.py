@@ -30,9 +30,6 @@ def prepare_class(env_class: type[Any], base: type[Any]) -> None:
     Args:
         env_class: The new class.
         base: The class that declares the hooks.
-
-    Raises:
-        ConfigError: See :func:`~agentsgym.envs.user_checks.check_class`; or an overridden method is never called.
     """
     check_class(env_class, base)
     for name, hooks in _NEVER_CALLED.items():

@@ -66,11 +66,6 @@ def check_class(env_class: type[Any], base: type[Any]) -> None:
     Args:
         env_class: The new class.
         base: The class that declares the hooks.
-
-    Raises:
-        ConfigError: A hook that is not awaited is a coroutine function, ``config_fields`` contains a value that is not
-            a :class:`~agentsgym.fields.Field`, ``task_fields`` is a single name, or ``spec`` is not an
-            :class:`~agentsgym.envs.spec.EnvSpec`.
     """
     name = env_class.__name__
     _check_coroutines(env_class, base)
@@ -107,11 +102,7 @@ def _check_coroutines(env_class: type[Any], base: type[Any]) -> None:
 
 
 def check_tokenizer(tokenizer: Any, env_class: type[Any]) -> None:
-    """Check the tokenizer argument.
-
-    Raises:
-        ConfigError: The tokenizer has the wrong type, or no pad token.
-    """
+    """Check the tokenizer argument."""
     name = env_class.__name__
     if isinstance(tokenizer, Mapping):
         raise ConfigError(
@@ -139,9 +130,6 @@ def check_vocabularies(tokenizer: Any, agent: Any) -> None:
     Args:
         tokenizer: The environment's tokenizer, or None.
         agent: Any agent; it uses token ids if it has ``stop_token_ids`` and a tokenizer.
-
-    Raises:
-        ConfigError: The agent's tokenizer has different ids.
     """
     own = getattr(agent, "tokenizer", None)
     if tokenizer is None or own is None or own is tokenizer or not hasattr(agent, "stop_token_ids"):
@@ -157,11 +145,7 @@ def check_vocabularies(tokenizer: Any, agent: Any) -> None:
 
 
 def check_keywords(env_class: type[Any], given: Mapping[str, Any]) -> None:
-    """Check the keyword arguments with which an environment is constructed.
-
-    Raises:
-        TypeError: An argument is a key of ``env_config`` rather than a parameter of the constructor.
-    """
+    """Check the keyword arguments with which an environment is constructed."""
     parameters = inspect.signature(env_class.__init__).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return  # the constructor decides
@@ -178,11 +162,7 @@ class NotInitializedError(ConfigError, AttributeError):
 
 
 def check_initialized(env: Any, name: str = "_starts") -> None:
-    """Check that the base class's constructor has run, if it sets the attribute ``name``.
-
-    Raises:
-        NotInitializedError: The constructor has not run.
-    """
+    """Check that the base class's constructor has run, if it sets the attribute ``name``."""
     if name in _SET_BY_BASE and "_starts" not in vars(env):
         read = "" if name.startswith("_") else f" before anything reads self.{name}"
         raise NotInitializedError(
@@ -191,11 +171,7 @@ def check_initialized(env: Any, name: str = "_starts") -> None:
 
 
 def check_single_stream(env: Any, caller: str) -> None:
-    """Check that each rollout is a single row of tokens.
-
-    Raises:
-        ConfigError: ``env_config["history"]`` rewrites the history, so a rollout may be several rows.
-    """
+    """Check that each rollout is a single row of tokens."""
     check_initialized(env)
     if env.tokenizer is not None and env.env_config["history"] != "append":
         raise ConfigError(

@@ -102,9 +102,6 @@ def read_labels(path: str | Path, judge: Judge) -> list[LabeledItem]:
     Args:
         path: The file.
         judge: The judge, whose scope and criteria say what a line must contain.
-
-    Raises:
-        ConfigError: The file cannot be read, is empty, or a line is invalid; the message has its number.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")

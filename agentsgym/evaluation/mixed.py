@@ -124,9 +124,6 @@ def pooled(parts: Mapping[str, Evaluation], *, seed: int = 0) -> Evaluation:
     Returns:
         The estimates over all rollouts, with consecutive task indices, and the estimates of each environment in
         ``by_environment``.
-
-    Raises:
-        ConfigError: There are no rollouts.
     """
     trajectories: list[Trajectory] = []
     labels: list[str] = []

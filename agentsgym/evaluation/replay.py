@@ -121,11 +121,7 @@ class RecordEnvironments:
         self._made: dict[tuple[str | None, str], MultistepEnv] = {}
 
     def __call__(self, record: StoredRollout) -> MultistepEnv:
-        """Return the environment of a record, built on first use.
-
-        Raises:
-            ConfigError: The record names no registered environment, or the configuration is invalid.
-        """
+        """Return the environment of a record, built on first use."""
         path, config = record.env_class_path, {**(record.env_config or {}), **self._env_config}
         unkept = _unkept(config)
         if unkept is not None:

@@ -126,9 +126,6 @@ class StoredEvaluation:
         Args:
             play: The ``rollout`` method of the only environment.
             num_rollouts: The number of rollouts per task.
-
-        Raises:
-            ConfigError: Some rollouts are stored, but the environment overrides ``rollout``.
         """
         self.look_up(num_rollouts)
         if self.known and type(self._envs[0]).rollout is not MultistepEnv.rollout:

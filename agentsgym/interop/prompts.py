@@ -49,9 +49,6 @@ def row_of(prompt: Any, name: str = "the prompt", remedy: str = _REMEDY) -> Data
         prompt: The prompt that TRL passes.
         name: The name of the prompt in error messages.
         remedy: The advice in error messages.
-
-    Raises:
-        ConfigError: The prompt does not contain a row.
     """
     texts: list[Any] = [prompt]
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):

@@ -59,10 +59,6 @@ def parse_options(
     Returns:
         The script's options (whose ``model`` is also set by ``--model_name_or_path``), the trainer's settings, and
         TRL's model settings.
-
-    Raises:
-        ConfigError: An argument or a key of the file is unknown, a model setting is not supported, or the model is
-            named twice.
     """
     dataclasses: Any = (options_type, GRPOEnvConfig, ModelConfig)
     parser: Any = TrlParser(dataclasses)
@@ -114,9 +110,6 @@ def check_model_config(model_config: ModelConfig, *, prefix: str = "") -> None:
     Args:
         model_config: TRL's model settings.
         prefix: Prefix of field names in error messages.
-
-    Raises:
-        ConfigError: The model would be quantized to 8 bits, or to 4 bits without adapters.
     """
     if model_config.load_in_8bit:
         raise ConfigError(f"{prefix}load_in_8bit is not supported: use {prefix}load_in_4bit with adapters")

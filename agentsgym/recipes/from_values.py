@@ -74,11 +74,7 @@ def imitation_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_values(settings: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check names and types; a number that YAML parses as text, such as 1e-3, is converted.
-
-    Raises:
-        FieldError: A field is unknown or of the wrong type.
-    """
+    """Check names and types; a number that YAML parses as text, such as 1e-3, is converted."""
     known = {one.name: one for one in dataclasses.fields(settings) if one.init}
     hints = typing.get_type_hints(settings) | _WIDER
     checked: dict[str, Any] = {}

@@ -47,11 +47,7 @@ def must_be(expected: str, valid: Check) -> dict[str, Any]:
 
 
 def check_section(section: Any) -> None:
-    """Check every field; for ``__post_init__``.
-
-    Raises:
-        PlacedError: A value is invalid.
-    """
+    """Check every field; for ``__post_init__``."""
     for one in dataclasses.fields(section):
         value = getattr(section, one.name)
         if one.metadata and not one.metadata["valid"](value):
@@ -59,11 +55,7 @@ def check_section(section: Any) -> None:
 
 
 def read_section(section: type[SectionT], values: Any) -> SectionT:
-    """Build a section from plain values.
-
-    Raises:
-        PlacedError: The values are not a mapping, a key is unknown or missing, or a value is invalid.
-    """
+    """Build a section from plain values."""
     given = as_mapping(values)
     fields = {_written(one): one for one in dataclasses.fields(cast("Any", section))}
     for name in given:
@@ -76,11 +68,7 @@ def read_section(section: type[SectionT], values: Any) -> SectionT:
 
 
 def as_mapping(values: Any) -> dict[str, Any]:
-    """Convert a mapping to a dict.
-
-    Raises:
-        PlacedError: The values are not a mapping with text keys.
-    """
+    """Convert a mapping to a dict."""
     if not isinstance(values, Mapping):
         raise PlacedError((), f"must be a mapping, got {shown(values)}")
     given = cast("Mapping[Any, Any]", values)

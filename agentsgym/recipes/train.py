@@ -103,11 +103,7 @@ class PreparedRun:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        """Check the recipe and build everything.
-
-        Raises:
-            PlacedError: A value of the recipe is invalid.
-        """
+        """Check the recipe and build everything."""
         with _in_section("training"):
             args = training_settings(recipe.training, output_dir=f"outputs/{recipe.name}")
         _check_folders(args)

@@ -53,9 +53,6 @@ def player_of(world: World, name: str, seed: int, env: MultistepEnv | None = Non
         name: ``"random"``, ``"reference"`` or ``"imitation"``.
         seed: Random seed of the player.
         env: The environment to play, with its tokenizer; None for that of ``world``.
-
-    Raises:
-        PlacedError: The environment has no such player.
     """
     try:
         return _PLAYERS[name](env or world.env, seed)
@@ -64,11 +61,7 @@ def player_of(world: World, name: str, seed: int, env: MultistepEnv | None = Non
 
 
 def open_store(recipe: Recipe) -> RolloutStore:
-    """Open the rollout store that a recipe imitates, and apply its filters.
-
-    Raises:
-        PlacedError: The store does not exist, a column is unknown, or no rollout is left.
-    """
+    """Open the rollout store that a recipe imitates, and apply its filters."""
     warm_start = cast("WarmStart", recipe.warm_start)
     path = recipe.folder / warm_start.player
     try:
@@ -109,11 +102,7 @@ def play_demonstrations(run: TrainingRun, worlds: Worlds, warm_start: WarmStart)
 
 
 def stored_demonstrations(tokenizer: Any, store: RolloutStore) -> list[Trajectory]:
-    """Read stored demonstrations; rollouts recorded with another tokenizer are re-encoded from their texts.
-
-    Raises:
-        PlacedError: A rollout cannot be re-encoded.
-    """
+    """Read stored demonstrations; rollouts recorded with another tokenizer are re-encoded from their texts."""
     demonstrations: list[Trajectory] = []
     formats: dict[str, ChatFormat] = {}
     problems: list[str] = []
@@ -165,10 +154,6 @@ def _reencoded(record: StoredRollout, tokenizer: Any, formats: dict[str, ChatFor
         record: The rollout.
         tokenizer: The policy's tokenizer.
         formats: Chat formats by configuration, to build each only once.
-
-    Raises:
-        ConfigError: The rollout has tool calls, has a history that was rewritten by a function or notes, or an
-            answer with a word that the tokenizer does not know.
     """
     own = record.trajectory
     if any(one.get("tool_calls") or one["role"] == "tool" for one in own.messages):

@@ -39,9 +39,6 @@ class _Loader(yaml.SafeLoader):
 def values_of_yaml(text: str) -> Any:
     r"""Parse YAML or JSON.
 
-    Raises:
-        YAMLError: The text is not valid YAML, or a mapping has a duplicate key.
-
     >>> values_of_yaml("max_steps: 1\nlayout: turn\nmax_steps: 2")
     Traceback (most recent call last):
     yaml.error.YAMLError: line 3 repeats the key 'max_steps' of line 1

@@ -28,9 +28,6 @@ def parse_messages(messages: Any) -> tuple[list[Message], dict[int, Action]]:
 
     Returns:
         The messages, without tool calls, and a dict from the index of each assistant message to its action.
-
-    Raises:
-        ConfigError: There are no messages, or one is invalid (the error names its index).
     """
     if not _is_sequence(messages) or not messages:
         raise ConfigError(f"messages must be a list of at least one chat message, got {shown(messages)}")
@@ -52,9 +49,6 @@ def display_messages(messages: Any, where: str) -> list[Message]:
     Args:
         messages: The messages, as for :func:`parse_messages`.
         where: A name for the messages, used in errors.
-
-    Raises:
-        ConfigError: A message has no valid role or content.
     """
     if not _is_sequence(messages):
         raise ConfigError(f"{where} must be a list of chat messages, got {shown(messages)}")

@@ -103,12 +103,7 @@ def check_tokenizer(value: Any) -> None:
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the metadata of a recording, and return it with a stop reason.
-
-    Raises:
-        ConfigError: A name is unknown, or a value is invalid. The stop reason ``"failed"`` is not accepted, since
-            nothing can be learned from a failed rollout.
-    """
+    """Check the metadata of a recording, and return it with a stop reason."""
     for name, value in metadata.items():
         if name not in _VALID:
             raise ConfigError(f"{name!r} is not a metadata field of a recorded rollout{did_you_mean(name, _VALID)}")

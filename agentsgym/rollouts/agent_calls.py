@@ -118,11 +118,7 @@ class ConcurrentCaller:
         self._ending: list[asyncio.Task[None]] = []
 
     def call(self, requests: dict[int, TurnRequest]) -> None:
-        """Start the coroutines; each posts its answer to the scheduler.
-
-        Raises:
-            RuntimeError: It is called on the event loop that runs the coroutines.
-        """
+        """Start the coroutines; each posts its answer to the scheduler."""
         if is_on_agents_loop():
             raise RuntimeError(
                 "env.rollout with an async agent was called on the agents' event loop, for example from another "

@@ -54,9 +54,6 @@ def bootstrap_intervals(
 
     Returns:
         (2, M), the lower and the upper bounds.
-
-    Raises:
-        ValueError: ``confidence`` is not in (0, 1).
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")

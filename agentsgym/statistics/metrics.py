@@ -220,9 +220,6 @@ def summarize_outcomes(  # noqa: PLR0913  # keyword arguments, most of them opti
         confidence: See :func:`summarize`.
         environments: One name per outcome, as in :func:`summarize`.
         anchors: One per outcome; None if all are unknown.
-
-    Raises:
-        ValueError: There are no outcomes, or ``clusters``, ``environments`` or ``anchors`` has another length.
     """
     if not outcomes:
         raise ValueError("an evaluation requires at least one trajectory, got none")

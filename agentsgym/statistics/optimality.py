@@ -35,9 +35,6 @@ def anchors_of_task(source: AnchorSource, task_data: Mapping[str, Any], num_epis
         source: Anchors of all tasks, or a function that returns a task's anchors.
         task_data: The task.
         num_episodes: Number of episodes over which the final reward is summed.
-
-    Raises:
-        ConfigError: ``source`` is neither anchors nor a function that returns them.
     """
     anchors: Any = source if isinstance(source, Anchors) or not callable(source) else source(task_data)
     if anchors is None and callable(source):

@@ -29,11 +29,7 @@ def record_to_line(record: StoredRollout) -> str:
 
 
 def record_from_line(line: str) -> StoredRollout:
-    """Parse a line written by :func:`record_to_line`.
-
-    Raises:
-        StoreError: The line is not a rollout.
-    """
+    """Parse a line written by :func:`record_to_line`."""
     plain = from_json(line)
     if not isinstance(plain, Mapping) or "trajectory" not in plain:
         raise StoreError("each line must be a JSON object with the key 'trajectory'")

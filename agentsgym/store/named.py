@@ -22,11 +22,7 @@ NO_COLUMNS: Final[Mapping[str, Any]] = dict.fromkeys(("component_names", *COMPON
 
 
 def columns_of(trajectory: Trajectory) -> Mapping[str, Any]:
-    """Return the values of the columns; all None without named rewards.
-
-    Raises:
-        ValueError: The columns cannot represent the components exactly.
-    """
+    """Return the values of the columns; all None without named rewards."""
     roles = [_by_role(turn) for turn in trajectory.turns]
     rows: dict[str, list[Components]] = {
         "final_components": [trajectory.final_components],
@@ -49,11 +45,7 @@ def columns_of(trajectory: Trajectory) -> Mapping[str, Any]:
 
 
 def with_components(trajectory: Trajectory, names: Any, numbers: Mapping[str, Sequence[float] | None]) -> Trajectory:
-    """Restore the components of a trajectory from the values of its columns.
-
-    Raises:
-        StoreError: The columns do not fit the trajectory.
-    """
+    """Restore the components of a trajectory from the values of its columns."""
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):  # pyright: ignore[reportUnknownVariableType]
         raise StoreError(f"component_names must be a list of names, got {names!r}")
     keys: list[str] = names

@@ -120,9 +120,6 @@ def scan(folder: Path) -> tuple[list[Part], dict[Path, str]]:
     Returns:
         The readable parts, in the order in which writing them began, and the reason why each other parquet file cannot
         be read.
-
-    Raises:
-        StoreError: The folder does not exist, or a part's number of rollouts is not the one in its name.
     """
     try:
         what = None if folder.is_dir() else "a file" if folder.exists() else "nothing"
@@ -210,11 +207,7 @@ def _raise_wrong_size(file: Path, actual: int, expected: int) -> NoReturn:
 
 
 def read_row_group(part: Part, index: int, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read one row group of a part.
-
-    Raises:
-        StoreError: The file is missing or damaged, lacks a column, or has changed since the store was opened.
-    """
+    """Read one row group of a part."""
     try:
         with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
             row_groups = _row_groups(file.metadata)

@@ -73,11 +73,7 @@ def keep_tokenizer(folder: Path, tokenizer: Any) -> str | None:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer from a file of a store or a ``tokenizer.json``; no code is executed.
-
-    Raises:
-        StoreError: The file is missing or not a tokenizer.
-    """
+    """Read a tokenizer from a file of a store or a ``tokenizer.json``; no code is executed."""
     from tokenizers import Tokenizer  # noqa: PLC0415  # not needed for writing rollouts
 
     try:
@@ -87,11 +83,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def read_stored_tokenizer(folder: Path, name: str) -> Tokenizer | None:
-    """Read a tokenizer that rollouts of a store refer to, by name; None if the store does not have it.
-
-    Raises:
-        StoreError: The file is damaged, or the name is invalid.
-    """
+    """Read a tokenizer that rollouts of a store refer to, by name; None if the store does not have it."""
     if not _NAME.fullmatch(name):
         raise StoreError(f"a stored tokenizer's name must be 16 hexadecimal digits, got {shown(name)}")
     path = tokenizer_path(folder, name)

@@ -62,11 +62,7 @@ def to_json(value: Any, lost: list[str] | None = None) -> str:
 
 
 def from_json(text: str) -> Any:
-    """Parse the output of :func:`to_json`.
-
-    Raises:
-        StoreError: The text is invalid.
-    """
+    """Parse the output of :func:`to_json`."""
     try:
         return json.loads(text, object_hook=_read)
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:

@@ -136,9 +136,6 @@ class RolloutWriter:
 
         Args:
             wait: Whether to return only when everything is on disk.
-
-        Raises:
-            StoreError: The rollouts cannot be written; they stay in memory until another attempt succeeds.
         """
         self._begin_if_forked()
         with self._changed:

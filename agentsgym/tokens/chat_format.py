@@ -45,11 +45,7 @@ class _Vocabularies:
         self._guarded: dict[frozenset[str], Vocabulary] = {}
 
     def guarded(self, unguarded: Sequence[str]) -> Vocabulary:
-        """Return a vocabulary that encodes no added tokens except words, white space and the named ones.
-
-        Raises:
-            ConfigError: A name is not an added token, or a message could forge turns, calls or reasoning with it.
-        """
+        """Return a vocabulary that encodes no added tokens except words, white space and the named ones."""
         exempt = frozenset(unguarded)
         if exempt not in self._guarded:
             added, printed = self.tokenizer.get_added_vocab(), f"{self.tokenizer.chat_template}{TEXT_TAGS}"

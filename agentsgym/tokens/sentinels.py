@@ -68,11 +68,7 @@ def up_to_last(text: str, roles: Roles) -> str:
 
 
 def unpad(text: str, roles: Roles) -> Printed:
-    """Remove the padding of :func:`padded` messages from rendered text, and return how each content is changed.
-
-    Raises:
-        TemplateError: A content is rendered twice or not at all, or changed by more than white space and JSON.
-    """
+    """Remove the padding of :func:`padded` messages from rendered text, and return how each content is changed."""
     changes: list[Change | None] = []
     for index, role in enumerate(roles):
         taken = take_padding(text, index)

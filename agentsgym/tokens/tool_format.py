@@ -88,11 +88,7 @@ class ToolFormat:
         return self._scaffolds[key], contents
 
     def result_form(self, roles: Roles) -> ResultForm:
-        """Find the form in which results are recorded.
-
-        Raises:
-            TemplateError: They cannot be appended as the template renders them.
-        """
+        """Find the form in which results are recorded."""
         if roles in self._forms:
             return self._forms[roles]
         structured, is_plain = self._tools.supports_results, False

@@ -129,9 +129,6 @@ class ToolTemplate:
             roles: Roles of the observation, tool messages first.
             answered: The calls that these answer.
             contents: Contents of the messages; None for padded sentinels.
-
-        Raises:
-            TemplateError: The template raises an error for these messages, or does not render the calls.
         """
         text, cut = self._cut([QUESTION, self.call_message(answered)], roles, answered)
         if contents is None:
@@ -143,12 +140,7 @@ class ToolTemplate:
         return real[cut:]
 
     def checked_results(self, roles: Roles) -> Printed:
-        """Render what follows a turn that called tools, without padding.
-
-        Raises:
-            TemplateError: The template renders tool results differently in a later round of calls, once more messages
-                follow, or depending on the next answer.
-        """
+        """Render what follows a turn that called tools, without padding."""
         answered = probe_calls(num_results(roles))
         call = self.call_message(answered)
         text = self.results(roles, answered)
@@ -207,11 +199,7 @@ class ToolTemplate:
         return all(f"sentinel{index}_" in text for index in range(len(roles)))
 
     def answer(self, message: Mapping[str, Any]) -> str:
-        """Render an agent's answer that has calls or reasoning, without its end of turn.
-
-        Raises:
-            TemplateError: The template rejects the answer, or omits a call.
-        """
+        """Render an agent's answer that has calls or reasoning, without its end of turn."""
         prompt = self._render([QUESTION])
         if calls := message.get("tool_calls"):
             self._check_calls(message, calls)
@@ -239,9 +227,6 @@ class ToolTemplate:
         """Check that each call of an answer would be rendered: some templates render only the first, or none.
 
         Names and arguments are sentinels here, since two calls may be the same.
-
-        Raises:
-            TemplateError: A call would not be rendered.
         """
         probes: list[dict[str, Any]] = []
         sought: list[list[str]] = []

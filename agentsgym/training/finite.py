@@ -142,9 +142,6 @@ def check_weights(named: Named, where: str, *, on_all_ranks: bool = True, advice
         where: Description of the step, for error messages.
         on_all_ranks: Whether this is collective, and raises on all ranks if any rank finds such a weight.
         advice: End of the error message.
-
-    Raises:
-        NonFiniteError: Names the first such weight.
     """
     weights = [(name, _local(weight)) for name, weight in named]
     tensors = [weight for _, weight in weights if weight.is_floating_point() and weight.numel()]
@@ -164,9 +161,6 @@ def check_value_gradients(value_model: nn.Module, step: int) -> None:
         value_model: The value model; its gradients are averaged over the ranks but not clipped yet, since clipping
             would spread a NaN to all of them.
         step: The number of the optimizer step, from 1.
-
-    Raises:
-        NonFiniteError: Names the parameter.
     """
     named = list(_value_head(value_model))
     gradients = _gradients(named)

@@ -133,9 +133,6 @@ def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool
     Returns:
         One row per trajectory, or one per segment if its history was rewritten: ``input_ids`` (T,) and ``labels``
         (T,), -100 for tokens without loss.
-
-    Raises:
-        ConfigError: There are no trajectories, all failed, or one has no agent tokens.
     """
     rows: list[dict[str, list[int]]] = []
     for trajectory in trajectories:

@@ -129,11 +129,7 @@ def number_in(value: Any) -> Any:
 
 
 def options_in(name: str, given: Any) -> dict[str, Any]:
-    """Parse a setting that is a dict of options, or JSON from a command line.
-
-    Raises:
-        ConfigError: The value is neither.
-    """
+    """Parse a setting that is a dict of options, or JSON from a command line."""
     options = given
     if isinstance(given, str):
         with contextlib.suppress(ValueError, RecursionError):

@@ -66,12 +66,7 @@ _TRL_ARGUMENTS: Final = {
 
 
 def reject_trl_arguments(names: Iterable[str]) -> None:
-    """Reject arguments that only TRL's constructor has.
-
-    Raises:
-        ConfigError: An argument is TRL's; the message names the alternative.
-        TypeError: An argument is unknown.
-    """
+    """Reject arguments that only TRL's constructor has."""
     for name in names:
         if name not in _TRL_ARGUMENTS:
             raise TypeError(f"GRPOEnvTrainer got an unexpected keyword argument {name!r}")

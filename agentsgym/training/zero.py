@@ -37,10 +37,6 @@ def check_launch(args: Any) -> None:
 
     Args:
         args: The settings as given. ``ddp_backend`` is filled in on CPUs.
-
-    Raises:
-        MissingDependencyError: DeepSpeed is not installed.
-        ConfigError: It cannot start here in this way.
     """
     by_launcher = bool(str_to_bool(os.environ.get("ACCELERATE_USE_DEEPSPEED", "false")))
     if not (args.deepspeed or by_launcher):
@@ -74,9 +70,6 @@ def check_config(args: TrainingArguments, plugin: Any) -> None:
     Args:
         args: The settings.
         plugin: Accelerate's ``DeepSpeedPlugin``, whose config transformers has compared with the settings.
-
-    Raises:
-        ConfigError: They contradict each other, or the config has an unsupported option.
     """
     config: dict[str, Any] = plugin.hf_ds_config.config
     if plugin.zero_stage not in {1, 2, 3}:

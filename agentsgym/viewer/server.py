@@ -78,11 +78,7 @@ class ViewerServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, answers: Answers, port: int = 0) -> None:
-        """Listen on a port; 0 picks a free one.
-
-        Raises:
-            ConfigError: The port is in use, or not allowed.
-        """
+        """Listen on a port; 0 picks a free one."""
         self.answers, self.assets = answers, Assets.read()
         try:
             super().__init__((HOST, port), _Handler)

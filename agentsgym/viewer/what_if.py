@@ -223,9 +223,6 @@ def request_of(parameters: Mapping[str, str], run: CreditSettings | None) -> Req
         parameters: Query parameters: ``estimator``, ``options`` (JSON), ``discount``, ``scale``, ``turn_credit``,
             ``potential_weight``.
         run: The settings of the stored advantages.
-
-    Raises:
-        ConfigError: A parameter is unknown or invalid.
     """
     settings = run or CreditSettings()
     changes: dict[str, Any] = {"value_head": None}

@@ -39,9 +39,6 @@ def budget_within(limit: int | None, prompt: Sequence[int], room: int, limit_nam
         room: The turn's budget.
         limit_name: Name of the limit, for the error message, such as ``"the maximum context length of vLLM"``.
         remedy: How to raise the limit, for the error message.
-
-    Raises:
-        AgentError: No token is left for the answer.
     """
     if limit is None:
         return room

@@ -119,11 +119,7 @@ class GrowingHybridLayer(GrowingLayer, LinearAttentionAndFullAttentionLayer):
 
 
 def growing_layer(layer: Any) -> Any:
-    """Make the replacement for a layer of transformers' dynamic cache.
-
-    Raises:
-        NotImplementedError: This kind of layer is not supported.
-    """
+    """Make the replacement for a layer of transformers' dynamic cache."""
     kind = type(layer)
     if kind is DynamicLayer:
         return GrowingLayer()

@@ -44,11 +44,7 @@ class LockstepForward:
         self._is_broken = False
 
     def __call__(self, **arguments: Any) -> Any:
-        """Run the model; every other rank must be here or in :meth:`join`. Collective.
-
-        Raises:
-            ShardedForwardError: The model raised, now or in an earlier call.
-        """
+        """Run the model; every other rank must be here or in :meth:`join`. Collective."""
         if self._is_broken:
             raise ShardedForwardError("a forward pass of the sharded model already failed on this rank")
         with self.abort_all_ranks_on_error():
@@ -69,11 +65,7 @@ class LockstepForward:
 
     @contextlib.contextmanager
     def abort_all_ranks_on_error(self) -> Generator[None]:
-        """End the run if the model raises an error inside the block, which all ranks must run.
-
-        Raises:
-            ShardedForwardError: In place of any exception except ``ConfigError``, which is raised on all ranks.
-        """
+        """End the run if the model raises an error inside the block, which all ranks must run."""
         try:
             yield
         except ConfigError:
@@ -156,9 +148,6 @@ def policy_agent_type(accelerator: Accelerator, *, gathers: bool = False) -> typ
     """Choose the agent class by how the weights of the model in training are distributed over the ranks.
 
     ``gathers`` means that ZeRO-3's weights are gathered on every rank while episodes are played.
-
-    Raises:
-        ConfigError: The weights are sharded by FSDP1.
     """
     if not is_sharded(accelerator):
         return PolicyAgent

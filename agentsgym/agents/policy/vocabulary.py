@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_is_model(model: Any, call: str) -> None:
-    """Check that an argument is a model; ``call`` is the correct call, as in ``"PolicyAgent(model, tokenizer)"``.
-
-    Raises:
-        ConfigError: The argument has no configuration; it may be a model's name, or another argument.
-    """
+    """Check that an argument is a model; ``call`` is the correct call, as in ``"PolicyAgent(model, tokenizer)"``."""
     if not hasattr(model, "config"):
         given = shown(model) if isinstance(model, str) else f"a {type(model).__name__}"
         raise ConfigError(

@@ -26,11 +26,7 @@ class FailFastEngine:
         self._failure = ""
 
     def __call__(self, generate: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call the engine.
-
-        Raises:
-            AgentError: The engine failed in an earlier call.
-        """
+        """Call the engine."""
         if self._failure:
             raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._failure}")
         try:
@@ -59,9 +55,6 @@ class Engine:
             llm: A ``vllm.LLM``.
             tokenizer: The tokenizer; None for the engine's.
             options: Fields of vLLM's ``SamplingParams``; the defaults are those of the model's generation config.
-
-        Raises:
-            ConfigError: ``SamplingParams`` does not accept the options.
         """
         self.tokenizer: Any = llm.get_tokenizer() if tokenizer is None else tokenizer
         self._llm = llm

@@ -64,11 +64,7 @@ class VLLMServers:
         return next(server for server in self.servers if server.url == url)
 
     async def sample(self, session_id: str, prompt: list[int], room: int) -> Sampled:
-        """Sample an answer of at most ``room`` tokens; cancellation closes the connection, which aborts the request.
-
-        Raises:
-            AgentError: No server responds, one refuses the request, or the prompt does not fit into its context.
-        """
+        """Sample an answer of at most ``room`` tokens; cancellation closes the connection, which aborts the request."""
         last = ""
         for wait_s in WAITS_S:
             if last and wait_s:
@@ -116,11 +112,7 @@ class VLLMServers:
         self.by_url(url).can_send.set()
 
     async def check_reachable(self) -> None:
-        """Check that this rank can reach the servers in use, and read their context lengths.
-
-        Raises:
-            AgentsGymError: A server does not respond.
-        """
+        """Check that this rank can reach the servers in use, and read their context lengths."""
         async with open_session(CONNECTIONS) as session:
             for server in self.servers:
                 if server.lost:

@@ -36,11 +36,7 @@ class TransientError(Exception):
 
 
 def load_aiohttp() -> Any:
-    """Import ``aiohttp``, which vLLM also requires.
-
-    Raises:
-        MissingDependencyError: ``aiohttp`` is not installed.
-    """
+    """Import ``aiohttp``, which vLLM also requires."""
     try:
         import aiohttp  # noqa: PLC0415  # an extra
     except ImportError as error:
@@ -86,11 +82,7 @@ class VLLMServer:
         self.num_open = 0
 
     async def read_model(self, session: ClientSession) -> None:
-        """Read its model and its context length.
-
-        Raises:
-            TransientError: The server does not respond, or not like a vLLM server.
-        """
+        """Read its model and its context length."""
         answer = await self._get(session, "/v1/models")
         models: Any = answer.get("data") if answer is not None else None
         if not isinstance(models, list) or not models or "id" not in models[0]:
@@ -138,10 +130,6 @@ class VLLMServer:
         """Sample one answer, once requests are no longer held back.
 
         A request sent while the server is paused would be sampled with the new weights but recorded with the old step.
-
-        Raises:
-            TransientError: There was no answer, but a retry may succeed.
-            AgentError: The server refused this request, or its answer is malformed.
         """
         body = {**fields, "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "return_token_ids": True}
         await self.can_send.wait()

@@ -64,11 +64,7 @@ class SteppedEngine:
         self._failure = ""
 
     async def sample(self, session_id: str, prompt: list[int], room: int) -> Sampled:
-        """Sample an answer of at most ``room`` tokens; cancellation aborts the request.
-
-        Raises:
-            AgentError: The engine failed, in this call or an earlier one, or the prompt does not fit into its context.
-        """
+        """Sample an answer of at most ``room`` tokens; cancellation aborts the request."""
         if self._failure:
             raise AgentError(f"the vLLM engine failed in an earlier call and is not called again: {self._failure}")
         limit_name = "the maximum context length of the vLLM engine"

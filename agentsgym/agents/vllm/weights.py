@@ -317,11 +317,7 @@ class ServerWeights:
 
 
 def call_within(limit_s: float, call: Callable[[], None], too_late: str, device: torch.device) -> None:
-    """Make an uninterruptible call on a thread, which is abandoned after ``limit_s`` seconds.
-
-    Raises:
-        AgentsGymError: The time is up; the message ``too_late`` is also logged, since other ranks may wait forever.
-    """
+    """Make an uninterruptible call on a thread, which is abandoned after ``limit_s`` seconds."""
     outcome: Future[None] = Future()
     stream: Any = None if device.type == "cpu" else torch.accelerator.current_stream(device)
 

@@ -42,9 +42,6 @@ SERVER = Path(__file__).with_name("__MODULE___server.py")
 def class_and_module_names(name: str) -> tuple[str, str]:
     """Return the names of the class and of the module.
 
-    Raises:
-        UsageError: The name is not valid.
-
     >>> class_and_module_names("GuessAWord"), class_and_module_names("guess-a-word")
     (('GuessAWord', 'guess_a_word'), ('GuessAWord', 'guess_a_word'))
     """

@@ -46,9 +46,6 @@ class HouseholdEngine:
             empty if the file has none. ``progress`` is the fraction of the goal's conditions that hold, or None if they
             cannot be counted. ``state_key`` and ``key`` are hashes of the position: equal state keys imply equal output
             from then on, equal keys imply that all objects are in the same places and states.
-
-        Raises:
-            ValueError: The file is not a game, or the engine does not support it.
         """
         fields = game["game"] if "game" in game else _read_game(Path(game["file"]))
         try:

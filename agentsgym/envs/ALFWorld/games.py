@@ -46,9 +46,6 @@ def data_folder(data: str | None) -> Path:
 
     Args:
         data: A path; None for ``$ALFWORLD_DATA``, or ``~/.cache/alfworld`` if that is not set.
-
-    Raises:
-        ConfigError: The folder does not exist; the message contains the download command.
     """
     path = data or os.environ.get(VARIABLE)
     folder = Path(path).expanduser() if path else Path.home() / ".cache" / "alfworld"
@@ -70,9 +67,6 @@ def find_games(data: Path, split: str) -> list[dict[str, str]]:
     Args:
         data: The data folder, or the folder ``json_2.1.1`` in it.
         split: A name in :data:`SPLITS`, or the name of the split's folder.
-
-    Raises:
-        ConfigError: The split does not exist, or contains no game.
     """
     name = SPLITS.get(split, split)
     if name not in SPLITS.values():
@@ -104,11 +98,7 @@ def find_games(data: Path, split: str) -> list[dict[str, str]]:
 
 
 def game_file(data: Path, path: Any) -> Path:
-    """Locate the file of a task's game.
-
-    Raises:
-        TaskError: The path leaves the data folder, or the file does not exist.
-    """
+    """Locate the file of a task's game."""
     if not isinstance(path, str) or not path:
         raise TaskError(
             f"task_data['game'] must be the path of a {GAME} relative to the data folder, got {shown(path)}"

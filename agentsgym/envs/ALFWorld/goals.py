@@ -58,9 +58,6 @@ _ALWAYS = Goal()
 def parse_expression(text: str) -> list[Any]:
     r"""Parse the first parenthesized expression of a PDDL text into nested lists, in lower case.
 
-    Raises:
-        ValueError: The text has no such expression, or its parentheses do not match.
-
     >>> parse_expression("(define (Goal ; a comment\n (at ?x)))")
     ['define', ['goal', ['at', '?x']]]
     """
@@ -88,10 +85,6 @@ def parse_goal(problem: str, objects: Mapping[str, str], facts: Collection[Fact]
         objects: The type of each object, by its name in lower case.
         facts: The facts that are true at the start.
         changing: The predicates that actions can change.
-
-    Raises:
-        ValueError: The problem has no goal, its goal uses anything but ``and``, ``or``, ``not``, ``exists``,
-            ``forall``, ``=`` and facts, or no objects can satisfy it.
     """
     goals: list[Any] = [part for part in parse_expression(problem) if part[0] == ":goal"]
     if not goals:

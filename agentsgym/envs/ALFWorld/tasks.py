@@ -51,12 +51,7 @@ _DEFAULT_SPLIT: Mapping[Part, str] = {"train": "train", "eval": "eval_out_of_dis
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Return the rows of a split.
-
-    Raises:
-        ConfigError: The configuration or an option is invalid, the data are missing, or no game has one of the task
-            types.
-    """
+    """Return the rows of a split."""
     config = validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
     settings = checked_options(options, _OPTIONS)
     split = settings["split"] or _DEFAULT_SPLIT[part]

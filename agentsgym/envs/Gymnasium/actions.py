@@ -99,9 +99,6 @@ def action_table(setting: Any, space: Any, default_names: Iterable[str] | None) 
         setting: The value of ``env_config["actions"]``.
         space: The environment's action space.
         default_names: The names of the space's actions, in order; None if they are unknown.
-
-    Raises:
-        ConfigError: The space is not discrete or lacks one of the actions, or there are too many actions without names.
     """
     from gymnasium.spaces import Discrete  # noqa: PLC0415  # optional dependency
 

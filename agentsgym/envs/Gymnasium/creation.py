@@ -18,11 +18,7 @@ GAMES = {
 
 
 def spec_of(env_id: str) -> Any:
-    """Look up the specification that is registered under an id.
-
-    Raises:
-        ConfigError: The id is not registered, or names a module, since a dataset must not cause an import.
-    """
+    """Look up the specification that is registered under an id."""
     gymnasium = SPEC.load("gymnasium")
     if ":" in env_id:
         raise ConfigError(

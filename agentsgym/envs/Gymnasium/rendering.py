@@ -47,11 +47,7 @@ def render_frame(env: Any, _observation: Any) -> str:
 
 
 def ansi_frame(env: Any) -> str:
-    """Render an environment whose render mode is ``ansi``.
-
-    Raises:
-        EnvError: The environment did not return text.
-    """
+    """Render an environment whose render mode is ``ansi``."""
     frame = env.render()
     if hasattr(frame, "getvalue"):
         frame = frame.getvalue()  # a StringIO, which Gymnasium allows
@@ -66,11 +62,7 @@ def render_observation(_env: Any, observation: Any) -> str:
 
 
 def check_small(space: Any) -> None:
-    """Reject observations that are too long to show as numbers, such as images.
-
-    Raises:
-        ConfigError: An observation has more than 64 numbers, or an unknown number of them.
-    """
+    """Reject observations that are too long to show as numbers, such as images."""
     from gymnasium.spaces import flatdim  # noqa: PLC0415  # optional dependency
 
     try:

@@ -52,11 +52,7 @@ _OPTIONS: Mapping[str, Field] = {
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Return rows with the columns ``env_class_path``, ``env_config`` and ``task_data``.
-
-    Raises:
-        ConfigError: The configuration or an option is invalid, or the environment has no maps.
-    """
+    """Return rows with the columns ``env_class_path``, ``env_config`` and ``task_data``."""
     config = validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
     env_id = config["id"]
     if callable(env_id):
@@ -102,11 +98,7 @@ def random_maps(part: Part, settings: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def check_map(desc: Any) -> None:
-    """Check a task's map.
-
-    Raises:
-        TaskError: The map is not a list of equally long strings of S, F, H and G, with one S and at least one G.
-    """
+    """Check a task's map."""
     rows = [*cast("Sequence[Any]", desc)] if isinstance(desc, list | tuple) else list[Any]()
     is_grid = bool(rows) and all(isinstance(row, str) and row and len(row) == len(rows[0]) for row in rows)
     letters = "".join(rows) if is_grid else ""

@@ -89,11 +89,7 @@ class ServerConnections:
         return connection
 
     def connection(self, session_id: str) -> Connection:
-        """Return a session's connection.
-
-        Raises:
-            EnvError: The session has no connection.
-        """
+        """Return a session's connection."""
         if session_id not in self._sessions:
             raise EnvError(f"{self._server.label} has no episode for this session: call _initialize_episode first")
         return self._sessions[session_id]

@@ -53,9 +53,6 @@ def action_reader(given: Any, schema: Mapping[str, Any] | None, server: str, cho
         schema: The schema of an action; None if unknown.
         server: The name of the server in error messages.
         chosen: The format of answers, unless ``given`` determines it.
-
-    Raises:
-        ConfigError: The schema lacks the named field, or has no field for plain text.
     """
     if callable(given):
         return lambda text: _checked_action(given(text))
@@ -80,9 +77,6 @@ def action_reader(given: Any, schema: Mapping[str, Any] | None, server: str, cho
 
 def object_in(text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Parse the JSON object in an answer: in its first code fence, if any, and from the first brace.
-
-    Raises:
-        UnreadableActionError: The answer contains no JSON object.
 
     >>> object_in('I go up. {"move": "up"}', {})
     {'move': 'up'}

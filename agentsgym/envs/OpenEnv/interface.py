@@ -131,11 +131,7 @@ def _request_tools(server: OpenEnvServer, url: str, *, is_required: bool) -> tup
 
 
 def result_of(observation: Mapping[str, Any]) -> tuple[str, bool]:
-    """Extract the result of a tool call: the text for the agent, and whether the call failed.
-
-    Raises:
-        EnvError: The server could not reach the tool.
-    """
+    """Extract the result of a tool call: the text for the agent, and whether the call failed."""
     error: Any = observation.get("error")
     if isinstance(error, dict):
         fields = as_fields(error)

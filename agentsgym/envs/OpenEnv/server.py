@@ -171,11 +171,7 @@ def register_server(name: str, server: OpenEnvServer | str) -> None:
 
 
 def registered_server(name: str) -> OpenEnvServer:
-    """Find a server by its name.
-
-    Raises:
-        ConfigError: The name is not registered in this process.
-    """
+    """Find a server by its name."""
     if name not in _registered:
         hint = did_you_mean(name, _registered) if _registered else ""
         raise ConfigError(
@@ -186,11 +182,7 @@ def registered_server(name: str) -> OpenEnvServer:
 
 
 def as_server(given: Any, name: str) -> OpenEnvServer:
-    """Convert a server or a URL to a server.
-
-    Raises:
-        ConfigError: The value is neither.
-    """
+    """Convert a server or a URL to a server."""
     if isinstance(given, str):
         return OpenEnvServer(url=given)
     if not isinstance(given, OpenEnvServer):

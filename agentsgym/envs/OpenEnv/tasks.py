@@ -58,11 +58,7 @@ _OPTIONS: Mapping[str, Field] = {
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make the rows of a split, with ``env_config`` unchanged; the server is not contacted.
-
-    Raises:
-        ConfigError: An option is invalid, or a value cannot be stored in a row.
-    """
+    """Make the rows of a split, with ``env_config`` unchanged; the server is not contacted."""
     row_env(env_class, env_config, "action", "observation")  # raises if rows cannot store the configuration
     settings = checked_options(options, _OPTIONS)
     if settings["tasks"] is None:

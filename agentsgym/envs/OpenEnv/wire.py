@@ -96,9 +96,6 @@ class Connection:
 
         Returns:
             ``observation`` (a dict), ``reward`` (a number or None), ``done``, and possibly ``metadata``.
-
-        Raises:
-            EnvError: The connection broke, or the server rejected the reset.
         """
         try:
             answer = self._ask("reset", arguments, self._server.reset_timeout_s)

@@ -38,9 +38,6 @@ class Grader:
         Returns:
             ``{"score": float}``, in [0, 1]. If the answer could not be graded and is therefore wrong, ``note`` is
             ``"timeout"`` or the exception.
-
-        Raises:
-            EnvError: The process cannot be started, or crashes twice on the same request.
         """
         package = _PACKAGE[request["kind"]]
         extra_s = _GENERATION_LIMIT_S if request["kind"] == "generated" else 0.0

@@ -75,11 +75,7 @@ _COLUMNS = {
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make the rows of a split, with ``env_config`` unchanged.
-
-    Raises:
-        ConfigError: An option is invalid, the data lacks a column, or the generator or difficulty does not exist.
-    """
+    """Make the rows of a split, with ``env_config`` unchanged."""
     row_env(env_class, env_config, "extractor", "grader")  # raises if rows cannot store the configuration
     settings = checked_options(options, _OPTIONS)
     if settings["data"] is None:

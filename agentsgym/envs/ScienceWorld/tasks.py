@@ -101,11 +101,7 @@ _SPLIT = Field(default="dev", expected="'dev' or 'test'", valid=one_of("dev", "t
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Return rows of the training variations, or of the development or test variations.
-
-    Raises:
-        ConfigError: The configuration or an option is invalid.
-    """
+    """Return rows of the training variations, or of the development or test variations."""
     validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
     settings = checked_options(options, _OPTIONS if part == "train" else {**_OPTIONS, "split": _SPLIT})
     names: Sequence[str] = [*TASKS] if settings["tasks"] is None else settings["tasks"]

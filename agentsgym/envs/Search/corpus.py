@@ -73,9 +73,6 @@ def load_corpus(source: Any, columns: Mapping[str, str] | None, world: Mapping[s
         source: ``"generated"``, or any source that :func:`~agentsgym.envs.datasets.sources.read_rows` accepts.
         columns: The columns that contain ``text`` and ``title``, if their names differ.
         world: Options of the generated world.
-
-    Raises:
-        ConfigError: The corpus cannot be read, is empty, or lacks a column.
     """
     if source == GENERATED:
         options = tuple(sorted(world.items()))
@@ -97,11 +94,7 @@ def _passages(rows: Any, columns: Mapping[str, str] | None) -> tuple[Passage, ..
 
 
 def as_passages(found: Any, k: int) -> list[Passage]:
-    """Check a custom retriever's results, and return the first ``k`` as passages.
-
-    Raises:
-        EnvError: The result is not a list of passages.
-    """
+    """Check a custom retriever's results, and return the first ``k`` as passages."""
     expected = "a list of passages (a str, a Passage, or a dict with 'text' and optionally 'title')"
     if isinstance(found, str | Mapping) or not isinstance(found, Sequence):
         raise EnvError(f"the retriever must return {expected}, got {shown(cast('object', found))}")

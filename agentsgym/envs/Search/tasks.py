@@ -66,11 +66,7 @@ _COLUMNS = {
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make the rows of a split, with ``env_config`` unchanged.
-
-    Raises:
-        ConfigError: An option is invalid, the data lacks a column, or there are no questions for this corpus.
-    """
+    """Make the rows of a split, with ``env_config`` unchanged."""
     config = row_env(env_class, env_config, "retriever").env_config
     settings = checked_options(options, _OPTIONS)
     if settings["data"] is not None:

@@ -67,9 +67,6 @@ def checked_game_options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
         kind: A key of :data:`KINDS`.
         given: The user's options.
 
-    Raises:
-        ConfigError: An option is unknown or invalid, or options conflict.
-
     >>> checked_game_options("coin_collector", {"level": 5})
     {'level': 5}
     >>> checked_game_options("simple", {"goals": "brief"})

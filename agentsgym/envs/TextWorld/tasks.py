@@ -63,11 +63,7 @@ _GENERATION_OPTIONS: Mapping[str, Field] = {
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Return rows with the columns ``env_class_path``, ``env_config`` and ``task_data``.
-
-    Raises:
-        ConfigError: The configuration or an option is invalid, or there are no files.
-    """
+    """Return rows with the columns ``env_class_path``, ``env_config`` and ``task_data``."""
     config = validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
     checked_game_options(config["kind"], config["options"])
     if config["kind"] == FILES:

@@ -57,11 +57,7 @@ class Connection:
         self._serving = asyncio.run_coroutine_threadsafe(self._serve(), loop)
 
     def wait_until_ready(self) -> None:
-        """Wait until the server has listed its tools.
-
-        Raises:
-            EnvError: The server cannot be started, or does not list its tools in time.
-        """
+        """Wait until the server has listed its tools."""
         limit_s = self._server.start_timeout_s
         try:
             self._ready.result(limit_s)

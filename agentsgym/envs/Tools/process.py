@@ -49,11 +49,7 @@ class Process:
         self._sessions: dict[str, tuple[dict[str, Tool], list[_Closer]]] = {}  # tools, and functions that close them
 
     def schemas_of(self, server: McpServer) -> list[dict[str, Any]]:
-        """Fetch the schemas of a server's tools.
-
-        Raises:
-            ConfigError: The server cannot be started.
-        """
+        """Fetch the schemas of a server's tools."""
         try:
             return self._connections.shared(server).schemas
         except EnvError as error:
@@ -91,11 +87,7 @@ class Process:
             raise
 
     def tool(self, session_id: str, name: str) -> Tool:
-        """Return a session's tool.
-
-        Raises:
-            EnvError: The tool has no implementation.
-        """
+        """Return a session's tool."""
         tool = self.tool_or_none(session_id, name)
         if tool is None:
             raise EnvError(f"the tool {name!r} has no implementation in this session: call super()._initialize_episode")

@@ -145,11 +145,7 @@ def register_tools(name: str, tools: Sources) -> None:
 
 
 def registered_tools(names: str | Sequence[str] | None) -> tuple[Source, ...]:
-    """Look up registered tools by name.
-
-    Raises:
-        ConfigError: A name is not registered in this process.
-    """
+    """Look up registered tools by name."""
     chosen = [names] if isinstance(names, str) else [*(names or ())]
     for name in chosen:
         if name not in _registered:
@@ -166,9 +162,6 @@ def as_sources(tools: Any, who: str) -> tuple[Source, ...]:
     Args:
         tools: A source of tools, or a list of these.
         who: The beginning of error messages, such as ``"ToolEnv(tools=…) accepts"``.
-
-    Raises:
-        ConfigError: An item is not a source of tools.
     """
     given = (tools,) if _is_source(tools) else tools
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):

@@ -32,10 +32,6 @@ def time_limit(limit_s: float | None) -> Generator[None]:
     """Raise an exception inside the block when a time limit is exceeded; None for no limit.
 
     A signal handler raises it, as for Ctrl-C: this ends sleeping, waiting and Python loops, but not a computation in C.
-
-    Raises:
-        OutOfTimeError: The limit was exceeded.
-        ConfigError: The limit is not valid, or timer signals are not available here.
     """
     if limit_s is None:
         yield

@@ -25,9 +25,6 @@ def tasks_of(
         options: Options for its dataset.
         most: The maximum number of tasks.
         seed: Random seed of the tasks that contain only a seed.
-
-    Raises:
-        ConfigError: The dataset cannot be created with these options, or options were given and there is no dataset.
     """
     make: Any = env.get_train_dataset if split == "train" else env.get_eval_dataset
     try:

@@ -68,11 +68,7 @@ def drawn_options(size: int) -> dict[str, Field]:
 
 
 def row_env(env_class: Callable[..., Env], env_config: Mapping[str, Any] | None, *keys: str) -> Env:
-    """Build the environment of dataset rows, which are plain JSON, so the values of ``keys`` must not be callables.
-
-    Raises:
-        ConfigError: A value is a callable, or the configuration is invalid.
-    """
+    """Build the environment of dataset rows, which are plain JSON, so the values of ``keys`` must not be callables."""
     env = env_class(env_config=env_config)
     for key in keys:
         if callable(env.env_config[key]):
@@ -88,9 +84,6 @@ def checked_options(given: Mapping[str, Any], fields: Mapping[str, Field]) -> di
     Args:
         given: Options that the user set.
         fields: Every supported option.
-
-    Raises:
-        ConfigError: An option is unknown, or its value is invalid.
 
     >>> checked_options({"sise": 3}, drawn_options(100))
     Traceback (most recent call last):
@@ -116,9 +109,6 @@ def names_in_part(
         settings: The checked options, including ``split`` and ``eval_fraction``.
         things: Plural name of the items in error messages.
         topic: Salt that makes the splits of different environments independent; ``things`` by default.
-
-    Raises:
-        ConfigError: There are too few names to split.
     """
     if settings["split"] == "all":
         return list(names)
@@ -175,11 +165,7 @@ def dataset_of(
 
 
 def dataset_of_rows(rows: Iterable[Mapping[str, Any]]) -> Dataset:
-    """Make a dataset of rows; ``env_config`` and ``task_data`` are JSON columns, so rows may have different keys.
-
-    Raises:
-        ConfigError: A task or ``env_config`` is not plain JSON.
-    """
+    """Make a dataset of rows; ``env_config`` and ``task_data`` are JSON columns, so rows may have different keys."""
     from datasets import Dataset, Features, Json, Value  # noqa: PLC0415  # the import takes half a second, and playing does not need it
 
     listed = [dict(row) for row in rows]

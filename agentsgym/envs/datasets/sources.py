@@ -51,9 +51,6 @@ def read_rows(source: Any, name: str) -> Sequence[Row]:
         source: The path to a JSONL file, rows, a ``datasets.Dataset``, or a dict of keyword arguments for
             ``datasets.load_dataset``, including ``path`` and ``split``.
         name: Name of the source in error messages.
-
-    Raises:
-        ConfigError: The source cannot be read, a line is not a JSON object, or there are no rows.
     """
     rows = source
     if isinstance(source, str | Path):
@@ -96,9 +93,6 @@ def read_columns(
 
     Returns:
         One dict per row, without the optional values that a row lacks.
-
-    Raises:
-        ConfigError: ``names`` has an unknown key, a column is missing, or a value is invalid.
     """
     given = dict(names or {})
     if unknown := [key for key in given if key not in columns]:

@@ -50,9 +50,6 @@ class ChildProcess:
         Args:
             module: The module to run with ``python -m``; it must call :func:`serve`.
             name: The name of the process in error messages.
-
-        Raises:
-            EnvError: The process cannot be started.
         """
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
@@ -81,9 +78,6 @@ class ChildProcess:
         Args:
             request: The request, a JSON object.
             limit_s: The time in seconds after which the process is killed.
-
-        Raises:
-            ChildExitedError: The process exited on its own, or was killed at the time limit.
         """
         process, timed_out = self._process, threading.Event()
         request_line = json.dumps(request).encode() + b"\n"

@@ -82,11 +82,7 @@ class Runner:
         self._abandoned: list[Job] = []
 
     def start(self, work: Callable[[], Any]) -> Job:
-        """Start a call.
-
-        Raises:
-            EnvError: Too many abandoned calls are still running.
-        """
+        """Start a call."""
         job = Job(work)
         with self._lock:
             self._abandoned = [abandoned for abandoned in self._abandoned if not abandoned.wait(0)]
@@ -104,11 +100,7 @@ class Runner:
         return job
 
     def finish(self, job: Job, limit_s: float | None) -> Any:
-        """Wait for a call and return its result, or re-raise its exception.
-
-        Raises:
-            CallTimeoutError: The call took longer than ``limit_s`` seconds, and was abandoned.
-        """
+        """Wait for a call and return its result, or re-raise its exception."""
         if not job.wait(limit_s):
             with self._lock:
                 self._abandoned.append(job)

@@ -139,11 +139,7 @@ class _Batch:
 
 
 def curve_of(store: RolloutStore) -> CurveOfStore:
-    """Compute the learning curve of a stored training run.
-
-    Raises:
-        ConfigError: The store has neither training rollouts nor evaluations.
-    """
+    """Compute the learning curve of a stored training run."""
     trained: dict[int, _Batch] = {}
     evaluated: dict[tuple[str, int | None], _Batch] = {}
     tasks: dict[Hashable, int] = {}

@@ -61,11 +61,7 @@ class Picture(Figure):
 
 
 def check_path(path: str | Path) -> Path:
-    """Check that a path is that of a PNG, and return it.
-
-    Raises:
-        ConfigError: The name does not end in ``.png``.
-    """
+    """Check that a path is that of a PNG, and return it."""
     if Path(path).suffix.lower() != ".png":
         raise ConfigError(f"plots are saved as PNG: the file name must end in .png, got {str(path)!r}")
     return Path(path)
@@ -132,11 +128,7 @@ def mean_of(values: Sequence[float]) -> float | None:
 
 
 def check_values(name: str, values: TokenValues | None, nums_tokens: Sequence[int]) -> None:
-    """Check that there is one value for each token of each rollout.
-
-    Raises:
-        ConfigError: The number of sequences or of values is wrong.
-    """
+    """Check that there is one value for each token of each rollout."""
     if values is None:
         return
     if len(values) != len(nums_tokens):

@@ -54,11 +54,7 @@ def python_calls(text: str, read_string: ReadString) -> list[ToolCall]:
 
 
 def bare_string(text: str, start: int) -> tuple[str, int]:
-    """Parse a string without escapes: it ends at a quote that is followed by the end of the argument or of the call.
-
-    Raises:
-        MalformedCallError: The string is not closed, or only by a quote of the next call.
-    """
+    """Parse a string without escapes: it ends at a quote that is followed by the end of the argument or of the call."""
     quote = text[start]
     end = re.compile(quote + _AFTER_STRING).search(text, start + 1)
     if end is None:
@@ -75,9 +71,6 @@ def escaped_string(text: str, start: int) -> tuple[str, int]:
 
     >>> escaped_string(r"'it\'s\nfine', 2", 0)
     ("it's\nfine", 13)
-
-    Raises:
-        MalformedCallError: The string is not closed, or contains an unpaired surrogate.
     """
     found = _ESCAPED_STRING.match(text, start)
     if found is None:

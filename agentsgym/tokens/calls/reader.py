@@ -125,11 +125,7 @@ class CallReader:
             self.form = _form_of(tokenizer, options)
 
     def check_reads_calls(self) -> None:
-        """Check that calls can be parsed in the format of the template.
-
-        Raises:
-            ConfigError: They cannot, so the agent's calls would be treated as text.
-        """
+        """Check that calls can be parsed in the format of the template."""
         if self.form is not None or not self._tokenizer.chat_template:
             return
         _, turn = next(_written_calls(self._tokenizer, self._options), ("", ""))

@@ -38,9 +38,6 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
     Returns:
         The value, and the index after it.
 
-    Raises:
-        MalformedCallError: The text has no valid JSON value there.
-
     >>> read_json('say {"a": [1]} now', 4)
     ({'a': [1]}, 14)
     """
@@ -64,11 +61,7 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
 
 
 def whole_json(text: str) -> Any:
-    """Parse a text that is one JSON value and nothing else.
-
-    Raises:
-        MalformedCallError: The text is not a JSON value.
-    """
+    """Parse a text that is one JSON value and nothing else."""
     value, end = read_json(text)
     if rest := text[end:].strip():
         raise MalformedCallError(f"is not valid JSON: {rest[:20]!r} follows it")
@@ -105,9 +98,6 @@ def tool_call_from_object(value: Any) -> ToolCall:
 
     >>> tool_call_from_object({"name": "look", "arguments": {"at": "door"}})
     ToolCall(name='look', arguments={'at': 'door'}, id=None, error=None)
-
-    Raises:
-        MalformedCallError: The value is not such an object.
     """
     if not isinstance(value, dict):
         raise MalformedCallError('must be a JSON object with "name" and "arguments"')
@@ -140,9 +130,6 @@ def typed_arguments(name: str, pairs: Sequence[tuple[str, str]], schemas: Argume
         name: The tool.
         pairs: Its arguments as text, in order.
         schemas: The JSON schemas of all tools' arguments.
-
-    Raises:
-        MalformedCallError: An argument is given twice.
 
     >>> typed_arguments("f", [("n", "3"), ("s", "3")], {"f": {"n": {"type": "integer"}, "s": {"type": "string"}}})
     {'n': 3, 's': '3'}
@@ -203,9 +190,6 @@ def literal(text: str, error: MalformedCallError) -> Any:
 
 def gemma_arguments(text: str) -> Any:
     r"""Parse arguments in the format of Gemma 4: keys without quotes, strings between ``<|"|>``.
-
-    Raises:
-        MalformedCallError: They cannot be parsed.
 
     >>> gemma_arguments('{city:<|"|>Paris<|"|>,days:3}')
     {'city': 'Paris', 'days': 3}

@@ -57,12 +57,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
         dataset: Any,
         curriculum: Curriculum | None = None,
     ) -> None:
-        """Set up without playing anything.
-
-        Raises:
-            ConfigError: See :class:`RolloutGenerator`; or the dataset is an ``IterableDataset``, a rank would have an
-                incomplete task group, or the agent cannot sample while the weights change.
-        """
+        """Set up without playing anything."""
         num_rows = args.per_device_train_batch_size * cast("int", args.steps_per_generation)  # set by TRL
         if num_rows % cast("int", args.num_generations):
             raise ConfigError(
@@ -79,11 +74,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
         super().__init__(environments, agent, args, dataset, curriculum)
 
     def set_agent(self, agent: Any) -> None:
-        """Use an agent from now on; rollouts in progress are dropped.
-
-        Raises:
-            ConfigError: The agent cannot sample while the weights change.
-        """
+        """Use an agent from now on; rollouts in progress are dropped."""
         if not as_trained_policy(agent).samples_during_updates:
             raise ConfigError(
                 "max_staleness > 0 requires an agent that can sample while the policy is being updated, from a "

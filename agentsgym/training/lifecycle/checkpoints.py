@@ -37,11 +37,7 @@ def save_checkpoint(folder: Path, estimator: BoundEstimator, value_model: ValueM
 
 
 def load_checkpoint(folder: Path, estimator: BoundEstimator, value_model: ValueModel | None) -> None:
-    """Load the value head and the estimator's state from the folder of a model.
-
-    Raises:
-        ConfigError: The checkpoint has no value head or one with another shape, or no state of this estimator.
-    """
+    """Load the value head and the estimator's state from the folder of a model."""
     if value_model is not None:
         value_model.load(folder)
     elif (folder / VALUE_HEAD_FILE).is_file():
@@ -84,11 +80,7 @@ def save_run_state(folder: Path, curriculum: Curriculum | None, order: TaskOrder
 
 
 def load_curriculum(folder: Path, curriculum: Curriculum | None) -> None:
-    """Load the results of a curriculum.
-
-    Raises:
-        ConfigError: The results are missing, damaged or from another curriculum, or the run has no curriculum.
-    """
+    """Load the results of a curriculum."""
     path = folder / _CURRICULUM_FILE
     if curriculum is None:
         if path.is_file():
@@ -112,9 +104,6 @@ def load_order(folder: Path, order: TaskOrder | None) -> None:
     """Load which task groups were trained on.
 
     If there is no file, rollouts did not run ahead, and the groups were trained on in order.
-
-    Raises:
-        ConfigError: The file is damaged.
     """
     path = folder / _ORDER_FILE
     if order is None or not path.is_file():
@@ -126,11 +115,7 @@ def load_order(folder: Path, order: TaskOrder | None) -> None:
 
 
 def load_reference(folder: Path, reference: Any) -> None:
-    """Load the reference model that ``sync_ref_model`` updates; do nothing if ``reference`` is None.
-
-    Raises:
-        ConfigError: The file is missing.
-    """
+    """Load the reference model that ``sync_ref_model`` updates; do nothing if ``reference`` is None."""
     if reference is None:
         return
     path = folder / _REFERENCE_FILE

@@ -261,11 +261,7 @@ def _check_engine(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any])
 
 
 def generations_before(step: int, args: GRPOEnvConfig) -> int:
-    """The number of generation batches that were played before an optimizer step.
-
-    Raises:
-        ConfigError: The step lies inside a generation cycle.
-    """
+    """The number of generation batches that were played before an optimizer step."""
     cycle = args.steps_per_cycle
     if step % cycle:
         raise ConfigError(

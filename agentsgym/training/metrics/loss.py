@@ -105,9 +105,6 @@ class TurnStatistics:
             num_turns: Number of turns that are recorded; the same on all ranks.
             names: The quantities to sum, the same on all ranks; without ``"clip_ratio"`` if the loss does not clip.
             device: The device of micro-batches.
-
-        Raises:
-            ValueError: There is no turn or no name.
         """
         if num_turns < 1 or not names:
             raise ValueError(f"statistics need a turn and a name, got {num_turns!r} turns and the names {names!r}")
@@ -121,9 +118,6 @@ class TurnStatistics:
         Args:
             turn_index: (B, T), long: the turn that a token belongs to, -1 on all tokens but the agent's.
             values: For each name (B, T), or (B, 1) for one number per row; detached, and used only on agent tokens.
-
-        Raises:
-            ValueError: The names differ from those at construction.
         """
         if values.keys() != set(self.names):
             raise ValueError(f"expected the statistics {', '.join(self.names)}, got {', '.join(values) or 'none'}")

@@ -66,10 +66,6 @@ class ValueModel(nn.Module):
             learning_rate: Learning rate of the head, and of the copy.
             loss_weight: Factor of :meth:`loss`.
             context: Returns the context in which the trunk is run, such as ``accelerator.autocast``.
-
-        Raises:
-            ConfigError: ``kind`` is unknown, the policy has no trunk separate from its LM head, or ``kind`` is
-                ``"separate"`` with quantized weights, which cannot be trained.
         """
         super().__init__()
         if kind not in KINDS:
@@ -154,9 +150,6 @@ class ValueModel(nn.Module):
 
         Returns:
             A 0-dim tensor with a graph, even without any target.
-
-        Raises:
-            RuntimeError: The trunk is shared, and no forward pass of the policy was captured.
         """
         if self.trunk is None and not self._captured:
             raise RuntimeError(
@@ -206,11 +199,7 @@ class ValueModel(nn.Module):
         save_file(tensors, Path(folder) / VALUE_HEAD_FILE, metadata={"format": "pt"})
 
     def load(self, folder: str | Path) -> None:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            ConfigError: The file is missing, or holds a value head of another kind or size.
-        """
+        """Read what :meth:`save` wrote."""
         path = Path(folder) / VALUE_HEAD_FILE
         if not path.is_file():
             raise ConfigError(f"{path} is missing: cannot resume a value head from {folder}, which holds none")

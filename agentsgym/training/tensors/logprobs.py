@@ -79,9 +79,6 @@ class LogprobPlan:
             known: The values of :data:`KnownLogprobs` for the rollouts of all ranks.
             is_trained_policy: Whether the sampler used exactly the weights that are being trained.
             compares: See the attribute.
-
-        Raises:
-            ConfigError: A correction is set, but the sampler returns no log-probabilities.
         """
         correction = args.importance_correction
         if correction is not None and "none" in known and not args.use_vllm:
