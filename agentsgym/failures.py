@@ -132,12 +132,7 @@ class FailureLog:
     """
 
     def __init__(self, logger: logging.Logger, on_finish: Callable[[Trajectory], None] | None = None) -> None:
-        """Set up the log.
-
-        Args:
-            logger: Logger that receives the failures as warnings.
-            on_finish: Called with each finished rollout, after its failure, if any, is logged.
-        """
+        """Set up the log."""
         self._logger = logger
         self._on_finish = on_finish
         self._first: dict[str, str] = {}

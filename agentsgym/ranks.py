@@ -29,12 +29,7 @@ class RolloutsAbortedError(Exception):
 
 
 def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> list[T]:
-    """Collective: the items of all ranks, in rank order, on every rank; ranks may have different numbers of them.
-
-    Args:
-        items: The items of this rank.
-        error: The error of this rank, if any: it is raised here, and the other ranks raise one that names this rank.
-    """
+    """Collective: the items of all ranks, in rank order, on every rank; ranks may have different numbers of them."""
     state = PartialState()
     if error is None and state.num_processes == 1:
         return list(items)

@@ -88,10 +88,6 @@ def as_json(value: object, inside: tuple[int, ...] = ()) -> Any:
     NaN becomes None, and infinity the string ``"inf"`` or ``"-inf"``; a NumPy array or scalar becomes lists and
     numbers; a set becomes a list. Other values become strings, as formatted by :func:`shown`.
 
-    Args:
-        value: Any value.
-        inside: The ids of the containers that contain the value.
-
     >>> as_json({"won": True, 3: (1, float("nan")), "at": range(2)})
     {'won': True, '3': [1, None], 'at': 'range(0, 2)'}
     """

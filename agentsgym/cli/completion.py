@@ -16,10 +16,6 @@ _KIND, _WORDS, _INDEX = "_AGENTSGYM_COMPLETE", "COMP_WORDS", "COMP_CWORD"
 def joined_at_colons(words: Sequence[str], index: int) -> tuple[list[str], int, str]:
     """Join words that bash split at colons.
 
-    Args:
-        words: The words from bash, in which each colon is a separate word.
-        index: Index of the word to complete.
-
     Returns:
         The words as they were typed, the index of the word to complete, and the part of that word up to its last colon,
         which bash keeps separate; empty if there is none.
@@ -43,11 +39,7 @@ def joined_at_colons(words: Sequence[str], index: int) -> tuple[list[str], int, 
 
 @contextlib.contextmanager
 def whole_words(environment: MutableMapping[str, str] = os.environ) -> Generator[None]:
-    """During completion in bash, pass joined words to the command, and print completions for bash's split words.
-
-    Args:
-        environment: The environment variables in which bash passes the words and the index of the word to complete.
-    """
+    """During completion in bash, pass joined words to the command, and print completions for bash's split words."""
     index = environment.get(_INDEX, "")
     if environment.get(_KIND) != "complete_bash" or not index.isdecimal():
         yield

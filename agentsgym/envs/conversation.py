@@ -81,11 +81,7 @@ class Conversation:
         return token_ids
 
     def token_logprobs(self, num_tokens: int) -> list[float] | None:
-        """Return the log-probabilities of the first tokens, 0.0 for environment tokens; None if an action has none.
-
-        Args:
-            num_tokens: Number of tokens.
-        """
+        """Return the log-probabilities of the first tokens, 0.0 for environment tokens; None if an action has none."""
         values = [0.0] * num_tokens
         # Not strict: the last action is recorded before its turn.
         for turn, logprobs in zip(self.turns, self.logprobs, strict=False):

@@ -133,14 +133,7 @@ def environment_key(row: DatasetRow) -> tuple[str, str]:
 
 
 def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", *, remedy: str = _REMEDY) -> None:
-    """Reject a row for a different environment than ``env``; a row that does not name an environment is accepted.
-
-    Args:
-        env: The environment that plays the row.
-        row: The row.
-        name: The row's name in errors.
-        remedy: End of the error message about a different configuration.
-    """
+    """Reject a row for a different environment than ``env``; a row that does not name an environment is accepted."""
     path, own_path = row.get("env_class_path"), class_path(type(env))
     if path is not None and path != own_path:
         raise ConfigError(f"{name} is for the environment {shown(path)}, but this environment is {own_path!r}")

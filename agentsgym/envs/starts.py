@@ -90,12 +90,7 @@ class StartChecks:
             self._last = None
 
     def check_rollouts(self, trajectories: Iterable[Trajectory], group_of: Callable[[Trajectory], Hashable]) -> None:
-        """Warn if rollouts of one task group started with different prompts.
-
-        Args:
-            trajectories: Finished rollouts of this environment.
-            group_of: The task group of a rollout.
-        """
+        """Warn if rollouts of one task group started with different prompts."""
         if self._has_unequal:
             return
         prompts: dict[Hashable, Sequence[Message]] = {}

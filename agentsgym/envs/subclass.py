@@ -25,12 +25,7 @@ _NEVER_CALLED = {
 
 
 def prepare_class(env_class: type[Any], base: type[Any]) -> None:
-    """Check a new class, and let its dataset methods use the configuration of the instance they are called on.
-
-    Args:
-        env_class: The new class.
-        base: The class that declares the hooks.
-    """
+    """Check a new class, and let its dataset methods use the configuration of the instance they are called on."""
     check_class(env_class, base)
     for name, hooks in _NEVER_CALLED.items():
         if getattr(env_class, name) is not getattr(base, name):

@@ -61,12 +61,7 @@ def is_async(method: Any) -> bool:
 
 
 def check_class(env_class: type[Any], base: type[Any]) -> None:
-    """Check a class when it is defined.
-
-    Args:
-        env_class: The new class.
-        base: The class that declares the hooks.
-    """
+    """Check a class when it is defined."""
     name = env_class.__name__
     _check_coroutines(env_class, base)
     if isinstance(env_class.task_fields, str):

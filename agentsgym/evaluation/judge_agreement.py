@@ -126,12 +126,6 @@ def judge_agreement(
 
     Groups are judged in the judge's own orders and in the reverse of each, which shows a position bias.
 
-    Args:
-        judge: The judge.
-        items: The items.
-        seed: Random seed of the intervals.
-        on_judged: Called after each item.
-
     Raises:
         ConfigError: The agent cannot be used at all.
     """

@@ -44,10 +44,6 @@ def kto_examples(records: Iterable[StoredRollout], min_reward: float | None = No
     """Yield every answer, labeled by whether its role won: ``{"prompt": …, "completion": …, "label": …}``.
 
     Each answer is a separate example, because everything in a completion is trained on, and observations must not be.
-
-    Args:
-        records: Rollouts.
-        min_reward: The threshold of a win, as for :func:`sft_examples`.
     """
     for record in records:
         trajectory = record.trajectory

@@ -251,13 +251,7 @@ class _BatchNumbers(TrainerCallback):
 
 
 def check_groups(rows: Sequence[DatasetRow], num_rows: int, *, first: int) -> None:
-    """Raise :class:`ConfigError` if rows of one task group have different tasks.
-
-    Args:
-        rows: This process's rows.
-        num_rows: The number of rows in a task group.
-        first: The index of this process's first row among the rows of all processes.
-    """
+    """Raise :class:`ConfigError` if rows of one task group have different tasks."""
     for index, (one, other) in enumerate(pairwise(rows), 1):
         if (first + index) % num_rows and one != other:
             raise ConfigError(

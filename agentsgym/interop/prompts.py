@@ -43,13 +43,7 @@ def as_prompt(row: Mapping[str, Any]) -> str:
 
 
 def row_of(prompt: Any, name: str = "the prompt", remedy: str = _REMEDY) -> DatasetRow:
-    """Parse a row from its prompt: the text from :func:`as_prompt`, or a list of messages that contains it.
-
-    Args:
-        prompt: The prompt that TRL passes.
-        name: The name of the prompt in error messages.
-        remedy: The advice in error messages.
-    """
+    """Parse a row from its prompt: the text from :func:`as_prompt`, or a list of messages that contains it."""
     texts: list[Any] = [prompt]
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         messages: list[Any] = [message for message in cast("Sequence[Any]", prompt) if isinstance(message, Mapping)]

@@ -45,14 +45,7 @@ class TrainingStore(BatchObserver):
     def __init__(
         self, folder: Path, args: GRPOEnvConfig, environments: Environments, estimator: BoundEstimator
     ) -> None:
-        """Set up; all ranks open the store together, with the first batch.
-
-        Args:
-            folder: Folder of the store.
-            args: The settings.
-            environments: The environments of the rows.
-            estimator: The estimator of the advantages.
-        """
+        """Set up; all ranks open the store together, with the first batch."""
         self._folder, self._args, self._environments, self._estimator = folder, args, environments, estimator
         self._writer: RolloutWriter | None = None
         self.run = ""

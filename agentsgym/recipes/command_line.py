@@ -105,12 +105,7 @@ def common_defaults() -> dict[str, Any]:
 
 
 def check_model_config(model_config: ModelConfig, *, prefix: str = "") -> None:
-    """Check that the trainer supports TRL's model settings.
-
-    Args:
-        model_config: TRL's model settings.
-        prefix: Prefix of field names in error messages.
-    """
+    """Check that the trainer supports TRL's model settings."""
     if model_config.load_in_8bit:
         raise ConfigError(f"{prefix}load_in_8bit is not supported: use {prefix}load_in_4bit with adapters")
     if model_config.load_in_4bit and not model_config.use_peft:

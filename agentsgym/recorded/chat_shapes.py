@@ -44,12 +44,7 @@ def parse_messages(messages: Any) -> tuple[list[Message], dict[int, Action]]:
 
 
 def display_messages(messages: Any, where: str) -> list[Message]:
-    """Parse messages that only accompany recorded tokens, for display; invalid tool calls are left unchanged.
-
-    Args:
-        messages: The messages, as for :func:`parse_messages`.
-        where: A name for the messages, used in errors.
-    """
+    """Parse messages that only accompany recorded tokens, for display; invalid tool calls are left unchanged."""
     if not _is_sequence(messages):
         raise ConfigError(f"{where} must be a list of chat messages, got {shown(messages)}")
     return [display_message(message, f"{where}[{index}]") for index, message in enumerate(messages)]

@@ -80,6 +80,11 @@ def trajectory_from_training_trace(
             ``request`` and ``response``.
         **metadata: The rollout's metadata: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``,
             ``task_data`` and ``info``, see :class:`~agentsgym.recorded.metadata.RecordingMetadata`.
+
+    Raises:
+        ConfigError: The trace is invalid or has another schema version, a field is unknown, missing or invalid, lengths
+            do not match, a node is duplicated, a mask has gaps, no token is trained on, or messages are missing and
+            there is no tokenizer.
     """
     checked_metadata = check_metadata(cast("Mapping[str, Any]", metadata))
     check_tokenizer(tokenizer)

@@ -46,14 +46,7 @@ class ProcessExecutor:
     def __init__(
         self, workers: WorkerSet, limits: WorkerLimits, scheduler: Scheduler[Any], on_close: Callable[[], None]
     ) -> None:
-        """Begin a run.
-
-        Args:
-            workers: The pool's processes.
-            limits: Limits of the processes.
-            scheduler: The scheduler.
-            on_close: Called when the run is over.
-        """
+        """Begin a run."""
         self._workers = workers
         self._limits = limits
         self._scheduler = scheduler

@@ -51,11 +51,6 @@ def winning_chances(counts: Sequence[int], k: int, *, silent: int = 0) -> list[f
     drawn, t other answers tie with it, and N_i(m, t) counts the ways to draw the other k − m rollouts so that t answers
     tie and none has more than m.
 
-    Args:
-        counts: The number of rollouts with each answer.
-        k: The number of rollouts that are drawn.
-        silent: The number of rollouts without an answer.
-
     >>> winning_chances([2, 1], 3), winning_chances([1, 1], 1, silent=2)
     ([1.0, 0.0], [0.25, 0.25])
     """

@@ -47,10 +47,6 @@ class Unkept:
 def to_json(value: Any, lost: list[str] | None = None) -> str:
     r"""Serialize a value as JSON text.
 
-    Args:
-        value: Any value.
-        lost: A list to which a description of each inexactly stored value is added.
-
     >>> to_json({"board": (1, None), "score": float("-inf")})
     '{"board":{"$tuple":[1,null]},"score":{"$float":"-inf"}}'
     >>> from_json(to_json({(0, 1): "\ud800"}))

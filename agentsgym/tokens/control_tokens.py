@@ -181,10 +181,6 @@ class Vocabulary:
 
         A prefix of a control token at the end of a content is also replaced, since the next content might complete it.
 
-        Args:
-            contents: Contents of messages, or other text.
-            masks: The characters to use.
-
         Returns:
             The contents, and the table for ``str.translate`` that restores them.
         """

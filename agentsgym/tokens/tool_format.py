@@ -43,15 +43,7 @@ class ToolFormat:
         turn_end: TurnEnd,
         later: Callable[[Roles, int | None], Scaffold],
     ) -> None:
-        """Determine how the template renders a call.
-
-        Args:
-            template: The chat template.
-            vocabulary: Vocabulary for the agent's own text.
-            observed: Vocabulary for observations.
-            turn_end: The template's end of plain-text turns.
-            later: Function of roles and the id that ended the turn: the scaffold of an observation after plain text.
-        """
+        """Determine how the template renders a call."""
         self._template, self._vocabulary, self._observed = template, vocabulary, observed
         self._turn_end, self._later = turn_end, later
         self._tools = ToolTemplate(template, vocabulary, turn_end)

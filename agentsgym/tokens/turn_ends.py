@@ -73,14 +73,7 @@ def common_prefix(one: Sequence[T], other: Sequence[T]) -> list[T]:
 
 
 def without_end(suffix: str, ended_by: int, end: TurnEnd, vocabulary: Vocabulary) -> str:
-    """Remove the end of the turn, which the agent already wrote, from the beginning of the text after an answer.
-
-    Args:
-        suffix: Output of the template after a plain-text answer.
-        ended_by: The id that ended the agent's turn.
-        end: The template's end of turns.
-        vocabulary: Its control tokens.
-    """
+    """Remove the end of the turn, which the agent already wrote, from the beginning of the text after an answer."""
     if end.text:
         return suffix.removeprefix(end.text)
     before, controls = vocabulary.lead(suffix)

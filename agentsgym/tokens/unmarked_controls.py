@@ -26,10 +26,6 @@ def unmarked_controls(tokenizer: Any, template: Template) -> frozenset[str]:
     ``<think>`` is rendered only in some positions, and remains a token that the agent writes. An added token with the
     same delimiters as a rendered one (``<|…|>``) is also included, since templates render some tokens only for
     structured tool calls. Words and white space are never included: they are ordinary text.
-
-    Args:
-        tokenizer: A tokenizer.
-        template: Its chat template.
     """
     added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
     candidates = frozenset(name for name, special in added.items() if not special and is_mark(name))

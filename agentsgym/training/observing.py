@@ -62,13 +62,7 @@ _store_rollouts = deferred("agentsgym.observers.stored", "TrainingStore")
 
 
 def build_observers(args: GRPOEnvConfig, environments: Environments, estimator: BoundEstimator) -> list[BatchObserver]:
-    """Build the observers that the settings name; the modules of the others are not imported.
-
-    Args:
-        args: The settings.
-        environments: The environments of the rows.
-        estimator: The estimator of the advantages.
-    """
+    """Build the observers that the settings name; the modules of the others are not imported."""
     observers: list[BatchObserver] = []
     if args.log_conversations:
         observers.append(_show_conversations(args))

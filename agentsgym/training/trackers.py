@@ -109,13 +109,7 @@ def _select_groups(kwargs: dict[str, Any], groups: Collection[str]) -> dict[str,
 
 
 def begin_trackio(callbacks: Iterable[TrainerCallback], *args: Any, model: Any) -> None:
-    """Begin trackio's run if that has not happened: TRL sends it step times, also in a stand-alone evaluation.
-
-    Args:
-        callbacks: Those of a trainer.
-        *args: The arguments of every event: settings, state and control.
-        model: The model in training.
-    """
+    """Begin trackio's run if that has not happened: TRL sends it step times, also in a stand-alone evaluation."""
     for callback in callbacks:
         if isinstance(callback, TrackioCallback):
             callback.on_train_begin(*args, model=model)

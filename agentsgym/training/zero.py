@@ -151,10 +151,6 @@ def register_head_weights(model: Any, accelerator: Accelerator) -> None:
 
     Otherwise DeepSpeed detects them when they are first read, after it has recorded from sampling the order in which a
     forward pass gathers weights, and refuses a pass with another order.
-
-    Args:
-        model: The model in training, unwrapped.
-        accelerator: Knows the stage.
     """
     if zero_stage(accelerator) != 3:
         return

@@ -27,13 +27,7 @@ DecodeTokens = Callable[["str | None", Sequence[int]], "list[str] | None"]
 
 
 def rollout_data(row: int, record: StoredRollout, decode: DecodeTokens) -> dict[str, Any]:
-    """Return the page's data for a rollout.
-
-    Args:
-        row: The index of the rollout in the folder.
-        record: The rollout.
-        decode: The function that decodes its tokens.
-    """
+    """Return the page's data for a rollout."""
     trajectory = record.trajectory
     given = trajectory.info.get("note_turns")
     note_turns = [*filter(is_int(0), cast("list[Any]", given))] if isinstance(given, list) else []

@@ -78,14 +78,7 @@ def parse_expression(text: str) -> list[Any]:
 
 
 def parse_goal(problem: str, objects: Mapping[str, str], facts: Collection[Fact], changing: Collection[str]) -> Goal:
-    """Parse the goal of a PDDL problem, for one household.
-
-    Args:
-        problem: The text of the problem.
-        objects: The type of each object, by its name in lower case.
-        facts: The facts that are true at the start.
-        changing: The predicates that actions can change.
-    """
+    """Parse the goal of a PDDL problem, for one household."""
     goals: list[Any] = [part for part in parse_expression(problem) if part[0] == ":goal"]
     if not goals:
         raise ValueError("the PDDL problem has no (:goal …)")

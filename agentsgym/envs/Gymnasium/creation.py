@@ -59,10 +59,6 @@ def render_modes(spec: Any) -> tuple[str, ...]:
 def make_env(env_id: Any, kwargs: Mapping[str, Any]) -> Any:
     """Create an environment.
 
-    Args:
-        env_id: A registered id, or a callable that creates the environment.
-        kwargs: The arguments of the environment's constructor, or of the callable.
-
     Raises:
         ConfigError: The environment cannot be created.
         MissingDependencyError: The environment needs a package that is not installed.

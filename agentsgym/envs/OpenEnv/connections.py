@@ -137,11 +137,6 @@ class ServerConnections:
     ) -> None:
         """Warn, once per server and class, if two resets with the same seed have different observations.
 
-        Args:
-            env_class: The environment's class.
-            arguments: The arguments of a reset, without the seed.
-            write: A function that converts an observation to text.
-
         Raises:
             EnvError: The server cannot be reached, is full, or cannot create an environment.
         """

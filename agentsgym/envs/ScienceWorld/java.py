@@ -33,9 +33,6 @@ def find_java() -> str | None:
 class JavaMachine:
     """A JVM with ScienceWorld's simulator.
 
-    Args:
-        memory_mb: The maximum heap size, in MB.
-
     Attributes:
         process: The JVM's process.
 

@@ -39,12 +39,7 @@ class Notes(scripted_player.Notes):
 
 
 class _Player(scripted_player.ScriptedPlayer[Notes]):
-    """Formats searches and answers for the environment.
-
-    Args:
-        env: The environment.
-        seed: The seed of every conversation's random stream.
-    """
+    """Formats searches and answers for the environment."""
 
     def __init__(self, env: SearchEnv, seed: int = 0) -> None:
         super().__init__(env, seed)

@@ -63,10 +63,6 @@ def games() -> dict[str, dict[str, str]]:
 def checked_game_options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Check the options of a kind and fill in the defaults.
 
-    Args:
-        kind: A key of :data:`KINDS`.
-        given: The user's options.
-
     >>> checked_game_options("coin_collector", {"level": 5})
     {'level': 5}
     >>> checked_game_options("simple", {"goals": "brief"})

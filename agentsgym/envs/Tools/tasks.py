@@ -38,7 +38,11 @@ class DatasetOptions(CommonOptions, total=False):
 def task_dataset(
     env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
 ) -> Dataset:
-    """Make the rows of a split, with ``env_config`` unchanged."""
+    """Make the rows of a split, with ``env_config`` unchanged.
+
+    Raises:
+        ConfigError: There is no table, the table lacks a column or has no rows, or an option is invalid.
+    """
     settings = checked_options(options, questions.OPTIONS)
     if settings["data"] is None:
         raise ConfigError(f"{env_class.__name__} has no built-in tasks: pass data=…, a table of questions and answers")
@@ -56,6 +60,9 @@ def tasks_from(data: Any, columns: Mapping[str, str] | None = None) -> list[dict
 
     Returns:
         One ``task_data`` per row.
+
+    Raises:
+        ConfigError: The data is not a table, has no rows, or lacks a column.
     """
     chosen = dict(COLUMNS if columns is None else columns)
     if "question" not in chosen:

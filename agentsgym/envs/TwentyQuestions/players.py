@@ -157,6 +157,9 @@ def lower_bound_questions(num_objects: int, *, answers: int = 2) -> float:
         num_objects: The number of possible secrets, at least 1.
         answers: The number of possible answers: 2 (yes, no) or 3 (yes, no, sometimes).
 
+    Raises:
+        ConfigError: A number is out of range.
+
     >>> lower_bound_questions(20), lower_bound_questions(64)
     (4.8, 6.5)
     """

@@ -67,6 +67,10 @@ def mix(
     Returns:
         Rows with ``env_class_path``, ``env_config`` and ``task_data``, with the name of the source as ``environment``
         (``"outer/inner"`` if a source is itself a mixture). Other columns are kept; they are None where missing.
+
+    Raises:
+        ConfigError: There are no sources; a source is empty, has an invalid form or values that rows cannot store; or
+            a weight, an option or a key of ``env_config`` is invalid.
     """
     require("size", size, or_none(is_int(1)), "a positive int or None")
     require("seed", seed, lambda value: type(value) is int, "an int")

@@ -81,10 +81,6 @@ def row_env(env_class: Callable[..., Env], env_config: Mapping[str, Any] | None,
 def checked_options(given: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
     """Check dataset options, and fill in their defaults.
 
-    Args:
-        given: Options that the user set.
-        fields: Every supported option.
-
     >>> checked_options({"sise": 3}, drawn_options(100))
     Traceback (most recent call last):
     agentsgym.errors.ConfigError: the dataset has no option 'sise'; did you mean 'size'?

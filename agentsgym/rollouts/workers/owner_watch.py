@@ -26,12 +26,7 @@ LOST_CONNECTION = 70  # exit code if code in the worker broke its connection (EX
 
 
 def exit_with_owner(connection: socket.socket, owner: int) -> None:
-    """Start watching the owner and the connection.
-
-    Args:
-        connection: The worker's end of the connection.
-        owner: The owner's process id.
-    """
+    """Start watching the owner and the connection."""
     # Close this process's copy of the pipe that keeps the fork server alive, so that only the owner keeps it.
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     pipe = getattr(server, "_forkserver_alive_fd", None)

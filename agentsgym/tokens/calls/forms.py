@@ -59,12 +59,7 @@ Read = Callable[[str, ArgumentSchemas], list[ToolCall]]
 
 
 def read_or_failed(read: Callable[[], list[ToolCall]], name: str = "") -> list[ToolCall]:
-    """Parse calls; return a single call with an error if they cannot be parsed.
-
-    Args:
-        read: Parses them, or raises :class:`~agentsgym.tokens.calls.values.MalformedCallError`.
-        name: The name of the tool, if known.
-    """
+    """Parse calls; return a single call with an error if they cannot be parsed."""
     try:
         return read()
     except MalformedCallError as error:

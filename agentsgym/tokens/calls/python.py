@@ -28,10 +28,6 @@ def python_calls(text: str, read_string: ReadString) -> list[ToolCall]:
 
     A malformed call does not affect later calls: parsing resumes at the next call.
 
-    Args:
-        text: The list.
-        read_string: :func:`bare_string` or :func:`escaped_string`, depending on the template.
-
     >>> [(call.name, call.arguments) for call in python_calls("[look(at='Bob's', times=2), wait()]", bare_string)]
     [('look', {'at': "Bob's", 'times': 2}), ('wait', {})]
     """

@@ -33,13 +33,7 @@ class CheckpointWriter:
     """Writes the checkpoints of a run."""
 
     def __init__(self, trl: TRLInterface, args: GRPOEnvConfig, facts: Callable[[], Mapping[str, Any]]) -> None:
-        """Set up the writer; nothing is written yet.
-
-        Args:
-            trl: The interface to TRL's trainer.
-            args: The settings.
-            facts: Function that returns additional entries for a checkpoint's manifest.
-        """
+        """Set up the writer; nothing is written yet."""
         self._trl = trl
         self._args = args
         self._facts = facts
@@ -59,10 +53,6 @@ class CheckpointWriter:
 
     def write(self, save: Callable[[], None], trial: Any = None) -> None:
         """Write a checkpoint under a temporary name, and rename it when it is complete. Collective.
-
-        Args:
-            save: Writes the checkpoint as transformers does, into the temporary folder.
-            trial: Trial of a hyperparameter search, which has a separate folder.
 
         Raises:
             CheckpointError: The checkpoint could not be written; earlier checkpoints are unchanged.
@@ -195,12 +185,7 @@ def checkpoints_in(run_folder: Path) -> list[Path]:
 
 
 def write_manifest(folder: Path, **facts: Any) -> None:
-    """Write the manifest of a checkpoint whose files are all in place: their sizes in bytes and checksums.
-
-    Args:
-        folder: The checkpoint.
-        **facts: Additional entries of the manifest, as JSON values.
-    """
+    """Write the manifest of a checkpoint whose files are all in place: their sizes in bytes and checksums."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     checksums = {name: zlib.crc32((folder / name).read_bytes()) for name, size in files.items() if size <= _MAX_CHECKED}

@@ -89,12 +89,7 @@ class ResumePoint:
 
 
 def facts_of(args: GRPOEnvConfig, dataset: Any) -> dict[str, Any]:
-    """The facts about a run, as JSON for its checkpoints, that a resumed run is compared with.
-
-    Args:
-        args: The settings.
-        dataset: The training rows.
-    """
+    """The facts about a run, as JSON for its checkpoints, that a resumed run is compared with."""
     order = {
         "num_rows": None if isinstance(dataset, IterableDataset) else len(dataset),
         "generation_batch_size": args.generation_batch_size,

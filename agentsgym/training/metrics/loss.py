@@ -72,9 +72,6 @@ class LossStatistics:
     def metrics(self, sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
         """Return the metrics since the last call, over all ranks, and reset. Collective.
 
-        Args:
-            sum_over_ranks: Sums a tensor over all ranks.
-
         Returns:
             ``{entropy,ratio,clip_ratio}/turn_{k}``, ``effective_sample_size`` and the :data:`ADDED_LOSSES`; empty if
             nothing was recorded.

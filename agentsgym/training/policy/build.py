@@ -31,13 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_value_model(model: Any, args: GRPOEnvConfig, accelerator: Accelerator) -> ValueModel | None:
-    """Build the configured value head; None if none is configured.
-
-    Args:
-        model: The model being trained, unwrapped.
-        args: The settings.
-        accelerator: The accelerator, for the autocast of forward passes.
-    """
+    """Build the configured value head; None if none is configured."""
     if args.value_head is None:
         return None
     return ValueModel(

@@ -230,9 +230,6 @@ class LogprobGapSums:
 def gap_metrics(ranks: Sequence[LogprobGapSums]) -> dict[str, float]:
     """Compute the logged metrics of the gap between sampler and model, and of what a correction for it costs.
 
-    Args:
-        ranks: The sums of every rank.
-
     Returns:
         The metrics of :func:`agentsgym.training.drift.drift_metrics`, ``sampling/effective_sample_size`` over the rows
         of all ranks, ``sampling/effective_sample_size_of_tokens`` over their agent tokens, and with a correction

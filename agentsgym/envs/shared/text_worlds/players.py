@@ -22,12 +22,7 @@ _HARMLESS = {"go", "examine", "look", "inventory", "open", "close"}  # reversibl
 
 
 class WorldPlayer(ScriptedPlayer[Notes]):
-    """Chooses a command based on the session's state.
-
-    Args:
-        env: The environment.
-        seed: The seed of every conversation's random stream.
-    """
+    """Chooses a command based on the session's state."""
 
     def __init__(self, env: MultistepEnv, seed: int = 0) -> None:
         super().__init__(env, seed)
