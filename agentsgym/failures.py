@@ -20,7 +20,6 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from agentsgym.errors import EpisodeError
@@ -132,7 +131,6 @@ class FailureLog:
     """
 
     def __init__(self, logger: logging.Logger, on_finish: Callable[[Trajectory], None] | None = None) -> None:
-        """Set up the log."""
         self._logger = logger
         self._on_finish = on_finish
         self._first: dict[str, str] = {}
@@ -142,14 +140,12 @@ class FailureLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Log the counts, even if the run ended with an error."""
-        for kind_, count in self._counts.items():
+        for kind, count in self._counts.items():
             if count > 1:
-                alike = "of other kinds, e.g." if kind_ == _OTHER_KINDS else "of the same kind:"
-                self._logger.warning("… and %d more %s %s", count - 1, alike, self._first[kind_])
+                alike = "of other kinds, e.g." if kind == _OTHER_KINDS else "of the same kind:"
+                self._logger.warning("… and %d more %s %s", count - 1, alike, self._first[kind])
 
     def note(self, trajectory: Trajectory) -> None:
         """Log the error of a finished rollout, if it failed."""

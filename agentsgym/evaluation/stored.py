@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from agentsgym.agents.base import as_agent
@@ -111,9 +110,7 @@ class StoredEvaluation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Write pending rollouts; errors are only logged, since the evaluation returns all rollouts."""
         if self._is_own:
             self._writer.close(strict=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from types import TracebackType
 from typing import Any, Self
 
 from agentsgym.errors import ConfigError
@@ -86,9 +85,7 @@ class EnvProcessPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

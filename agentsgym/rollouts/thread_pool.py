@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable
 from enum import Enum
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Self
 
 from agentsgym.errors import ConfigError, EpisodeError
@@ -59,9 +58,7 @@ class EnvThreadPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import wraps
 from itertools import islice
-from types import TracebackType
 from typing import Any, Self, cast
 
 from agentsgym.envs.base import MultistepEnv
@@ -71,9 +70,7 @@ class HookProbe:
             vars(self._env)[_TOOL_HOOK] = self._watched_calls(getattr(self._env, _TOOL_HOOK))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop watching."""
         for name in (*_HOOKS, _TOOL_HOOK):
             vars(self._env).pop(name, None)
