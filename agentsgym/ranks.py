@@ -29,7 +29,16 @@ class RolloutsAbortedError(Exception):
 
 
 def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> list[T]:
-    """Collective: the items of all ranks, in rank order, on every rank; ranks may have different numbers of them."""
+    """Collective: the items of all ranks, in rank order, on every rank; ranks may have different numbers of them.
+
+    Args:
+        items: The items of this rank.
+        error: The error of this rank, if any: it is raised here, and the other ranks raise one that names this rank.
+
+    Raises:
+        AgentsGymError: Another rank has an error, or an item of some rank cannot be pickled; every rank raises.
+        RolloutsAbortedError: Some rank has this error, and no rank has any other error.
+    """
     state = PartialState()
     if error is None and state.num_processes == 1:
         return list(items)

@@ -39,7 +39,6 @@ class LockstepForward:
     """Calls a model so that all ranks take part in each of its forward passes."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
-        """Wrap a causal language model, or its wrapper."""
         self._model = model
         self._is_broken = False
 
@@ -65,7 +64,11 @@ class LockstepForward:
 
     @contextlib.contextmanager
     def abort_all_ranks_on_error(self) -> Generator[None]:
-        """End the run if the model raises an error inside the block, which all ranks must run."""
+        """End the run if the model raises an error inside the block, which all ranks must run.
+
+        Raises:
+            ShardedForwardError: In place of any exception except ``ConfigError``, which is raised on all ranks.
+        """
         try:
             yield
         except ConfigError:
