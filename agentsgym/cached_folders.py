@@ -55,10 +55,6 @@ def remove_damaged(folder: Path, what: str, error: BaseException) -> None:
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Write a folder atomically; if another process has already written it, that folder is kept.
 
-    Args:
-        folder: The destination.
-        write: The function that writes the files into the empty folder passed to it.
-
     Raises:
         OSError: The folder cannot be written.
     """

@@ -68,11 +68,6 @@ def turn_rows(rollout: int, trajectory: Trajectory, *, merge: bool = True) -> li
     Merged rows contain the same turns in the same contexts, but each token only once: one row per segment of the
     rollout, and so a single row if the history only grew.
 
-    Args:
-        rollout: Index of the rollout.
-        trajectory: The rollout.
-        merge: Whether turns that extend each other share a row.
-
     Returns:
         At least one row, even for a rollout without turns.
     """

@@ -97,12 +97,7 @@ class Agreement:
 
 
 def read_labels(path: str | Path, judge: Judge) -> list[LabeledItem]:
-    """Read a file of labels.
-
-    Args:
-        path: The file.
-        judge: The judge, whose scope and criteria say what a line must contain.
-    """
+    """Read a file of labels."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -77,13 +77,7 @@ class ShownConversations(BatchObserver):
 
 
 def print_conversations(conversations: Sequence[Conversation], title: str, console: Console | None = None) -> None:
-    """Print each conversation in a frame; the middle of long ones is omitted, and control characters are escaped.
-
-    Args:
-        conversations: Conversations to print.
-        title: Heading, on a line above them.
-        console: Console to print to; None for standard output.
-    """
+    """Print each conversation in a frame; the middle of long ones is omitted, and control characters are escaped."""
     from rich.console import Console, Group  # noqa: PLC0415  # slow to import
     from rich.panel import Panel  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415

@@ -40,10 +40,6 @@ class FieldError(ConfigError):
 def training_settings(values: Mapping[str, Any], *, output_dir: str) -> GRPOEnvConfig:
     """Build the trainer's settings, with the defaults of a training script.
 
-    Args:
-        values: Fields of ``GRPOEnvConfig``.
-        output_dir: Default of that field.
-
     Raises:
         ConfigError: A field is unknown, of the wrong type, or not valid.
     """

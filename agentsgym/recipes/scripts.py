@@ -103,13 +103,7 @@ def _sigterm_ends() -> Generator[None]:
 
 
 class LossBar(TrainerCallback):
-    """Progress bar over optimizer steps that shows the loss; a context manager.
-
-    Args:
-        label: Text before the bar.
-        num_steps: Total number of steps.
-        is_shown: Whether to show the bar.
-    """
+    """Progress bar over optimizer steps that shows the loss; a context manager."""
 
     def __init__(self, label: str, num_steps: int, *, is_shown: bool = True) -> None:
         self._bar = tqdm(total=num_steps, desc=label, unit="step", disable=not is_shown)

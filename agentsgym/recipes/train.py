@@ -103,7 +103,6 @@ class PreparedRun:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        """Check the recipe and build everything."""
         with _in_section("training"):
             args = training_settings(recipe.training, output_dir=f"outputs/{recipe.name}")
         _check_folders(args)

@@ -61,10 +61,6 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     Each cell is one line: newlines, control characters and escape sequences are escaped, and long cells are truncated.
 
-    Args:
-        header: The names of the columns.
-        rows: The rows, each with one cell per column.
-
     >>> print(text_table(["agent", "episodes"], [["random", "512"], ["me", "8"]]))
     agent   episodes
     ------  --------

@@ -46,7 +46,6 @@ class ProcessExecutor:
     def __init__(
         self, workers: WorkerSet, limits: WorkerLimits, scheduler: Scheduler[Any], on_close: Callable[[], None]
     ) -> None:
-        """Begin a run."""
         self._workers = workers
         self._limits = limits
         self._scheduler = scheduler

@@ -44,11 +44,6 @@ class ServedEnv:
     def __init__(self, env: MultistepEnv, tasks: Mapping[str, Sequence[Any]], *, split: str = "train") -> None:
         """Check the tasks.
 
-        Args:
-            env: The environment.
-            tasks: Tasks or dataset rows by split.
-            split: The split of a reset that names none.
-
         Raises:
             ConfigError: ``tasks`` has no such split, or a trial of the environment has several episodes.
             TaskError: A split is empty, or an entry is not a task of this environment.

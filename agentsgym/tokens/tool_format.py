@@ -43,7 +43,6 @@ class ToolFormat:
         turn_end: TurnEnd,
         later: Callable[[Roles, int | None], Scaffold],
     ) -> None:
-        """Determine how the template renders a call."""
         self._template, self._vocabulary, self._observed = template, vocabulary, observed
         self._turn_end, self._later = turn_end, later
         self._tools = ToolTemplate(template, vocabulary, turn_end)

@@ -51,13 +51,7 @@ def _encodable(value: Any, default: Any) -> Any:
 def with_call_ids(
     messages: Sequence[Message], calls: Sequence[ToolCall], structured: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    """Add to each tool message the name and id of the call that it responds to, where they are missing.
-
-    Args:
-        messages: An observation.
-        calls: The calls of the preceding assistant message, including malformed ones, in order.
-        structured: The well-formed calls, as returned by :func:`structured_calls`.
-    """
+    """Add to each tool message the name and id of the call that it responds to, where they are missing."""
     well_formed = iter(structured)
     in_order = [next(well_formed, None) if call.error is None else None for call in calls]
     if sum(message["role"] == "tool" for message in messages) == len(structured):

@@ -24,12 +24,7 @@ def unknown_id(tokenizer: Any) -> int | None:
 
 
 def unknown_words(tokenizer: Any, texts: Iterable[str]) -> list[str]:
-    """List the distinct words, or other pieces of text, that a tokenizer encodes as its unknown token.
-
-    Args:
-        tokenizer: A tokenizer; one in plain Python is queried word by word.
-        texts: Prompts, observations, answers, or other text.
-    """
+    """List the distinct words, or other pieces of text, that a tokenizer encodes as its unknown token."""
     unknown = unknown_id(tokenizer)
     found: dict[str, None] = {}
     for text in () if unknown is None else dict.fromkeys(texts):
@@ -55,10 +50,6 @@ def warn_of_unknown_words(tokenizer: Any, trajectories: Iterable[Trajectory]) ->
     """Warn, once per tokenizer, about words in recorded conversations that it encodes as its unknown token.
 
     Nothing is tokenized unless the unknown token is among the recorded ids.
-
-    Args:
-        tokenizer: The tokenizer of the rollouts, or None.
-        trajectories: Any rollouts.
     """
     if tokenizer is None or tokenizer in _WARNED:
         return

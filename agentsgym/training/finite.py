@@ -56,11 +56,6 @@ class NonFiniteCheck(TrainerCallback):
     """
 
     def __init__(self, value_model: nn.Module | None = None) -> None:
-        """Set up the check.
-
-        Args:
-            value_model: The value model that is trained with the policy; None if there is none.
-        """
         self._value_model = value_model
         self._losses: list[torch.Tensor] = []
         self._weights: list[tuple[str, nn.Parameter]] = []

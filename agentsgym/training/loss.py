@@ -184,11 +184,6 @@ def sort_by_length(batches: list[MicroBatch], args: GRPOEnvConfig, *, has_aux_lo
     TRL shuffles rows, so a micro-batch is as wide as the longest row that happens to be in it. Gradients of one step
     are summed, so the micro-batch of a row does not matter, unless the loss has a mean or a quantile over the tokens
     of a micro-batch: ``bnpo``, the entropy bonus, ``top_entropy_quantile``, a mixture-of-experts auxiliary loss.
-
-    Args:
-        batches: The micro-batches of a generation batch, as TRL buffers them.
-        args: The settings.
-        has_aux_loss: Whether the loss includes a mixture-of-experts auxiliary loss.
     """
     size = len(batches[0]["attention_mask"])
     window = min(args.gradient_accumulation_steps, len(batches))

@@ -33,11 +33,7 @@ _WHOLE: Final = "stage3_gather_16bit_weights_on_model_save"
 
 
 def check_launch(args: Any) -> None:
-    """Check what DeepSpeed needs before it starts, and on CPUs choose the backend of the ranks.
-
-    Args:
-        args: The settings as given. ``ddp_backend`` is filled in on CPUs.
-    """
+    """Check what DeepSpeed needs before it starts, and on CPUs choose the backend of the ranks."""
     by_launcher = bool(str_to_bool(os.environ.get("ACCELERATE_USE_DEEPSPEED", "false")))
     if not (args.deepspeed or by_launcher):
         return

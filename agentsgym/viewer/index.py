@@ -74,10 +74,6 @@ class Index:
     def __init__(self, store: RolloutStore, limit: int) -> None:
         """Read the columns.
 
-        Args:
-            store: The rollouts.
-            limit: The maximum number of rollouts listed; the newest are chosen.
-
         Raises:
             StoreError: A file is missing or damaged.
         """

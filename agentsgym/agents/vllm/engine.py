@@ -21,7 +21,6 @@ class FailFastEngine:
     """
 
     def __init__(self, llm: Any) -> None:
-        """Store a ``vllm.LLM``; nothing is called yet."""
         self._llm = llm
         self._failure = ""
 

@@ -69,7 +69,6 @@ class VLLMServer:
     """
 
     def __init__(self, url: str) -> None:
-        """Store the URL; nothing is requested yet."""
         self.url = url.rstrip("/")
         self.model, self.root = "", ""
         self.context: int | None = None

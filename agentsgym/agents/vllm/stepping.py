@@ -50,7 +50,6 @@ class SteppedEngine:
     """
 
     def __init__(self, sampling: VLLMSampling) -> None:
-        """Read the engine's settings; nothing is sampled yet."""
         self.step: int | None = None
         self._engine: Any = sampling.generation.llm.llm_engine
         self._params = engine_params(sampling)

@@ -37,7 +37,6 @@ class EngineWeights:
     """
 
     def __init__(self, generation: Any) -> None:
-        """Store the engine, and whether it sleeps between rollouts."""
         self.step: int | None = None
         self._generation = generation
         self._sleeps: bool = generation.mode != "server" and generation.enable_sleep_mode

@@ -62,11 +62,7 @@ def patch_engine() -> None:
 
 
 def cache_commands(game: Any) -> None:
-    """Make a loaded game cache the text of each command, if it depends only on facts that cannot change.
-
-    Args:
-        game: A ``PddlEnv``, in a process whose engine is patched.
-    """
+    """Make a loaded game cache the text of each command, if it depends only on facts that cannot change."""
     task: Any = game._pddl_state.task
     changing = {effect.literal.predicate for action in task.actions for effect in action.effects}
     grammar: Any = game._logic.grammar

@@ -8,13 +8,7 @@ from agentsgym.envs.TwentyQuestions.knowledge import VALUES, KnowledgeBase
 
 
 class Candidates:
-    """The objects and properties of one game as bit masks.
-
-    Args:
-        knowledge: The facts.
-        objects: The names of the objects, in the order of their bits.
-        properties: The keys of the properties in the game.
-    """
+    """The objects and properties of one game as bit masks."""
 
     def __init__(self, knowledge: KnowledgeBase, objects: Sequence[str], properties: Sequence[str]) -> None:
         self.objects = tuple(objects)

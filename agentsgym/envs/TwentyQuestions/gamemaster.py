@@ -130,13 +130,7 @@ def load_reader() -> Reader:
 
 
 class Gamemaster:
-    """Answers questions from the knowledge base.
-
-    Args:
-        knowledge: The facts.
-        language: Matches questions to properties.
-        properties: The keys of the known properties; questions about others are answered "I don't know.".
-    """
+    """Answers questions from the knowledge base."""
 
     def __init__(self, knowledge: KnowledgeBase, language: Language, properties: Collection[str]) -> None:
         self._knowledge = knowledge

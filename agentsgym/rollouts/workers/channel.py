@@ -35,7 +35,6 @@ class Channel:
     """One end of a connection."""
 
     def __init__(self, connection: socket.socket, key: bytes) -> None:
-        """Wrap one end of a connection."""
         self.connection = connection
         self._key = key
         self._num_sent = self._num_received = 0

@@ -170,10 +170,6 @@ class WorkerHandle:
 
         A running step is interrupted; one that signals cannot interrupt, such as a long call of a C library, is killed
         after that time.
-
-        Args:
-            why: The reason, for messages.
-            immediately: Whether to kill it without time to close its episodes.
         """
         if self.is_killed:
             return

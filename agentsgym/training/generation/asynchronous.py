@@ -57,7 +57,6 @@ class AsyncRolloutGenerator(RolloutGenerator):
         dataset: Any,
         curriculum: Curriculum | None = None,
     ) -> None:
-        """Set up without playing anything."""
         num_rows = args.per_device_train_batch_size * cast("int", args.steps_per_generation)  # set by TRL
         if num_rows % cast("int", args.num_generations):
             raise ConfigError(

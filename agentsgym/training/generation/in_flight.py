@@ -25,13 +25,6 @@ class TaskOrder:
     """
 
     def __init__(self, num_rows: int, seed: int, *, shuffle: bool = True) -> None:
-        """Start at group 0.
-
-        Args:
-            num_rows: Number of rows in the dataset.
-            seed: Random seed for the order, which is different in every pass.
-            shuffle: Whether rows are shuffled.
-        """
         self._num_rows, self._seed, self._shuffle = num_rows, seed, shuffle
         self._order: tuple[int, list[int]] = (-1, [])
         self.reset()

@@ -33,7 +33,6 @@ class CheckpointWriter:
     """Writes the checkpoints of a run."""
 
     def __init__(self, trl: TRLInterface, args: GRPOEnvConfig, facts: Callable[[], Mapping[str, Any]]) -> None:
-        """Set up the writer; nothing is written yet."""
         self._trl = trl
         self._args = args
         self._facts = facts

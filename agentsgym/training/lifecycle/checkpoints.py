@@ -62,14 +62,7 @@ def load_checkpoint(folder: Path, estimator: BoundEstimator, value_model: ValueM
 
 
 def save_run_state(folder: Path, curriculum: Curriculum | None, order: TaskOrder | None, reference: Any) -> None:
-    """Write the parts of a run's state into a checkpoint, skipping those that are None.
-
-    Args:
-        folder: The checkpoint.
-        curriculum: The curriculum, whose results are written.
-        order: The task groups that were trained on, if rollouts run ahead of training.
-        reference: The reference model, if ``sync_ref_model`` updates it.
-    """
+    """Write the parts of a run's state into a checkpoint, skipping those that are None."""
     if curriculum is not None:
         state = {"options": curriculum.options, "results": curriculum.state_dict()}
         (folder / _CURRICULUM_FILE).write_text(json.dumps(state))

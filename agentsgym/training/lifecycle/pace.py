@@ -14,11 +14,6 @@ class CyclePace:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without measurements.
-
-        Args:
-            clock: Returns the current time in seconds.
-        """
         self._clock = clock
         # Rollouts run inside steps: seconds of rollouts, and of steps without them, in the last complete cycle.
         self._last: tuple[float, float] | None = None

@@ -25,14 +25,7 @@ class LossStatistics:
     def __init__(
         self, loss_type: LossType, *, epsilon_low: float, epsilon_high: float, device: torch.device | str = "cpu"
     ) -> None:
-        """Read the clip bounds, and start empty.
-
-        Args:
-            loss_type: The loss that is recorded.
-            epsilon_low: The trainer's ``epsilon_low``.
-            epsilon_high: The trainer's ``epsilon_high``.
-            device: The device of micro-batches.
-        """
+        """Read the clip bounds, and start empty."""
         self._bounds = loss_type.clip_bounds(epsilon_low=epsilon_low, epsilon_high=epsilon_high)
         self._names = ["entropy", "ratio", *([] if self._bounds is None else ["clip_ratio"])]
         self._device = device

@@ -239,7 +239,6 @@ class StepValueHead(TrainerCallback):
     """Averages, clips and clears the value head's gradients, as ``Trainer`` does for its model alone."""
 
     def __init__(self, value_model: ValueModel) -> None:
-        """Set the value model that is stepped."""
         self._value_model = value_model
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -26,13 +26,6 @@ def observation_columns(
 ) -> dict[str, torch.Tensor]:
     """Return the columns of the loss on observations. Collective.
 
-    Args:
-        trajectories: The rollouts of this rank.
-        included: Whether each is trained on.
-        weights: The weights of observations.
-        tokens: The rows of the rollouts.
-        sum_over_ranks: Sums a tensor over all ranks.
-
     Returns:
         ``observation_weights``, (B, L), 0.0 on all tokens that are not trained on so, and ``num_observation_tokens``,
         the number of the others on all ranks, 0-dim.

@@ -31,11 +31,7 @@ class _Worker:
     """
 
     def __init__(self, engine: str) -> None:
-        """Set up the worker; its process starts with the first episode.
-
-        Args:
-            engine: The class of the engines, as ``"module:Class"``.
-        """
+        """Set up the worker; its process starts with the first episode."""
         self.lock = threading.Lock()
         self.is_over = False
         self.num_games = 0
