@@ -19,7 +19,6 @@ import torch
 from agentsgym.batch.padding import pad_right
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_number, require
-from agentsgym.training.tensors.importance import LogprobGapSums, difference_metrics
 from agentsgym.training.tensors.scoring import plain_logprobs
 
 if TYPE_CHECKING:
@@ -153,18 +152,6 @@ def logprob_gap(
         ratio_max=ratio.max().item(),
         **left_out,
     )
-
-
-def drift_metrics(recorded: torch.Tensor, recomputed: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-    """Compute the metrics of the gap between sampler and model in one batch: see :meth:`LogprobGapSums.of`.
-
-    Returns:
-        ``sampling/sampling_logp_difference/{mean,max}`` (the gap) and
-        ``sampling/importance_sampling_ratio/{min,mean,max}``, with TRL's names but unclipped ratios;
-        ``sampling/kl/{k1,k3}``. Without any token, the gap and KL are 0 and the ratio is 1, so that the names are
-        always the same.
-    """
-    return difference_metrics([LogprobGapSums.of(recorded, recomputed, mask)])
 
 
 def _segments(index: int, trajectory: Trajectory) -> list[_ScoredSegment]:

@@ -15,9 +15,13 @@ from trl import GRPOTrainer
 
 from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.record_audit import audit
-from agentsgym.training.drift import drift_metrics, logprob_gap
-from agentsgym.training.tensors.importance import LogprobGapSums, gap_metrics
+from agentsgym.training.drift import logprob_gap
+from agentsgym.training.tensors.importance import LogprobGapSums, difference_metrics, gap_metrics
 from agentsgym.training.tensors.token_batch import TokenBatch
+
+
+def drift_metrics(recorded: torch.Tensor, recomputed: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+    return difference_metrics([LogprobGapSums.of(recorded, recomputed, mask)])
 
 
 def test_the_names_that_trl_has_are_trls() -> None:

@@ -231,8 +231,8 @@ def gap_metrics(ranks: Sequence[LogprobGapSums]) -> dict[str, float]:
     """Compute the logged metrics of the gap between sampler and model, and of what a correction for it costs.
 
     Returns:
-        The metrics of :func:`agentsgym.training.drift.drift_metrics`, ``sampling/effective_sample_size`` over the rows
-        of all ranks, ``sampling/effective_sample_size_of_tokens`` over their agent tokens, and with a correction
+        The metrics of :func:`difference_metrics`, ``sampling/effective_sample_size`` over the rows of all ranks,
+        ``sampling/effective_sample_size_of_tokens`` over their agent tokens, and with a correction
         ``sampling/cut_fraction``, the fraction of agent tokens that it masks or clips to a bound.
     """
     log_ratios = [log_ratio for rank in ranks for log_ratio in rank.row_log_ratios]
@@ -248,7 +248,11 @@ def gap_metrics(ranks: Sequence[LogprobGapSums]) -> dict[str, float]:
 
 
 def difference_metrics(ranks: Sequence[LogprobGapSums]) -> dict[str, float]:
-    """Compute only the metrics of the differences, over the tokens of all ranks."""
+    """Compute only the metrics of the differences, over the tokens of all ranks.
+
+    They have TRL's names, but the ratios are unclipped. Without any token, the gap and KL are 0 and the ratio is 1, so
+    that the names are always the same.
+    """
     num_tokens = sum(rank.num_compared for rank in ranks)
     divisor = max(1, num_tokens)
     return {
