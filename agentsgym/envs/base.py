@@ -91,7 +91,10 @@ class MultistepEnv(ABC):
     - ``state_scores``: how changes of ``_score_state`` are rewarded: ``"change"``, or ``"potential"``, which leaves the
       best policies unchanged.
     - ``history``: how the agent sees earlier messages: ``"append"`` (the recorded tokens), ``"rerender"`` (rendered
-      again by the template), or a function that returns the messages to show.
+      again by the template), ``"summarize"`` (replaced by notes that the agent writes), or a function that returns the
+      messages to show.
+    - ``summarize_over_tokens``: with ``"summarize"``, the number of tokens above which a note is requested.
+    - ``summary_prompt``: the message that requests a note.
     """
 
     config_fields: ClassVar[Mapping[str, Field]] = {}

@@ -284,7 +284,8 @@ class Trial:
     def _prompt_messages(self) -> list[Message] | None:
         """Return the messages in the prompt; None if they are the recorded ones."""
         shown, recorded = self.conversation.transcript.prompt_messages, self.conversation.transcript.messages
-        return None if shown is recorded or shown == recorded else [*shown]
+        is_same = shown is recorded or (self.conversation.notes is not None and shown == recorded)  # before any note
+        return None if is_same else [*shown]
 
     def _request(self, room: int | None) -> TurnRequest:
         conversation = self.conversation

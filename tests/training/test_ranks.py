@@ -122,7 +122,7 @@ def test_each_rank_stores_its_own_rollouts_under_one_name_of_the_run(
 def test_ranks_send_summaries_of_rollouts_and_no_tokens(name: str, ranks: list[dict[str, Any]]) -> None:
     kinds = {"RolloutSummary", "float"}  # the latter of the loss: the ratio of each row
     kinds |= {"tuple"} if name.endswith("_values") else set()  # of the value head: what it predicts for each turn
-    kinds |= {"LogprobGapSums"} if name == "silent_rank" else set()
+    kinds |= {"LogprobGapSums", "int"} if name == "silent_rank" else set()  # and the turns that can be compared
     kinds |= {"CompletionRow"} if name == "shown" else set()
     kinds |= {"int"} if name == "retried" else set()  # how many each rank plays again
     first, second = (outcomes[name]["sent"] for outcomes in ranks)
