@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM
 from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
 
-from agentsgym.training import drift
 from agentsgym.training._trl import TRLInterface
 from agentsgym.training.drift import logprob_gap
+from agentsgym.training.tensors import scoring
 from agentsgym.training.tensors.labeled_head import head_logits, score_labeled_only, trunk_of
 from agentsgym.training.trainer import GRPOEnvTrainer
 
@@ -148,7 +148,7 @@ def test_a_comparison_scores_a_few_tokens_at_once(tmp_path: Path, monkeypatch: p
     env, model = trainer.environments.of({"task_data": {"seed": 0}}), copy.deepcopy(trainer.model)
     played = env.rollout([{"seed": 0}, {"seed": 1}], trainer.agent, 4)
     whole = logprob_gap(model, played)
-    monkeypatch.setattr(drift, "POSITIONS_AT_ONCE", 5)
+    monkeypatch.setattr(scoring, "POSITIONS_AT_ONCE", 5)
     with Largest(model.config.vocab_size) as largest:
         pieces = logprob_gap(model, played)
     assert pieces.num_tokens == whole.num_tokens > 2 * model.config.hidden_size
