@@ -18,6 +18,7 @@ from agentsgym.credit.gae import bilevel_gae, turn_gae
 from agentsgym.credit.outcomes import grpo, rae, reward, rloo
 from agentsgym.credit.returns import gigpo, mt_grpo, rebn, return_to_go
 from agentsgym.credit.traits import EstimatorTraits, Use, declaration_of, estimator_traits, traits_of
+from agentsgym.credit.tree import tree
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import check_number
 from agentsgym.texts import shown
@@ -33,6 +34,7 @@ ESTIMATORS: Final[Mapping[str, Estimator]] = {
     "rebn": rebn,
     "mt_grpo": mt_grpo,
     "gigpo": gigpo,
+    "tree": tree,
     "turn_gae": turn_gae,
     "bilevel_gae": bilevel_gae,
 }

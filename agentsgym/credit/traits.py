@@ -21,6 +21,7 @@ Use = Literal[
     "state_keys",
     "roles",
     "values",  # predictions of a value head
+    "owners",  # which turns forks share
     "turn_values",  # only the predictions before the first token of each turn
 ]
 

@@ -224,6 +224,12 @@ class EnvSettings:
         observation_loss_weight: Weight of a loss on observations (ECHO, 2605.24517), the mean of -log p over the
             observation tokens between the turns of a rollout; 0 for none. A number, or a dict of weights by the role of
             the observation's message, such as ``{"tool": 0.05}``; JSON from a command line.
+        fork_budget: Number of tokens that forks of a task group's rollouts may sample, as an expected value and on
+            average over the groups of a generation batch; 0 for no forks. Requires ``layout="turn"`` and the estimator
+            ``"tree"``.
+        fork_kwargs: Options of forks: ``at``, where rollouts are forked (``"uniform"``, ``"entropy"`` or ``"value"``:
+            see :class:`~agentsgym.training.generation.forking.ForkSettings`), and ``width``, the number of forks of a
+            turn (3 by default). A dict, or JSON from a command line.
         max_turn_tokens: Token budget of one turn.
         stop_strings: Texts that end a turn like its end-of-turn token; their tokens stay in the turn.
         drift_interval: Number of generation batches between comparisons of the sampler's log-probabilities with the
@@ -292,6 +298,12 @@ class EnvSettings:
     observation_loss_weight: RoleWeights = field(
         default=0.0,
         metadata={"help": "Weight of a loss on observations: a number, or numbers by the message's role as JSON."},
+    )
+    fork_budget: int = setting(
+        0, "Tokens that forks of a task group's rollouts may sample; 0 for no forks.", "a non-negative int", is_int(0)
+    )
+    fork_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Options of forks, at and width, as JSON."}
     )
     max_turn_tokens: int = setting(256, "Token budget of one turn.", "a positive int", is_int(1))
     stop_strings: list[str] | None = setting(  # noqa: RUF009  # likewise

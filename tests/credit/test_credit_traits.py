@@ -38,6 +38,8 @@ TABLE: list[tuple[str, dict[str, Any], float, str, bool]] = [
     ("mt_grpo", {}, 0.5, "turn_rewards final_reward discount", True),
     ("gigpo", {}, 0.0, "discount turn_rewards final_reward state_keys", True),
     ("gigpo", {"baseline": "others"}, 0.0, "discount turn_rewards final_reward state_keys", True),
+    ("tree", {}, 0.0, "discount turn_rewards owners", True),
+    ("tree", {"weights": "shared"}, 0.0, "discount turn_rewards owners", True),
     ("turn_gae", {}, 0.0, "discount turn_rewards turn_values roles", False),
     ("turn_gae", {}, 0.5, "discount turn_rewards turn_values roles", False),
     ("bilevel_gae", {}, 0.0, "discount turn_rewards values roles", False),
@@ -87,7 +89,7 @@ class Played:
     trajectory: Trajectory
 
 
-def played(turns: list[tuple[int, Any, Any]], frame: Any, changed: set[str]) -> Played:
+def played(turns: list[tuple[int, Any, Any]], frame: Any, changed: set[str], index: int = 0) -> Played:
     def version(place: int, part: str) -> list[Any]:
         return [(second if part in changed else first)[place] for _, first, second in turns]
 
@@ -110,6 +112,7 @@ def played(turns: list[tuple[int, Any, Any]], frame: Any, changed: set[str]) -> 
         potentials=[0.5 * k for k in range(len(turns))],
         token_counts=lengths,
         values=values,
+        owners=["shared" if k == 0 < len(turns) - 1 and "owners" in changed else index for k in range(len(turns))],
     )
     trajectory = Trajectory(
         token_ids=range(sum(lengths)),
@@ -127,7 +130,10 @@ def advantages(
 ) -> list[list[list[float]]]:
     """The advantages of all tokens in two batches that are alike; the second knows what was kept of the first."""
     estimator = copy.deepcopy(estimator)
-    batch = [played(turns, frame, set(changed) if which(frame) else set()) for turns, frame in case]
+    batch = [
+        played(turns, frame, set(changed) if which(frame) else set(), index)
+        for index, (turns, frame) in enumerate(case)
+    ]
     discount = 0.5 if "discount" in changed else 1.0
     found: list[list[list[float]]] = []
     for _ in range(2):

@@ -20,6 +20,7 @@ from agentsgym.credit.registry import get_estimator
 from agentsgym.errors import ConfigError
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.generation.forking import ForkSettings
 from agentsgym.training.settings import MOVED
 from agentsgym.training.tensors.importance import ImportanceCorrection
 from agentsgym.training.validation import _TRL_CHECKS, _UNSUPPORTED
@@ -90,6 +91,7 @@ UNWANTED: dict[str, tuple[list[Any], list[Any]]] = {
         [None, "https://a:8000", "http://a,http://b", "http://a, http://b", ["http://a", "http://b"]],
     ),
     "max_staleness": ([-1, 0.5, None, True], [0, 6]),
+    "fork_budget": ([-1, 0.5, None, True], [0, 100]),
 }
 
 
@@ -120,7 +122,10 @@ ALONG: dict[tuple[str, Any], dict[str, Any]] = {
 }
 
 
-ALONG_ANY: dict[str, dict[str, Any]] = {"vllm_server_base_url": {"use_vllm": True, "vllm_mode": "server"}}
+ALONG_ANY: dict[str, dict[str, Any]] = {
+    "vllm_server_base_url": {"use_vllm": True, "vllm_mode": "server"},
+    "fork_budget": {"layout": "turn", "advantage_estimator": "tree"},
+}
 
 
 @pytest.mark.parametrize(("name", "known"), [(name, known) for name, choices in CHOICES.items() for known in choices])
@@ -154,7 +159,7 @@ def test_trls_mask_of_truncated_completions_is_ours_of_truncated_rollouts(tmp_pa
 
 def test_no_more_settings_are_added_to_trls_than_a_person_can_look_through() -> None:
     own = {one.name for one in dataclasses.fields(GRPOEnvConfig)} - {one.name for one in dataclasses.fields(GRPOConfig)}
-    assert len(own) <= 27
+    assert len(own) <= 29
 
 
 @pytest.mark.parametrize("name", MOVED)
@@ -176,6 +181,25 @@ def test_what_is_to_be_written_now_is_accepted(tmp_path: Path) -> None:
     for name, _, text in written:
         value = yaml.safe_load(text)
         assert getattr(settings(tmp_path, **{name: value}, **along.get(name, {})), name) == value
+
+
+FORKED: dict[str, Any] = {"fork_budget": 9, **ALONG_ANY["fork_budget"]}
+
+
+def test_the_options_of_forks_are_checked(tmp_path: Path) -> None:
+    given = settings(tmp_path, **FORKED, fork_kwargs='{"at": "value", "width": 2}')
+    assert given.forks == ForkSettings(budget=9, at="value", width=2)
+    assert settings(tmp_path, **FORKED).forks == ForkSettings(budget=9)
+    assert settings(tmp_path).forks is None
+    for options, sentence in (
+        ({"wide": 2}, r"fork_kwargs\['wide'\] is unknown; did you mean 'width'\?"),
+        ({"width": 0}, r"fork_kwargs\['width'\] must be a positive int, got 0"),
+        ({"at": "random"}, r"fork_kwargs\['at'\] must be one of 'uniform', 'entropy', 'value', got 'random'"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            settings(tmp_path, **FORKED, fork_kwargs=options)
+    with pytest.raises(ConfigError, match="fork_kwargs requires fork_budget > 0"):
+        settings(tmp_path, fork_kwargs={"width": 2})
 
 
 @pytest.mark.parametrize(

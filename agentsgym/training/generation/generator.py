@@ -20,6 +20,7 @@ from agentsgym.credit.filters import uninformative_task_groups
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.dataset_rows import DatasetRow
 from agentsgym.envs.datasets.environments import group_seeds
+from agentsgym.envs.forks import Branch, Branching
 from agentsgym.envs.play import TrialRounds
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.failure_policy import FailureCount, FailurePolicy, RetrySeed
@@ -28,6 +29,14 @@ from agentsgym.judging.judge import ranks_groups
 from agentsgym.ranks import DeferredError, RolloutsAbortedError, all_gather_objects
 from agentsgym.seeding import derive_seed
 from agentsgym.training.generation.batch import GenerationBatch, Phase
+from agentsgym.training.generation.forking import (
+    Forks,
+    ForkSettings,
+    choose_turns,
+    own_rows,
+    prefilled_tokens,
+    with_owners,
+)
 from agentsgym.training.generation.summaries import short_summaries
 from agentsgym.training.metrics.rollouts import RolloutSummary
 
@@ -177,15 +186,69 @@ class RolloutGenerator:
             self._curriculum.record([drawn[i // phase.num_rollouts] for i in range(len(rollouts))], rollouts)
         self._check_failures(rollouts)
         batch = self._batch(rows, trajectories, first, rollouts, ())
-        if not (phase.is_training and self._args.zero_variance_groups == "resample"):
+        if not phase.is_training:
             return batch
-        for attempt in range(1, MAX_RESAMPLES + 1):
+        for attempt in range(1, MAX_RESAMPLES + 1) if self._args.zero_variance_groups == "resample" else ():
             groups = uninformative_task_groups(batch.scored, self._args)
             if not groups:
                 break
             batch = self._resample(batch, groups, replace(phase, attempt=attempt))
             self._check_failures([*batch.rollouts, *batch.replaced])
-        return batch
+        return self._forked(batch, phase) if self._args.fork_budget else batch
+
+    def _forked(self, batch: GenerationBatch, phase: Phase) -> GenerationBatch:
+        """Fork the rollouts of a batch, each rank its own. Collective."""
+        settings = cast("ForkSettings", self._args.forks)
+        error, branches, trials = DeferredError(), list[tuple[int, Branch]](), list["Trial"]()
+        with error.capturing():
+            own = [batch.rollouts[i].scored for i in batch.local_indices]
+            seed = derive_seed("forks", self._args.seed, *phase.seed_parts, batch.first)
+            chosen = choose_turns(batch.trajectories, own, settings, seed, self._args.discount)
+            for i, turn in chosen:
+                branch = Branch(self._environments.of(batch.dataset_rows[i]), batch.trajectories[i], turn)
+                branches += [(i, branch)] * settings.width
+            trials = self._trials_of_forks(batch, branches, phase.num_rollouts)
+        by_session = {trial.session_id: branch for trial, (_, branch) in zip(trials, branches, strict=True)}
+        counts = all_gather_objects([len(trials)], error.first)
+        policy = FailurePolicy(max_failed_fraction=self._args.max_failed_fraction)
+        with FailureLog(logger) if self._failures is None else contextlib.nullcontext(self._failures) as log:
+            rounds = TrialRounds(trials, policy, log)
+            agent, num_before = (
+                Branching(self._player, by_session.__getitem__),
+                sum(counts[: PartialState().process_index]),
+            )
+            self._play_round(rounds, phase, num_before, error, "forks", agent=agent)
+        played, parts = list["Trajectory"](), list[tuple[list[RolloutSummary], int]]()
+        with error.capturing():
+            if not error.first:
+                played = [branch.checked(one) for (_, branch), one in zip(branches, rounds.trajectories, strict=True)]
+                parts = [self._summaries_of_forks(batch, [i for i, _ in branches], played, phase.num_rollouts)]
+        everyone = all_gather_objects(parts, error.first)
+        summaries = [one for own, _ in everyone for one in own]
+        self._check_failures([*batch.rollouts, *batch.replaced, *summaries])
+        forks = Forks(
+            trajectories=played,
+            parents=[i for i, _ in branches],
+            first=sum(counts[: PartialState().process_index]),
+            summaries=summaries,
+            num_rows=[sum(one.num_rows for one in own) for own, _ in everyone],
+            num_prefilled=sum(number for _, number in everyone),
+        )
+        rows = [
+            row
+            for i, one in enumerate(played, len(batch.trajectories))
+            for row in own_rows(self._layout(i, one), one.info["fork"])
+        ]
+        rollouts = [
+            replace(one, scored=with_owners(one.scored, i % phase.num_rollouts)) for i, one in enumerate(batch.rollouts)
+        ]
+        return replace(
+            batch,
+            training_rows=[*batch.training_rows, *rows],
+            rollouts=rollouts,
+            forks=forks,
+            metrics={**batch.metrics, **forks.metrics()},
+        )
 
     def _batch(
         self,
@@ -276,7 +339,13 @@ class RolloutGenerator:
         return trajectories, all_gather_objects(summaries, error.first)
 
     def _play_round(
-        self, rounds: TrialRounds, phase: Phase, num_before: int, error: DeferredError, *seed_parts: str | int
+        self,
+        rounds: TrialRounds,
+        phase: Phase,
+        num_before: int,
+        error: DeferredError,
+        *seed_parts: str | int,
+        agent: Agent | None = None,
     ) -> None:
         """Play the pending trials; a rank with an error takes part without trials. Collective."""
         args = self._args
@@ -295,7 +364,7 @@ class RolloutGenerator:
                 if error.first:
                     rounds.give_up()
                 rounds.play(
-                    self._player,
+                    self._player if agent is None else agent,
                     pool=self._pool,
                     turn_timeout_s=args.turn_timeout_s,
                     episode_timeout_s=args.episode_timeout_s,
@@ -335,6 +404,37 @@ class RolloutGenerator:
             retries = trajectory.num_retries if self._args.episode_retries else None
             summaries.append(replace(summary, environment=self._environments.label(row), num_retries=retries))
         return short_summaries(summaries)
+
+    def _trials_of_forks(
+        self, batch: GenerationBatch, branches: Sequence[tuple[int, Branch]], num_rollouts: int
+    ) -> list[Trial]:
+        """Build a trial for each fork, with numbers that follow those of the task group's rollouts."""
+        numbers: Counter[int] = Counter()
+        places: list[tuple[int, int]] = []
+        for _, branch in branches:
+            group = branch.trajectory.task_index
+            places.append((group, num_rollouts + numbers[group]))
+            numbers[group] += 1
+        return self._environments.trials(
+            [{**batch.dataset_rows[i], "task_data": branch.trajectory.task_data} for i, branch in branches],
+            [branch.trajectory.seed or 0 for _, branch in branches],
+            places=places,
+            max_turn_tokens=self._args.max_turn_tokens,
+            max_completion_length=self._args.max_completion_length,
+        )
+
+    def _summaries_of_forks(
+        self, batch: GenerationBatch, parents: Sequence[int], forks: Sequence[Trajectory], num_rollouts: int
+    ) -> tuple[list[RolloutSummary], int]:
+        """Summarize the forks of this rank, and count the tokens before and after the forked turns' first tokens."""
+        rows = [batch.dataset_rows[i] for i in parents]
+        summaries = self._summaries(rows, forks, [(batch.first + i) // num_rollouts for i in parents])
+        for place, (fork, summary) in enumerate(zip(forks, summaries, strict=True)):
+            origin = fork.info["fork"]
+            own = own_rows(self._layout(0, fork), origin)
+            scored = with_owners(summary.scored, fork.rollout_index, origin)
+            summaries[place] = replace(RolloutSummary.of(fork, own, scored), environment=summary.environment)
+        return summaries, prefilled_tokens(forks)
 
     def _check_failures(self, rollouts: Sequence[RolloutSummary]) -> None:
         """Raise if too many rollouts failed; every rank has all summaries, so all ranks raise together."""
