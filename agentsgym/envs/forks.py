@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.base import Agent
 from agentsgym.errors import AgentError, ConfigError, EnvError, TaskError
 from agentsgym.texts import shown
 from agentsgym.types import Action, FinishReason, ToolCall, Trajectory, TurnRequest
+
+if TYPE_CHECKING:
+    from agentsgym.tokens.chat_format import ChatFormat
 
 
 def fork(env: Any, trajectory: Trajectory, turn: int, agent: Agent, num_forks: int, **options: Any) -> list[Trajectory]:
@@ -43,8 +46,12 @@ class Branch:
 
     def __init__(self, env: Any, trajectory: Trajectory, turn: int) -> None:
         self._env, self.trajectory, self.turn = env, trajectory, turn
-        has_tokens = env.chat_format is not None
-        self._actions = [recorded_action(trajectory, k, has_tokens=has_tokens) for k in range(turn)]
+        chat_format: ChatFormat | None = env.chat_format
+        reasons: list[FinishReason] = [_finish_reason(trajectory, k, chat_format) for k in range(turn)]
+        self._actions = [
+            recorded_action(trajectory, k, reason, has_tokens=chat_format is not None)
+            for k, reason in enumerate(reasons)
+        ]
         self._difference: str | None = None
 
     def action(self, k: int, request: TurnRequest) -> Action | AgentError:
@@ -107,6 +114,20 @@ class Branching(Agent):
     def finish(self) -> None:
         """Let the agent free its resources."""
         self._agent.finish()
+
+
+def _finish_reason(recorded: Trajectory, k: int, chat_format: ChatFormat | None) -> FinishReason:
+    """Infer from the tokens whether turn k was truncated; an answer with tool calls was not."""
+    turn = recorded.turns[k]
+    ids = recorded.token_ids[turn.start : turn.stop]
+    is_ended = chat_format is None or not ids or chat_format.ended_by(ids, "length") is not None
+    if chat_format is None or is_ended or recorded.messages[turn.message_index].get("tool_calls"):
+        return "stop"
+    if chat_format.ended_by(ids, "stop") is None:
+        return "length"
+    # The answer ends with a special token, which ended it unless its end of turn was added.
+    following = recorded.token_ids[turn.stop : turn.stop + 1]
+    return "length" if following and following[0] in chat_format.stop_token_ids else "stop"
 
 
 def _with_state(answer: Action | AgentError, k: int) -> Action | AgentError:

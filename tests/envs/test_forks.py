@@ -47,6 +47,26 @@ def test_the_turns_before_a_fork_are_those_of_the_rollout(turn: int, seed: int) 
         assert one.logprobs[:stop] == BASE.logprobs[:stop]
 
 
+@pytest.mark.parametrize("last", ["a word", "an end", "another special token"])
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_truncated_turns_are_repeated_with_what_was_added_behind_them(last: str, reason: Any) -> None:
+    end, unknown = TOKENIZER.eos_token_id, TOKENIZER.unk_token_id
+    ids = [*TOKENIZER.encode("Is it", add_special_tokens=False), *{"an end": [end], "a word": []}.get(last, [unknown])]
+    assert unknown in TOKENIZER.all_special_ids
+    action = Action(text="Is it", token_ids=ids, finish_reason=reason)
+    [played] = ENV.rollout([{"solution": "apple", "seed": 3}], _Saying(action))
+    [fork] = ENV.fork(played, len(played.turns), policy(), num_forks=1)
+    assert fork.token_ids == played.token_ids
+
+
+class _Saying(Agent):
+    def __init__(self, action: Action) -> None:
+        self.action = action
+
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
+        return [self.action] * len(requests)
+
+
 def test_forks_differ_after_it() -> None:
     forks = ENV.fork(BASE, 1, policy(), num_forks=8)
     assert len({tuple(one.token_ids) for one in forks}) > 1

@@ -18,7 +18,7 @@ from agentsgym import RolloutStore
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.tree import tree
 from agentsgym.errors import ConfigError, EnvError
-from agentsgym.training.generation.forking import ForkSettings, choose_turns
+from agentsgym.training.generation.forking import Candidate, ForkSettings, candidates, draw
 from agentsgym.training.observing import BatchObserver, ObservedBatch
 from agentsgym.types import StopReason, Trajectory, Turn
 
@@ -181,7 +181,14 @@ def test_a_failed_fork_costs_no_other(tmp_path: Path) -> None:
     assert any(batch.metrics["forks/failed"] > 0 for batch in batches)
 
 
-def test_task_groups_that_are_divided_and_trials_without_history_are_refused(tmp_path: Path) -> None:
+def test_task_groups_that_are_divided_are_refused(tmp_path: Path) -> None:
+    with trainer_of(tmp_path, **FORKED) as trainer:
+        trainer.model.train()
+        with pytest.raises(ConfigError, match=r"forks need complete task groups .* of num_generations \(4\)"):
+            trainer.generator.generate(ROWS[:6], trainer._phase())
+
+
+def test_trials_without_history_are_refused(tmp_path: Path) -> None:
     config = {"episodes_per_trial": 2, "keep_history": False}
     with pytest.raises(ConfigError, match="a fork of a trial of several episodes requires"):
         trainer_of(tmp_path, **FORKED, env_config=config)
@@ -220,20 +227,28 @@ def test_chosen_turns_keep_to_the_budget_and_leave_first_turns_out(
 ) -> None:
     batch = [rollout(own, group, reward, [None] * len(own)) for own, group, reward in drawn]
     trajectories, scored = [one for one, _ in batch], [one for _, one in batch]
-    chosen = choose_turns(trajectories, scored, ForkSettings(budget=budget, at=at, width=width), seed=1)
+
+    def choose(budget: int) -> list[tuple[int, int]]:
+        forked = ForkSettings(budget=budget, at=at, width=width)
+        num_groups = len({one.group for one in scored})
+        return [
+            (one.rollout, one.turn) for one in draw(candidates(trajectories, scored, forked), forked, num_groups, 1)
+        ]
+
+    chosen = choose(budget)
     assert chosen == sorted({*chosen})
     assert all(k > 0 for _, k in chosen)
     cost = sum(width * sum(drawn[i][0][k:]) for i, k in chosen)
     assert cost <= budget * len({one.group for one in scored})
-    everything = choose_turns(trajectories, scored, ForkSettings(budget=10**6, at=at, width=width), seed=1)
     if at == "uniform":
-        assert len(everything) == sum(len(own) - 1 for own, *_ in drawn)
+        assert len(choose(10**6)) == sum(len(own) - 1 for own, *_ in drawn)
 
 
 def counts(batch: list[tuple[Trajectory, ScoredRollout]], at: str) -> Counter[tuple[int, int]]:
     trajectories, scored = [one for one, _ in batch], [one for _, one in batch]
     settings = ForkSettings(budget=2, at=at, width=1)
-    return Counter(place for seed in range(400) for place in choose_turns(trajectories, scored, settings, seed))
+    found = candidates(trajectories, scored, settings)
+    return Counter((one.rollout, one.turn) for seed in range(400) for one in draw(found, settings, 1, seed))
 
 
 def test_value_forks_where_returns_differ_in_the_same_state() -> None:
@@ -253,9 +268,16 @@ def test_entropy_forks_where_turns_are_surprising() -> None:
     assert first > second > 0
 
 
-def test_equal_returns_are_forked_anywhere() -> None:
+def test_value_forks_nothing_where_all_returns_are_equal() -> None:
     batch = [rollout([1, 1, 1], 0, 1.0, [None] * 3) for _ in range(2)]
-    assert {*counts(batch, "value")} == {(i, k) for i in range(2) for k in (1, 2)}
+    assert not counts(batch, "value")
+    assert {*counts(batch, "uniform")} == {(i, k) for i in range(2) for k in (1, 2)}
+
+
+def test_turns_are_drawn_by_weight() -> None:
+    found = [Candidate(rollout=i, turn=1, weight=weight, cost=1) for i, weight in enumerate((1.0, 3.0))]
+    drawn = Counter(draw(found, ForkSettings(budget=1, width=1), 1, seed)[0].rollout for seed in range(4000))
+    assert drawn[1] / 4000 == pytest.approx(0.75, abs=0.03)
 
 
 def test_stored_info_of_forks_is_json(played: Any) -> None:

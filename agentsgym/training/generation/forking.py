@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, Final
@@ -36,8 +36,8 @@ class ForkSettings:
     Attributes:
         budget: Number of tokens that the forks of a task group may sample, on average over the task groups.
         at: Rule by which turns are chosen, one of :data:`FORK_AT`: all alike (``"uniform"``), or in proportion to the
-            mean of -log p of the turns with the same index (``"entropy"``), or to the spread of the returns of the task
-            group's turns in the same state or, without a state key, with the same index (``"value"``).
+            mean of -log p of the task group's turns with the same index (``"entropy"``), or to the standard deviation
+            of the returns of its turns in the same state or, if there is only one, with the same index (``"value"``).
         width: Number of forks of a chosen turn.
     """
 
@@ -93,84 +93,100 @@ class Forks:
         }
 
 
-def choose_turns(
-    trajectories: Sequence[Trajectory],
-    scored: Sequence[ScoredRollout],
-    settings: ForkSettings,
-    seed: int,
-    discount: float = 1.0,
-) -> list[tuple[int, int]]:
-    """Draw the turns to fork, without replacement, as long as the expected cost stays within the budget.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A turn that may be forked.
 
-    A fork is expected to sample as many tokens as its rollout did from that turn on. First turns are not chosen: they
-    are what the rollouts of a task group have in common anyway.
+    Attributes:
+        rollout: Index of its rollout among those of all ranks.
+        turn: Its index.
+        weight: Its chance to be chosen, relative to those of others.
+        cost: Number of tokens that one fork is expected to sample: those of the rollout from this turn on.
+    """
+
+    rollout: int
+    turn: int
+    weight: float
+    cost: int
+
+
+def candidates(
+    trajectories: Sequence[Trajectory], scored: Sequence[ScoredRollout], settings: ForkSettings, *, first: int = 0
+) -> list[Candidate]:
+    """Weigh the turns of complete task groups.
+
+    First turns are not forked: they are what the rollouts of a task group have in common anyway.
 
     Args:
-        trajectories: The rollouts of this rank, in complete task groups, (B,).
+        trajectories: The rollouts of this rank, (B,).
         scored: The same rollouts as estimators see them, (B,).
         settings: The settings.
-        seed: Seed of the draws.
-        discount: γ of the returns whose spread counts.
-
-    Returns:
-        Pairs of the index of a rollout and of a turn, sorted.
+        first: Index of the first one among the rollouts of all ranks.
     """
-    weights = _WEIGHTS[settings.at](trajectories, scored, discount)
+    places = [(i, k) for i, one in enumerate(scored) if one.included for k in range(1, len(one.turn_rewards))]
+    weights = _WEIGHTS[settings.at](places, trajectories, scored)
+    return [
+        Candidate(
+            rollout=first + i,
+            turn=k,
+            weight=weight,
+            cost=sum(turn.stop - turn.start for turn in trajectories[i].turns[k:]),
+        )
+        for (i, k), weight in zip(places, weights, strict=True)
+        if weight > 0
+    ]
+
+
+def draw(found: Sequence[Candidate], settings: ForkSettings, num_groups: int, seed: int) -> list[Candidate]:
+    """Draw turns without replacement, by weight, as long as their expected cost stays within the budget.
+
+    Args:
+        found: The candidates of all ranks.
+        settings: The settings.
+        num_groups: Number of task groups of all ranks, which the budget is for.
+        seed: Seed of the draws.
+    """
     generator = random.Random(seed)
     # Efraimidis & Spirakis 2006: the largest of u^(1/w) are a weighted sample without replacement.
-    keys = {place: generator.random() ** (1 / weight) for place, weight in weights.items() if weight > 0}
-    left = settings.budget * len({one.group for one in scored})
-    chosen: list[tuple[int, int]] = []
-    for i, k in sorted(keys, key=lambda place: -keys[place]):
-        turns = trajectories[i].turns[k:]
-        left -= settings.width * sum(turn.stop - turn.start for turn in turns)
+    keys = [generator.random() ** (1 / one.weight) for one in found]
+    left, chosen = settings.budget * num_groups, list[Candidate]()
+    for place in sorted(range(len(found)), key=lambda place: -keys[place]):
+        left -= settings.width * found[place].cost
         if left < 0:
             break
-        chosen.append((i, k))
-    return sorted(chosen)
+        chosen.append(found[place])
+    return sorted(chosen, key=lambda one: (one.rollout, one.turn))
 
 
-_Weights = dict[tuple[int, int], float]
+_Places = Sequence[tuple[int, int]]
 
 
-def _uniform(trajectories: Sequence[Trajectory], scored: Sequence[ScoredRollout], _discount: float) -> _Weights:
-    return {
-        (i, k): 1.0
-        for i, (one, own) in enumerate(zip(trajectories, scored, strict=True))
-        for k in range(1, len(one.turns))
-        if own.included
-    }
+def _uniform(places: _Places, _trajectories: Sequence[Trajectory], _scored: Sequence[ScoredRollout]) -> list[float]:
+    return [1.0] * len(places)
 
 
-def _by_entropy(trajectories: Sequence[Trajectory], scored: Sequence[ScoredRollout], discount: float) -> _Weights:
-    surprises: defaultdict[int, list[float]] = defaultdict(list)
-    weights = _uniform(trajectories, scored, discount)
-    for i, k in weights:
+def _by_entropy(places: _Places, trajectories: Sequence[Trajectory], scored: Sequence[ScoredRollout]) -> list[float]:
+    surprises: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+    for i, k in places:
         turn, logprobs = trajectories[i].turns[k], trajectories[i].logprobs
         if logprobs is not None and turn.stop > turn.start:
-            surprises[k].append(-sum(logprobs[turn.start : turn.stop]))
-    means = {k: fmean(own) for k, own in surprises.items()}
-    return _positive({place: means.get(place[1], 0.0) for place in weights})
+            surprises[scored[i].group, k].append(-sum(logprobs[turn.start : turn.stop]))
+    means = {key: fmean(own) for key, own in surprises.items()}
+    return [means.get((scored[i].group, k), 0.0) for i, k in places]
 
 
-def _by_value(trajectories: Sequence[Trajectory], scored: Sequence[ScoredRollout], discount: float) -> _Weights:
-    weights = _uniform(trajectories, scored, discount)
-    returns = [discounted_returns(one.turn_rewards, discount=discount) for one in scored]
-    by_state: defaultdict[Any, list[float]] = defaultdict(list)
-    by_turn: defaultdict[Any, list[float]] = defaultdict(list)
-    for i, k in weights:
-        by_state[scored[i].group, scored[i].state_keys[k]].append(returns[i][k])
+def _by_value(places: _Places, _trajectories: Sequence[Trajectory], scored: Sequence[ScoredRollout]) -> list[float]:
+    returns = [discounted_returns(one.turn_rewards, discount=1.0) for one in scored]
+    keys = [(scored[i].group, scored[i].state_keys[k]) for i, k in places]
+    by_state: defaultdict[Hashable, list[float]] = defaultdict(list)
+    by_turn: defaultdict[Hashable, list[float]] = defaultdict(list)
+    for (i, k), key in zip(places, keys, strict=True):
+        by_state[key].append(returns[i][k])
         by_turn[scored[i].group, k].append(returns[i][k])
-    spreads: _Weights = {}
-    for i, k in weights:
-        own, key = by_state[scored[i].group, scored[i].state_keys[k]], scored[i].state_keys[k]
-        spreads[i, k] = pstdev(own if key is not None and len(own) > 1 else by_turn[scored[i].group, k])
-    return _positive(spreads)
-
-
-def _positive(weights: _Weights) -> _Weights:
-    """Return the weights if any is positive, and equal weights otherwise."""
-    return weights if any(weight > 0 for weight in weights.values()) else dict.fromkeys(weights, 1.0)
+    return [
+        pstdev(by_state[key] if key[1] is not None and len(by_state[key]) > 1 else by_turn[key[0], k])
+        for (_, k), key in zip(places, keys, strict=True)
+    ]
 
 
 _WEIGHTS: Final = {"uniform": _uniform, "entropy": _by_entropy, "value": _by_value}

@@ -30,9 +30,11 @@ from agentsgym.ranks import DeferredError, RolloutsAbortedError, all_gather_obje
 from agentsgym.seeding import derive_seed
 from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.forking import (
+    Candidate,
     Forks,
     ForkSettings,
-    choose_turns,
+    candidates,
+    draw,
     own_rows,
     prefilled_tokens,
     with_owners,
@@ -198,57 +200,76 @@ class RolloutGenerator:
 
     def _forked(self, batch: GenerationBatch, phase: Phase) -> GenerationBatch:
         """Fork the rollouts of a batch, each rank its own. Collective."""
-        settings = cast("ForkSettings", self._args.forks)
         error, branches, trials = DeferredError(), list[tuple[int, Branch]](), list["Trial"]()
+        chosen = self._chosen_turns(batch, phase, error)
         with error.capturing():
-            own = [batch.rollouts[i].scored for i in batch.local_indices]
-            seed = derive_seed("forks", self._args.seed, *phase.seed_parts, batch.first)
-            chosen = choose_turns(batch.trajectories, own, settings, seed, self._args.discount)
-            for i, turn in chosen:
-                branch = Branch(self._environments.of(batch.dataset_rows[i]), batch.trajectories[i], turn)
-                branches += [(i, branch)] * settings.width
+            branches = [
+                (one.rollout - batch.first, self._branch(batch, one))
+                for one in chosen
+                if one.rollout in batch.local_indices
+            ]
+            branches = [one for one in branches for _ in range(cast("ForkSettings", self._args.forks).width)]
             trials = self._trials_of_forks(batch, branches, phase.num_rollouts)
-        by_session = {trial.session_id: branch for trial, (_, branch) in zip(trials, branches, strict=True)}
-        counts = all_gather_objects([len(trials)], error.first)
-        policy = FailurePolicy(max_failed_fraction=self._args.max_failed_fraction)
-        with FailureLog(logger) if self._failures is None else contextlib.nullcontext(self._failures) as log:
-            rounds = TrialRounds(trials, policy, log)
-            agent, num_before = (
-                Branching(self._player, by_session.__getitem__),
-                sum(counts[: PartialState().process_index]),
-            )
-            self._play_round(rounds, phase, num_before, error, "forks", agent=agent)
+        num_before = sum(all_gather_objects([len(trials)], error.first)[: PartialState().process_index])
+        rounds = self._play_forks(trials, [branch for _, branch in branches], phase, num_before, error)
         played, parts = list["Trajectory"](), list[tuple[list[RolloutSummary], int]]()
         with error.capturing():
             if not error.first:
                 played = [branch.checked(one) for (_, branch), one in zip(branches, rounds.trajectories, strict=True)]
                 parts = [self._summaries_of_forks(batch, [i for i, _ in branches], played, phase.num_rollouts)]
         everyone = all_gather_objects(parts, error.first)
-        summaries = [one for own, _ in everyone for one in own]
-        self._check_failures([*batch.rollouts, *batch.replaced, *summaries])
         forks = Forks(
             trajectories=played,
             parents=[i for i, _ in branches],
-            first=sum(counts[: PartialState().process_index]),
-            summaries=summaries,
+            first=num_before,
+            summaries=[one for own, _ in everyone for one in own],
             num_rows=[sum(one.num_rows for one in own) for own, _ in everyone],
             num_prefilled=sum(number for _, number in everyone),
         )
+        self._check_failures([*batch.rollouts, *batch.replaced, *forks.summaries])
         rows = [
             row
             for i, one in enumerate(played, len(batch.trajectories))
             for row in own_rows(self._layout(i, one), one.info["fork"])
         ]
-        rollouts = [
-            replace(one, scored=with_owners(one.scored, i % phase.num_rollouts)) for i, one in enumerate(batch.rollouts)
-        ]
+        owned = [with_owners(one.scored, i % phase.num_rollouts) for i, one in enumerate(batch.rollouts)]
         return replace(
             batch,
             training_rows=[*batch.training_rows, *rows],
-            rollouts=rollouts,
+            rollouts=[replace(one, scored=scored) for one, scored in zip(batch.rollouts, owned, strict=True)],
             forks=forks,
             metrics={**batch.metrics, **forks.metrics()},
         )
+
+    def _chosen_turns(self, batch: GenerationBatch, phase: Phase, error: DeferredError) -> list[Candidate]:
+        """Draw the turns to fork, the same on all ranks. Collective."""
+        settings, found = cast("ForkSettings", self._args.forks), list[Candidate]()
+        with error.capturing():
+            if len(batch.trajectories) % phase.num_rollouts:
+                raise ConfigError(
+                    "forks need complete task groups on each rank: per_device_train_batch_size * steps_per_generation "
+                    f"must be a multiple of num_generations ({phase.num_rollouts})"
+                )
+            own = [batch.rollouts[i].scored for i in batch.local_indices]
+            found = candidates(batch.trajectories, own, settings, first=batch.first)
+        seed = derive_seed("forks", self._args.seed, *phase.seed_parts)
+        num_groups = len(batch.rollouts) // phase.num_rollouts
+        return draw(all_gather_objects(found, error.first), settings, num_groups, seed)
+
+    def _branch(self, batch: GenerationBatch, chosen: Candidate) -> Branch:
+        i = chosen.rollout - batch.first
+        return Branch(self._environments.of(batch.dataset_rows[i]), batch.trajectories[i], chosen.turn)
+
+    def _play_forks(
+        self, trials: Sequence[Trial], branches: Sequence[Branch], phase: Phase, num_before: int, error: DeferredError
+    ) -> TrialRounds:
+        """Play forks without retries. Collective."""
+        branch_of = {trial.session_id: branch for trial, branch in zip(trials, branches, strict=True)}.__getitem__
+        policy = FailurePolicy(max_failed_fraction=self._args.max_failed_fraction)
+        with FailureLog(logger) if self._failures is None else contextlib.nullcontext(self._failures) as log:
+            rounds = TrialRounds(trials, policy, log)
+            self._play_round(rounds, phase, num_before, error, "forks", agent=Branching(self._player, branch_of))
+        return rounds
 
     def _batch(
         self,
