@@ -144,6 +144,16 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "number of replaced rollouts per rollout of the batch; 2 means that each was replaced twice on average",
             '`zero_variance_groups="resample"`',
         ),
+        row("forks/number", "credit", "number of forks of the batch", "[forks](training.md#forks)"),
+        row("forks/sampled_tokens", "credit", "tokens that forks sampled", "forks"),
+        row(
+            "forks/prefilled_tokens",
+            "credit",
+            "prompts of the forked turns, once each, and later observations",
+            "forks",
+        ),
+        row("forks/trained_tokens", "credit", "tokens in the training rows of forks, shared turns included", "forks"),
+        row("forks/failed", "credit", "fraction of forks that failed", "forks"),
         row(
             "curriculum/levels_known",
             "credit",
