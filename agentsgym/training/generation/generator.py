@@ -28,8 +28,7 @@ from agentsgym.failures import FailureLog
 from agentsgym.judging.judge import ranks_groups
 from agentsgym.ranks import DeferredError, RolloutsAbortedError, all_gather_objects
 from agentsgym.seeding import derive_seed
-from agentsgym.training.generation.batch import GenerationBatch, Phase
-from agentsgym.training.generation.forking import (
+from agentsgym.training.forking import (
     Candidate,
     Forks,
     ForkSettings,
@@ -39,6 +38,7 @@ from agentsgym.training.generation.forking import (
     prefilled_tokens,
     with_owners,
 )
+from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.summaries import short_summaries
 from agentsgym.training.metrics.rollouts import RolloutSummary
 
