@@ -19,7 +19,7 @@ from agentsgym.credit.registry import get_estimator
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int, is_number, is_positive_number, or_none, require
 from agentsgym.texts import shown
-from agentsgym.training.forking import ForkSettings
+from agentsgym.training.fork_settings import ForkSettings
 from agentsgym.training.settings import (
     ALL_GROUPS,
     ENV_POOLS,

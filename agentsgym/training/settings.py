@@ -228,7 +228,7 @@ class EnvSettings:
             average over the groups of a generation batch; 0 for no forks. Requires ``layout="turn"`` and the estimator
             ``"tree"``.
         fork_kwargs: Options of forks: ``at``, where rollouts are forked (``"uniform"``, ``"entropy"`` or ``"value"``:
-            see :class:`~agentsgym.training.forking.ForkSettings`), and ``width``, the number of forks of a
+            see :class:`~agentsgym.training.fork_settings.ForkSettings`), and ``width``, the number of forks of a
             turn (3 by default). A dict, or JSON from a command line.
         max_turn_tokens: Token budget of one turn.
         stop_strings: Texts that end a turn like its end-of-turn token; their tokens stay in the turn.

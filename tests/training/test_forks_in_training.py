@@ -18,7 +18,8 @@ from agentsgym import RolloutStore
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.tree import tree
 from agentsgym.errors import ConfigError, EnvError
-from agentsgym.training.forking import Candidate, ForkSettings, candidates, draw
+from agentsgym.training.fork_settings import ForkSettings
+from agentsgym.training.generation.forking import Candidate, candidates, draw
 from agentsgym.training.observing import BatchObserver, ObservedBatch
 from agentsgym.types import StopReason, Trajectory, Turn
 

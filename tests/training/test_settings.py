@@ -20,7 +20,7 @@ from agentsgym.credit.registry import get_estimator
 from agentsgym.errors import ConfigError
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.forking import ForkSettings
+from agentsgym.training.fork_settings import ForkSettings
 from agentsgym.training.settings import MOVED
 from agentsgym.training.tensors.importance import ImportanceCorrection
 from agentsgym.training.validation import _TRL_CHECKS, _UNSUPPORTED

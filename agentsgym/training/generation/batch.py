@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from agentsgym.batch.layouts import TrainingRow
     from agentsgym.credit.scored import ScoredRollout
     from agentsgym.envs.dataset_rows import DatasetRow
-    from agentsgym.training.forking import Forks
+    from agentsgym.training.generation.forking import Forks
     from agentsgym.training.metrics.rollouts import RolloutSummary
     from agentsgym.types import Trajectory
 

@@ -28,17 +28,16 @@ from agentsgym.failures import FailureLog
 from agentsgym.judging.judge import ranks_groups
 from agentsgym.ranks import DeferredError, RolloutsAbortedError, all_gather_objects
 from agentsgym.seeding import derive_seed
-from agentsgym.training.forking import (
+from agentsgym.training.generation.batch import GenerationBatch, Phase
+from agentsgym.training.generation.forking import (
     Candidate,
     Forks,
-    ForkSettings,
     candidates,
     draw,
     own_rows,
     prefilled_tokens,
     with_owners,
 )
-from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.summaries import short_summaries
 from agentsgym.training.metrics.rollouts import RolloutSummary
 
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.trial import Trial
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.curriculum import Curriculum
+    from agentsgym.training.fork_settings import ForkSettings
     from agentsgym.training.generation.in_flight import TaskOrder
     from agentsgym.types import Trajectory
 
