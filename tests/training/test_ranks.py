@@ -126,6 +126,7 @@ def test_ranks_send_summaries_of_rollouts_and_no_tokens(name: str, ranks: list[d
     kinds |= {"LogprobGapSums", "int"} if name == "silent_rank" else set()  # and the turns that can be compared
     kinds |= {"CompletionRow"} if name == "shown" else set()
     kinds |= {"int"} if name == "retried" else set()  # how many each rank plays again
+    kinds |= {"int", "Candidate", "tuple"} if name == "forked" else set()  # turns, and summaries of forks
     first, second = (outcomes[name]["sent"] for outcomes in ranks)
     assert first.keys() | second.keys() == kinds
     assert max(first["RolloutSummary"], second["RolloutSummary"]) < 3_000  # of four turns, or of a traceback
