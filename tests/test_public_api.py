@@ -98,6 +98,7 @@ ENVIRONMENTS = {
     "ToolEnv",
     "ToolResult",
     "TwentyQuestionsEnv",
+    "WaiterEnv",
     "check_env",
     "make",
     "register",

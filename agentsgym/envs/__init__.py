@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.TextWorld import TextWorldEnv
     from agentsgym.envs.Tools import McpServer, SessionTools, ToolEnv, ToolResult, register_tools
     from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
+    from agentsgym.envs.Waiter import WaiterEnv
 
 __all__ = [
     "ALFWorldEnv",
@@ -60,6 +61,7 @@ __all__ = [
     "ToolEnv",
     "ToolResult",
     "TwentyQuestionsEnv",
+    "WaiterEnv",
     "check_env",
     "make",
     "register",
@@ -80,5 +82,6 @@ PACKAGED = {
     "TextWorld": "agentsgym.envs.TextWorld.TextWorldEnv",
     "Tools": "agentsgym.envs.Tools.ToolEnv",
     "TwentyQuestions": "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",
+    "Waiter": "agentsgym.envs.Waiter.WaiterEnv",
 }
 __getattr__ = lazy(__name__)

@@ -1,0 +1,103 @@
+"""Orders that only notes preserve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentsgym import PolicyAgent, ScriptedAgent, check_env, evaluate, tiny_policy
+from agentsgym.envs.players import random_player
+from agentsgym.envs.Waiter import ImitationPlayer, ReferencePlayer, WaiterEnv
+from agentsgym.errors import ConfigError
+
+TASKS = [{"seed": seed} for seed in range(400)]
+APPENDED: dict[str, Any] = {"history": "append", "summarize_over_tokens": None}
+
+
+@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(0, 6))
+def test_whoever_notes_everything_serves_everyone(seed: int, num_guests: int, num_remarks: int) -> None:
+    guests = ["Anna", "Ben", "Clara", "Dora", "Emil"][:num_guests]
+    env = WaiterEnv(env_config={"guests": guests, "num_remarks": num_remarks, "max_steps_per_episode": 16})
+    [played] = env.rollout([{"seed": seed}], ReferencePlayer(env))
+    assert played.success
+    assert played.final_reward == pytest.approx(1)
+    assert played.info["right"] == 1
+    assert len(played.turns) == 2 * num_guests + num_remarks + played.info.get("num_notes", 0)
+
+
+def test_the_orders_are_gone_when_the_guests_are_served() -> None:
+    _, tokenizer = tiny_policy(WaiterEnv())
+    env = WaiterEnv(tokenizer)
+    for played in env.rollout(TASKS[:50], ReferencePlayer(env)):
+        assert played.info["num_notes"] == 2
+        for turn in played.turns[-3:]:
+            assert turn.prompt_messages is not None
+            prompt = " ".join(message["content"] for message in turn.prompt_messages)
+            assert prompt.count(" orders ") == 1  # the first message stays
+
+
+def test_random_play_serves_one_guest_in_four() -> None:
+    env = WaiterEnv()
+    played = evaluate(env, random_player(env, 1), TASKS)
+    assert played.reward.mean == pytest.approx(0.25, abs=0.05)
+    assert played.fraction_of_optimal.mean == pytest.approx(0, abs=0.07)
+
+
+def test_the_demonstrator_notes_three_in_ten_orders_at_random() -> None:
+    env = WaiterEnv(env_config=APPENDED)
+    assert evaluate(env, ImitationPlayer(env), TASKS[:20]).reward.mean == 1  # nothing is lost without notes
+    _, tokenizer = tiny_policy(env)
+    noted = WaiterEnv(tokenizer)
+    right = evaluate(noted, ImitationPlayer(noted), TASKS).metrics["right"].mean
+    kept = 0.7 + 0.3 / 4  # by one note; some guests are served after a second one
+    assert kept * kept + (1 - kept) ** 2 / 3 < right < kept
+
+
+def test_only_the_right_drink_is_rewarded_and_the_order_of_serving_is_drawn() -> None:
+    env = WaiterEnv(env_config=APPENDED)
+    played = env.rollout(TASKS[:20], ScriptedAgent(["tea"], repeat_last=True))
+    for one in played:
+        orders = dict(
+            m["content"].removesuffix(".").split(" orders ") for m in one.messages if " orders " in m["content"]
+        )
+        assert one.final_reward == pytest.approx(sum(drink == "tea" for drink in orders.values()) / 3)
+        assert not any(turn.reward for turn in one.turns[:7])
+    assert len({tuple(m["content"] for m in one.messages[-6::2]) for one in played}) > 1
+
+
+def test_it_keeps_the_contract_and_has_every_word() -> None:
+    model, tokenizer = tiny_policy(WaiterEnv())
+    env = WaiterEnv(tokenizer)
+    check_env(env, TASKS[:4], agent=PolicyAgent(model, tokenizer, max_turn_tokens=8))  # raises if it does not
+    texts = [m["content"] for one in env.rollout(TASKS[:50], ReferencePlayer(env)) for m in one.messages]
+    assert not any(tokenizer.unk_token_id in tokenizer.encode(text) for text in texts)
+
+
+def test_rows_for_training_and_evaluation_differ() -> None:
+    train, evaluation = WaiterEnv.get_train_dataset(size=200), WaiterEnv.get_eval_dataset(size=200)
+    seeds = [{row["task_data"]["seed"] for row in rows} for rows in (train, evaluation)]
+    assert len(seeds[0]) == len(seeds[1]) == 200
+    assert not seeds[0] & seeds[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"guests": ["Anna", "Anna"]}, r"\['guests'\] must be a list of at least 1 different words, got"),
+        ({"drinks": ["tea"]}, r"\['drinks'\] must be a list of at least 2 different words, got"),
+        ({"num_remarks": -1}, r"\['num_remarks'\] must be a non-negative int, got -1"),
+        ({"num_remarks": 5}, r"must allow a turn for each order, remark and guest to serve, 11, got 10"),
+        ({"noise": 1}, "unknown"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(config: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        WaiterEnv(env_config=config)
+
+
+def test_noise_is_a_fraction() -> None:
+    with pytest.raises(ConfigError, match=r"noise must be a number in \[0, 1\], got 2"):
+        ImitationPlayer(WaiterEnv(), noise=2)
