@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from agentsgym.training.distillation import Distillation
     from agentsgym.training.drift import logprob_gap
     from agentsgym.training.imitate import imitate
+    from agentsgym.training.league import League
     from agentsgym.training.lifecycle.preemption import Preempted
     from agentsgym.training.trainer import GRPOEnvTrainer
     from agentsgym.types import Action, Message, StopReason, ToolCall, Trajectory, Turn, TurnRequest
@@ -98,6 +99,7 @@ __all__ = [
     "GRPOEnvTrainer",
     "Judge",
     "JudgeError",
+    "League",
     "LearningCurve",
     "Message",
     "MissingDependencyError",

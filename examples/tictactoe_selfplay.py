@@ -29,6 +29,7 @@ from agentsgym.recipes.scripts import episodes_bar, load_policy, quiet_logging, 
 from agentsgym.reports.tables import text_table
 from agentsgym.seeding import derive_seed
 from agentsgym.statistics.metrics import Evaluation
+from agentsgym.training.league import League
 
 GAME = "TicTacToe-v0"
 CONFIG: dict[str, Any] = {"game": GAME, "errors_in_a_row": 0}  # an illegal move loses
@@ -60,6 +61,9 @@ class GameOptions(PolicyOptions):
         default=1000, metadata={"help": "Number of random games that the tiny policy imitates."}
     )
     warm_start_steps: int = field(default=600, metadata={"help": "Number of optimizer steps of imitation."})
+    league: bool = field(
+        default=False, metadata={"help": "Whether to play against a league of earlier copies instead of itself."}
+    )
 
 
 def board_as_lines(messages: list[Message]) -> list[Message]:
@@ -110,6 +114,9 @@ def main() -> None:
     run = TrainingRun(policy, args, model_config, unit="game")
     self_play = {**CONFIG, "opponent": "self", "opening_moves": game.opening_moves}
     env = TextArenaEnv(run.tokenizer, {**self_play, **view})
+    league = League(
+        {"random": reference_for(GAME).random_player(seed=args.seed)}, max_turn_tokens=args.max_turn_tokens, **view
+    )
 
     if game.model is None:  # it imitates random legal play in both seats
         tasks = make_tasks("demonstrations", game.num_demonstrations, args.seed)
@@ -117,7 +124,11 @@ def main() -> None:
         run.warm_start(demonstrations, game.warm_start_steps)
     ratings = {"before": rate(run, "before", game.num_games, view)}
     rows = TextArenaEnv.get_train_dataset(self_play, size=50_000, seed=args.seed)
-    run.learn(env, rows, label="self-play", callbacks=[Progress()])
+    if game.league:
+        config = {**CONFIG, "opening_moves": game.opening_moves}
+        env = TextArenaEnv(run.tokenizer, {**config, **view}, opponent=league)
+        rows = TextArenaEnv.get_train_dataset(config, size=50_000, seed=args.seed)
+    run.learn(env, rows, label="self-play", callbacks=[Progress(), *([league] if game.league else [])])
     ratings["after"] = rate(run, "after", game.num_games, view)
 
     write_ratings(run, ratings, env_config=self_play, settings=vars(game))

@@ -20,6 +20,7 @@ HEAVY = {
     "nltk",
     "numpy",
     "openai",
+    "openskill",
     "pandas",
     "peft",
     "pyarrow",

@@ -86,6 +86,7 @@ HEAVY = {
     "textarena": ((), ("envs/TextArena",)),
     "nltk": ((), ("envs/TextArena",)),
     "mcp": ((), ("envs/Tools/mcp_client.py",)),
+    "openskill": ((), ("training/league.py",)),
     "websockets": ((), ("envs/OpenEnv/wire.py", "serving/server.py")),
     "inspect_ai": (("export/inspect_samples.py",), ("export/inspect_logs.py",)),
     "huggingface_hub": ((), ("cli/commands/hub.py",)),

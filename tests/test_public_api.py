@@ -40,6 +40,7 @@ PUBLIC = {
     "GRPOEnvTrainer",
     "Judge",
     "JudgeError",
+    "League",
     "LearningCurve",
     "Message",
     "MissingDependencyError",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from transformers import TrainerCallback
@@ -45,7 +46,13 @@ class ObservedBatch:
 
 
 class BatchObserver(TrainerCallback):
-    """A callback that receives every generation batch too, in training and in evaluation."""
+    """A callback that receives every generation batch too, in training and in evaluation.
+
+    Attributes:
+        metrics: Numbers to log with the next training batch, the same on all ranks.
+    """
+
+    metrics: Mapping[str, float] = MappingProxyType({})
 
     def on_batch(self, observed: ObservedBatch) -> None:
         """Collective: receive a batch before it is trained on."""

@@ -35,7 +35,7 @@ from agentsgym.training.memory import MemoryWarning
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
 from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metrics, rollout_metrics
-from agentsgym.training.observing import ObservedBatch, build_observers, flushing
+from agentsgym.training.observing import BatchObserver, ObservedBatch, build_observers, flushing
 from agentsgym.training.policy.build import build_value_model, check_model, check_parts, check_sharding
 from agentsgym.training.policy.value_head import StepValueHead
 from agentsgym.training.tensors.dependence import dependence_on_ranks, drawn_turns
@@ -73,7 +73,8 @@ class GRPOEnvTrainer(RestartableTrainer):
         generator: Plays the rows.
         value_model: Predicts returns for ``turn_gae`` and ``bilevel_gae``; None without ``args.value_head``.
         statistics: Per-turn loss statistics since the last log.
-        observers: Callbacks that store or show the rollouts, as configured in ``args``.
+        observers: Callbacks that receive every generation batch: those in ``callbacks``, and those that store or show
+            the rollouts as configured in ``args``.
         last_evaluation: The latest evaluation: the numbers of all ranks, and the trajectories that this rank played;
             None before the first.
 
@@ -175,10 +176,10 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.value_model = build_value_model(policy, args, accelerator)
         self._microbatch_loss = MicrobatchLoss(trl, args, self.statistics, self.value_model)
         set_up_reports(self.callback_handler.callbacks, args.tracked_groups, args.printed_groups)
-        self.observers = [MemoryWarning(), *build_observers(args, self.environments, self.estimator)]
-        for observer in self.observers:
-            self.add_callback(observer)
-        self.add_callback(FlushMetrics(self.flush_statistics))
+        observers = build_observers(args, self.environments, self.estimator)
+        for callback in (MemoryWarning(), *observers, FlushMetrics(self.flush_statistics)):
+            self.add_callback(callback)
+        self.observers = [one for one in self.callback_handler.callbacks if isinstance(one, BatchObserver)]
         if self.value_model is not None:
             self.add_callback(StepValueHead(self.value_model))
         self._set_up_lifecycle(trl)
@@ -454,6 +455,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             metrics |= dependence_on_ranks(exchanges, score, self._pad_token_id, trl.device)
         if is_training:
             self._diagnostics.collapse.add(metrics, entropy)
+            metrics |= {name: value for one in self.observers for name, value in one.metrics.items()}
         trl.record_metrics(metrics, is_training=is_training)
         shown = list(map(CompletionRow.of, batch.trained, advantages.advantages))
         trl.record_completions(gather_to_main(shown) if self.args.log_completions else shown)

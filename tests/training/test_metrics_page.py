@@ -42,11 +42,12 @@ RUNS: list[dict[str, Any]] = [
     {"eval_dataset": tasks(2), "eval_strategy": "steps", "eval_steps": 1, "env_class": Measured},
 ]
 # What other tests play: roles, mixed batches, references, curricula, a reference model, mixtures of experts,
-# rollouts ahead of training.
+# rollouts ahead of training, leagues.
 PLAYED_ELSEWHERE = {
     *(metric.name for metric in METRICS if "by_role" in metric.name or "by_environment" in metric.name),
     *(metric.name for metric in METRICS if metric.name.startswith("staleness/")),
     *("fraction_of_optimal", "curriculum/levels_known", "curriculum/levels_in_bounds", "kl", "aux_loss"),
+    *("league/rating", "league/uncertainty"),
 }
 
 

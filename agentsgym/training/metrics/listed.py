@@ -144,6 +144,13 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "number of replaced rollouts per rollout of the batch; 2 means that each was replaced twice on average",
             '`zero_variance_groups="resample"`',
         ),
+        row(
+            "league/rating",
+            "summary",
+            "rating of the policy before the batch, 25 at first",
+            "[league](textarena.md#a-league)",
+        ),
+        row("league/uncertainty", "credit", "uncertainty of this rating (its standard deviation)", "league"),
         row("forks/number", "credit", "number of forks of the batch", "[forks](training.md#forks)"),
         row("forks/sampled_tokens", "credit", "tokens that forks sampled", "forks"),
         row(

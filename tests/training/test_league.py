@@ -1,0 +1,187 @@
+"""A league of frozen players: who is drawn, how they are rated, and what a resumed run finds."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from games import logged, settings
+
+from agentsgym import GRPOEnvTrainer, ScriptedAgent, tiny_policy
+from agentsgym.envs.TextArena import TextArenaEnv
+from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym.training.league import League
+from agentsgym.types import TurnRequest
+
+CONFIG: dict[str, Any] = {"game": "TicTacToe-v0", "errors_in_a_row": 0, "seat": 0}
+CELLS = [f"[{cell}]" for cell in range(9)]
+
+
+def fixed(**options: Any) -> League:
+    players = {
+        name: ScriptedAgent([f"[{cell}]"], repeat_last=True) for cell, name in enumerate(("weak", "even", "strong"))
+    }
+    return League(players, **options)
+
+
+def request(session: str, seed: int) -> TurnRequest:
+    return TurnRequest(
+        session_id=f"{session}/player 1", messages=[{"role": "user", "content": ""}], token_ids=(), seed=seed
+    )
+
+
+def test_ratings_find_the_order_of_strength() -> None:
+    league, generator = fixed(), random.Random(0)
+    for name, chance in [("weak", 0.9), ("even", 0.5), ("strong", 0.1)] * 60:
+        league.record(name, "won" if generator.random() < chance else "lost")
+    rows = league.table()
+    names = [row["name"] for row in rows]
+    assert names[0] == "strong"
+    assert names[-1] == "weak"
+    assert rows[0]["rating"] > rows[-1]["rating"] + 2 * (rows[0]["uncertainty"] + rows[-1]["uncertainty"])
+    assert sum(row[name] for row in rows if row["name"] != "policy" for name in ("won", "drawn", "lost")) == 180
+
+
+def test_a_draw_brings_ratings_together() -> None:
+    league = fixed()
+    league.record("strong", "lost")
+    before = league.members["strong"].rating.mu - league.rating.mu
+    league.record("strong", "drawn")
+    assert 0 < league.members["strong"].rating.mu - league.rating.mu < before
+
+
+def test_the_player_is_drawn_by_the_seed_and_stays_for_the_episode() -> None:
+    drawn: Counter[str] = Counter()
+    for seed in range(300):
+        first, second = (fixed(seed=7) for _ in range(2))
+        [one] = first.act([request("a", seed)])
+        [other] = second.act([request("b", seed)])
+        assert one.agent_state[0] == other.agent_state[0]
+        again = first.act(
+            [TurnRequest(session_id="a/player 1", messages=[], token_ids=(), agent_state=one.agent_state)]
+        )
+        assert again[0].agent_state[0] == one.agent_state[0]
+        drawn[one.agent_state[0]] += 1
+    assert min(drawn.values()) > 60
+    assert len(drawn) == 3
+
+
+@pytest.mark.parametrize(("draw", "expected"), [("prioritized", 1 / 12), ("uniform", 1 / 3)])
+def test_players_that_are_beaten_are_drawn_less_often(draw: str, expected: float) -> None:
+    league = fixed(draw=draw)
+    for _ in range(4):
+        league.record("weak", "won")  # (4 + 1) / (4 + 2) of the games: 1/6 is left
+    league.record("even", "drawn")
+    for _ in range(2):
+        league.record("strong", "lost")
+    left = 1 / 6, 1 / 2, 3 / 4
+    chance = left[0] / sum(left) if draw == "prioritized" else expected
+    drawn = Counter(league.act([request("s", seed)])[0].agent_state[0] for seed in range(2000))
+    assert drawn["weak"] / 2000 == pytest.approx(chance, abs=0.035)
+
+
+def trainer_of(folder: Path, league: League, model: Any, tokenizer: Any, **changes: Any) -> GRPOEnvTrainer:
+    env = TextArenaEnv(tokenizer, CONFIG, opponent=league)
+    rows = Dataset.from_list([{"task_data": {"seed": seed}} for seed in range(8)])
+    args = settings(folder, **{"max_steps": 4, "max_completion_length": 600, **changes})
+    return GRPOEnvTrainer(model, env, args, train_dataset=rows, callbacks=[league])
+
+
+@pytest.fixture(scope="module")
+def policy() -> tuple[Any, Any]:
+    played = TextArenaEnv(None, CONFIG).rollout([{"seed": 1}, {"seed": 2}], ScriptedAgent(CELLS))
+    texts = sorted({message["content"] for one in played for message in one.messages})
+    return tiny_policy([*texts, *CELLS], hidden_size=32, num_heads=2)
+
+
+def copied(policy: tuple[Any, Any]) -> Any:
+    model = type(policy[0])(policy[0].config)
+    model.load_state_dict(policy[0].state_dict())
+    model.generation_config = policy[0].generation_config
+    return model
+
+
+def numbers(league: League) -> list[dict[str, Any]]:
+    return league.table()
+
+
+def test_a_run_rates_snapshots_and_a_resumed_one_goes_on_as_if_it_had_not_stopped(
+    policy: tuple[Any, Any], tmp_path: Path
+) -> None:
+    def league() -> League:
+        return League({"first": ScriptedAgent(CELLS)}, snapshot_steps=1, max_snapshots=3, max_turn_tokens=4)
+
+    whole = league()
+    with trainer_of(tmp_path / "whole", whole, copied(policy), policy[1]) as trainer:
+        trainer.train()
+    assert len(whole.members) == 4
+    assert "step 4" in whole.members
+    assert sum(sum(one.results.values()) for one in whole.members.values()) <= 4 * 8
+    assert logged(trainer, "league/rating")  # of the batch before
+    assert whole.metrics["league/rating"] == whole.rating.mu
+    frozen: Any = whole.members["step 4"].agent
+    live = trainer.model.state_dict()
+    assert all(torch.equal(live[name], tensor) for name, tensor in frozen.model.state_dict().items())
+    assert not any(tensor.requires_grad for tensor in frozen.model.parameters())
+
+    halves = [league(), league()]
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    with trainer_of(tmp_path / "half", halves[0], copied(policy), policy[1], **saving, max_steps=2) as first:
+        first.train()
+    with trainer_of(tmp_path / "half", halves[1], copied(policy), policy[1], **saving) as second:
+        second.train(resume_from_checkpoint=True)
+    assert numbers(halves[1]) == numbers(whole)
+    for name, tensor in second.model.state_dict().items():
+        assert torch.equal(tensor, live[name])
+
+    other = League(snapshot_steps=1)
+    with (
+        trainer_of(tmp_path / "half", other, copied(policy), policy[1], **saving) as third,
+        pytest.raises(ConfigError, match=r"has the players \['first'\], which this league lacks"),
+    ):
+        third.train(resume_from_checkpoint=True)
+
+
+def test_snapshots_see_what_the_policy_sees(policy: tuple[Any, Any]) -> None:
+    seen: list[str] = []
+
+    def history(messages: list[Any]) -> list[Any]:
+        seen.append(messages[-1]["content"])
+        return [{"role": "user", "content": CELLS[4]}]
+
+    league = League(history=history, max_turn_tokens=2)
+    league.add_snapshot(*policy, "step 0")
+    env = TextArenaEnv(policy[1], CONFIG, opponent=league)
+    env.rollout([{"seed": 3}], ScriptedAgent(CELLS))
+    assert seen
+
+
+def test_the_snapshot_that_is_beaten_most_often_is_dropped(policy: tuple[Any, Any]) -> None:
+    league = League(max_snapshots=2)
+    for step in range(2):
+        league.add_snapshot(*policy, f"step {step}")
+    league.record("step 1", "won")
+    league.record("step 0", "lost")
+    league.add_snapshot(*policy, "step 2")
+    assert [*league.members] == ["step 0", "step 2"]
+
+
+def test_what_cannot_work_is_a_sentence(policy: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="the league has no players: pass it to the trainer in callbacks"):
+        League().act([request("a", 1)])
+    with pytest.raises(ConfigError, match="snapshot_steps must be a positive int, got 0"):
+        League(snapshot_steps=0)
+    with pytest.raises(ConfigError, match="draw cannot be 'best'; valid names: 'prioritized', 'uniform'"):
+        League(draw="best")
+    with pytest.raises(ConfigError, match="a league plays in the process that trains"):
+        pickle.dumps(fixed())
+    monkeypatch.setitem(sys.modules, "openskill.models", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'agentsgym\[league\]'"):
+        League()
