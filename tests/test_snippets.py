@@ -46,6 +46,14 @@ EVALUATIONS = """
 result_before = evaluate(env, agent, tasks, num_rollouts=2, store="runs/first")
 result_after = evaluate(env, expert, tasks, num_rollouts=2)
 """
+POKER = """
+from agentsgym import GRPOEnvConfig, tiny_policy
+from agentsgym.envs.TextArena import TextArenaEnv
+
+model, tokenizer = tiny_policy(["[check] [bet] [call] [fold]"])
+rows = TextArenaEnv.get_train_dataset({"game": "KuhnPoker-v0"}, size=2)
+args = GRPOEnvConfig(output_dir="run", max_steps=1, max_turn_tokens=4)
+"""
 TAKEN_FOR_GRANTED = {
     "agents.md": GRANTED,
     "asynchronous.md": GRANTED,
@@ -53,6 +61,7 @@ TAKEN_FOR_GRANTED = {
     "evaluation.md": GRANTED + EVALUATIONS,
     "exact_tokens.md": GRANTED + TRAJECTORIES,
     "rollout-store.md": GRANTED,
+    "textarena.md": POKER,
     "training.md": GRANTED,
     "viewer.md": GRANTED + EVALUATIONS,
 }
