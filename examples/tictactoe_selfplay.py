@@ -62,7 +62,8 @@ class GameOptions(PolicyOptions):
     )
     warm_start_steps: int = field(default=600, metadata={"help": "Number of optimizer steps of imitation."})
     league: bool = field(
-        default=False, metadata={"help": "Whether to play against a league of earlier copies instead of itself."}
+        default=False,
+        metadata={"help": "Whether to play against a league of earlier copies and references instead of itself."},
     )
 
 
@@ -114,26 +115,34 @@ def main() -> None:
     run = TrainingRun(policy, args, model_config, unit="game")
     self_play = {**CONFIG, "opponent": "self", "opening_moves": game.opening_moves}
     env = TextArenaEnv(run.tokenizer, {**self_play, **view})
-    league = League(
-        {"random": reference_for(GAME).random_player(seed=args.seed)}, max_turn_tokens=args.max_turn_tokens, **view
-    )
 
     if game.model is None:  # it imitates random legal play in both seats
         tasks = make_tasks("demonstrations", game.num_demonstrations, args.seed)
         demonstrations = run.play("demonstrations", env, tasks, RandomMover(args.seed))
         run.warm_start(demonstrations, game.warm_start_steps)
     ratings = {"before": rate(run, "before", game.num_games, view)}
-    rows = TextArenaEnv.get_train_dataset(self_play, size=50_000, seed=args.seed)
+    callbacks: list[TrainerCallback] = [Progress()]
     if game.league:
-        config = {**CONFIG, "opening_moves": game.opening_moves}
-        env = TextArenaEnv(run.tokenizer, {**config, **view}, opponent=league)
-        rows = TextArenaEnv.get_train_dataset(config, size=50_000, seed=args.seed)
-    run.learn(env, rows, label="self-play", callbacks=[Progress(), *([league] if game.league else [])])
+        self_play = {**CONFIG, "opening_moves": game.opening_moves}
+        league = make_league(args.seed, max_turn_tokens=args.max_turn_tokens, **view)
+        env = TextArenaEnv(run.tokenizer, {**self_play, **view}, opponent=league)
+        callbacks.append(league)
+    rows = TextArenaEnv.get_train_dataset(self_play, size=50_000, seed=args.seed)
+    run.learn(env, rows, label="self-play", callbacks=callbacks)
     ratings["after"] = rate(run, "after", game.num_games, view)
 
     write_ratings(run, ratings, env_config=self_play, settings=vars(game))
     print(f"\n{table(ratings)}\n\n{closing_words(run)}")
     sys.exit(run.phases.status)
+
+
+def make_league(seed: int, **options: Any) -> League:
+    """Create a league of earlier copies of the policy, random play, and play that never loses."""
+    reference = reference_for(GAME)
+    safe = exact.SafeTicTacToe(reference.rules)
+    return League(
+        {"random": reference.random_player(seed=seed), "never loses": safe.optimal_player(seed=seed)}, **options
+    )
 
 
 def make_tasks(purpose: str, count: int, seed: int, **more: Any) -> list[dict[str, Any]]:
