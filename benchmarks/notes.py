@@ -18,7 +18,6 @@ from itertools import product
 from statistics import fmean
 from typing import Any, cast
 
-from datasets import Dataset
 from transformers import PrinterCallback
 
 from agentsgym import GRPOEnvConfig, GRPOEnvTrainer, PolicyAgent, evaluate, imitate, tiny_policy
@@ -35,10 +34,10 @@ def learn(seed: int, num_steps: int, *, trains_notes: bool) -> dict[str, Any]:
     model, tokenizer = tiny_policy(WaiterEnv(), seed=seed)
     env = WaiterEnv(tokenizer)
     started = time.process_time()
-    shown = env.rollout([{"seed": 10_000 * seed + n} for n in range(1024)], ImitationPlayer(env, seed))
+    shown = env.rollout(env.tasks(1024, seed=2 * seed), ImitationPlayer(env, seed))
     imitate(model, shown, tokenizer, tiny_imitation_config(800, seed=seed, disable_tqdm=True, report_to="none"))
     agent = PolicyAgent(model, tokenizer, max_turn_tokens=8, seed=seed)
-    fresh = [{"seed": 1_000_000 + n} for n in range(256)]
+    fresh = WaiterEnv.get_eval_dataset(size=256)
     before = evaluate(env, agent, fresh).metrics["right"].mean
     with tempfile.TemporaryDirectory() as folder:
         args = GRPOEnvConfig(
@@ -57,9 +56,7 @@ def learn(seed: int, num_steps: int, *, trains_notes: bool) -> dict[str, Any]:
             lr_scheduler_type="constant",
             advantage_estimator=cast("Any", "return_to_go" if trains_notes else without_notes),
         )
-        rows = cast("Any", Dataset).from_list(
-            [{"task_data": {"seed": 100_000 * (seed + 1) + n}} for n in range(8 * num_steps)]
-        )
+        rows = WaiterEnv.get_train_dataset(size=8 * num_steps, seed=2 * seed + 1)
         trainer = GRPOEnvTrainer(model, env, args, train_dataset=rows)
         trainer.remove_callback(PrinterCallback)
         trainer.train()

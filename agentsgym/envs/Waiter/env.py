@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
@@ -10,9 +11,10 @@ from agentsgym.envs.contract import State
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options
 from agentsgym.envs.Waiter import SPEC
-from agentsgym.errors import ConfigError
-from agentsgym.fields import Field, is_int, is_strings
+from agentsgym.errors import ConfigError, TaskError
+from agentsgym.fields import Field, is_int, is_strings, require
 from agentsgym.seeding import derive_seed
+from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -20,13 +22,11 @@ if TYPE_CHECKING:
 REMARKS = ("It rains.", "What a day!", "The music is nice.", "Is it late?")
 
 
-def _words(default: list[str], at_least: int) -> Field:
+def _words(*default: str) -> Field:
     return Field(
-        default=default,
-        expected=f"a list of at least {at_least} different words",
-        valid=lambda value: (
-            is_strings(value) and len({*value}) == len(value) >= at_least and all(map(str.isalpha, value))
-        ),
+        default=list(default),
+        expected="a list of two or more different words",
+        valid=lambda value: is_strings(value) and len({*value}) == len(value) >= 2 and all(map(str.isalpha, value)),
     )
 
 
@@ -35,7 +35,8 @@ class WaiterEnv(MultistepEnv):
 
     The reward of a right drink is 1 divided by the number of guests, and ``info["right"]`` is the fraction served
     right. By default, the history is replaced by a note once it exceeds 30 tokens (``history="summarize"``), so that
-    only what the agent has noted can be served. A task is its seed.
+    only what the agent has noted can be served. A task is ``{"orders": {"Anna": "tea", "Ben": "juice", "Clara": "tea"},
+    "seed": 3}``; the seed determines the remarks and the order of serving. :meth:`tasks` draws such tasks.
 
     Keys of ``env_config`` in addition to the common ones:
 
@@ -46,8 +47,8 @@ class WaiterEnv(MultistepEnv):
 
     spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
-        "guests": _words(["Anna", "Ben", "Clara"], 1),
-        "drinks": _words(["tea", "coffee", "juice", "water"], 2),
+        "guests": _words("Anna", "Ben", "Clara"),
+        "drinks": _words("tea", "coffee", "juice", "water"),
         "num_remarks": Field(default=4, expected="a non-negative int", valid=is_int(0)),
     }
     default_config: ClassVar[Mapping[str, Any]] = {
@@ -57,6 +58,7 @@ class WaiterEnv(MultistepEnv):
         "summarize_over_tokens": 30,
         "summary_prompt": "Note the orders.",
     }
+    task_fields = ("orders",)
 
     def _check_config(self, config: dict[str, Any]) -> None:
         needed = 2 * len(config["guests"]) + config["num_remarks"]
@@ -66,9 +68,47 @@ class WaiterEnv(MultistepEnv):
                 f"{needed}, got {config['max_steps_per_episode']}"
             )
 
+    def tasks(self, count: int, *, seed: int = 0, part: Part = "train") -> list[dict[str, Any]]:
+        """Draw tasks; no combination of orders is in both parts.
+
+        The indices of the drinks sum to a multiple of the number of drinks in ``"eval"``, and never in ``"train"``.
+
+        Args:
+            count: The number of tasks, at least 1.
+            seed: The random seed; equal seeds give equal tasks.
+            part: ``"train"`` or ``"eval"``.
+
+        Raises:
+            ConfigError: ``count`` is not a positive int.
+        """
+        require("count", count, is_int(1), "a positive int")
+        guests, drinks = self.env_config["guests"], self.env_config["drinks"]
+        tasks: list[dict[str, Any]] = []
+        for index in range(count):
+            task_seed = derive_seed("waiter", part, seed, index)
+            generator = random.Random(task_seed)
+            places = [generator.randrange(len(drinks)) for _ in guests[1:]]
+            remainder = 0 if part == "eval" else generator.randrange(1, len(drinks))
+            places.append((remainder - sum(places)) % len(drinks))
+            orders = {guest: drinks[place] for guest, place in zip(guests, places, strict=True)}
+            tasks.append({"orders": orders, "seed": task_seed})
+        return tasks
+
+    def _check_task(self, task_data: Mapping[str, Any]) -> None:
+        orders, guests, drinks = task_data.get("orders"), self.env_config["guests"], self.env_config["drinks"]
+        if (
+            not isinstance(orders, Mapping)
+            or {*orders} != {*guests}  # pyright: ignore[reportUnknownArgumentType]
+            or any(drink not in drinks for drink in orders.values())  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        ):
+            raise TaskError(
+                f"task_data['orders'] must map each of {', '.join(guests)} to one of {', '.join(drinks)}, "
+                f"got {shown(orders)}"  # pyright: ignore[reportUnknownArgumentType]
+            )
+
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         generator, config = self.rng(session_id), self.env_config
-        orders = {guest: generator.choice(config["drinks"]) for guest in config["guests"]}
+        orders = {guest: task_data["orders"][guest] for guest in config["guests"]}
         remarks = [generator.choice(REMARKS) for _ in range(config["num_remarks"])]
         served = generator.sample(config["guests"], len(orders))
         lines = [*(f"{guest} orders {drink}." for guest, drink in orders.items()), *remarks]
@@ -115,11 +155,10 @@ class WaiterEnv(MultistepEnv):
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
-        """Return rows to evaluate on, drawn with other seeds; otherwise like :meth:`get_train_dataset`."""
+        """Return rows to evaluate on, with other orders; otherwise like :meth:`get_train_dataset`."""
         return cls._rows("eval", env_config, options)
 
     @classmethod
     def _rows(cls, part: Part, env_config: dict[str, Any] | None, options: Mapping[str, Any]) -> Dataset:
-        settings = checked_options(options, drawn_options(1000))
-        seeds = (derive_seed("waiter", part, settings["seed"], index) for index in range(settings["size"]))
-        return dataset_of([{"seed": seed} for seed in seeds], class_path(cls), env_config)
+        env, settings = cls(env_config=env_config), checked_options(options, drawn_options(1000))
+        return dataset_of(env.tasks(settings["size"], seed=settings["seed"], part=part), class_path(cls), env_config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,17 +12,17 @@ from hypothesis import strategies as st
 from agentsgym import PolicyAgent, ScriptedAgent, check_env, evaluate, tiny_policy
 from agentsgym.envs.players import random_player
 from agentsgym.envs.Waiter import ImitationPlayer, ReferencePlayer, WaiterEnv
-from agentsgym.errors import ConfigError
+from agentsgym.errors import ConfigError, TaskError
 
-TASKS = [{"seed": seed} for seed in range(400)]
+TASKS = WaiterEnv().tasks(400)
 APPENDED: dict[str, Any] = {"history": "append", "summarize_over_tokens": None}
 
 
-@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(0, 6))
+@given(st.integers(0, 2**31), st.integers(2, 5), st.integers(0, 6))
 def test_whoever_notes_everything_serves_everyone(seed: int, num_guests: int, num_remarks: int) -> None:
     guests = ["Anna", "Ben", "Clara", "Dora", "Emil"][:num_guests]
     env = WaiterEnv(env_config={"guests": guests, "num_remarks": num_remarks, "max_steps_per_episode": 16})
-    [played] = env.rollout([{"seed": seed}], ReferencePlayer(env))
+    [played] = env.rollout(env.tasks(1, seed=seed), ReferencePlayer(env))
     assert played.success
     assert played.final_reward == pytest.approx(1)
     assert played.info["right"] == 1
@@ -76,18 +77,51 @@ def test_it_keeps_the_contract_and_has_every_word() -> None:
     assert not any(tokenizer.unk_token_id in tokenizer.encode(text) for text in texts)
 
 
-def test_rows_for_training_and_evaluation_differ() -> None:
-    train, evaluation = WaiterEnv.get_train_dataset(size=200), WaiterEnv.get_eval_dataset(size=200)
-    seeds = [{row["task_data"]["seed"] for row in rows} for rows in (train, evaluation)]
-    assert len(seeds[0]) == len(seeds[1]) == 200
-    assert not seeds[0] & seeds[1]
+def test_training_and_evaluation_share_no_combination_of_orders() -> None:
+    rows = {"train": WaiterEnv.get_train_dataset(size=2000), "eval": WaiterEnv.get_eval_dataset(size=500)}
+    combinations = {part: Counter(tuple(row["task_data"]["orders"].values()) for row in rows[part]) for part in rows}
+    assert not combinations["train"].keys() & combinations["eval"].keys()
+    assert [len(combinations[part]) for part in rows] == [48, 16]  # all 4 ** 3
+    for part, counts in combinations.items():
+        for place in range(3):  # each guest orders each drink equally often
+            drinks = Counter(orders[place] for orders in counts.elements())
+            assert all(0.2 < count / len(rows[part]) < 0.3 for count in drinks.values())
+    assert WaiterEnv().tasks(3, seed=5) == WaiterEnv().tasks(3, seed=5) != WaiterEnv().tasks(3, seed=6)
+
+
+def test_a_task_determines_the_episode() -> None:
+    env = WaiterEnv()
+    orders = {"Anna": "tea", "Ben": "tea", "Clara": "water"}
+    tasks = [{"orders": orders, "seed": 3}, {"orders": dict(reversed(orders.items())), "seed": 3}]
+    first, second = (one.messages for one in env.rollout(tasks, ReferencePlayer(env)))
+    assert first == second
+    assert [first[place]["content"] for place in (0, 2, 4)] == [
+        f"{guest} orders {drink}." for guest, drink in orders.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        None,
+        ["tea", "tea", "tea"],
+        {"Anna": "tea", "Ben": "tea"},
+        {"Anna": "tea", "Ben": "tea", "Dora": "tea"},
+        {"Anna": "tea", "Ben": "tea", "Clara": "gin"},
+        {"Anna": "tea", "Ben": "tea", "Clara": ["tea"]},
+    ],
+)
+def test_a_task_with_other_orders_is_refused(orders: Any) -> None:
+    sentence = r"must map each of Anna, Ben, Clara to one of tea, coffee, juice, water, got "
+    with pytest.raises(TaskError, match=sentence):
+        WaiterEnv().rollout([{"orders": orders, "seed": 1}], ScriptedAgent(["ok"]))
 
 
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"guests": ["Anna", "Anna"]}, r"\['guests'\] must be a list of at least 1 different words, got"),
-        ({"drinks": ["tea"]}, r"\['drinks'\] must be a list of at least 2 different words, got"),
+        ({"guests": ["Anna", "Anna"]}, r"\['guests'\] must be a list of two or more different words, got"),
+        ({"drinks": ["tea"]}, r"\['drinks'\] must be a list of two or more different words, got"),
         ({"num_remarks": -1}, r"\['num_remarks'\] must be a non-negative int, got -1"),
         ({"num_remarks": 5}, r"must allow a turn for each order, remark and guest to serve, 11, got 10"),
         ({"noise": 1}, "unknown"),
