@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from itertools import product
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from transformers import PrinterCallback
 
@@ -28,16 +28,18 @@ from agentsgym.training.imitate import tiny_imitation_config
 from benchmarks.credit_report import markdown_table
 from benchmarks.named_rewards import with_interval
 
+SMALL: Final[dict[str, Any]] = {"system_prompt": "", "summarize_over_tokens": 30}
+
 
 def learn(seed: int, num_steps: int, *, trains_notes: bool) -> dict[str, Any]:
     """Train from the warm start of a seed; return the fractions of guests served right before and after."""
-    model, tokenizer = tiny_policy(WaiterEnv(), seed=seed)
-    env = WaiterEnv(tokenizer)
+    model, tokenizer = tiny_policy(WaiterEnv(env_config=SMALL), seed=seed)
+    env = WaiterEnv(tokenizer, SMALL)
     started = time.process_time()
     shown = env.rollout(env.tasks(1024, seed=2 * seed), ImitationPlayer(env, seed))
     imitate(model, shown, tokenizer, tiny_imitation_config(800, seed=seed, disable_tqdm=True, report_to="none"))
     agent = PolicyAgent(model, tokenizer, max_turn_tokens=8, seed=seed)
-    fresh = WaiterEnv.get_eval_dataset(size=256)
+    fresh = WaiterEnv.get_eval_dataset(SMALL, size=256)
     before = evaluate(env, agent, fresh).metrics["right"].mean
     with tempfile.TemporaryDirectory() as folder:
         args = GRPOEnvConfig(
@@ -56,7 +58,7 @@ def learn(seed: int, num_steps: int, *, trains_notes: bool) -> dict[str, Any]:
             lr_scheduler_type="constant",
             advantage_estimator=cast("Any", "return_to_go" if trains_notes else without_notes),
         )
-        rows = WaiterEnv.get_train_dataset(size=8 * num_steps, seed=2 * seed + 1)
+        rows = WaiterEnv.get_train_dataset(SMALL, size=8 * num_steps, seed=2 * seed + 1)
         trainer = GRPOEnvTrainer(model, env, args, train_dataset=rows)
         trainer.remove_callback(PrinterCallback)
         trainer.train()

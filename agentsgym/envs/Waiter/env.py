@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 REMARKS = ("It rains.", "What a day!", "The music is nice.", "Is it late?")
+_SYSTEM_PROMPT = "You are a waiter. Answer ok until a guest's name is called, then answer the ordered drink."
 
 
 def _words(*default: str) -> Field:
@@ -34,7 +35,7 @@ class WaiterEnv(MultistepEnv):
     """Take each guest's order, hear remarks, and serve the guests in another order: a right drink gives a reward.
 
     The reward of a right drink is 1 divided by the number of guests, and ``info["right"]`` is the fraction served
-    right. By default, the history is replaced by a note once it exceeds 30 tokens (``history="summarize"``), so that
+    right. By default, the history is replaced by a note once it exceeds 46 tokens (``history="summarize"``), so that
     only what the agent has noted can be served. A task is ``{"orders": {"Anna": "tea", "Ben": "juice", "Clara": "tea"},
     "seed": 3}``; the seed determines the remarks and the order of serving. :meth:`tasks` draws such tasks.
 
@@ -53,9 +54,8 @@ class WaiterEnv(MultistepEnv):
     }
     default_config: ClassVar[Mapping[str, Any]] = {
         "max_steps_per_episode": 10,
-        "system_prompt": "",
         "history": "summarize",
-        "summarize_over_tokens": 30,
+        "summarize_over_tokens": 46,
         "summary_prompt": "Note the orders.",
     }
     task_fields = ("orders",)
@@ -138,6 +138,9 @@ class WaiterEnv(MultistepEnv):
     def _state_key(self, state: State) -> Hashable:
         return state["step"]
 
+    def _system_prompt(self) -> str:
+        return _SYSTEM_PROMPT
+
     def vocabulary_texts(self) -> list[str]:
         """Return texts with every word of the messages and of the answers, for a word-level tokenizer."""
         config = self.env_config
@@ -146,7 +149,9 @@ class WaiterEnv(MultistepEnv):
         # Words are tokens with the space before them, if there is one.
         notes = [" ".join([*pairs[0], *pair]) for pair in pairs]
         calls = [f"{guest}?" for guest in config["guests"]]
-        return [*orders, *notes, *config["drinks"], *calls, *REMARKS, "ok", config["summary_prompt"]]
+        system = _SYSTEM_PROMPT if config["system_prompt"] is None else config["system_prompt"]
+        texts = (system, *orders, *notes, *config["drinks"], *calls, *REMARKS, "ok", config["summary_prompt"])
+        return [text for text in texts if text]
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
