@@ -24,6 +24,7 @@ from agentsgym.types import Action, ToolCall
 
 _NAMES = [
     "PriceList",
+    "Waiter",
     "TwentyQuestions",
     "Search",
     "Tools",
