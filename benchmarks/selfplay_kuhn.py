@@ -117,7 +117,7 @@ def _exact(chances: Chances) -> dict[Decision, Fraction]:
 
 def main() -> None:
     """Print the table."""
-    rows: list[list[str]] = []
+    rows, header = list[list[str]](), list[str]()
     for has_league, num_batches in product((False, True), (500, 2000, 8000)):
         runs = [learn(seed, has_league=has_league, num_batches=num_batches, learning_rate=2.0) for seed in range(5)]
         cells = [f"{median(run[name] for run in runs):.3f} ({max(run[name] for run in runs):.3f})" for name in runs[0]]

@@ -20,7 +20,6 @@ from trl import ModelConfig, TrlParser
 
 from agentsgym.errors import ConfigError
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.settings import MOVED
 
 
 @dataclass
@@ -76,12 +75,8 @@ def parse_options(
 
 
 def _parsed(parser: Any, argv: Sequence[str] | None) -> Any:
-    """Parse the command line and its config file; unlike TRL, explain arguments that were removed or renamed."""
+    """Parse the command line and its config file."""
     *parsed, unknown = parser.parse_args_and_config(argv, return_remaining_strings=True)
-    for word in unknown:
-        name = word.removeprefix("--").partition("=")[0].replace("-", "_")
-        if word.startswith("--") and name in MOVED:
-            raise ConfigError(f"--{name} {MOVED[name]}")
     if unknown:
         raise ConfigError(f"unknown arguments: {' '.join(unknown)}")
     return parsed

@@ -15,7 +15,7 @@ from agentsgym.fields import Field
 from agentsgym.recipes.command_line import check_model_config, common_defaults
 from agentsgym.texts import shown
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.settings import MOVED, EnvSettings, foreign_checks, number_in
+from agentsgym.training.settings import foreign_checks, number_in
 
 SettingsT = TypeVar("SettingsT")
 
@@ -76,8 +76,7 @@ def checked_values(settings: type[Any], values: Mapping[str, Any]) -> dict[str, 
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            moved = MOVED.get(name) if issubclass(settings, EnvSettings) else None
-            raise FieldError(name, moved or f"is unknown{did_you_mean(name, known)}")
+            raise FieldError(name, f"is unknown{did_you_mean(name, known)}")
         check: Field | None = known[name].metadata.get("check")  # in our settings, which may accept more than the type
         if check is None:
             checked[name] = _converted(value, hints[name], name)

@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
@@ -51,24 +51,6 @@ GROUPS: Final[Mapping[str, str]] = MappingProxyType({
 """The groups of metrics, and what each holds. ``GRPOEnvConfig.log_metrics`` chooses among them."""
 
 ALL_GROUPS: Final = "all"
-
-MOVED: Final[Mapping[str, str]] = MappingProxyType({
-    "num_env_workers": 'is a key of env_pool_kwargs now: write env_pool_kwargs={"num_workers": 8}',
-    "env_worker_sessions": 'is a key of env_pool_kwargs now: write env_pool_kwargs={"max_sessions_per_worker": 32}',
-    "env_worker_memory_mb": 'is a key of env_pool_kwargs now: write env_pool_kwargs={"max_memory_mb": 2000}',
-    "env_worker_recycle_episodes":
-        'is a key of env_pool_kwargs now: write env_pool_kwargs={"recycle_after_episodes": 100}',
-    "env_worker_recycle_mb": 'is a key of env_pool_kwargs now: write env_pool_kwargs={"recycle_above_mb": 1500}',
-    "value_learning_rate": 'is a key of value_head_kwargs now: write value_head_kwargs={"learning_rate": 1e-4}',
-    "value_loss_weight": 'is a key of value_head_kwargs now: write value_head_kwargs={"loss_weight": 0.5}',
-    "truncation_penalty": "is the value of truncated_rollouts now: write truncated_rollouts=1.0",
-    "potential_weight": 'is a key of estimator_kwargs now: write estimator_kwargs={"potential_weight": 0.5}',
-    "vllm_server_base_urls":
-        "is vllm_server_base_url now, which takes several: write vllm_server_base_url=http://a:8000,http://b:8000",
-    "max_resamples": "is always 3 now: leave it out",
-    "vllm_sync_timeout_s": "is always 600 seconds now: leave it out",
-})  # fmt: skip
-"""Settings of earlier versions and their replacements, as the end of a sentence that begins with the name."""
 
 # A command line has one type for each setting, which is the one used at run time.
 if TYPE_CHECKING:
@@ -355,10 +337,3 @@ class EnvSettings:
     log_conversations: int = setting(
         0, "Number of conversations to log with the metrics.", "a non-negative int", is_int(0)
     )
-
-    def __new__(cls, *_: Any, **values: Any) -> Self:
-        """Reject settings of earlier versions, and name their replacements."""
-        for name in values:
-            if name in MOVED:
-                raise ConfigError(f"GRPOEnvConfig.{name} {MOVED[name]}")
-        return super().__new__(cls)

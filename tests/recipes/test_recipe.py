@@ -9,9 +9,8 @@ import pytest
 
 from agentsgym import ConfigError
 from agentsgym.envs.PriceList import PriceListEnv
-from agentsgym.recipes.from_values import FieldError, imitation_values, model_settings, training_settings
+from agentsgym.recipes.from_values import imitation_values, model_settings, training_settings
 from agentsgym.recipes.recipe import read_recipe
-from agentsgym.training.settings import MOVED
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL is imported
 
@@ -131,13 +130,6 @@ def test_an_argument_of_the_pool_is_set_by_its_place(file: Path, tmp_path: Path)
     pool = training_settings({"use_cpu": True, **recipe.training}, output_dir=str(tmp_path)).make_env_pool()
     assert pool is not None
     assert pool.num_workers == 2
-
-
-@pytest.mark.parametrize("name", MOVED)
-def test_a_setting_of_an_earlier_version_is_refused_with_how_it_is_written_now(name: str, tmp_path: Path) -> None:
-    with pytest.raises(FieldError) as refusal:
-        training_settings({name: 1, "use_cpu": True}, output_dir=str(tmp_path))
-    assert str(refusal.value) == f"{name} {MOVED[name]}"
 
 
 @pytest.mark.parametrize(("given", "folder"), [(True, "out/rollouts"), (False, None), ("games", "games"), (None, None)])

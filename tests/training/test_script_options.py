@@ -70,17 +70,9 @@ def test_a_file_counts_more_than_defaults_and_less_than_the_command_line(tmp_pat
     [
         (["--load_in_4bit"], "--load_in_4bit requires --use_peft"),
         (["--model", "a", "--model_name_or_path", "b"], "are the same option: use only one"),
-        (["--num_env_workers", "3"], "--num_env_workers is a key of env_pool_kwargs now: write env_pool_kwargs="),
-        (["--value-learning-rate=1"], "--value_learning_rate is a key of value_head_kwargs now: write"),
         (["--sizes", "3"], "^unknown arguments: --sizes 3$"),
     ],
 )
 def test_what_cannot_be_done_is_refused(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parsed(*argv)
-
-
-def test_a_file_with_a_setting_of_an_earlier_version_is_refused_with_how_it_is_written_now(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("max_steps: 9\npotential_weight: 0.5\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"^--potential_weight is a key of estimator_kwargs now: write"):
-        parsed("--config", str(tmp_path / "run.yaml"))

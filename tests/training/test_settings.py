@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from games import settings
 from transformers import HfArgumentParser
 from trl import GRPOConfig, TrlParser
@@ -21,7 +20,6 @@ from agentsgym.errors import ConfigError
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.fork_settings import ForkSettings
-from agentsgym.training.settings import MOVED
 from agentsgym.training.tensors.importance import ImportanceCorrection
 from agentsgym.training.validation import _TRL_CHECKS, _UNSUPPORTED
 
@@ -160,27 +158,6 @@ def test_trls_mask_of_truncated_completions_is_ours_of_truncated_rollouts(tmp_pa
 def test_no_more_settings_are_added_to_trls_than_a_person_can_look_through() -> None:
     own = {one.name for one in dataclasses.fields(GRPOEnvConfig)} - {one.name for one in dataclasses.fields(GRPOConfig)}
     assert len(own) <= 29
-
-
-@pytest.mark.parametrize("name", MOVED)
-def test_a_setting_of_an_earlier_version_is_refused_with_how_it_is_written_now(name: str, tmp_path: Path) -> None:
-    assert name not in {one.name for one in dataclasses.fields(GRPOEnvConfig)}
-    with pytest.raises(ConfigError, match=rf"^GRPOEnvConfig\.{name} is .*(: leave it out|: write )"):
-        settings(tmp_path, **{name: 1})
-
-
-def test_what_is_to_be_written_now_is_accepted(tmp_path: Path) -> None:
-    """The words after "write" are a setting and a value that YAML, which has JSON in it, reads."""
-    along = {
-        "env_pool_kwargs": {"env_pool": "processes"},
-        "value_head_kwargs": {"advantage_estimator": "turn_gae", "value_head": "shared"},
-        **ALONG_ANY,
-    }
-    written = [how.partition(": write ")[2].partition("=") for how in MOVED.values() if ": write " in how]
-    assert len(written) == len(MOVED) - 2
-    for name, _, text in written:
-        value = yaml.safe_load(text)
-        assert getattr(settings(tmp_path, **{name: value}, **along.get(name, {})), name) == value
 
 
 FORKED: dict[str, Any] = {"fork_budget": 9, **ALONG_ANY["fork_budget"]}
