@@ -9,14 +9,11 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from statistics import fmean
 from typing import Literal
 
 from agentsgym.credit._comparison import Sample, Scale, center, mean_of_others
-from agentsgym.credit.roles import has_several_roles
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.traits import estimator_traits
-from agentsgym.errors import ConfigError
 from agentsgym.fields import check_choice
 
 
@@ -50,7 +47,7 @@ def tree(
         weights: ``"equal"`` or ``"shared"``.
 
     Raises:
-        ConfigError: ``scale`` or ``weights`` is unknown, or a forked rollout has turns of several roles.
+        ConfigError: ``scale`` or ``weights`` is unknown.
 
     >>> whole, fork = (
     ...     ScoredRollout(turn_rewards=[0.0, r], final_reward=r, group=0, state_keys=[None] * 2, owners=[0, owner])
@@ -98,8 +95,6 @@ class _Node:
 def _grow(start: _Node, rollout: ScoredRollout, index: int) -> None:
     """Add a rollout to the tree of its task group."""
     owners = rollout.owners or [("unshared", index)] * len(rollout.turn_rewards)
-    if rollout.owners and has_several_roles(rollout):
-        raise ConfigError("the estimator 'tree' does not support forks of rollouts with several roles")
     node = start
     for owner, reward in zip(owners, rollout.turn_rewards, strict=True):
         node = node.children.setdefault(owner, _Node(index, reward=reward))
@@ -114,8 +109,13 @@ def _evaluate(start: _Node, discount: float) -> None:
         order += node.children.values()
     for node in reversed(order):
         below = [child.levels for child in node.children.values()]
-        following = [fmean(one for one in level if one is not None) for level in zip_longest(*below)]
+        following = below[0] if len(below) == 1 else [*map(_mean, zip_longest(*below))]
         node.levels = [node.reward + discount * (following[0] if following else 0.0), *following]
+
+
+def _mean(level: Sequence[float | None]) -> float:
+    known = [one for one in level if one is not None]
+    return sum(known) / len(known)
 
 
 def _shared_weights(start: _Node) -> Iterator[tuple[int, int, float]]:

@@ -156,8 +156,6 @@ def test_metrics_leave_out_the_turns_that_forks_share() -> None:
     assert metrics["advantage_std/turn_00"] == pytest.approx(math.sqrt(8))
 
 
-def test_forks_of_several_roles_and_unknown_weights_are_refused() -> None:
-    with pytest.raises(ConfigError, match="does not support forks of rollouts with several roles"):
-        tree([rollout([0, 1], [0, 0], roles=["X", "O"])])
+def test_unknown_weights_are_refused() -> None:
     with pytest.raises(ConfigError, match="weights cannot be 'all'; valid names: 'equal', 'shared'"):
         tree([rollout([0], [0])], weights="all")  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -273,6 +274,13 @@ def test_value_forks_nothing_where_all_returns_are_equal() -> None:
     batch = [rollout([1, 1, 1], 0, 1.0, [None] * 3) for _ in range(2)]
     assert not counts(batch, "value")
     assert {*counts(batch, "uniform")} == {(i, k) for i in range(2) for k in (1, 2)}
+
+
+def test_rollouts_of_several_roles_are_refused() -> None:
+    trajectory, scored = rollout([1, 1], 0, 1.0, [None] * 2)
+    seats = replace(scored, roles=["X", "O"], final_rewards={"X": 1.0, "O": -1.0})
+    with pytest.raises(ConfigError, match="several roles cannot be forked in training"):
+        candidates([trajectory], [seats], ForkSettings(budget=2))
 
 
 def test_turns_are_drawn_by_weight() -> None:

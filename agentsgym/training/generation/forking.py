@@ -10,6 +10,8 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Final
 
 from agentsgym.credit.returns import discounted_returns
+from agentsgym.credit.roles import has_several_roles
+from agentsgym.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentsgym.batch.layouts import TrainingRow
@@ -80,7 +82,12 @@ def candidates(
         scored: The same rollouts as estimators see them, (B,).
         settings: The settings.
         first: Index of the first one among the rollouts of all ranks.
+
+    Raises:
+        ConfigError: A rollout has turns of several roles.
     """
+    if any(map(has_several_roles, scored)):
+        raise ConfigError("rollouts with turns of several roles cannot be forked in training: set fork_budget=0")
     places = [(i, k) for i, one in enumerate(scored) if one.included for k in range(1, len(one.turn_rewards))]
     weights = _WEIGHTS[settings.at](places, trajectories, scored)
     return [
