@@ -53,14 +53,14 @@ class Arm:
     """One way to give credit.
 
     Attributes:
-        estimator: Name of an estimator.
+        estimator: Name of an estimator, or the estimator itself.
         paid: ``"turns"``: rewards during the game; ``"win"``: 1 at the end of a game that is won.
         scale: ``scale_rewards``.
         discount: γ over turns.
         settings: Any other fields of ``GRPOEnvConfig``.
     """
 
-    estimator: str
+    estimator: str | Callable[..., Any]
     paid: Literal["turns", "win"] = "turns"
     scale: str = "group"
     discount: float = 1.0
@@ -273,7 +273,7 @@ def trainer_of(
         max_turn_tokens=MAX_TURN_TOKENS,
         learning_rate=game.learning_rate,
         lr_scheduler_type="constant",
-        advantage_estimator=arm.estimator,
+        advantage_estimator=cast("Any", arm.estimator),  # a field of the command line, so annotated as a name only
         scale_rewards=arm.scale,
         discount=arm.discount,
         **arm.settings,
@@ -287,7 +287,7 @@ def trainer_of(
 
 
 def learn(
-    name: str, arm: str, seed: int, folder: Path, num_episodes: int | None = None, games: Mapping[str, Game] = GAMES
+    name: str, arm: str, seed: int, folder: Path, games: Mapping[str, Game] = GAMES, arms: Mapping[str, Arm] = ARMS
 ) -> Run:
     """Learn a game with one arm, unless it is ``warm_start``, and play it afterwards."""
     game = games[name]
@@ -297,7 +297,7 @@ def learn(
         env = game.make(AutoTokenizer.from_pretrained(start_folder))
         policy = AutoModelForCausalLM.from_pretrained(start_folder)
     else:
-        trainer, env = trainer_of(game, ARMS[arm], seed, start_folder, num_episodes or game.num_episodes)
+        trainer, env = trainer_of(game, arms[arm], seed, start_folder, game.num_episodes)
         trainer.train()
         policy = cast("Any", trainer).model
     seconds = time.process_time() - start
@@ -335,17 +335,23 @@ def score_of(info: Mapping[str, Any]) -> float:
     return float(info.get("score", info["success"]))
 
 
-def main(games: Mapping[str, Game] = GAMES, arms: Sequence[str] = (*ARMS,), out: str = "outputs/credit") -> None:
+def main(
+    games: Mapping[str, Game] = GAMES,
+    names: Sequence[str] = (*ARMS,),
+    out: str = "outputs/credit",
+    arms: Mapping[str, Arm] = ARMS,
+) -> None:
     """Play what is not there yet, or write the report.
 
     Args:
         games: What may be played, by name.
-        arms: How credit may be given.
+        names: The arms that may be played.
         out: The folder of the runs, unless the command line names one.
+        arms: How each arm gives credit.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--games", nargs="+", choices=games, default=list(games), help="default: all")
-    parser.add_argument("--arms", nargs="+", choices=arms, default=list(arms), help="default: all")
+    parser.add_argument("--arms", nargs="+", choices=names, default=list(names), help="default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)), help="default: 0 to 4")
     parser.add_argument("--episodes", type=int, help="episodes of each run; default: the game's own")
     parser.add_argument("--out", type=Path, default=Path(out), help=f"default: {out}")
@@ -356,12 +362,14 @@ def main(games: Mapping[str, Game] = GAMES, arms: Sequence[str] = (*ARMS,), out:
         runs = [run for run in read_runs(path) if run.game in options.games and run.arm in options.arms]
         print(write_report(runs, options.out))
         return
+    if options.episodes:
+        games = {name: replace(game, num_episodes=options.episodes) for name, game in games.items()}
     torch.set_num_threads(1)  # a second thread gains nothing on so small a model
     transformers_logging.set_verbosity_error()
     for seed, name, arm in product(options.seeds, options.games, options.arms):
         if (name, arm, seed) in {(run.game, run.arm, run.seed) for run in read_runs(path)}:
             continue
-        run = learn(name, arm, seed, options.out, options.episodes, games)
+        run = learn(name, arm, seed, options.out, games, arms)
         keep(run, path)
         print(f"{name} {arm} seed {seed}: {run.final_fraction:.0%} of optimal after {run.cpu_s:.0f} s", flush=True)
 
