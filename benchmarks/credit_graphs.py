@@ -3,7 +3,8 @@
 ::
 
     python -m benchmarks.credit_graphs --games frozen_lake --seeds 0 1 2     # from the repository's root
-    python -m benchmarks.credit_graphs --ratios
+    python -m benchmarks.credit_graphs --ratios [runs.jsonl]
+    python -m benchmarks.credit_graphs --directions
 
 As in :mod:`benchmarks.credit`, every arm of a game and a seed learns from the same warm start on the same tasks. The
 candidates of papers from 2026 are plain callables here; where a text leaves a choice open, each choice is an arm. The
@@ -20,14 +21,15 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 
 from agentsgym.credit._comparison import Scale, center, final_rewards, mean_of_all, turn_values
+from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.returns import discounted_returns, same_state
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.Gymnasium import GymnasiumEnv, RandomPlayer
@@ -36,6 +38,7 @@ from agentsgym.tiny import tiny_policy
 from benchmarks import credit_worlds
 from benchmarks.credit import Arm, Game, main
 from benchmarks.credit_report import FRACTION, Run, read_runs
+from benchmarks.credit_scorecard import Row, at_turns, large_cells, pair_cells
 from benchmarks.credit_watched import Watched
 
 Numbers = list[list[float]]
@@ -299,35 +302,60 @@ GAMES: Final[Mapping[str, Game]] = {
 
 
 def ratios(path: Path, base: str = "gigpo") -> str:
-    """The episodes to 80 % of each arm over those of ``base``, medians over seeds with 95 % bootstrap intervals."""
+    """The episodes to 80 % of each arm over those of ``base``, medians over seeds with 95 % bootstrap intervals.
+
+    A run that does not reach 80 % counts with all its episodes, which are fewer than it needs.
+    """
     runs: defaultdict[str, dict[str, dict[int, Run]]] = defaultdict(lambda: defaultdict(dict))
     for run in read_runs(path):
         runs[run.game][run.arm][run.seed] = run
     lines = [
-        "| world | arm | seeds | episodes to 80 % | ratio to `gigpo` | mean of the curve | final |",
-        "| --- " * 7 + "|",
+        "| world | arm | seeds | reached | episodes to 80 % | ratio to `gigpo` | mean of the curve | final |",
+        "| --- " * 8 + "|",
     ]
-    generator = random.Random(0)
-    for game, arms in runs.items():
-        for arm, own in arms.items():
-            seeds = sorted(own.keys() & arms[base].keys())
-            needed = {seed: (own[seed].episodes_to(FRACTION), arms[base][seed].episodes_to(FRACTION)) for seed in seeds}
-            draws = sorted(_ratio([needed[generator.choice(seeds)] for _ in seeds]) for _ in range(2000))
-            curve = fmean(fmean(own[seed].scores) for seed in seeds)
-            final = median(own[seed].final_fraction for seed in seeds)
-            mine = median(mine for mine, _ in needed.values())
-            ratio = f"{_ratio([*needed.values()]):.2f} [{draws[50]:.2f}, {draws[1949]:.2f}]"
-            lines.append(f"| {game} | `{arm}` | {len(seeds)} | {mine:,.0f} | {ratio} | {curve:.2f} | {final:.0%} |")
+    for (game, arms), arm in ((one, arm) for one in runs.items() for arm in one[1]):
+        pairs = [(arms[arm][seed], arms[base][seed]) for seed in sorted(arms[arm].keys() & arms[base].keys())]
+        needed = [(_episodes(one), _episodes(other)) for one, other in pairs]
+        generator = random.Random(0)
+        draws = sorted(_ratio(generator.choices(needed, k=len(needed))) for _ in range(4000))
+        reached = sum(math.isfinite(one.episodes_to(FRACTION)) for one, _ in pairs)
+        curve = fmean(fmean(one.scores) for one, _ in pairs)
+        final = median(one.final_fraction for one, _ in pairs)
+        lines.append(
+            f"| {game} | `{arm}` | {len(pairs)} | {reached} | {median(mine for mine, _ in needed):,.0f} "
+            f"| {_ratio(needed):.2f} [{draws[100]:.2f}, {draws[-101]:.2f}] | {curve:.0%} | {final:.0%} |"
+        )
     return "\n".join(lines)
+
+
+def _episodes(run: Run) -> float:
+    return min(run.episodes_to(FRACTION), run.num_episodes)
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
     mine, theirs = (median(column) for column in zip(*pairs, strict=True))
-    return mine / theirs if math.isfinite(theirs) else (math.nan if math.isinf(mine) else 0.0)
+    return mine / theirs
+
+
+def directions() -> str:
+    """How the expected gradient of each arm lies to the true one, by enumeration, as in ``credit_scorecard``."""
+    lines = ["| estimator | n = 2: cos | n = 2: variance | n = 4: cos | n → ∞: cos | scale |", "| --- " * 6 + "|"]
+    for scale, (name, arm) in product(("none", "group"), ARMS.items()):
+        if arm.scale == "group":
+            row = direction_of(name, arm, scale)
+            lines.append(f"| `{name}` | {' | '.join([*pair_cells(row), *large_cells(row), scale])} |")
+    return "\n".join(lines)
+
+
+def direction_of(name: str, arm: Arm, scale: str) -> Row:
+    """An arm as a row of the scorecard, without its discount."""
+    return Row(name, at_turns(partial(get_estimator(arm.estimator), discount=1.0, scale=cast("Scale", scale))))
 
 
 if __name__ == "__main__":
-    if "--ratios" in sys.argv:
-        print(ratios(Path(OUT) / "runs.jsonl"))
+    if "--directions" in sys.argv:
+        print(directions())
+    elif "--ratios" in sys.argv:
+        print(ratios(Path([*sys.argv, f"{OUT}/runs.jsonl"][2])))
     else:
         main(GAMES, [*ARMS], OUT, ARMS)

@@ -12,6 +12,7 @@ from agentsgym.credit.advantages import ScoredRollout, gigpo, grpo
 from benchmarks.credit_graphs import (
     ARMS,
     best_values,
+    direction_of,
     g2po,
     graph_values,
     graphgpo,
@@ -22,6 +23,7 @@ from benchmarks.credit_graphs import (
     ratios,
 )
 from benchmarks.credit_report import Run, keep
+from benchmarks.credit_scorecard import limit, pair_cells
 from benchmarks.credit_tables import learn, transitions
 
 
@@ -35,7 +37,7 @@ def walk(states: str, reward: float, group: int = 0) -> ScoredRollout:
 WALKS = [walk("sa", 1.0), walk("sba", 0.0), walk("sbb", 0.0)]
 
 
-def values_of(function: Any, discount: float) -> dict[str, float]:
+def values_of(function: Any, discount: float) -> dict[str, Any]:
     found = function(WALKS, nodes_of(WALKS), discount)
     return {name: pytest.approx(found[0, None, name], abs=1e-12) for name in "sab"}
 
@@ -86,6 +88,18 @@ def test_a_hierarchy_of_one_level_is_gigpo() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("arm", "cosine"), [("gigpo", 1.000), ("g2po", 0.999), ("g2po_graph", 0.999), ("graphgpo", 0.415)]
+)
+def test_larger_groups_remove_the_bias_of_td_errors_but_not_that_of_distances(arm: str, cosine: float) -> None:
+    assert limit(direction_of(arm, ARMS[arm], "none")).cosine == pytest.approx(cosine, abs=5e-4)
+
+
+def test_td_errors_vary_less_than_the_returns_of_gigpo_and_point_no_worse_when_scaled() -> None:
+    rows = [pair_cells(direction_of(arm, ARMS[arm], "group")) for arm in ("gigpo", "g2po")]
+    assert rows == [["0.799", "6.6"], ["0.846", "4.1"]]
+
+
 @pytest.mark.parametrize("arm", ARMS)
 def test_groups_without_a_win_teach_nothing_and_change_no_other_group(arm: str) -> None:
     estimator: Any = ARMS[arm].estimator
@@ -127,4 +141,4 @@ def test_ratios_are_of_medians_over_the_seeds_that_both_arms_have(tmp_path: Any)
                 tmp_path / "runs.jsonl",
             )
     table = ratios(tmp_path / "runs.jsonl")
-    assert f"| `g2po` | 3 | {4.8 * 256:,.0f} | {4.8 / 8.8:.2f} [{4.8 / 8.8:.2f}, {4.8 / 8.8:.2f}] |" in table
+    assert f"| `g2po` | 3 | 3 | {4.8 * 256:,.0f} | {4.8 / 8.8:.2f} [{4.8 / 8.8:.2f}, {4.8 / 8.8:.2f}] |" in table
