@@ -339,11 +339,11 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
 
 def directions() -> str:
     """How the expected gradient of each arm lies to the true one, by enumeration, as in ``credit_scorecard``."""
-    lines = ["| estimator | n = 2: cos | n = 2: variance | n = 4: cos | n → ∞: cos | scale |", "| --- " * 6 + "|"]
+    lines = ["| estimator | scale | n = 2: cos | n = 2: variance | n = 4: cos | n → ∞: cos |", "| --- " * 6 + "|"]
     for scale, (name, arm) in product(("none", "group"), ARMS.items()):
         if arm.scale == "group":
             row = direction_of(name, arm, scale)
-            lines.append(f"| `{name}` | {' | '.join([*pair_cells(row), *large_cells(row), scale])} |")
+            lines.append(f"| `{name}` | {' | '.join([f'`{scale}`', *pair_cells(row), *large_cells(row)])} |")
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentsgym.credit.advantages import ScoredRollout, gigpo, grpo
+from agentsgym.credit.advantages import ScoredRollout, gigpo, grpo, mt_grpo, return_to_go, rloo
 from benchmarks.credit_graphs import (
     ARMS,
     best_values,
@@ -86,6 +86,14 @@ def test_a_hierarchy_of_one_level_is_gigpo() -> None:
         assert np.concatenate(hgpo(WALKS, discount=0.9, scale=scale, depth=0)) == pytest.approx(
             np.concatenate(gigpo(WALKS, discount=0.9, scale=scale))
         )
+
+
+def test_the_unbiased_form_of_mt_grpo_is_gigpo_over_turn_indices_and_mt_grpo_is_grpo_where_only_wins_count() -> None:
+    batch = [walk("0", 1.0), walk("012", 0.0), walk("01", 0.5), walk("0123", 2.0)]
+    form = np.concatenate(rloo(batch, scale="none")) + 0.5 * np.concatenate(return_to_go(batch, scale="none"))
+    known = gigpo(batch, scale="none", baseline="others", step_weight=0.5)
+    assert np.concatenate(known) == pytest.approx(form)
+    assert mt_grpo(batch) == grpo(batch)
 
 
 @pytest.mark.parametrize(
