@@ -14,6 +14,7 @@ import torch
 from games import GuessNumber, logged, trainer_of
 from hypothesis import given
 from hypothesis import strategies as st
+from judged import Ranked
 
 from agentsgym import RolloutStore
 from agentsgym.credit.scored import ScoredRollout
@@ -194,6 +195,11 @@ def test_trials_without_history_are_refused(tmp_path: Path) -> None:
     config = {"episodes_per_trial": 2, "keep_history": False}
     with pytest.raises(ConfigError, match="a fork of a trial of several episodes requires"):
         trainer_of(tmp_path, **FORKED, env_config=config)
+
+
+def test_judges_of_whole_task_groups_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="compares whole rollouts, not forks: set fork_budget=0"):
+        trainer_of(tmp_path, **FORKED, env_class=Ranked)
 
 
 def rollout(lengths: list[int], group: int, reward: float, keys: list[Any]) -> tuple[Trajectory, ScoredRollout]:
