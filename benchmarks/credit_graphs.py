@@ -217,7 +217,7 @@ def pgpo(rollouts: Sequence[ScoredRollout], *, discount: float = 1.0, scale: Sca
 
 
 def _arm(estimator: Any, discount: float = 0.95, scale: str = "group") -> Arm:
-    return Arm(estimator=estimator, paid="win", discount=discount, scale=scale)
+    return Arm(estimator=estimator, discount=discount, scale=scale)  # the worlds themselves reward only the win
 
 
 ARMS: Final[Mapping[str, Arm]] = {
@@ -260,12 +260,6 @@ class Lakes(Game):
 
     num_maps: int = 24
     map_size: int = 4
-
-    def make(self, tokenizer: Any = None, *, paid: str = "win") -> Watched:  # only the win is rewarded
-        """The environment."""
-        env = self.env_class(tokenizer, {**self.env_config})
-        env.last_info = {}
-        return env
 
     def policy(self, seed: int) -> tuple[Any, Any]:
         """Make the model, and a tokenizer that knows the rows of all maps."""
