@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.contract import State
-from agentsgym.envs.dataset_rows import class_path
-from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options
+from agentsgym.envs.datasets.options import DrawnOptions, drawn_dataset
 from agentsgym.envs.PriceList import SPEC
 from agentsgym.envs.PriceList.questions import KINDS, MAX_TIMES, Question
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
@@ -202,15 +201,9 @@ class PriceListEnv(ToolEnv):
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
         """Return rows to train on; the options are ``size`` (1000 by default) and ``seed``."""
-        return cls._rows("train", env_config, options)
+        return drawn_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
         """Return rows to evaluate on, drawn with other seeds; otherwise like :meth:`get_train_dataset`."""
-        return cls._rows("eval", env_config, options)
-
-    @classmethod
-    def _rows(cls, part: Part, env_config: dict[str, Any] | None, options: Mapping[str, Any]) -> Dataset:
-        env, settings = cls(env_config=env_config), checked_options(options, drawn_options(1000))
-        tasks = env.tasks(settings["size"], seed=settings["seed"], part=part)
-        return dataset_of(tasks, class_path(cls), env_config)
+        return drawn_dataset(cls, env_config, "eval", options)

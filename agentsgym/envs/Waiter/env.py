@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State
-from agentsgym.envs.dataset_rows import class_path
-from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options
+from agentsgym.envs.datasets.options import DrawnOptions, Part, drawn_dataset
 from agentsgym.envs.Waiter import SPEC
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import Field, is_int, is_strings, require
@@ -156,14 +155,9 @@ class WaiterEnv(MultistepEnv):
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
         """Return rows to train on; the options are ``size`` (1000 by default) and ``seed``."""
-        return cls._rows("train", env_config, options)
+        return drawn_dataset(cls, env_config, "train", options)
 
     @classmethod
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
         """Return rows to evaluate on, with other orders; otherwise like :meth:`get_train_dataset`."""
-        return cls._rows("eval", env_config, options)
-
-    @classmethod
-    def _rows(cls, part: Part, env_config: dict[str, Any] | None, options: Mapping[str, Any]) -> Dataset:
-        env, settings = cls(env_config=env_config), checked_options(options, drawn_options(1000))
-        return dataset_of(env.tasks(settings["size"], seed=settings["seed"], part=part), class_path(cls), env_config)
+        return drawn_dataset(cls, env_config, "eval", options)

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
-from agentsgym.envs.dataset_rows import ConfiguredEnv
+from agentsgym.envs.dataset_rows import ConfiguredEnv, class_path
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Field, is_int, is_positive_number, one_of, or_none, require
 from agentsgym.seeding import derive_seed
@@ -144,6 +144,17 @@ def shuffled(items: Sequence[Item], size: int | None, generator: random.Random) 
     while len(order) < count:
         order += generator.sample(items, len(items))
     return order[:count]
+
+
+def drawn_dataset(env_class: Any, env_config: dict[str, Any] | None, part: Part, options: Mapping[str, Any]) -> Dataset:
+    """Make a dataset of the tasks that an environment's ``tasks(count, seed=…, part=…)`` draws, 1000 by default.
+
+    Raises:
+        ConfigError: The configuration or an option is invalid.
+    """
+    settings = checked_options(options, drawn_options(1000))
+    tasks = env_class(env_config=env_config).tasks(settings["size"], seed=settings["seed"], part=part)
+    return dataset_of(tasks, class_path(env_class), env_config)
 
 
 def dataset_of(
