@@ -15,15 +15,17 @@ from safetensors.torch import load_model, save_model
 from agentsgym.agents.base import Agent
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS
-from agentsgym.errors import AgentError, ConfigError, MissingDependencyError
+from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.fields import check_choice, is_int, require
 from agentsgym.ranks import all_gather_objects
 from agentsgym.seeding import derive_seed
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.training.observing import BatchObserver, ObservedBatch
+from agentsgym.types import Action
 
 if TYPE_CHECKING:
-    from agentsgym.types import Action, Message, TurnRequest
+    from agentsgym.errors import AgentError
+    from agentsgym.types import Message, TurnRequest
 
 DRAWS: Final = ("prioritized", "uniform")
 _FILE: Final = "league.json"
@@ -123,8 +125,8 @@ class League(Agent, BatchObserver):
             member = self.members[name]
             own = replace(request, agent_state=state)
             [action] = member.agent.act([self._as_seen(own, member.agent) if member.is_snapshot else own])
-            is_error = isinstance(action, AgentError)
-            answers.append(action if is_error else replace(action, agent_state=(name, action.agent_state)))
+            is_answered = isinstance(action, Action)
+            answers.append(replace(action, agent_state=(name, action.agent_state)) if is_answered else action)
         return answers
 
     def _draw(self, request: TurnRequest) -> str:

@@ -26,7 +26,8 @@ def _registered() -> Iterator[None]:
 def test_its_examples_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
-        exec(block, names)
+        if "GRPOEnvTrainer" not in block:  # these are run with the other pages
+            exec(block, names)
     win_rate, roles = capsys.readouterr().out.splitlines()
     assert 0 <= float(win_rate) <= 1
     assert roles.startswith("[1, ")

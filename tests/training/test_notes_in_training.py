@@ -10,6 +10,7 @@ import torch
 from games import logged, trainer_of
 
 from agentsgym.errors import ConfigError
+from agentsgym.training.observing import BatchObserver
 
 NOTED: dict[str, Any] = {"history": "summarize", "summarize_over_tokens": 10, "summary_prompt": "A number, please."}
 
@@ -33,7 +34,7 @@ def test_a_note_has_the_credit_of_the_turns_that_follow(tmp_path: Path) -> None:
             assert torch.allclose(own, torch.tensor(sum(turn.reward for turn in one.turns[k:])), atol=1e-5)
 
 
-class _Keeping:
+class _Keeping(BatchObserver):
     def __init__(self, batches: list[Any]) -> None:
         self.batches = batches
 
