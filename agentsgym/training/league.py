@@ -51,7 +51,7 @@ class Member:
 
     @property
     def score(self) -> float:
-        """The policy's mean score against it, 1 for a win and 1/2 for a draw, with one game of each added."""
+        """The policy's mean score against it, 1 for a win and 1/2 for a draw, with a win and a loss added."""
         won, drawn, lost = (self.results[name] for name in _RESULTS)
         return (won + 1 + drawn / 2) / (won + drawn + lost + 2)
 
@@ -64,8 +64,7 @@ class League(Agent, BatchObserver):
     and saved in checkpoints. A player wins if the policy's final reward is negative, and loses if it is positive.
 
     Ratings are those of Weng & Lin 2011 (the Plackett-Luce model of the package ``openskill``): a mean μ, 25 at first,
-    with an uncertainty σ. A copy starts with the rating that the policy has; players that do not change keep theirs up
-    to what their games reveal.
+    with an uncertainty σ. A copy starts with the rating of the policy.
 
     Attributes:
         members: The players by name; copies are named ``"step N"``.
