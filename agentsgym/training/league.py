@@ -198,7 +198,13 @@ class League(Agent, BatchObserver):
             del self.members[beaten]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add a copy of the policy, or load the league of the checkpoint."""
+        """Add a copy of the policy, or load the league of the checkpoint.
+
+        Raises:
+            ConfigError: Rollouts are played ahead of training, where a copy could be dropped during its game.
+        """
+        if args.max_staleness:
+            raise ConfigError(f"a league requires max_staleness=0, got {args.max_staleness}")
         if state.global_step:
             self._load(_folder(args, state), kwargs["model"], kwargs["processing_class"])
         else:

@@ -149,6 +149,11 @@ def test_a_run_rates_snapshots_and_a_resumed_one_goes_on_as_if_it_had_not_stoppe
         third.train(resume_from_checkpoint=True)
 
 
+def test_rollouts_ahead_of_training_are_refused(policy: tuple[Any, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a league requires max_staleness=0, got 2"):
+        League().on_train_begin(settings(tmp_path, max_staleness=2), None, None)
+
+
 def test_snapshots_see_what_the_policy_sees(policy: tuple[Any, Any]) -> None:
     seen: list[str] = []
 
