@@ -1,42 +1,17 @@
-"""The APIs that programs speak: bodies of requests in, :class:`CallRequest` out, and replies back into bodies."""
+"""The APIs that programs speak, each as an object that parses requests and writes responses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Final
 
-from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.types import Message
+from agentsgym.envs.AgentProgram.dialects.chat import CHAT
+from agentsgym.envs.AgentProgram.dialects.completions import COMPLETIONS
+from agentsgym.envs.AgentProgram.dialects.messages import MESSAGES
+from agentsgym.envs.AgentProgram.dialects.protocol import Conversations, Dialect
+from agentsgym.envs.AgentProgram.dialects.responses import RESPONSES
+from agentsgym.envs.AgentProgram.dialects.shared import answer_message
 
-Conversations = Callable[[str], Sequence[Message] | None]
-"""Returns the conversation that ended with the response of this id, or None if there is none."""
+__all__ = ["DIALECTS", "Conversations", "Dialect", "answer_message"]
 
-
-class Dialect(Protocol):
-    """One API; each is a module-level object without state.
-
-    Attributes:
-        path: The path of its endpoint, such as ``"/v1/chat/completions"``.
-    """
-
-    path: str
-
-    def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
-        """Check the parsed JSON body of a request and convert it.
-
-        Raises:
-            CallError: A value is missing, has the wrong type, or is not supported; the sentence says what is right.
-        """
-        ...
-
-    def respond(self, request: CallRequest, replies: Sequence[Reply], created: int) -> dict[str, Any]:
-        """Return the body of a response that is not streamed; ``created`` is in seconds since 1970."""
-        ...
-
-    def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
-        """Return the server-sent events of a response, each complete with its blank line."""
-        ...
-
-    def error(self, error: CallError) -> dict[str, Any]:
-        """Return the body of an error."""
-        ...
+DIALECTS: Final[tuple[Dialect, ...]] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+"""Every API, one endpoint each."""

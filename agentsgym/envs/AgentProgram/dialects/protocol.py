@@ -1,0 +1,42 @@
+"""What a dialect does: bodies of requests in, :class:`CallRequest` out, and replies back into bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
+from agentsgym.types import Message
+
+Conversations = Callable[[str], Sequence[Message] | None]
+"""Returns the conversation that ended with the reply of this ``call_id``, the reply included; None if unknown."""
+
+
+class Dialect(Protocol):
+    """One API; each is a module-level object without state.
+
+    Attributes:
+        path: The path of its endpoint, such as ``"/v1/chat/completions"``.
+    """
+
+    path: str
+
+    def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
+        """Check the parsed JSON body of a request and convert it.
+
+        Raises:
+            CallError: A value is missing, has the wrong type, or is not supported; the sentence says what is right.
+        """
+        ...
+
+    def respond(self, request: CallRequest, replies: Sequence[Reply], created: int) -> dict[str, Any]:
+        """Return the body of a response that is not streamed; ``created`` is in seconds since 1970."""
+        ...
+
+    def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
+        """Return the server-sent events of a response, each complete with its blank line."""
+        ...
+
+    def error(self, error: CallError) -> dict[str, Any]:
+        """Return the body of an error."""
+        ...

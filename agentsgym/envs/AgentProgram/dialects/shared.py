@@ -1,0 +1,233 @@
+"""What the dialects have in common: texts, tools and tool calls, stop texts, records of tokens, and events."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+from agentsgym.envs.AgentProgram.calls import CallError, Reply
+from agentsgym.envs.AgentProgram.dialects.parts import Part
+from agentsgym.envs.calls.schemas import schemas_of
+from agentsgym.errors import ConfigError
+from agentsgym.fields import Check, is_bool, is_dict, is_int, is_number, is_str
+from agentsgym.texts import shown
+from agentsgym.tokens.calls.values import MalformedCallError, whole_json
+from agentsgym.types import Message, ToolCall
+
+TEXT_KINDS: Final = ("text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal")
+UNKNOWN_LOGPROB: Final = -9999.0  # the SDKs accept only numbers, and OpenAI gives this one to very unlikely tokens
+_MAX_STOPS: Final = 16
+# The trainer decides how its policy samples, so that these are only checked.
+_SAMPLING: Final[Mapping[str, tuple[Check, str]]] = {
+    **dict.fromkeys(
+        ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        (is_number(), "a finite number"),
+    ),
+    **dict.fromkeys(("seed", "top_logprobs"), (lambda value: isinstance(value, int), "an int")),
+    "logit_bias": (is_dict, "an object"),
+    "parallel_tool_calls": (is_bool, "true or false"),
+}
+
+
+def common_fields(body: Part) -> dict[str, Any]:
+    """Return the fields of :class:`CallRequest` that all APIs name alike, after a check of the sampling parameters."""
+    for name, (valid, expected) in _SAMPLING.items():
+        body.at(name).optional(valid, expected)
+    return {"model": body.at("model").required(is_str, "a string"), "streams": is_true(body.at("stream"))}
+
+
+def is_true(part: Part) -> bool:
+    """Return an optional bool, by default False."""
+    return part.optional(is_bool, "true or false") or False
+
+
+def reject(body: Part, unsupported: Mapping[str, str]) -> None:
+    """Raise :class:`CallError` for a field that is given but not supported.
+
+    Args:
+        body: The body.
+        unsupported: What to do instead, by field.
+    """
+    for key, advice in unsupported.items():
+        if body.at(key).value not in (None, False, "", [], {}):
+            raise CallError(f"{key} is not supported: {advice}", param=key)
+
+
+def budget(part: Part) -> int | None:
+    """Return a token budget; None without a limit."""
+    return part.optional(is_int(1), "a positive int")
+
+
+def stop_texts(part: Part) -> tuple[str, ...]:
+    """Return the texts that end an answer, given as one string or as a list."""
+    if isinstance(part.value, str):
+        part = Part(name=part.name, value=[part.value])
+    expected = f"a string or a list of at most {_MAX_STOPS} strings"
+    items = part.items(expected)
+    if len(items) > _MAX_STOPS:
+        raise part.wrong(expected)
+    return tuple(item.required(lambda value: is_str(value) and value, "a non-empty string") for item in items)
+
+
+def text_of(part: Part) -> str:
+    """Return a text that is given as one string or as a list of parts, which are joined by newlines."""
+    if isinstance(part.value, str):
+        return part.value
+    if part.value is None:
+        raise part.wrong("a string or a list of parts")
+    return "\n".join(map(part_text, part.items("a string or a list of parts")))
+
+
+def part_text(part: Part) -> str:
+    """Return the text of one part of a content."""
+    kind = part.kind()
+    if kind not in TEXT_KINDS:
+        raise unreadable(part)
+    return part.at("refusal" if kind == "refusal" else "text").required(is_str, "a string")
+
+
+def unreadable(part: Part) -> CallError:
+    """Return the error of a part of a content that is not text."""
+    kind = part.at("type")
+    if kind.value is None:
+        return kind.wrong("the type of the part, such as 'text'")
+    problem = f"{kind.name} is {shown(kind.value, 60)}, but the policy reads text only: leave the part out"
+    return CallError(problem, param=kind.name)
+
+
+def tools_of(body: Part, kinds: Sequence[str], schema: str, inner: str = "") -> tuple[dict[str, Any], ...]:
+    """Return the tools that a body offers, in OpenAI's form; none if ``tool_choice`` is ``none``.
+
+    Args:
+        body: The body.
+        kinds: The types of tools that the program itself runs, the usual one first.
+        schema: The name of the field with the schema of a tool's arguments.
+        inner: The name of the field with a tool's name, description and schema; empty if they are its own fields.
+
+    Raises:
+        CallError: A tool is not valid, the API's own servers would run it, or a call is required.
+    """
+    tools = [_tool(tool, kinds, schema, inner) for tool in body.at("tools").items("a list of tools")]
+    try:
+        schemas = schemas_of(tools, "the request")
+    except ConfigError as error:
+        raise CallError(str(error), param="tools") from error
+    choice = body.at("tool_choice")
+    mode = choice.kind() if is_dict(choice.value) else choice.value
+    if mode not in (None, "auto", "none"):
+        raise choice.wrong("'auto' or 'none', since the policy in training decides by itself whether it calls a tool")
+    return () if mode == "none" else schemas
+
+
+def _tool(tool: Part, kinds: Sequence[str], schema: str, inner: str) -> dict[str, Any]:
+    if tool.kind() not in kinds:
+        raise tool.at("type").wrong(f"{kinds[0]!r}, a tool that the program itself runs")
+    fields = tool.at(inner) if inner else tool
+    function = {"name": fields.at("name").value, "description": fields.at("description").value}
+    return {"type": "function", "function": {**function, "parameters": fields.at(schema).value}}
+
+
+def written_call(call_id: Part, name: Part, arguments: Part) -> dict[str, Any]:
+    """Return a tool call of the history as messages contain it; arguments that are not a JSON object stay text."""
+    given: Any = arguments.required(lambda value: isinstance(value, str | dict), "a string of JSON")
+    if isinstance(given, str):
+        try:
+            parsed = whole_json(given or "{}")
+        except MalformedCallError:
+            parsed = given
+        given = cast("Any", parsed if isinstance(parsed, dict) else given)
+    function = {"name": name.required(is_str, "the name of a tool"), "arguments": given}
+    return {"type": "function", "id": call_id.required(is_str, "the id of the call"), "function": function}
+
+
+def conversation(
+    part: Part, messages: Sequence[Mapping[str, Any]], earlier: Sequence[Message] = ()
+) -> tuple[Message, ...]:
+    """Return a conversation in which each tool result has the name of its tool, as some chat templates print it.
+
+    Args:
+        part: The part that contains the messages.
+        messages: The messages.
+        earlier: The messages before them.
+
+    Raises:
+        CallError: There are no messages.
+    """
+    if not messages:
+        raise CallError(f"{part.name} must contain at least one message", param=part.name)
+    names: dict[str | None, str] = {}
+    whole: list[Message] = []
+    for message in (*earlier, *messages):
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+        name = names.get(message.get("tool_call_id"))
+        whole.append(cast("Message", message if name is None else {**message, "name": name}))
+    return tuple(whole)
+
+
+def answer_message(reply: Reply) -> Message:
+    """Return the reply as the message that the program will send back as part of its next request."""
+    message: Message = {"role": "assistant", "content": reply.text}
+    if reply.tool_calls:
+        message["tool_calls"] = [
+            {"type": "function", "id": str(call.id), "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in reply.tool_calls
+        ]
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    return message
+
+
+def arguments_text(call: ToolCall) -> str:
+    """Return the arguments of a call as JSON."""
+    return json.dumps(dict(call.arguments), ensure_ascii=False)
+
+
+def has_text(reply: Reply) -> bool:
+    """Whether a response contains the text: not an empty one beside tool calls."""
+    return bool(reply.text) or not reply.tool_calls
+
+
+def record(replies: Sequence[Reply]) -> dict[str, Any]:
+    """Return the extra field of a response: its calls with their exact tokens."""
+    calls = [
+        {
+            "id": reply.call_id,
+            "prompt_token_ids": list(reply.prompt_ids),
+            "token_ids": list(reply.token_ids),
+            "logprobs": None if reply.logprobs is None else finite(reply.logprobs),
+        }
+        for reply in replies
+    ]
+    return {"agentsgym": {"calls": calls}}
+
+
+def finite(logprobs: Sequence[float], unknown: float | None = None) -> list[float | None]:
+    """Return log-probabilities with another value for those that are unknown, since JSON has no NaN."""
+    return [value if math.isfinite(value) else unknown for value in logprobs]
+
+
+def openai_error(error: CallError) -> dict[str, Any]:
+    """Return the body of an error in the form of OpenAI's APIs."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def event(data: Mapping[str, Any], name: str | None = None) -> str:
+    """Return one server-sent event."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {json.dumps(data)}\n\n"
+
+
+def json_schema_of(form: Part, schema: Part) -> Mapping[str, Any] | None:
+    """Return the JSON schema that a response format requires, ``{}`` for any object; None for free text.
+
+    Args:
+        form: The response format.
+        schema: The schema in a format of the type ``json_schema``.
+    """
+    kind = None if form.value is None else form.at("type").choice(("text", "json_object", "json_schema"))
+    if kind == "json_schema":
+        return schema.required(is_dict, "a JSON schema")
+    return {} if kind == "json_object" else None
