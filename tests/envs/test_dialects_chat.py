@@ -92,6 +92,15 @@ def test_a_request_is_converted() -> None:
     assert (call.tools, call.json_schema, call.logprobs, call.prompt) == ((SCHEMA,), None, False, None)
 
 
+def test_only_results_have_the_name_of_a_tool() -> None:
+    served = always(HELLO)
+    call = {"id": "", "type": "function", "function": {"name": "look", "arguments": ""}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "x", "tool_call_id": ""}, *HI]
+    create(served, messages=messages)
+    assert [message.get("name") for message in served.calls[0].messages] == [None, "look", None]
+    assert served.calls[0].messages[0]["tool_calls"][0]["function"]["arguments"] == {}
+
+
 def test_tool_calls_and_reasoning_are_read_by_the_sdk() -> None:
     reply = Reply(call_id="8", text="", reasoning="The door first.", tool_calls=(LOOK,))
     (choice,) = create(always(reply), tools=[SCHEMA]).choices

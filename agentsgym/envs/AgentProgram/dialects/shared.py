@@ -185,7 +185,7 @@ def arguments_text(call: ToolCall) -> str:
 
 
 def has_text(reply: Reply) -> bool:
-    """Whether a response contains the text: not an empty one beside tool calls."""
+    """Whether a response contains the text, which is omitted if it is empty and there are tool calls."""
     return bool(reply.text) or not reply.tool_calls
 
 
