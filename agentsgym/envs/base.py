@@ -70,6 +70,7 @@ class MultistepEnv(ABC):
         default_config: The class's defaults for the common keys.
         task_fields: The keys that a task may have in addition to ``seed``; None for any.
         spec: The class's players, its games and the pip extra that it needs; inherited by subclasses.
+        trial_class: How a session is played; for environments that record more than one conversation at a time.
         judges: The judges of its rollouts, whose scores are added to the rewards: of the class, or of one instance.
 
     Keys of ``env_config`` that every environment has:
@@ -102,6 +103,7 @@ class MultistepEnv(ABC):
     task_fields: ClassVar[Collection[str] | None] = None
     spec: ClassVar[EnvSpec] = EnvSpec()
     judges: Sequence[Judge] | Judge = ()
+    trial_class: ClassVar[type[Trial]] = Trial
     overrides_step_action: ClassVar[bool] = False
     overrides_final_reward: ClassVar[bool] = False
     overrides_score_state: ClassVar[bool] = False
@@ -522,7 +524,7 @@ class MultistepEnv(ABC):
             self.check_task(task, f"task_data_list[{index}]")
         seeds = [fresh_seed() if task.get("seed") is None else task["seed"] for task in tasks]
         return [
-            Trial(
+            self.trial_class(
                 env=self,
                 session_id=uuid.uuid4().hex,
                 task_data={**task, "seed": seed},

@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -153,9 +153,12 @@ class Trial:
         """
         return self._trajectory(StopReason.FAILED, describe(fault, self._where()))
 
-    def __reduce__(self) -> tuple[Callable[..., Trial], tuple[dict[str, Any]]]:
+    def __reduce__(self) -> tuple[Callable[..., Trial], tuple[type[Trial], dict[str, Any]]]:
         """Support pickling of a trial that has not started, to send it to another process."""
-        return _unpickled_trial, ({one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init},)
+        return _unpickled_trial, (
+            type(self),
+            {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init},
+        )
 
     def _new_conversation(self) -> Conversation:
         history: History = self.env.env_config["history"]
@@ -228,17 +231,8 @@ class Trial:
         """Play one turn: observe, call the agent, record, step. None if the budget has no tokens left for an action."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
         transcript = conversation.transcript
-        messages = self._observation(state, step)
-        self._observe(messages, step)
-        if conversation.notes is not None and self._needs_note(conversation.notes):
-            yield from self._note(state, step, episode, messages)
-        room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
+        room = yield from self._prompt(state, step, episode)
         if room is not None and room <= 0:
-            if conversation.turns:  # a row ends with an agent token; a first prompt that is too long is kept to be seen
-                transcript.retract()
-            else:
-                text = "session %s: the first prompt uses up the token budget, %s, so no turn is played"
-                logger.warning(text, self.session_id, self.budget)
             return None
         conversation.last_messages = []
         key, role, potential = self._described(state)
@@ -274,6 +268,22 @@ class Trial:
             conversation.turns.append(turn)
         return outcome
 
+    def _prompt(self, state: State, step: int, episode: int) -> Generator[TurnRequest, Action, int | None]:
+        """Record the observation, and return the number of tokens left for an action; None for no limit."""
+        conversation, transcript = self.conversation, self.conversation.transcript
+        messages = self._observation(state, step)
+        self._observe(messages, step)
+        if conversation.notes is not None and self._needs_note(conversation.notes):
+            yield from self._note(state, step, episode, messages)
+        room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
+        if room is not None and room <= 0:
+            if conversation.turns:  # a row ends with an agent token; a first prompt that is too long is kept to be seen
+                transcript.retract()
+            else:
+                text = "session %s: the first prompt uses up the token budget, %s, so no turn is played"
+                logger.warning(text, self.session_id, self.budget)
+        return room
+
     def _described(self, state: State) -> tuple[Hashable, Hashable, float | None]:
         """Return the state's key, the role that moves in it, and its potential."""
         key = as_hashable("_state_key", call_environment(self.env._state_key, state))
@@ -295,8 +305,12 @@ class Trial:
             token_ids=conversation.transcript.token_ids,
             agent_state=conversation.agent_state,
             max_new_tokens=room,
-            tools=self.env.tool_schemas,
+            tools=self._tools(),
         )
+
+    def _tools(self) -> Sequence[Mapping[str, Any]]:
+        """The JSON schemas of the tools that the agent may call in this turn."""
+        return self.env.tool_schemas
 
     def _needs_note(self, notes: NotedHistory) -> bool:
         num_turns = len(self.conversation.turns)
@@ -380,7 +394,7 @@ class Trial:
     def _record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
         """Record the action; return it for the environment, with its tool calls parsed, and its token span."""
         conversation = self.conversation
-        chat_format = self.env.chat_format
+        chat_format, tools = conversation.transcript.chat_format, self._tools()
         vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
         try:
             if type(action) is not Action or type(action.text) is not str:
@@ -392,8 +406,8 @@ class Trial:
             raise failure_of(AgentError, "what the agent returned", raised) from raised
         if error:
             raise AgentError(f"session {self.session_id}: {error}")
-        if self.env.tool_schemas and reads_calls:
-            action = with_calls(action, chat_format, self.env.tool_schemas)
+        if tools and reads_calls:
+            action = with_calls(action, chat_format, tools)
         try:
             span = conversation.transcript.act(action, room)
         except TemplateError as refused:
@@ -490,7 +504,7 @@ def token_rewards(env: PlayableEnv, trajectory: Trajectory) -> list[float]:
 _WORKER_FAILURES = FailureLog(logger)  # one log for all trials that are sent to this worker process
 
 
-def _unpickled_trial(fields: dict[str, Any]) -> Trial:
-    trial = Trial(**fields)
+def _unpickled_trial(trial_class: type[Trial], fields: dict[str, Any]) -> Trial:
+    trial = trial_class(**fields)
     trial.failures = _WORKER_FAILURES
     return trial

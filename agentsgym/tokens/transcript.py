@@ -25,7 +25,7 @@ __all__ = ["ChatFormat", "History", "Transcript"]
 History = Literal["append", "rerender"] | Callable[[list[Message]], list[Message]]
 
 
-class _Mark(NamedTuple):
+class Mark(NamedTuple):
     """The state of the transcript before the observation that is waiting for an action."""
 
     num_messages: int
@@ -44,6 +44,7 @@ class Transcript:
     Attributes:
         messages: The conversation so far.
         prompt_messages: The conversation as the agent sees it; ``messages`` itself unless ``history`` changed it.
+        chat_format: The chat format of the tokenizer; None without one.
         token_ids: The exact tokens since the history was last rewritten, (T,): after ``observe``, the prompt of the
             next action. Empty without a tokenizer.
         was_cut: Whether the last action was text that was truncated at the limit; its tool calls are then ignored.
@@ -64,10 +65,10 @@ class Transcript:
         self.prompt_messages = [] if callable(history) else self.messages
         self.token_ids: list[int] = []
         self._earlier: list[int] = []  # tokens of the earlier segments
-        self._format = chat_format
+        self.chat_format = chat_format
         self._history = history
         self._ended_by: int | None = None
-        self._mark: _Mark | None = None  # while an observation waits for its action
+        self._mark: Mark | None = None  # while an observation waits for its action
         self._calls: Sequence[ToolCall] = ()  # of the last action
         self._num_calls = 0  # of the whole conversation
         self.was_cut = False
@@ -97,7 +98,7 @@ class Transcript:
         if self._mark is not None:
             raise RuntimeError("observe() was called before the last observation was answered: call act() first")
         messages = self._with_call_ids(messages)
-        mark = _Mark(
+        mark = Mark(
             len(self.messages),
             self.prompt_messages,
             len(self.prompt_messages),
@@ -114,11 +115,11 @@ class Transcript:
             prompt_messages = [message.copy() for message in shown]  # the function may keep and modify its messages
         elif self._history == "rerender":
             rendered = [*self.messages, *messages]
-        if self._format is not None and rendered is None:
-            scaffold, contents = self._format.observation(messages, self._ended_by, is_first=not self.messages)
+        if self.chat_format is not None and rendered is None:
+            scaffold, contents = self.chat_format.observation(messages, self._ended_by, is_first=not self.messages)
             scaffold.write(contents, self.token_ids)
-        elif self._format is not None and rendered is not None:
-            prompt, current = self._format.render(rendered), self.token_ids
+        elif self.chat_format is not None and rendered is not None:
+            prompt, current = self.chat_format.render(rendered), self.token_ids
             if prompt[: len(current)] == current:  # it only extends the record
                 current += prompt[len(current) :]
             else:
@@ -169,11 +170,11 @@ class Transcript:
             raise RuntimeError("close() needs a conversation whose last observation is answered: call act() first")
         messages = self._with_call_ids(messages)
         token_ids: list[int] | None = None
-        if self._format is not None and self._history == "rerender":
-            whole, size = self._format.render([*self.messages, *messages], add_prompt=False), len(self.token_ids)
+        if self.chat_format is not None and self._history == "rerender":
+            whole, size = self.chat_format.render([*self.messages, *messages], add_prompt=False), len(self.token_ids)
             token_ids = whole[size:] if whole[:size] == self.token_ids else None
-        elif self._format is not None:
-            token_ids = self._format.closing(messages, self._ended_by)
+        elif self.chat_format is not None:
+            token_ids = self.chat_format.closing(messages, self._ended_by)
         if token_ids is not None and (limit is None or len(token_ids) <= limit):
             self.token_ids += token_ids
         self.messages += messages
@@ -208,7 +209,7 @@ class Transcript:
         answer: Message = self._message(action)
         start = len(self._earlier) + len(self.token_ids)
         self.was_cut = False
-        chat_format = self._format
+        chat_format = self.chat_format
         if chat_format is not None and action.token_ids is not None:
             self.token_ids += action.token_ids
             self._ended_by = chat_format.ended_by(action.token_ids, action.finish_reason)
@@ -237,7 +238,7 @@ class Transcript:
             answer["reasoning_content"] = action.reasoning
         if not action.tool_calls:
             return answer
-        chat_format = self._format
+        chat_format = self.chat_format
         calls = structured_calls(action.tool_calls, self._num_calls)
         has_form = chat_format is None or chat_format.prints_calls
         if calls and has_form:

@@ -1,0 +1,245 @@
+"""An environment whose agent is a program: the policy answers the calls that the program makes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from agentsgym.credit.components import GivenReward
+from agentsgym.envs.AgentProgram import SPEC
+from agentsgym.envs.AgentProgram.calls import CallError, Reply
+from agentsgym.envs.AgentProgram.parents import CallTree
+from agentsgym.envs.AgentProgram.programs import (
+    CommandLimits,
+    Endpoint,
+    Program,
+    ProgramOutcome,
+    Running,
+    RunningCommand,
+    RunningFunction,
+)
+from agentsgym.envs.AgentProgram.server import current_endpoint
+from agentsgym.envs.AgentProgram.session import ProgramCall
+from agentsgym.envs.AgentProgram.trial import CallTrial
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.contract import State, Stepped
+from agentsgym.envs.conversation import chat_format_of
+from agentsgym.errors import ConfigError
+from agentsgym.fields import Field, is_int, is_number, or_none
+from agentsgym.texts import shown
+from agentsgym.tokens.transcript import ChatFormat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Grade = Callable[[dict[str, Any], ProgramOutcome], Any]
+"""A function of the task and the outcome: returns a reward, or a reward and an ``info``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The rewards of an episode.
+
+    Attributes:
+        reward: The reward of the outcome, which the last turn receives.
+        call_rewards: The rewards of calls by id.
+        info: What the grade adds to ``info``, such as ``"success"``.
+    """
+
+    reward: GivenReward = 0.0
+    call_rewards: Sequence[tuple[str, GivenReward]] = ()
+    info: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class AgentProgramEnv(MultistepEnv):
+    """A program that calls the policy through an OpenAI-compatible endpoint; each call is a turn.
+
+    The program is a function or coroutine function of the task and an :class:`~.programs.Endpoint`, or the arguments of
+    a command, which finds the endpoint in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``. It is passed in, or a subclass
+    sets ``program`` to a command or defines it as a method. A rollout is what it calls until it ends: a tree of exact
+    segments, which the turn layout trains. Rewards come from :meth:`_grade`, which the last turn receives, and from the
+    program itself, for any call, by :meth:`Endpoint.reward`, ``POST /v1/reward`` or the header ``x-agentsgym-reward``.
+
+    ``info`` counts the calls so far: ``num_calls``, ``num_segments`` (of them, those that began a conversation),
+    ``num_rejected_calls`` and ``num_undelivered_calls`` (answered after the program had stopped waiting).
+
+    Attributes:
+        program: The program, if the class sets it.
+
+    Keys of ``env_config`` in addition to the common ones:
+
+    - ``reward_timeout_s``: how long to wait after the program's end for rewards that arrive late, until the program
+      sends ``{"final": true}``.
+    - ``max_cpu_s``, ``max_memory_mb``: limits of each process of a command; Linux only.
+    """
+
+    spec = SPEC
+    program: Any = None
+    trial_class = CallTrial
+    default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 100}
+    config_fields: ClassVar[Mapping[str, Field]] = {
+        "reward_timeout_s": Field(default=0.0, expected="a number of at least 0", valid=is_number(0)),
+        "max_cpu_s": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
+        "max_memory_mb": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
+    }
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        env_config: dict[str, Any] | None = None,
+        *,
+        program: Program | None = None,
+        grade: Grade | None = None,
+    ) -> None:
+        """Check the program; nothing is started.
+
+        Args:
+            tokenizer: The tokenizer, as for :class:`MultistepEnv`.
+            env_config: The common keys and those of this class.
+            program: The program; by default, the class's.
+            grade: The reward of an outcome; by default, :meth:`_grade` of the class.
+
+        Raises:
+            ConfigError: There is no program, or a key is invalid.
+            MissingDependencyError: The packages of the extra ``programs`` are not installed.
+        """
+        SPEC.check_installed()
+        super().__init__(tokenizer, env_config)
+        self._program = _checked(self.program if program is None else program, type(self).__name__)
+        if grade is not None and not callable(grade):
+            raise ConfigError(f"grade must be a function of the task and the outcome, got {shown(grade)}")
+        self._grade_given = grade
+        self._limits = CommandLimits(cpu_s=self.env_config["max_cpu_s"], memory_mb=self.env_config["max_memory_mb"])
+        self._limits.check()
+        self.env_config["history"] = "calls"
+        self._formats: dict[str, ChatFormat | None] = {}
+
+    # Overridden by subclasses where needed
+
+    def _prepare_folder(self, folder: Path, task_data: dict[str, Any]) -> None:
+        """Write what a command finds in its working folder, besides ``task.json``; by default, nothing."""
+
+    def _grade(self, task_data: dict[str, Any], outcome: ProgramOutcome) -> Any:
+        """Return the reward of an outcome, a number or a dict by name, or a tuple of it and an ``info``.
+
+        By default, a function returns its reward in this form, or None for 0, and a command is solved with exit code 0.
+        May be a coroutine.
+        """
+        if outcome.exit_code is not None:
+            return float(outcome.exit_code == 0), {"success": outcome.exit_code == 0}
+        return 0.0 if outcome.output is None else outcome.output
+
+    # Hooks of MultistepEnv
+
+    async def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
+        server = await current_endpoint()
+        session = server.open()
+        endpoint = Endpoint(
+            base_url=f"{server.url}/v1", api_key=session.key, session=session, loop=asyncio.get_running_loop()
+        )
+        try:
+            running = await self._started(task_data, endpoint)
+        except BaseException:
+            server.forget(session)
+            raise
+        running.outcome.add_done_callback(lambda _: session.ended())
+        return {"done": False, "session": session, "running": running, "num_rejected": 0, "num_undelivered": 0}
+
+    async def _started(self, task_data: dict[str, Any], endpoint: Endpoint) -> Running:
+        program = self._program
+        if callable(program):
+            return RunningFunction(program, task_data, endpoint)
+        return await RunningCommand.start(
+            program,
+            task_data,
+            endpoint,
+            limits=self._limits,
+            prepare=lambda folder: self._prepare_folder(folder, task_data),
+        )
+
+    def _format_prompt(self, state: State, step: int) -> str:
+        raise NotImplementedError("the prompts are the calls of the program")
+
+    def _step_episode(self, session_id: str, state: State, action: str) -> Stepped:
+        raise NotImplementedError("the answers go to the program")
+
+    async def _close_episode(self, session_id: str, state: State) -> None:
+        session, running = state["session"], state["running"]
+        session.close("the episode is over")
+        try:
+            await running.stop()
+        finally:
+            running.clean_up()
+            (await current_endpoint()).forget(session)
+
+    # Called by CallTrial
+
+    def format_with(self, tools: Sequence[Mapping[str, Any]]) -> ChatFormat | None:
+        """The chat format with the tools of one call."""
+        key = json.dumps([*tools], sort_keys=True)
+        if key not in self._formats:
+            self._formats[key] = chat_format_of(self.tokenizer, self.env_config, tools)
+        return self._formats[key]
+
+    async def next_call(self, state: State) -> ProgramCall | None:
+        """The next call of the program; None once it has ended."""
+        return state.pop("next") if "next" in state else await state["session"].next_call()
+
+    async def deliver(self, state: State, call: ProgramCall, reply: Reply) -> bool:
+        """Send an answer to the program, and wait for its next call; return whether it has ended instead."""
+        state["num_undelivered"] += not call.answer(reply)
+        state["next"] = await state["session"].next_call()
+        return state["next"] is None
+
+    async def reject(self, state: State, call: ProgramCall, error: CallError) -> None:
+        """Send an error to the program."""
+        state["num_rejected"] += 1
+        call.reject(error)
+
+    def counts(self, state: State, tree: CallTree) -> dict[str, Any]:
+        """The numbers of ``info``."""
+        return {
+            "num_calls": len(tree.parents),
+            "num_segments": tree.num_conversations,
+            "num_rejected_calls": state["num_rejected"],
+            "num_undelivered_calls": state["num_undelivered"],
+        }
+
+    async def graded(self, state: State, task_data: dict[str, Any]) -> Given:
+        """End the program, wait for late rewards, and grade the outcome.
+
+        Raises:
+            Exception: What the program raised, unless the episode was over before it ended.
+        """
+        session, running = state["session"], state["running"]
+        if not running.outcome.done():
+            session.close("the episode is over: it has no turns or tokens left")
+            await running.stop()
+        timeout_s = self.env_config["reward_timeout_s"]
+        if timeout_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await session.all_rewards()
+        outcome = await running.outcome
+        given: Any = (self._grade_given or self._grade)(task_data, outcome)
+        if inspect.isawaitable(given):
+            given = await given
+        reward, info = cast("Any", given) if isinstance(given, tuple) else (given, {})
+        return Given(reward=reward, call_rewards=session.rewards, info=info)
+
+
+def _checked(program: Any, name: str) -> Program:
+    arguments = cast("Sequence[Any]", program) if isinstance(program, list | tuple) else ()
+    is_command = bool(arguments) and all(isinstance(one, str) for one in arguments)
+    if not (is_command or callable(program)):
+        raise ConfigError(
+            f"{name} needs a program: a function of the task and the endpoint, or the arguments of a command such as "
+            f"['python', 'agent.py', '{{question}}'], got {shown(cast('object', program))}"
+        )
+    return cast("Program", program)

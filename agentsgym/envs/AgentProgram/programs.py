@@ -1,0 +1,282 @@
+"""Run one program for an episode: a function in a thread, or a command in a process group and a folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+from agentsgym.credit.components import GivenReward
+from agentsgym.envs.AgentProgram.server import MODEL
+from agentsgym.envs.AgentProgram.session import LATEST, Session, plain_id
+from agentsgym.errors import ConfigError
+
+Program = Callable[[dict[str, Any], "Endpoint"], Any] | Sequence[str]
+"""A function or coroutine function of the task and the endpoint, or the arguments of a command."""
+
+_MAX_OUTPUT_BYTES: Final = 2**20
+_TERMINATING_S: Final = 2.0  # between SIGTERM and SIGKILL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a program finds the policy: what an OpenAI or Anthropic client needs.
+
+    Attributes:
+        base_url: The URL for OpenAI clients, which ends with ``/v1``.
+        api_key: The key of this episode; valid until its end.
+        model: The name of the model, which may be any text.
+    """
+
+    base_url: str
+    api_key: str = field(repr=False)
+    model: str = MODEL
+    session: Session = field(repr=False)
+    loop: asyncio.AbstractEventLoop = field(repr=False)
+
+    def reward(self, value: GivenReward, call_id: str | None = None) -> None:
+        """Reward a call, by default the latest answered one; may be called from any thread.
+
+        Args:
+            value: A number, or a dict of numbers by name.
+            call_id: The id of the call, as in the response's ``id``.
+        """
+        call = LATEST if call_id is None else plain_id(call_id)
+        self.loop.call_soon_threadsafe(self.session.add_reward, value, call)
+
+    def environment(self) -> dict[str, str]:
+        """The variables by which clients find the endpoint."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self.api_key,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramOutcome:
+    """What a program left, for its grade.
+
+    Attributes:
+        output: What the function returned, or the standard output of the command, at most 1 MiB of it; None if the
+            program was ended.
+        exit_code: The exit code of the command; None for a function.
+        errors: The end of the command's standard error.
+        folder: The command's working folder; None for a function.
+        is_complete: Whether the program ended by itself, rather than because the episode was over.
+    """
+
+    output: Any = None
+    exit_code: int | None = None
+    errors: str = ""
+    folder: Path | None = None
+    is_complete: bool = True
+
+
+class Running(Protocol):
+    """A program that was started.
+
+    Attributes:
+        outcome: Its outcome, or the exception that ended it.
+    """
+
+    outcome: asyncio.Future[ProgramOutcome]
+
+    async def stop(self) -> None:
+        """End it if it still runs."""
+        ...
+
+    def clean_up(self) -> None:
+        """Remove what it left."""
+        ...
+
+
+class RunningFunction:
+    """A function in a thread of its own; a coroutine runs on a loop of its own there.
+
+    A function that does not end cannot be killed: once the episode is over, its calls are rejected.
+    """
+
+    def __init__(self, function: Callable[..., Any], task_data: dict[str, Any], endpoint: Endpoint) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[ProgramOutcome] = self._loop.create_future()
+        self._cancel: Callable[[], Any] = lambda: None
+        arguments = (function, task_data, endpoint)
+        threading.Thread(target=self._run, args=arguments, name="agentsgym-program", daemon=True).start()
+
+    def _run(self, function: Callable[..., Any], task_data: dict[str, Any], endpoint: Endpoint) -> None:
+        try:
+            output = function(task_data, endpoint)
+            if inspect.iscoroutine(output):
+                output = asyncio.run(self._cancelable(output))
+        except BaseException as error:  # noqa: BLE001  # reported as the failure of the episode
+            self._end(error)
+        else:
+            self._end(ProgramOutcome(output=output))
+
+    async def _cancelable(self, coroutine: Any) -> Any:
+        task, loop = asyncio.ensure_future(coroutine), asyncio.get_running_loop()
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        return await task
+
+    def _end(self, outcome: ProgramOutcome | BaseException) -> None:
+        def settle() -> None:
+            if self.outcome.done():
+                return
+            if isinstance(outcome, ProgramOutcome):
+                self.outcome.set_result(outcome)
+            else:
+                given = outcome if isinstance(outcome, Exception) else RuntimeError(f"the program raised {outcome!r}")
+                self.outcome.set_exception(given)
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed, since the process exits
+            self._loop.call_soon_threadsafe(settle)
+
+    async def stop(self) -> None:
+        """Cancel it if it is a coroutine, and wait for a moment."""
+        with contextlib.suppress(RuntimeError):  # its own loop has ended
+            self._cancel()
+        await asyncio.wait([self.outcome], timeout=_TERMINATING_S)
+        if not self.outcome.done():
+            self.outcome.set_result(ProgramOutcome(is_complete=False))
+
+    def clean_up(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLimits:
+    """Limits of a command's processes, each; None for no limit.
+
+    Attributes:
+        cpu_s: CPU seconds.
+        memory_mb: Address space.
+    """
+
+    cpu_s: int | None = None
+    memory_mb: int | None = None
+
+    def apply(self, pid: int) -> None:
+        """Limit a process that has just been started, and all that it starts."""
+        if self == CommandLimits():
+            return
+        import resource  # noqa: PLC0415  # not on Windows
+
+        for kind, limit in (
+            (resource.RLIMIT_CPU, self.cpu_s),
+            (resource.RLIMIT_AS, None if self.memory_mb is None else self.memory_mb * 2**20),
+        ):
+            if limit is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(pid, kind, (limit, limit))
+
+    def check(self) -> None:
+        """Raise :class:`ConfigError` if this system cannot set limits."""
+        if self != CommandLimits() and sys.platform != "linux":
+            raise ConfigError("env_config['max_cpu_s'] and env_config['max_memory_mb'] require Linux")
+
+
+class RunningCommand:
+    """A command in a process group and a temporary folder of its own."""
+
+    def __init__(self, folder: Path, process: asyncio.subprocess.Process) -> None:
+        self._folder, self._process = folder, process
+        self.outcome: asyncio.Future[ProgramOutcome] = asyncio.ensure_future(self._finish())
+        self._is_stopped = False
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        task_data: Mapping[str, Any],
+        endpoint: Endpoint,
+        *,
+        limits: CommandLimits,
+        prepare: Callable[[Path], None],
+    ) -> RunningCommand:
+        """Start it.
+
+        Args:
+            command: The program and its arguments, in which ``{key}`` stands for the task's value.
+            task_data: The task, which is also written to ``task.json`` in the folder.
+            endpoint: The endpoint, which the environment's variables name.
+            limits: The limits of its processes.
+            prepare: Writes files into the folder.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="agentsgym-program-"))
+        try:
+            (folder / "task.json").write_text(json.dumps(task_data), encoding="utf-8")
+            prepare(folder)
+            process = await asyncio.create_subprocess_exec(
+                *[_filled(argument, task_data) for argument in command],
+                cwd=folder,
+                env={**os.environ, **endpoint.environment()},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+            limits.apply(process.pid)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return cls(folder, process)
+
+    async def _finish(self) -> ProgramOutcome:
+        streams = (self._process.stdout, self._process.stderr)
+        reading = asyncio.gather(*(_read(cast("asyncio.StreamReader", stream)) for stream in streams))
+        exit_code = await self._process.wait()
+        self._kill(signal.SIGKILL)  # what it left running, which may hold its output open
+        output, errors = await reading
+        return ProgramOutcome(
+            output=None if self._is_stopped else output,
+            exit_code=exit_code,
+            errors=errors[-2000:],
+            folder=self._folder,
+            is_complete=not self._is_stopped,
+        )
+
+    def _kill(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    async def stop(self) -> None:
+        """End its process group."""
+        if self.outcome.done():
+            return
+        self._is_stopped = True
+        self._kill(signal.SIGTERM)
+        await asyncio.wait([self.outcome], timeout=_TERMINATING_S)
+        self._kill(signal.SIGKILL)
+        await asyncio.wait([self.outcome])
+
+    def clean_up(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+async def _read(stream: asyncio.StreamReader) -> str:
+    """Read a stream to its end, and return the beginning of it."""
+    kept = bytearray()
+    while chunk := await stream.read(2**16):
+        kept += chunk[: _MAX_OUTPUT_BYTES - len(kept)]
+    return kept.decode("utf-8", "replace")
+
+
+def _filled(argument: str, task_data: Mapping[str, Any]) -> str:
+    """Replace ``{key}`` by the task's value, and nothing else in braces."""
+    for key, value in task_data.items():
+        argument = argument.replace(f"{{{key}}}", value if isinstance(value, str) else json.dumps(value))
+    return argument

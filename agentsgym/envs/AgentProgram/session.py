@@ -1,0 +1,135 @@
+"""The calls of one running program, on their way from the endpoint to the trial that answers them.
+
+::
+
+    endpoint: await session.call(request) ─▶ queue ─▶ trial: await session.next_call()
+    endpoint: ◀─────────────── reply or CallError ◀── trial: call.answer(…) or call.reject(…)
+
+Everything here runs on the agents' event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from agentsgym.credit.components import GivenReward
+from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
+
+LATEST: Final = "latest"
+
+
+def plain_id(call_id: str) -> str:
+    """Remove the prefix that an API adds to the id of a call.
+
+    >>> plain_id("chatcmpl-0b1c"), plain_id("resp_0b1c"), plain_id("0b1c")
+    ('0b1c', '0b1c', '0b1c')
+    """
+    return call_id.rpartition("-")[2].rpartition("_")[2]
+
+
+class ProgramCall:
+    """One call that waits for its answer.
+
+    Attributes:
+        request: What the program requests.
+        parent: The id of the call that caused this one, if the program named it.
+        call_id: The identifier of the call.
+        reply: The answer, which the endpoint waits for; canceled if the program no longer does.
+    """
+
+    def __init__(self, request: CallRequest, parent: str | None) -> None:
+        self.request, self.parent = request, parent
+        self.call_id = secrets.token_hex(12)
+        self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+    def answer(self, reply: Reply) -> bool:
+        """Send the answer; return whether the program still waits for it."""
+        if self.reply.done():
+            return False
+        self.reply.set_result(reply)
+        return True
+
+    def reject(self, error: CallError) -> None:
+        """Send an error instead of an answer."""
+        if not self.reply.done():
+            self.reply.set_exception(error)
+
+
+class Session:
+    """One program's calls and rewards.
+
+    Attributes:
+        key: The API key by which the endpoint knows the program.
+        rewards: The rewards in the order in which they arrived, each with the id of its call, or :data:`LATEST`.
+        has_all_rewards: Whether the program has announced that no reward follows.
+        conversations: The number of stored conversations, by id of a response (``/v1/responses``).
+    """
+
+    def __init__(self) -> None:
+        self.key = f"sk-{secrets.token_hex(16)}"
+        self.rewards: list[tuple[str, GivenReward]] = []
+        self.has_all_rewards = False
+        self._queue: deque[ProgramCall] = deque()
+        self._changed = asyncio.Event()
+        self._closed: CallError | None = None
+        self._has_ended = False
+
+    async def call(self, request: CallRequest, parent: str | None = None) -> Sequence[Reply]:
+        """Wait for the ``request.n`` answers of the policy.
+
+        Raises:
+            CallError: The call was rejected, or the episode is over.
+        """
+        if self._closed is not None:
+            raise self._closed
+        calls = [ProgramCall(request, parent) for _ in range(request.n)]
+        self._queue += calls
+        self._changed.set()
+        try:
+            return await asyncio.gather(*(call.reply for call in calls))
+        finally:
+            for call in calls:
+                call.reply.cancel()
+
+    async def next_call(self) -> ProgramCall | None:
+        """Return the next call that a program waits for; None once the program has ended."""
+        while True:
+            while self._queue:
+                call = self._queue.popleft()
+                if not call.reply.done():
+                    return call
+            if self._has_ended:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+
+    def add_reward(self, reward: GivenReward, call_id: str = LATEST) -> None:
+        """Add a reward of a call."""
+        self.rewards.append((call_id, reward))
+
+    def finish_rewards(self) -> None:
+        """Announce that no reward follows."""
+        self.has_all_rewards = True
+        self._changed.set()
+
+    async def all_rewards(self) -> None:
+        """Wait until no reward follows."""
+        while not self.has_all_rewards:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def ended(self) -> None:
+        """Note that the program has ended."""
+        self._has_ended = True
+        self._changed.set()
+
+    def close(self, reason: str) -> None:
+        """Reject the calls that wait, and all later ones."""
+        self._closed = CallError(reason, status=403, code="episode_over")
+        for call in self._queue:
+            call.reject(self._closed)
+        self._queue.clear()

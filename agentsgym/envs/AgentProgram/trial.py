@@ -1,0 +1,188 @@
+"""Play a program: each of its calls is a turn, answered by the agent.
+
+::
+
+    program ─▶ endpoint ─▶ session.next_call ─▶ observe ─▶ TurnRequest ─▶ agent ─▶ act ─▶ Reply ─▶ endpoint ─▶ program
+
+A call continues the recorded tokens of the call whose conversation it extends, or begins a new segment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from agentsgym.credit.components import GivenReward, add_rewards
+from agentsgym.envs.AgentProgram.calls import CallError, Reply
+from agentsgym.envs.AgentProgram.parents import CallTree
+from agentsgym.envs.AgentProgram.session import LATEST, ProgramCall
+from agentsgym.envs.boundary import Step, as_reward, call_environment
+from agentsgym.envs.contract import State
+from agentsgym.envs.conversation import Conversation
+from agentsgym.envs.trial import Trial
+from agentsgym.errors import ConfigError, EnvError, TemplateError
+from agentsgym.tokens.branches import BranchingTranscript
+from agentsgym.tokens.transcript import ChatFormat
+from agentsgym.types import Action, Message, ToolCall, Turn, TurnRequest
+
+if TYPE_CHECKING:
+    from agentsgym.envs.AgentProgram.env import AgentProgramEnv
+
+# pyright: reportPrivateUsage=false
+# The environment and its trial are one thing in two files.
+
+_MAX_REJECTED = 32  # calls in a row that do not fit the budget or the template, before the episode ends
+
+
+class CallTrial(Trial):
+    """A trial whose turns are the calls of a program."""
+
+    @property
+    def _programs(self) -> AgentProgramEnv:
+        return cast("AgentProgramEnv", self.env)
+
+    @property
+    def _transcript(self) -> BranchingTranscript:
+        return cast("BranchingTranscript", self.conversation.transcript)
+
+    def _new_conversation(self) -> Conversation:
+        conversation = Conversation(None, "append")
+        conversation.transcript = BranchingTranscript(self._format_of, self._programs.tokenizer)
+        self._tree, self._call = CallTree(), None
+        return conversation
+
+    def _format_of(self, tools: Sequence[Mapping[str, Any]]) -> ChatFormat | None:
+        return self._programs.format_with(tools)
+
+    def _tools(self) -> Sequence[Mapping[str, Any]]:
+        return () if self._call is None else self._call.request.tools
+
+    def _prompt_messages(self) -> list[Message] | None:
+        transcript = self._transcript
+        return None if transcript.prompt_messages == transcript.messages else [*transcript.prompt_messages]
+
+    def _turn(
+        self, step: int, episode: int, scores: Any, *, is_practice: bool
+    ) -> Generator[TurnRequest, Action, Step | None]:
+        outcome = yield from super()._turn(step, episode, scores, is_practice=is_practice)
+        if outcome is None and self._call is None:
+            return Step(done=True)  # the program ended after a call that was rejected
+        return outcome
+
+    def _prompt(self, state: State, step: int, episode: int) -> Generator[TurnRequest, Action, int | None]:
+        """Wait for a call that fits, record its prompt, and return the number of tokens left for the answer."""
+        yield from ()
+        for _ in range(_MAX_REJECTED):
+            self._call = call = call_environment(self._programs.next_call, state)
+            if call is None:
+                if not self.conversation.turns:
+                    raise EnvError("the program ended without calling the policy, so there is no turn to learn from")
+                return 0
+            room = self._observed(call)
+            if room is None or room > 0:
+                return room
+        return 0
+
+    def _observed(self, call: ProgramCall) -> int | None:
+        """Record a call's prompt; 0 if the call was rejected instead."""
+        transcript, request = self._transcript, call.request
+        try:
+            if request.prompt is None:
+                transcript.observe(request.messages, request.tools)
+            else:
+                transcript.observe_text(request.prompt)
+        except (TemplateError, ConfigError) as error:  # the tools, too, are the program's
+            self._reject(call, CallError(f"the prompt cannot be recorded: {error}"))
+            return 0
+        length = len(transcript.token_ids)
+        room = self.budget.room(length=length, prompt_length=transcript.prompt_length)
+        if room is not None and room <= 0:
+            transcript.retract()
+            sentence = f"the prompt of {length} tokens leaves no token for an answer within the budget, {self.budget}"
+            self._reject(call, CallError(sentence, code="context_length_exceeded"))
+            return 0
+        limits = [limit for limit in (room, request.max_new_tokens) if limit is not None]
+        return min(limits, default=None)
+
+    def _reject(self, call: ProgramCall, error: CallError) -> None:
+        call_environment(self._programs.reject, self.env.active_states[self.session_id], call, error)
+
+    def _record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
+        stops = () if self._call is None else self._call.request.stop
+        self._stopped_by: str | None = None
+        if stops and isinstance(action, Action):  # pyright: ignore[reportUnnecessaryIsInstance]  # checked by super
+            action, self._stopped_by = _stopped(action, stops, self.conversation.transcript.chat_format)
+        return super()._record(action, room, reads_calls=reads_calls)
+
+    def _step(self, state: State, action: Action) -> Step:
+        """Return the answer to the program, and wait for its next call or its end."""
+        call, transcript = cast("ProgramCall", self._call), self._transcript
+        prompt, returned = transcript.prompt_messages[:-1], transcript.returned
+        self._tree.add(call.call_id, prompt, returned, transcript.parent, call.parent)
+        reply = self._reply(call, action, returned)
+        is_over = call_environment(self._programs.deliver, state, call, reply)
+        self.conversation.info = self._programs.counts(state, self._tree)
+        return Step(done=is_over)
+
+    def _reply(self, call: ProgramCall, action: Action, returned: Message) -> Reply:
+        transcript = self._transcript
+        token_ids, logprobs = [*(action.token_ids or ())], action.logprobs
+        if logprobs is not None:
+            logprobs = None if any(map(math.isnan, logprobs)) else [float(one) for one in logprobs]
+        chat_format = transcript.chat_format
+        texts: list[str] = []
+        if call.request.logprobs and chat_format is not None:
+            texts = [chat_format.decode([one]) for one in token_ids]
+        return Reply(
+            call_id=call.call_id,
+            text=returned["content"],
+            reasoning=action.reasoning,
+            tool_calls=[_tool_call(one) for one in returned.get("tool_calls", ())],
+            finish_reason=action.finish_reason,
+            stopped_by=self._stopped_by,
+            prompt_ids=transcript.token_ids[: len(transcript.token_ids) - len(token_ids)] if token_ids else (),
+            token_ids=token_ids,
+            token_texts=texts,
+            logprobs=logprobs,
+        )
+
+    def _reward_episode(self, turns: Sequence[Turn], rewards: list[float]) -> None:
+        """End the program, and add the rewards of its calls and of its outcome."""
+        conversation, state = self.conversation, self.env.active_states[self.session_id]
+        given = call_environment(self._programs.graded, state, self.task_data)
+        conversation.info = {**self._programs.counts(state, self._tree), **given.info}
+        first = len(conversation.turns) - len(turns)
+        by_turn: dict[int, list[GivenReward]] = {len(turns) - 1: [given.reward]}
+        for call_id, reward in given.call_rewards:
+            place = len(turns) - 1 if call_id == LATEST else self._tree.index(call_id)
+            if place is not None:
+                by_turn.setdefault(place, []).append(reward)
+        for place, its_rewards in by_turn.items():
+            reward, components = as_reward("the reward of a call", add_rewards(its_rewards))
+            turn = conversation.turns[first + place]
+            conversation.turns[first + place] = dataclasses.replace(turn, reward=reward, components=components)
+        turn_rewards = [one.reward for one in conversation.turns[first:]]
+        super()._reward_episode(conversation.turns[first:], turn_rewards)
+
+
+def _tool_call(call: Mapping[str, Any]) -> ToolCall:
+    function = call["function"]
+    return ToolCall(name=function["name"], arguments=function["arguments"], id=call["id"])
+
+
+def _stopped(action: Action, stops: Sequence[str], chat_format: ChatFormat | None) -> tuple[Action, str | None]:
+    """End an action at the first of these texts: drop the tokens after it, which were sampled for nothing."""
+    found = min(((place, stop) for stop in stops if (place := action.text.find(stop)) >= 0), default=None)
+    if found is None:
+        return action, None
+    place, stop = found
+    token_ids, logprobs = action.token_ids, action.logprobs
+    if token_ids is not None and chat_format is not None:
+        kept = next(
+            k for k in range(1, len(token_ids) + 1) if k == len(token_ids) or stop in chat_format.decode(token_ids[:k])
+        )
+        token_ids, logprobs = token_ids[:kept], None if logprobs is None else logprobs[:kept]
+    text = action.text[:place]
+    return dataclasses.replace(action, text=text, token_ids=token_ids, logprobs=logprobs, finish_reason="stop"), stop
