@@ -113,7 +113,7 @@ async def run_on_loop(function: Callable[..., T], *arguments: Any) -> T:
         try:
             result = await outcome
         except BaseException as error:  # noqa: BLE001  # raised in the function, which may handle it
-            outcome = running.throw(error)
+            outcome = running.throw(type(error), error, error.__traceback__)
         else:
             outcome = running.switch(result)
     return outcome

@@ -24,6 +24,9 @@ class PlayableTrial(Protocol[Result_co]):
     Attributes:
         session_id: Identifies the trial in messages.
         env: The environment that trials share; a process pool sends it to each worker once.
+
+    A trial whose class has ``may_wait = True`` may wait for other trials, as programs do that share something: a
+    batched agent answers them without it once no request has arrived for a moment.
     """
 
     session_id: str

@@ -37,6 +37,7 @@ from agentsgym.rollouts.interfaces import (
 from agentsgym.types import Action, TurnRequest
 
 _POLL_S = 0.5  # seconds between calls of ``interrupt`` while nothing happens
+_QUIET_S = 0.05  # without a new request, after which a batched agent no longer waits for programs
 
 
 class InlineExecutor:
@@ -236,9 +237,15 @@ class Scheduler(Generic[Result]):
         wait_s = None if math.isinf(self._check_at) else max(0.0, self._check_at - time.monotonic())
         if self._interrupt is not None:
             wait_s = _POLL_S if wait_s is None else min(wait_s, _POLL_S)
+        programs = (
+            [one for one in self._stepping if getattr(self.trials[one], "may_wait", False)] if self._requests else []
+        )
+        if programs:  # one may wait for another, whose request waits for an answer
+            wait_s = _QUIET_S if wait_s is None else min(wait_s, _QUIET_S)
         try:
             function, arguments = self._inbox.get(timeout=wait_s)
         except Empty:
+            self._stepping.difference_update(programs)
             return
         function(*arguments)
         self._handle_posted()

@@ -175,6 +175,7 @@ class AgentProgramEnv(MultistepEnv):
         try:
             await running.stop()
         finally:
+            running.outcome.exception()  # it has been reported, or the episode failed before
             running.clean_up()
             (await current_endpoint()).forget(session)
 
@@ -211,8 +212,8 @@ class AgentProgramEnv(MultistepEnv):
             "num_undelivered_calls": state["num_undelivered"],
         }
 
-    async def graded(self, state: State, task_data: dict[str, Any]) -> Given:
-        """End the program, wait for late rewards, and grade the outcome.
+    async def finish(self, state: State) -> ProgramOutcome:
+        """End the program if it still runs, and wait for late rewards.
 
         Raises:
             Exception: What the program raised, unless the episode was over before it ended.
@@ -226,12 +227,15 @@ class AgentProgramEnv(MultistepEnv):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await session.all_rewards()
-        outcome = await running.outcome
+        return await running.outcome
+
+    async def graded(self, state: State, task_data: dict[str, Any], outcome: ProgramOutcome) -> Given:
+        """Grade the outcome, and collect the rewards of calls."""
         given: Any = (self._grade_given or self._grade)(task_data, outcome)
         if inspect.isawaitable(given):
             given = await given
         reward, info = cast("Any", given) if isinstance(given, tuple) else (given, {})
-        return Given(reward=reward, call_rewards=session.rewards, info=info)
+        return Given(reward=reward, call_rewards=state["session"].rewards, info=info)
 
 
 def _checked(program: Any, name: str) -> Program:

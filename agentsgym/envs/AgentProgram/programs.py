@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, cast
 
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram.server import MODEL
-from agentsgym.envs.AgentProgram.session import LATEST, Session, plain_id
+from agentsgym.envs.AgentProgram.session import Session
 from agentsgym.errors import ConfigError
 
 Program = Callable[[dict[str, Any], "Endpoint"], Any] | Sequence[str]
@@ -46,14 +46,20 @@ class Endpoint:
     loop: asyncio.AbstractEventLoop = field(repr=False)
 
     def reward(self, value: GivenReward, call_id: str | None = None) -> None:
-        """Reward a call, by default the latest answered one; may be called from any thread.
+        """Reward a call; may be called from any thread of the program.
 
         Args:
             value: A number, or a dict of numbers by name.
-            call_id: The id of the call, as in the response's ``id``.
+            call_id: The id of the call, as in the response's ``id``; None for the call that was answered last.
+
+        Raises:
+            CallError: No call was answered yet.
         """
-        call = LATEST if call_id is None else plain_id(call_id)
-        self.loop.call_soon_threadsafe(self.session.add_reward, value, call)
+
+        async def add() -> None:
+            self.session.add_reward(value, call_id)
+
+        asyncio.run_coroutine_threadsafe(add(), self.loop).result()
 
     def environment(self) -> dict[str, str]:
         """The variables by which clients find the endpoint."""

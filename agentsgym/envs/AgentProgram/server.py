@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
 from agentsgym.envs.AgentProgram.dialects import DIALECTS, Dialect
-from agentsgym.envs.AgentProgram.session import LATEST, Session, plain_id
+from agentsgym.envs.AgentProgram.session import Session
 from agentsgym.types import Message
 
 if TYPE_CHECKING:
@@ -145,11 +145,11 @@ class PolicyEndpoint:
         body = await _body(request)
         if not body.keys() <= {"reward", "call", "final"} or not body:
             raise CallError('a reward must be {"reward": number or object, "call": id, "final": true}, each optional')
-        call_id = body.get("call") or LATEST
-        if not isinstance(call_id, str):
+        call_id = body.get("call")
+        if not isinstance(call_id, str | None):
             raise CallError("call must be the id of a call", param="call")
         if "reward" in body:
-            session.add_reward(_number_or_named(body["reward"], "reward"), plain_id(call_id))
+            session.add_reward(_number_or_named(body["reward"], "reward"), call_id)
         if body.get("final") is True:
             session.finish_rewards()
         return _json({"object": "reward"})

@@ -14,12 +14,9 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
 
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-
-LATEST: Final = "latest"
 
 
 def plain_id(call_id: str) -> str:
@@ -64,7 +61,7 @@ class Session:
 
     Attributes:
         key: The API key by which the endpoint knows the program.
-        rewards: The rewards in the order in which they arrived, each with the id of its call, or :data:`LATEST`.
+        rewards: The rewards in the order in which they arrived, each with the id of its call.
         has_all_rewards: Whether the program has announced that no reward follows.
         conversations: The number of stored conversations, by id of a response (``/v1/responses``).
     """
@@ -72,8 +69,10 @@ class Session:
     def __init__(self) -> None:
         self.key = f"sk-{secrets.token_hex(16)}"
         self.rewards: list[tuple[str, GivenReward]] = []
+        self._latest: str | None = None  # the call that was answered last
         self.has_all_rewards = False
         self._queue: deque[ProgramCall] = deque()
+        self._unanswered: set[ProgramCall] = set()
         self._changed = asyncio.Event()
         self._closed: CallError | None = None
         self._has_ended = False
@@ -88,10 +87,14 @@ class Session:
             raise self._closed
         calls = [ProgramCall(request, parent) for _ in range(request.n)]
         self._queue += calls
+        self._unanswered.update(calls)
         self._changed.set()
         try:
-            return await asyncio.gather(*(call.reply for call in calls))
+            replies = await asyncio.gather(*(call.reply for call in calls))
+            self._latest = calls[-1].call_id
+            return replies
         finally:
+            self._unanswered.difference_update(calls)
             for call in calls:
                 call.reply.cancel()
 
@@ -107,8 +110,15 @@ class Session:
             self._changed.clear()
             await self._changed.wait()
 
-    def add_reward(self, reward: GivenReward, call_id: str = LATEST) -> None:
-        """Add a reward of a call."""
+    def add_reward(self, reward: GivenReward, call_id: str | None = None) -> None:
+        """Add a reward of a call; None for the call that was answered last.
+
+        Raises:
+            CallError: No call was answered yet.
+        """
+        call_id = self._latest if call_id is None else plain_id(call_id)
+        if call_id is None:
+            raise CallError("there is no call to reward yet")
         self.rewards.append((call_id, reward))
 
     def finish_rewards(self) -> None:
@@ -130,6 +140,6 @@ class Session:
     def close(self, reason: str) -> None:
         """Reject the calls that wait, and all later ones."""
         self._closed = CallError(reason, status=403, code="episode_over")
-        for call in self._queue:
+        for call in self._unanswered:
             call.reject(self._closed)
         self._queue.clear()

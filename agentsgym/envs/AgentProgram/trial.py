@@ -12,17 +12,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.AgentProgram.calls import CallError, Reply
 from agentsgym.envs.AgentProgram.parents import CallTree
-from agentsgym.envs.AgentProgram.session import LATEST, ProgramCall
+from agentsgym.envs.AgentProgram.programs import ProgramOutcome
+from agentsgym.envs.AgentProgram.session import ProgramCall
 from agentsgym.envs.boundary import Step, as_reward, call_environment
 from agentsgym.envs.contract import State
 from agentsgym.envs.conversation import Conversation
 from agentsgym.envs.trial import Trial
 from agentsgym.errors import ConfigError, EnvError, TemplateError
+from agentsgym.event_loop import awaited
+from agentsgym.failures import failure_of
+from agentsgym.interruptions import is_interruption
 from agentsgym.tokens.branches import BranchingTranscript
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, Message, ToolCall, Turn, TurnRequest
@@ -38,6 +42,8 @@ _MAX_REJECTED = 32  # calls in a row that do not fit the budget or the template,
 
 class CallTrial(Trial):
     """A trial whose turns are the calls of a program."""
+
+    may_wait: ClassVar[bool] = True
 
     @property
     def _programs(self) -> AgentProgramEnv:
@@ -78,7 +84,7 @@ class CallTrial(Trial):
             self._call = call = call_environment(self._programs.next_call, state)
             if call is None:
                 if not self.conversation.turns:
-                    raise EnvError("the program ended without calling the policy, so there is no turn to learn from")
+                    raise EnvError(_without_call(self._outcome(state)))
                 return 0
             room = self._observed(call)
             if room is None or room > 0:
@@ -148,15 +154,23 @@ class CallTrial(Trial):
             logprobs=logprobs,
         )
 
+    def _outcome(self, state: State) -> ProgramOutcome:
+        try:
+            return awaited(self._programs.finish(state))
+        except BaseException as error:
+            if is_interruption(error):
+                raise
+            raise failure_of(EnvError, "the program", error) from error
+
     def _reward_episode(self, turns: Sequence[Turn], rewards: list[float]) -> None:
         """End the program, and add the rewards of its calls and of its outcome."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
-        given = call_environment(self._programs.graded, state, self.task_data)
+        given = call_environment(self._programs.graded, state, self.task_data, self._outcome(state))
         conversation.info = {**self._programs.counts(state, self._tree), **given.info}
         first = len(conversation.turns) - len(turns)
         by_turn: dict[int, list[GivenReward]] = {len(turns) - 1: [given.reward]}
         for call_id, reward in given.call_rewards:
-            place = len(turns) - 1 if call_id == LATEST else self._tree.index(call_id)
+            place = self._tree.index(call_id)
             if place is not None:
                 by_turn.setdefault(place, []).append(reward)
         for place, its_rewards in by_turn.items():
@@ -165,6 +179,12 @@ class CallTrial(Trial):
             conversation.turns[first + place] = dataclasses.replace(turn, reward=reward, components=components)
         turn_rewards = [one.reward for one in conversation.turns[first:]]
         super()._reward_episode(conversation.turns[first:], turn_rewards)
+
+
+def _without_call(outcome: ProgramOutcome) -> str:
+    how = "" if outcome.exit_code is None else f" with exit code {outcome.exit_code}"
+    last = f"; its standard error ended with:\n{outcome.errors}" if outcome.errors else ""
+    return f"the program ended{how} without calling the policy, so there is no turn to learn from{last}"
 
 
 def _tool_call(call: Mapping[str, Any]) -> ToolCall:

@@ -1,0 +1,302 @@
+"""Programs that call the policy: what they send and receive, how they are rewarded, and how they end."""
+
+import asyncio
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program_client import Client, RecordingAgent, user
+
+from agentsgym import StopReason
+from agentsgym.envs.AgentProgram import AgentProgramEnv, ProgramOutcome
+from agentsgym.errors import ConfigError
+from agentsgym.testing import chat_tokenizer
+
+TOKENIZER = chat_tokenizer()
+TASKS: list[dict[str, Any]] = [{"seed": 1}]
+
+
+def play(
+    program: Any, config: Any = None, *, texts: Any = (), tasks: Any = TASKS, num_rollouts: int = 1, **options: Any
+) -> Any:
+    """Roll out a program and return its rollouts."""
+    grade = options.pop("grade", None)
+    env = AgentProgramEnv(TOKENIZER, config, program=program, grade=grade)
+    return env.rollout(tasks, RecordingAgent(TOKENIZER, texts=texts), num_rollouts, **options)
+
+
+def conversation(task: Any, endpoint: Any) -> float:
+    """Three calls, each of which continues the last one."""
+    client, messages = Client(endpoint), [user("go")]
+    for number in range(3):
+        messages += [client.say(*messages), user(f"on {number}")]
+    return 2.0
+
+
+async def coroutine(task: Any, endpoint: Any) -> float:
+    return await asyncio.to_thread(conversation, task, endpoint)
+
+
+COMMAND = [
+    sys.executable,
+    "-c",
+    """
+import json, os, sys, urllib.request
+def say(text):
+    url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+    body = json.dumps({"model": "x", "messages": [{"role": "user", "content": text}]}).encode()
+    request = urllib.request.Request(url + "/chat/completions", body, {"Authorization": "Bearer " + key})
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+print(sys.argv[1], json.load(open("task.json"))["seed"], say("hello"), say("again"))
+sys.exit(int(sys.argv[2]))
+""",
+    "{name}",
+    "{code}",
+]
+
+
+@pytest.mark.parametrize("program", [conversation, coroutine])
+def test_each_call_is_a_turn_with_the_tokens_that_were_sampled(program: Any) -> None:
+    env = AgentProgramEnv(TOKENIZER, program=program)
+    agent = RecordingAgent(TOKENIZER)
+    [one] = env.rollout(TASKS, agent)
+    assert one.stop_reason is StopReason.DONE
+    assert one.final_reward == 2.0
+    assert one.turn_rewards == [0.0, 0.0, 2.0]
+    assert one.info["num_calls"] == 3
+    assert one.info["num_segments"] == 1
+    for turn, (_, prompt, ids, logprobs) in zip(one.turns, agent.answers, strict=True):
+        assert one.token_ids[turn.prompt_start : turn.start] == prompt
+        assert one.token_ids[turn.start : turn.stop] == ids
+        assert one.logprobs is not None
+        assert one.logprobs[turn.start : turn.stop] == logprobs
+        assert turn.exact
+        assert turn.policy_version == 3
+    assert [message["role"] for message in one.messages] == ["user", "assistant"] * 3
+
+
+def test_a_command_finds_the_endpoint_and_its_task_and_is_graded_by_its_exit_code() -> None:
+    tasks = [{"name": "Ada", "code": 0, "seed": 5}, {"name": "Bob", "code": 3, "seed": 6}]
+    seen: list[ProgramOutcome] = []
+    env = AgentProgramEnv(TOKENIZER, program=COMMAND)
+    good, bad = env.rollout(tasks, RecordingAgent(TOKENIZER, texts=["fine"]))
+    assert (good.final_reward, good.info["success"]) == (1.0, True)
+    assert (bad.final_reward, bad.info["success"]) == (0.0, False)
+
+    def by_output(task: Any, outcome: ProgramOutcome) -> tuple[float, dict[str, Any]]:
+        seen.append(outcome)
+        assert outcome.folder is not None
+        assert (outcome.folder / "task.json").exists()
+        return float(task["name"] in outcome.output), {"success": True}
+
+    [graded] = play(COMMAND, tasks=tasks[:1], grade=by_output, texts=["fine"])
+    assert seen[0].output.split() == ["Ada", "5", "fine", "fine"]
+    assert graded.final_reward == 1.0
+    assert not seen[0].folder.exists()  # type: ignore[union-attr]
+
+
+def test_calls_are_rewarded_by_id_by_header_by_function_and_late() -> None:
+    ids: list[str] = []
+
+    def program(task: Any, endpoint: Any) -> None:
+        client = Client(endpoint)
+        for number in range(4):
+            headers = {"x_agentsgym_reward": '{"pace": 0.5}'} if number == 2 else {}  # of the call before it
+            ids.append(client.chat([user(f"go {number}")], headers)["id"])
+        assert client.post("/v1/reward", {"call": ids[0], "reward": 1})[0] == 200
+        endpoint.reward(0.25, ids[2])
+
+        def late() -> None:
+            assert client.post("/v1/reward", {"call": ids[3], "reward": {"right": 2.0}, "final": True})[0] == 200
+
+        threading.Timer(0.2, late).start()
+
+    [one] = play(program, {"reward_timeout_s": 20.0})
+    assert one.turn_rewards == [1.0, 0.5, 0.25, 2.0]
+    assert [turn.components for turn in one.turns] == [None, {"pace": 0.5}, None, {"right": 2.0}]
+    assert one.final_reward == 3.75
+
+
+def test_a_reward_that_is_not_a_number_is_rejected() -> None:
+    answers: list[tuple[int, Any]] = []
+
+    def program(task: Any, endpoint: Any) -> None:
+        client = Client(endpoint)
+        client.say(user("go"))
+        for body in ({"reward": "much"}, {"reward": {"": 1}}, {"rewards": 1}, {}, {"reward": 1, "call": 3}, [1]):
+            answers.append(client.post("/v1/reward", body))
+
+    [one] = play(program)
+    assert [status for status, _ in answers] == [400] * 6
+    assert "finite number" in answers[0][1]["error"]["message"]
+    assert one.final_reward == 0.0
+
+
+@pytest.mark.parametrize("kind", ["raises", "no call", "crashes after a call", "hangs"])
+def test_a_broken_program_fails_its_own_episode_alone(kind: str) -> None:
+    def program(task: Any, endpoint: Any) -> float:
+        if task["broken"]:
+            if kind == "no call":
+                return 1.0
+            if kind != "raises":
+                Client(endpoint).say(user("go"))
+            if kind == "hangs":
+                threading.Event().wait(10)
+            raise ValueError("my bug")
+        return conversation(task, endpoint)
+
+    tasks = [{"broken": True}, {"broken": False}]
+    broken, good = play(program, tasks=tasks, turn_timeout_s=2.0)
+    assert good.final_reward == 2.0
+    assert broken.failed
+    expected = {"no call": "without calling the policy", "hangs": "turn_timeout_s"}.get(kind, "ValueError: my bug")
+    assert expected in broken.error
+    assert len(broken.turns) == (1 if kind == "crashes after a call" else 0)
+
+
+def test_nothing_is_left_of_a_command_that_hangs_with_children() -> None:
+    before = {one.name for one in Path(tempfile.gettempdir()).glob("agentsgym-program-*")}
+    hang = """
+import subprocess, time
+child = subprocess.Popen(["sleep", "300"])
+open(sys.argv[3], "w").write(str(child.pid))
+time.sleep(300)
+"""
+    script = COMMAND[2].replace("sys.exit(int(sys.argv[2]))", hang)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "pid"
+        command = [sys.executable, "-c", script, "a", "0", str(file)]
+        [one] = play(command, turn_timeout_s=3.0)
+        assert one.failed
+        pid = int(file.read_text())
+    assert not _is_running(pid)
+    assert {one.name for one in Path(tempfile.gettempdir()).glob("agentsgym-program-*")} <= before
+
+
+def _is_running(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def test_a_program_learns_that_its_prompt_is_too_long_and_may_go_on() -> None:
+    statuses: list[Any] = []
+
+    def program(task: Any, endpoint: Any) -> float:
+        client = Client(endpoint)
+        client.say(user("go"))
+        status, body = client.post("/v1/chat/completions", {"model": "x", "messages": [user("long " * 200)]})
+        statuses.append((status, body["error"]["code"]))
+        client.say(user("shorter"))
+        return 1.0
+
+    [one] = play(program, {"max_trajectory_tokens": 120})
+    assert statuses == [(400, "context_length_exceeded")]
+    assert len(one.turns) == 2
+    assert one.info["num_rejected_calls"] == 1
+    assert one.stop_reason is StopReason.DONE
+
+
+def test_an_episode_without_turns_left_ends_the_program() -> None:
+    statuses: list[int] = []
+
+    def program(task: Any, endpoint: Any) -> float:
+        client = Client(endpoint)
+        for _ in range(5):
+            statuses.append(client.post("/v1/chat/completions", {"model": "x", "messages": [user("go")]})[0])
+        return 1.0
+
+    [one] = play(program, {"max_steps_per_episode": 2})
+    assert statuses == [200, 200, 403, 403, 403]
+    assert one.stop_reason is StopReason.MAX_TURNS
+    assert (len(one.turns), one.final_reward) == (2, 1.0)
+
+
+def test_stop_texts_cut_the_sampled_tokens_and_the_conversation_continues() -> None:
+    def program(task: Any, endpoint: Any) -> float:
+        client = Client(endpoint)
+        answer = client.chat([user("go")], stop=["STOP"], logprobs=True)
+        [choice] = answer["choices"]
+        assert choice["message"]["content"] == "left "
+        assert choice["finish_reason"] == "stop"
+        client.say(user("go"), choice["message"], user("on"))
+        return 1.0
+
+    agent = RecordingAgent(TOKENIZER, texts=["left STOP right"])
+    [one] = AgentProgramEnv(TOKENIZER, program=program).rollout(TASKS, agent)
+    first, second = one.turns
+    sampled = agent.answers[0][2]
+    kept = one.token_ids[first.start : first.stop]
+    assert sampled[: len(kept)] == kept
+    assert TOKENIZER.decode(kept) == "left STOP"
+    assert (second.prompt_start, one.info["num_segments"]) == (0, 1)
+
+
+def test_several_answers_are_turns_with_one_prompt() -> None:
+    def program(task: Any, endpoint: Any) -> float:
+        answer = Client(endpoint).chat([user("go")], n=3, max_tokens=2)
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+        return 1.0
+
+    [one] = play(program)
+    assert len(one.turns) == 3
+    prompts = [one.token_ids[turn.prompt_start : turn.start] for turn in one.turns]
+    assert prompts[0] == prompts[1] == prompts[2]
+    assert all(turn.stop - turn.start <= 2 for turn in one.turns)
+
+
+def test_programs_that_wait_for_each_other_are_answered() -> None:
+    first_is_answered = threading.Event()
+
+    def program(task: Any, endpoint: Any) -> float:
+        client = Client(endpoint)
+        if task["number"]:
+            assert first_is_answered.wait(30)
+        client.say(user("go"))
+        first_is_answered.set()
+        return 1.0
+
+    both = play(program, tasks=[{"number": 0}, {"number": 1}])
+    assert [one.final_reward for one in both] == [1.0, 1.0]
+
+
+def test_many_programs_are_answered_in_batches() -> None:
+    env, agent = AgentProgramEnv(TOKENIZER, program=conversation), RecordingAgent(TOKENIZER)
+    rollouts = env.rollout([{"seed": k} for k in range(48)], agent)
+    assert {one.final_reward for one in rollouts} == {2.0}
+    assert agent.most > 8
+    sessions = {session for session, *_ in agent.answers}
+    assert len(sessions) == 48
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "needs a program"),
+        ({"program": []}, "needs a program"),
+        ({"program": ["a", 1]}, "needs a program"),
+        ({"program": conversation, "grade": 3}, "grade must be a function"),
+        ({"program": conversation, "env_config": {"reward_timeout_s": -1}}, "reward_timeout_s"),
+    ],
+)
+def test_bad_settings_are_named(given: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        AgentProgramEnv(TOKENIZER, **given)
+
+
+class Talker(AgentProgramEnv):
+    """A program that is a method."""
+
+    async def program(self, task: Any, endpoint: Any) -> str:
+        return (await asyncio.to_thread(Client(endpoint).say, user("go")))["content"]
+
+    async def _grade(self, task_data: Any, outcome: ProgramOutcome) -> dict[str, float]:
+        return {"length": float(len(outcome.output))}
+
+
+def test_a_subclass_has_its_own_program_and_grade() -> None:
+    [one] = Talker(TOKENIZER).rollout(TASKS, RecordingAgent(TOKENIZER, texts=["four"]))
+    assert one.final_reward == 4.0
+    assert one.turns[0].components == {"length": 4.0}
