@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects import DIALECTS, Dialect
+from agentsgym.envs.AgentProgram.dialects import DIALECTS, Dialect, answer_message
 from agentsgym.envs.AgentProgram.session import Session
 from agentsgym.types import Message
 
@@ -179,13 +179,7 @@ class PolicyEndpoint:
 def _store(stored: dict[str, Sequence[Message]], call: CallRequest, replies: Sequence[Reply]) -> None:
     """Keep the conversations that ``previous_response_id`` may continue."""
     for reply in replies:
-        answer: Message = {"role": "assistant", "content": reply.text}
-        if reply.tool_calls:
-            answer["tool_calls"] = [
-                {"type": "function", "id": one.id, "function": {"name": one.name, "arguments": dict(one.arguments)}}
-                for one in reply.tool_calls
-            ]
-        stored[reply.call_id] = [*call.messages, answer]
+        stored[reply.call_id] = [*call.messages, answer_message(reply)]
     while len(stored) > _MAX_STORED:
         del stored[next(iter(stored))]
 
