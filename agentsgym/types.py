@@ -194,6 +194,8 @@ class Turn:
         components: The numbers of ``reward`` by name; None if it was given as a plain number.
         role_components: The numbers of ``role_rewards`` by name, for each role whose reward was named; None without.
         policy_version: The number of optimizer steps of the oldest weights that sampled the action; None if unknown.
+        parent: In a tree of calls, the index of the earlier turn that this turn follows: the one that it continues, or
+            that started it. None for a root, and in rollouts whose turns are a sequence.
     """
 
     start: int
@@ -212,6 +214,7 @@ class Turn:
     components: Mapping[str, float] | None = None
     role_components: Mapping[Hashable, Mapping[str, float]] | None = None
     policy_version: int | None = None
+    parent: int | None = None
 
     def __repr__(self) -> str:
         return _brief(self)
@@ -285,6 +288,8 @@ class Trajectory:
                 raise ValueError(
                     f"turn {k}: prompt_start must be {segment} or in [{edge}, {turn.start}], got {turn.prompt_start}"
                 )
+            if turn.parent is not None and not 0 <= turn.parent < k:
+                raise ValueError(f"turn {k}: parent must be the index of an earlier turn or None, got {turn.parent}")
             edge, segment = turn.stop, turn.prompt_start
         for name in ("logprobs", "per_token_rewards"):
             values = getattr(self, name)

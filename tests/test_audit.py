@@ -213,6 +213,9 @@ BROKEN = [
     (with_turn(GOOD, 2, stop=13), "spans", 2, "its span must lie in [8, 12), got [10, 13)"),
     (with_turn(GOOD, 1, stop=4), "spans", 1, "got [5, 4)"),
     (with_turn(with_turn(GOOD, 1, start=10, stop=11), 2, start=5, stop=8), "spans", 2, "in [11, 12), got [5, 8)"),
+    # parents
+    (with_turn(GOOD, 1, parent=1), "parents", 1, "its parent must be an earlier turn, got 1"),
+    (with_turn(GOOD, 1, parent=True), "fields", 1, "parent must be an int >= 0 or None, got True (bool)"),
     # prompts
     (with_turn(GOOD, 1, prompt_start=2), "prompts", 1, "at 0, like the previous turn's, or in [4, 5], got 2"),
     (with_turn(GOOD, 1, prompt_start=6), "prompts", 1, "got 6"),

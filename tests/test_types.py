@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,21 @@ def test_spans_that_overlap_or_leave_the_tokens_are_refused(spans: list[tuple[in
         match=r"turn \d: its span \[-?\d, \d\) is not valid, overlaps the previous turn, or exceeds the 3 tokens",
     ):
         trajectory("...", turns=turns)
+
+
+@pytest.mark.parametrize("parents", [[0], [None, 1], [None, 0, -1], [None, 2, 0]])
+def test_a_parent_is_an_earlier_turn(parents: list[int | None]) -> None:
+    turns = [Turn(start=0, stop=0, reward=0.0, parent=parent) for parent in parents]
+    with pytest.raises(ValueError, match=r"turn \d: parent must be the index of an earlier turn or None, got -?\d"):
+        trajectory("", turns=turns)
+
+
+def test_parents_survive_pickling_and_json() -> None:
+    turns = [Turn(start=0, stop=0, reward=0.0, parent=parent) for parent in (None, 0, 0, 2)]
+    one = trajectory("", turns=turns)
+    assert pickle.loads(pickle.dumps(one)).turns == turns
+    assert [turn["parent"] for turn in json.loads(json.dumps(one.as_dict()))["turns"]] == [None, 0, 0, 2]
+    assert repr(turns[3]) == "Turn(start=0, stop=0, reward=0.0, parent=2)"
 
 
 @pytest.mark.parametrize("name", ["logprobs", "per_token_rewards"])

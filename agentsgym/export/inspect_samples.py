@@ -158,6 +158,8 @@ def _notes(record: StoredRollout, index: int, turn: Turn) -> dict[str, Any]:
     notes: dict[str, Any] = {"turn": index, "reward": turn.reward}
     if turn.components is not None:
         notes["rewards"] = dict(turn.components)
+    if turn.parent is not None:
+        notes["parent"] = turn.parent
     if turn.invalid:
         notes["invalid"] = True
     if turn.role is not None:

@@ -134,7 +134,7 @@ _TURN_FIELDS: _Kinds = {
     ("True or False", lambda value: isinstance(value, bool)): ("invalid", "exact"),
     ("a list or None", lambda value: value is None or _is_list(value)): ("prompt_messages",),
     ("a dict or None", lambda value: isinstance(value, Mapping | None)): ("role_rewards",),
-    ("an int >= 0 or None", lambda value: value is None or _is_index(value)): ("policy_version",),
+    ("an int >= 0 or None", lambda value: value is None or _is_index(value)): ("policy_version", "parent"),
 }
 
 
@@ -155,6 +155,8 @@ def _contents(trajectory: Any, expected: _Expected) -> _Findings:
     yield from _outcome(trajectory, expected)
     edge, are_spans_valid = 0, True
     for k, turn in enumerate(trajectory.turns):
+        if turn.parent is not None and turn.parent >= k:
+            yield "parents", k, f"its parent must be an earlier turn, got {turn.parent}"
         if edge <= turn.start <= turn.stop <= size:
             edge = turn.stop
         else:

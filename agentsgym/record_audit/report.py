@@ -13,6 +13,7 @@ Check = Literal[
     "lengths",  # a list does not have one value per token
     "token_ids",  # an id is not a valid token id
     "spans",  # turns overlap, are out of order or extend beyond the tokens
+    "parents",  # a turn's parent is not an earlier turn
     "prompts",  # a turn's prompt does not extend the tokens before it
     "mask",  # the agent token mask is not the union of the spans
     "messages",  # an invalid message, or a turn that does not refer to its answer

@@ -76,11 +76,11 @@ def rollout_row(trajectory: Trajectory) -> dict[str, Any]:
 def turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
     """Return one row per turn.
 
-    Its columns are ``task`` and ``rollout``; ``turn`` (its index in the trajectory) and ``episode``; ``role``,
-    ``reward``, ``invalid`` and ``exact``; ``start`` and ``stop`` (the span of its tokens), ``tokens``,
-    ``prompt_tokens``; ``logprob`` (the sum over its tokens; NaN if some are unknown, None if all are or there are no
-    tokens) and ``text`` (the agent's message; None if the rollout's messages do not contain it); and ``rewards/NAME``
-    for each named reward.
+    Its columns are ``task`` and ``rollout``; ``turn`` (its index in the trajectory), ``parent`` (None without a tree of
+    calls) and ``episode``; ``role``, ``reward``, ``invalid`` and ``exact``; ``start`` and ``stop`` (the span of its
+    tokens), ``tokens``, ``prompt_tokens``; ``logprob`` (the sum over its tokens; NaN if some are unknown, None if all
+    are or there are no tokens) and ``text`` (the agent's message; None if the rollout's messages do not contain it);
+    and ``rewards/NAME`` for each named reward.
     """
     logprobs, messages = trajectory.logprobs, trajectory.messages
     return [
@@ -88,6 +88,7 @@ def turn_rows(trajectory: Trajectory) -> list[dict[str, Any]]:
             "task": trajectory.task_index,
             "rollout": trajectory.rollout_index,
             "turn": index,
+            "parent": turn.parent,
             "episode": turn.episode,
             "role": turn.role,
             "reward": turn.reward,

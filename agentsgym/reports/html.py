@@ -197,6 +197,8 @@ def _message(message: Mapping[str, Any], turn_at: tuple[int, Turn] | None) -> st
         notes += [f"{name} {amount:+zg}" for name, amount in (turn.components or {}).items()]
         if turn.role is not None:
             notes.append(_role(turn.role))
+        if turn.parent is not None:
+            notes.append(f"follows turn {turn.parent}")
         if turn.invalid:
             notes.append("invalid")
         if turn.prompt_messages is not None:

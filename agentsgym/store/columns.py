@@ -27,6 +27,7 @@ from agentsgym.store.schema import (
     METADATA_TEXTS,
     SCHEMA,
     TURN,
+    TURN_COLUMNS,
     TURN_FLAGS,
     TURN_INTS,
     TURN_JSONS,
@@ -93,7 +94,7 @@ class _Columns:
         self._values: dict[str, list[Any]] = {
             field.name: []
             for field in SCHEMA
-            if not pa.types.is_nested(field.type) or field.name in {"inexact", "turn_policy_versions"}
+            if not pa.types.is_nested(field.type) or field.name in {"inexact", *TURN_COLUMNS.values()}
         }
         self._lists = {name: _Lists("d", pa.float64()) for name in (*FLOATS, *METADATA_FLOATS)}
         self._lists["token_ids"] = _Lists("i", pa.int32())
@@ -208,9 +209,9 @@ class _Columns:
             values = [getattr(turn, name) for turn in stored]
             self._turns[name] += [None if value is None else to_json(value, lost) for value in values]
         self._turn_ends.append(len(self._turns["start"]))
-        versions = [turn.policy_version for turn in turns]
-        is_known = any(version is not None for version in versions)
-        self._values["turn_policy_versions"].append(versions if is_known else None)
+        for name, column in TURN_COLUMNS.items():
+            values = [getattr(turn, name) for turn in turns]
+            self._values[column].append(values if any(value is not None for value in values) else None)
         if not is_exact or type(turns) is not list:
             plain = [{name: getattr(turn, name) for name in _TURN_FIELDS} for turn in turns]
             corrections["turns"] = tuple(plain) if type(turns) is tuple else plain

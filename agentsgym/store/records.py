@@ -12,7 +12,16 @@ import numpy as np
 
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Check, are_numbers, is_dict, is_hashable, is_int, is_list, is_str, or_none, require
-from agentsgym.store.schema import FLOATS, INTS, METADATA_FLOATS, METADATA_INTS, METADATA_TEXTS, TURN_FLAGS, TURN_INTS
+from agentsgym.store.schema import (
+    FLOATS,
+    INTS,
+    METADATA_FLOATS,
+    METADATA_INTS,
+    METADATA_TEXTS,
+    TURN_COLUMNS,
+    TURN_FLAGS,
+    TURN_INTS,
+)
 from agentsgym.store.values import is_utf8
 from agentsgym.texts import as_json, shown
 from agentsgym.types import StopReason, Trajectory
@@ -158,7 +167,7 @@ _TURN_SHAPES: Final[Mapping[str, tuple[Check, str]]] = {
     **dict.fromkeys(TURN_INTS, (_is_integer, "an int")),
     **dict.fromkeys(TURN_FLAGS, (lambda value: isinstance(value, bool | np.bool_ | Integral), "True or False")),
     **dict.fromkeys(("state_key", "role"), (is_hashable, "hashable")),
-    "policy_version": (or_none(_is_int64), "a 64-bit int or None"),
+    **dict.fromkeys(TURN_COLUMNS, (or_none(_is_int64), "a 64-bit int or None")),
     "reward": (_is_real, "a number"),
     "potential": (or_none(_is_real), "a number or None"),
     **dict.fromkeys(("role_rewards", "components"), (or_none(_are_totals), "a dict of numbers or None")),

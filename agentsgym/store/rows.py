@@ -18,6 +18,7 @@ from agentsgym.store.schema import (
     METADATA_FLOATS,
     METADATA_INTS,
     METADATA_TEXTS,
+    TURN_COLUMNS,
     TURN_JSONS,
     Table,
 )
@@ -80,8 +81,9 @@ def _trajectory(table: Table, row: int, corrections: Mapping[str, Any]) -> Traje
             turn |= {name: from_json(turn[name]) for name in TURN_JSONS if turn[name] is not None}
     else:
         fields = corrected
-    versions = _value(table, "turn_policy_versions", row) or [None] * len(fields)
-    turns = [Turn(**turn, policy_version=version) for turn, version in zip(fields, versions, strict=True)]
+    columns = [_value(table, column, row) or [None] * len(fields) for column in TURN_COLUMNS.values()]
+    rows = zip(fields, *columns, strict=True)
+    turns = [Turn(**turn, **dict(zip(TURN_COLUMNS, others, strict=True))) for turn, *others in rows]
     values["turns"] = tuple(turns) if isinstance(corrected, tuple) else turns
     return _with_components(Trajectory(**values), table, row, corrections)
 

@@ -31,7 +31,9 @@ METADATA_FLOATS: Final = ("advantages", "trainer_logprobs", "entropies")
 """Metadata fields with one number per token."""
 COMPONENTS: Final = ("final_components", "turn_components", "role_components")
 """The numbers of named rewards, in the order of ``component_names``: see :mod:`agentsgym.store.named`."""
-ADDED_LATER: Final = ("tokenizer", "entropies", "tools", "turn_policy_versions", "component_names", *COMPONENTS)
+TURN_COLUMNS: Final = {"policy_version": "turn_policy_versions", "parent": "turn_parents"}
+"""Turn fields with a column of their own, null if no turn has a value: ``turns`` must keep the type of old parts."""
+ADDED_LATER: Final = ("tokenizer", "entropies", "tools", *TURN_COLUMNS.values(), "component_names", *COMPONENTS)
 """Columns that parts written by earlier releases lack; they are read as null."""
 TURN_INTS: Final = ("start", "stop", "episode", "message_index", "prompt_start")
 TURN_FLAGS: Final = ("invalid", "exact")
@@ -67,7 +69,7 @@ SCHEMA: Final = pa.schema(
         pa.field("agent_token_mask", pa.list_(pa.bool_())),
         *(pa.field(name, pa.list_(pa.float64())) for name in (*FLOATS, *METADATA_FLOATS)),
         pa.field("turns", pa.list_(TURN)),
-        pa.field("turn_policy_versions", pa.list_(pa.int64())),
+        *(pa.field(name, pa.list_(pa.int64())) for name in TURN_COLUMNS.values()),
         pa.field("component_names", pa.string()),
         *(pa.field(name, pa.list_(pa.float64())) for name in COMPONENTS),
         pa.field("corrections", pa.string()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,8 @@ def test_turns_and_tokens_have_rows_of_their_own() -> None:
     assert turns["logprob"].tolist()[:1] == [-2.0]
     assert math.isnan(turns["logprob"].tolist()[1])
     assert turns[["tokens", "prompt_tokens", "reward"]].to_numpy().tolist() == [[2, 1, 0.5], [1, 3, 0.0]]
+    first, second = rollout().turns
+    assert rollout(turns=[first, replace(second, parent=0)]).to_pandas()["parent"].tolist()[1:] == [0]
     tokens = rollout().to_pandas("token")
     assert tokens["mask"].tolist() == rollout().agent_token_mask
     assert tokens["reward"].tolist() == [0.0, 0.25, 0.25, 0.0]

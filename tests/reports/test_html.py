@@ -65,7 +65,7 @@ def rollout(**changes: Any) -> Trajectory:
         "token_ids": [5, 6, 7, 8, 9],
         "turns": [
             Turn(start=1, stop=3, reward=1.5, role="north", message_index=1),
-            Turn(start=4, stop=5, reward=-0.5, invalid=True, message_index=3),
+            Turn(start=4, stop=5, reward=-0.5, invalid=True, message_index=3, parent=0),
         ],
         "messages": [
             {"role": "user", "content": "add up"},
@@ -86,7 +86,7 @@ def test_a_rollout_tells_its_outcome_turns_calls_and_tokens() -> None:
     page = Checker(rollout()._repr_html_())
     assert "won · task 0, rollout 0: won after 2 turns (done), reward 1" in page.text.replace("  ", " ")
     assert "assistant · turn 0 · reward +1.5 · as north" in page.text
-    assert "assistant · turn 1 · reward -0.5 · invalid" in page.text
+    assert "assistant · turn 1 · reward -0.5 · follows turn 0 · invalid" in page.text
     assert "add(a=3, b='x')" in page.text
     assert "stop reason: done" in page.text
     assert [cell.get("class") for cell in page.tokens] == [None, "a p", "a p", None, "a n"]

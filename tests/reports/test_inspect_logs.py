@@ -154,6 +154,7 @@ def test_thoughts_limits_usage_and_advantages(tmp_path: Path) -> None:
         {"role": "assistant", "content": "b"},
     ]
     turns = [Turn(start=2, stop=4, reward=0.5, message_index=1), Turn(start=5, stop=7, reward=1.0, message_index=3)]
+    turns[1] = replace(turns[1], parent=0)
     own = rollout(0, 7, turns=turns, messages=messages, stop_reason=StopReason.MAX_TURNS)
     record = StoredRollout(trajectory=own, agent="m", step=3, advantages=[0, 0, 1, 3, 0, -1, -2])
     log = written(kept(tmp_path / "store", record), tmp_path / "log.eval")
@@ -162,7 +163,7 @@ def test_thoughts_limits_usage_and_advantages(tmp_path: Path) -> None:
     answers = [one for one in sample.messages if one.role == "assistant"]
     assert [one.metadata for one in answers] == [
         {"turn": 0, "reward": 0.5, "advantage": 2.0},
-        {"turn": 1, "reward": 1.0, "advantage": -1.5},
+        {"turn": 1, "reward": 1.0, "parent": 0, "advantage": -1.5},
     ]
     assert [one.type for one in answers[0].content] == ["reasoning", "text"]
     assert sample.limit is not None

@@ -81,8 +81,10 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             role_rewards=draw(st.none() | st.dictionaries(KEYS, FLOATS, max_size=2)),
             components=draw(st.none() | COMPONENTS),
             role_components=draw(st.none() | st.dictionaries(KEYS, COMPONENTS, max_size=2)),
+            policy_version=draw(st.none() | st.integers(0, 2**63 - 1)),
+            parent=draw(st.none() | st.integers(0, k - 1)) if k else None,
         )
-        for start, stop in zip(cuts[::2], cuts[1::2], strict=False)
+        for k, (start, stop) in enumerate(zip(cuts[::2], cuts[1::2], strict=False))
     ]
 
     def numbers() -> Any:
