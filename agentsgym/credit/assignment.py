@@ -111,7 +111,7 @@ class AdvantageAssigner:
         self._args = args
         self.estimator: BoundEstimator = args.estimator()
         check_objectives(args, self.estimator)
-        self._has_known_names = False
+        self._has_first_batch = False
         self._reported_names: set[str] = set()
 
     def assign(
@@ -133,10 +133,11 @@ class AdvantageAssigner:
             is_training: False skips the filters and leaves the estimator's state unchanged.
 
         Raises:
-            ConfigError: ``reward_weights`` has a name that no rollout of the first batch has.
+            ConfigError: ``reward_weights`` has a name that no rollout of the first batch has, or the estimator follows
+                a tree of calls that no rollout of the first batch has.
         """
         if is_training:
-            self._check_names(rollouts)
+            self._check_batch(rollouts)
         found = self.estimate(rollouts, is_training=is_training)
         advantages: list[list[float]] = []
         for i, trajectory in zip(local_indices, trajectories, strict=True):
@@ -218,11 +219,12 @@ class AdvantageAssigner:
         ]
         return summed(parts, rollouts, args.scale_rewards)
 
-    def _check_names(self, rollouts: Sequence[ScoredRollout]) -> None:
-        """Reject weights of unknown components, and report once each component that only some rollouts have."""
-        if not self._has_known_names and any(one.included for one in rollouts):
+    def _check_batch(self, rollouts: Sequence[ScoredRollout]) -> None:
+        """Check the settings by the first batch, and report once each component that only some rollouts have."""
+        if not self._has_first_batch and any(one.included for one in rollouts):
             check_names(rollouts, self._args.reward_weights or {})
-            self._has_known_names = True
+            check_parents(rollouts, self.estimator)
+            self._has_first_batch = True
         for name, environment in missing_names(rollouts).items():
             if name not in self._reported_names:
                 self._reported_names.add(name)
@@ -249,6 +251,18 @@ class AdvantageAssigner:
                 )
             plain.append(turns)
         return plain
+
+
+def check_parents(rollouts: Sequence[ScoredRollout], estimator: BoundEstimator) -> None:
+    """Reject an estimator that follows a tree of calls if rollouts have several turns, none of which has a parent."""
+    uses = frozenset[str]() if estimator.traits is None else estimator.traits.uses
+    played = [one for one in rollouts if one.included and len(one.turn_rewards) > 1]
+    if "parents" in uses and played and all(parent is None for one in played for parent in one.parents):
+        raise ConfigError(
+            f"the estimator {estimator.name!r} follows a tree of calls, but no turn of these rollouts has a parent, so "
+            "each turn would be credited with its own reward alone: set follow='turns', or Turn.parent in the "
+            "environment"
+        )
 
 
 def advantage_metrics(rollouts: Sequence[ScoredRollout], entries: TurnEntries, split: RoleSplit) -> dict[str, float]:

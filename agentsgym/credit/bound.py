@@ -80,6 +80,11 @@ class BoundEstimator:
                     f"potential_weight would have no effect on the estimator {self.name!r}: "
                     f"{next(reasons, 'it does not use the rewards of turns')}"
                 )
+            if "parents" in traits.uses:
+                raise ConfigError(
+                    f"potential_weight compares the potentials of consecutive turns, but the estimator {self.name!r} "
+                    "follows a tree of calls: omit potential_weight, or set follow='turns'"
+                )
             traits = replace(traits, uses=traits.uses | {"discount"})
         object.__setattr__(self, "traits", traits)
 

@@ -13,9 +13,10 @@ the batch.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import fmean
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from agentsgym.credit._comparison import (
     BaselineFn,
@@ -36,6 +37,7 @@ from agentsgym.errors import ConfigError
 from agentsgym.fields import check_choice, check_number
 
 Baseline = Literal["self", "others"]
+Follow = Literal["turns", "calls"]
 ReturnBaseline = Literal["none", "batch", "others", "role_ema"]
 GroupOf = Callable[[ScoredRollout, int], Hashable]
 
@@ -64,22 +66,53 @@ def discounted_returns(rewards: Sequence[float], *, discount: float) -> list[flo
     return returns[::-1]
 
 
+def call_returns(rewards: Sequence[float], parents: Sequence[int | None], *, discount: float) -> list[float]:
+    """Add to each call's reward the mean return of its children, ``G_k = r_k + γ · mean_c G_c``.
+
+    This is AReaL's discounting over a tree of calls (pull request 1666 of its repository). c are the turns whose parent
+    is k; without any, ``G_k = r_k``. If each turn is the parent of the next one, these are :func:`discounted_returns`.
+
+    Args:
+        rewards: One reward per turn, (K,).
+        parents: The index of the earlier turn that each turn follows, (K,), None for a root.
+        discount: γ in [0, 1].
+
+    Returns:
+        One return per turn, (K,).
+
+    >>> call_returns([0.0, 1.0, 0.0, 3.0], [None, 0, 0, 2], discount=1.0)
+    [2.0, 1.0, 3.0, 3.0]
+    """
+    returns = [*rewards]
+    children: defaultdict[int | None, list[float]] = defaultdict(list)
+    for k in reversed(range(len(returns))):
+        if k in children:
+            returns[k] += discount * fmean(children[k])
+        children[parents[k]].append(returns[k])
+    return returns
+
+
 def _return_to_go_traits(options: Options) -> EstimatorTraits:
     baseline = options.get("baseline", "others")
-    roles: tuple[Use, ...] = ("roles",) if baseline in ("none", "role_ema") else ()  # "none" scales by role
-    return EstimatorTraits(uses=frozenset((*_RETURNS, *roles)), compares_in_task_groups=baseline == "others")
+    uses: list[Use] = [*_RETURNS]
+    if baseline in ("none", "role_ema"):  # "none" scales by role
+        uses.append("roles")
+    if options.get("follow") == "calls":
+        uses.append("parents")
+    return EstimatorTraits(uses=frozenset(uses), compares_in_task_groups=baseline == "others")
 
 
 @Declaration(
     traits_of=_return_to_go_traits, keeps_state=lambda options: options.get("baseline") == "role_ema"
 ).attach_to
-def return_to_go(
+def return_to_go(  # noqa: PLR0913  # three are those of all estimators, the others are options
     rollouts: Sequence[ScoredRollout],
     *,
     discount: float = 1.0,
     scale: Scale = "group",
     baseline: ReturnBaseline = "others",
     decay: float | None = None,
+    follow: Follow = "turns",
     state: EMABaselines | None = None,
 ) -> list[list[float]]:
     """Each turn's return against a baseline, ``A_k,i = G_k,i - b_k,i``: REINFORCE with reward-to-go.
@@ -93,12 +126,21 @@ def return_to_go(
     ``"none"``     0                                                                        environment and role
     =============  =======================================================================  ======================
 
+    With ``follow="calls"``, G are the :func:`call_returns`: a reward counts only for its turn and the ancestors of this
+    turn. This removes the noise of other branches, but is biased unless the turns of each rollout form a chain. The
+    mean counts the branches of a turn equally, so this is not the gradient of the total reward: a turn that starts two
+    calls with a reward of 1 each gets a return of 1, less than a turn with a reward of 1.5 and no calls. And a turn
+    gets no credit for the rewards of other branches, even if these use its result.
+
     Args:
         rollouts: The batch.
         discount: γ in ``G_k = r_k + γ·G_{k+1}``.
         scale: The divisor of the difference; for the last two baselines, the standard deviation is about b.
         baseline: One of the four baselines.
         decay: The weight of the old moving average in each update, in [0, 1]; None for 0.95, or if there is none.
+        follow: What follows a turn: ``"turns"``, the rollout's next turn; or ``"calls"``, the turns whose parent it is
+            (:attr:`agentsgym.types.Turn.parent`). A turn without parent is then a root, so without any parents, each
+            turn's return is its own reward; training refuses this in the first batch.
         state: Moving averages; without them, each call starts from 0.
 
     Raises:
@@ -112,13 +154,14 @@ def return_to_go(
     [[2.0, 1.0], [-1.5]]
     """
     check_choice("baseline", baseline, _GROUPS)
+    check_choice("follow", follow, get_args(Follow))
     if decay is not None:
         check_number("decay", decay, 0.0, 1.0)
         if baseline != "role_ema":
             raise ConfigError(
                 f"decay can be set only with baseline='role_ema', got decay={decay!r} with baseline={baseline!r}"
             )
-    samples = _returns(rollouts, discount, _GROUPS[baseline])
+    samples = _returns(rollouts, discount, _GROUPS[baseline], follow)
     if baseline == "none":
         return center_on(rollouts, samples, lambda _group: 0.0, scale)
     if baseline != "role_ema":
@@ -280,8 +323,15 @@ _GROUPS: Final[Mapping[str, GroupOf]] = {
 }
 
 
-def _returns(rollouts: Sequence[ScoredRollout], discount: float, group_of: GroupOf) -> list[Sample]:
-    return turn_values(rollouts, lambda one: discounted_returns(one.turn_rewards, discount=discount), group_of)
+def _returns(
+    rollouts: Sequence[ScoredRollout], discount: float, group_of: GroupOf, follow: Follow = "turns"
+) -> list[Sample]:
+    def returns_of(one: ScoredRollout) -> list[float]:
+        if follow == "turns":
+            return discounted_returns(one.turn_rewards, discount=discount)
+        return call_returns(one.turn_rewards, one.parents or [None] * len(one.turn_rewards), discount=discount)
+
+    return turn_values(rollouts, returns_of, group_of)
 
 
 def _sum(first: list[list[float]], second: list[list[float]], weight: float) -> list[list[float]]:

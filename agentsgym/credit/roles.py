@@ -161,4 +161,16 @@ def _part(rollout: ScoredRollout, role: Hashable, turns: Sequence[int], group: i
     names = ("turn_rewards", "state_keys", "roles", "potentials", "token_counts", "values", "invalid", "owners")
     fields: dict[str, Any] = {name: [values[k] for k in turns] for name in names if (values := getattr(rollout, name))}
     fields |= {"group": group, "final_reward": own, "final_rewards": {role: own}, "components": components}
-    return replace(rollout, **fields)
+    return replace(rollout, **fields, parents=_parents_among(turns, rollout.parents))
+
+
+def _parents_among(turns: Sequence[int], parents: Sequence[int | None]) -> list[int | None]:
+    """Return the place in ``turns`` of the nearest ancestor of each turn that is among them; None without one."""
+    places: dict[int | None, int] = {k: place for place, k in enumerate(turns)}
+    found: list[int | None] = []
+    for k in turns if parents else ():
+        ancestor = parents[k]
+        while ancestor is not None and ancestor not in places:
+            ancestor = parents[ancestor]
+        found.append(places.get(ancestor))
+    return found

@@ -15,7 +15,7 @@ from agentsgym.credit.rewards import (
     token_counts,
 )
 from agentsgym.errors import ConfigError
-from agentsgym.fields import Check, are_numbers, is_bool, is_dict, is_hashable, is_list, or_none, require
+from agentsgym.fields import Check, are_numbers, is_bool, is_dict, is_hashable, is_int, is_list, or_none, require
 from agentsgym.types import Trajectory
 
 _LARGEST = 1e100  # the squares of larger rewards, which the scales of advantages need, can overflow
@@ -37,6 +37,7 @@ _FIELDS: Mapping[str, tuple[Check, str]] = {
     "potentials": (_all(or_none(_is_reward)), f"a list of {_REWARDS}, or None"),
     "group": (lambda value: isinstance(value, Integral), "an int"),
     **dict.fromkeys(("state_keys", "roles", "owners"), (_all(is_hashable), "a list of hashable values")),
+    "parents": (_all(or_none(is_int(0))), "a list of ints >= 0 or None"),
     "token_counts": (are_numbers, "a list of ints"),
     "values": (_all(are_numbers), "a list of lists of numbers"),
     "invalid": (is_list, "a list of bools"),
@@ -76,6 +77,8 @@ class ScoredRollout:
         components: The components of the rewards, by name; empty if they are plain numbers.
         owners: Which rollout of the task group sampled each turn, (K,), the last one being the rollout itself: turns
             with the same index and owner are one turn, which forks share. Empty if the rollout shares no turns.
+        parents: The index of the earlier turn that each turn follows in a tree of calls, (K,), None for a root; empty
+            if no turn has a parent.
     """
 
     turn_rewards: Sequence[float]
@@ -94,6 +97,7 @@ class ScoredRollout:
     final_rewards: Mapping[Hashable, float] = field(default_factory=dict[Hashable, float])
     components: Mapping[str, RewardComponent] = field(default_factory=dict[str, RewardComponent])
     owners: Sequence[Hashable] = ()
+    parents: Sequence[int | None] = ()
 
     def __post_init__(self) -> None:
         for name, (valid, expected) in _FIELDS.items():
@@ -104,10 +108,13 @@ class ScoredRollout:
                 "each turn needs a reward and a state key, got "
                 f"{num_turns} rewards and {len(self.state_keys)} state keys"
             )
-        for name in ("roles", "potentials", "token_counts", "values", "invalid", "owners"):
+        for name in ("roles", "potentials", "token_counts", "values", "invalid", "owners", "parents"):
             given = getattr(self, name)
             if len(given) not in {0, num_turns}:
                 raise ConfigError(f"{name} must be empty or have one entry per turn, got {len(given)} for {num_turns}")
+        for k, parent in enumerate(self.parents):
+            if parent is not None and parent >= k:
+                raise ConfigError(f"parents[{k}] must be the index of an earlier turn or None, got {parent}")
         check_final_rewards(self.roles, self.final_rewards)
 
     @classmethod
@@ -126,6 +133,7 @@ class ScoredRollout:
             ConfigError: ``turn_credit`` is unknown, a reward is not a number, or a role that has turns has no final
                 reward, although another role has one.
         """
+        parents = [turn.parent for turn in trajectory.turns]
         return cls(
             turn_rewards=credited_rewards(trajectory, turn_credit),
             final_reward=trajectory.final_reward,
@@ -140,6 +148,7 @@ class ScoredRollout:
             invalid=[turn.invalid for turn in trajectory.turns],
             final_rewards=trajectory.final_rewards,
             components=credited_components(trajectory, turn_credit),
+            parents=parents if any(parent is not None for parent in parents) else (),
         )
 
     @property

@@ -22,6 +22,7 @@ Use = Literal[
     "roles",
     "values",  # predictions of a value head
     "owners",  # which turns forks share
+    "parents",  # which turn each turn follows in a tree of calls
     "turn_values",  # only the predictions before the first token of each turn
 ]
 
@@ -87,7 +88,7 @@ def estimator_traits(
 
     Args:
         uses: Any of ``"discount"``, ``"turn_rewards"``, ``"final_reward"``, ``"per_token_rewards"``, ``"state_keys"``,
-            ``"roles"``, ``"values"`` and ``"turn_values"``.
+            ``"roles"``, ``"parents"``, ``"values"`` and ``"turn_values"``.
         compares_in_task_groups: As in :class:`EstimatorTraits`.
         per_token: As in :class:`EstimatorTraits`.
 

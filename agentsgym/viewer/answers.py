@@ -91,7 +91,7 @@ class Answers:
             "note": "; ".join(notes) or None,
             "columns": self.index.columns,
             "words": self.index.words,
-            "what_if": choices(),
+            "what_if": choices(has_calls=self.index.has_calls),
         }
 
     def rollout(self, row: int) -> dict[str, Any]:

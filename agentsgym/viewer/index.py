@@ -69,6 +69,7 @@ class Index:
         columns: One value per rollout for each column; for columns in ``words``, indices into its lists.
         words: The distinct texts of each text column.
         groups: The rollouts of each task group by its key, as indices in the folder.
+        has_calls: Whether any listed rollout has a tree of calls.
     """
 
     def __init__(self, store: RolloutStore, limit: int) -> None:
@@ -82,8 +83,9 @@ class Index:
         self._lock = threading.Lock()
         self.total = len(store)
         self.rows: Sequence[int] = view.rows
-        names = dict.fromkeys((*_CONTEXT, *_COPIED, "stop_reason", "success", "created_at", "info", *_NAMED))
-        values = _read(view, [*names])
+        others = ("stop_reason", "success", "created_at", "info", "turn_parents")
+        values = _read(view, [*dict.fromkeys((*_CONTEXT, *_COPIED, *_NAMED, *others))])
+        self.has_calls = any(values["turn_parents"])
         self.words: dict[str, list[str]] = {}
         self.columns: dict[str, list[Any]] = {"row": [*self.rows]}
         self._add_columns(values)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args, get_origin, get_type_hints
 
 from agentsgym.credit.advantages import Scale, token_advantages
-from agentsgym.credit.assignment import AdvantageAssigner
+from agentsgym.credit.assignment import AdvantageAssigner, check_parents
 from agentsgym.credit.registry import ESTIMATORS, get_estimator, traits_of
 from agentsgym.credit.rewards import TURN_CREDITS, per_token_rewards
 from agentsgym.credit.scored import ScoredRollout
@@ -90,12 +90,12 @@ def available() -> list[str]:
     return [name for name in traits if _is_stateless(name) and name not in needs_more]
 
 
-def choices() -> dict[str, Any]:
-    """Return the choices that the page offers."""
+def choices(*, has_calls: bool) -> dict[str, Any]:
+    """Return the choices that the page offers; ``has_calls`` is whether any rollout has a tree of calls."""
     estimators = [
         {
             "name": name,
-            "options": options_of(name),
+            "options": {key: value for key, value in options_of(name).items() if has_calls or key != "follow"},
             "summary": (inspect.getdoc(ESTIMATORS[name]) or "").partition("\n")[0],
         }
         for name in available()
@@ -176,6 +176,7 @@ class WhatIf:
     def _estimate(self, request: Request) -> list[list[Any]]:
         assigner = AdvantageAssigner(cast("CreditArgs", request.settings))  # frozen, and not modified
         rollouts = [self._scored(place, request) for place in range(len(self.records))]
+        check_parents(rollouts, assigner.estimator)
         found = assigner.estimate(rollouts, is_training=self.is_training)
         is_per_token = reads_token_rewards(assigner.estimator.traits)
         estimates: list[list[Any]] = []

@@ -46,3 +46,10 @@ def test_the_game_of_two_seats_pays_as_the_page_says(capsys: pytest.CaptureFixtu
     printed = capsys.readouterr().out.strip()
     assert printed == "[0.0, -1.0, 1.0] {'X': 1.0, 'O': -1.0}"
     assert f"It prints `{printed}`" in PAGE
+
+
+def test_the_tree_of_calls_has_the_returns_that_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    [block] = [block for block in blocks if 'follow in ("turns", "calls")' in block]
+    exec(block, {})
+    assert f"```text\n{capsys.readouterr().out}```" in PAGE

@@ -33,6 +33,7 @@ TABLE: list[tuple[str, dict[str, Any], float, str, bool]] = [
     ("return_to_go", {"baseline": "batch"}, 0.0, "discount turn_rewards", False),
     ("return_to_go", {"baseline": "role_ema"}, 0.0, "discount turn_rewards roles", False),
     ("return_to_go", {"baseline": "none"}, 0.0, "discount turn_rewards roles", False),
+    ("return_to_go", {"follow": "calls"}, 0.0, "discount turn_rewards parents", True),
     ("rebn", {}, 0.0, "discount turn_rewards", False),
     ("mt_grpo", {}, 0.0, "turn_rewards final_reward", True),
     ("mt_grpo", {}, 0.5, "turn_rewards final_reward discount", True),
@@ -113,6 +114,7 @@ def played(turns: list[tuple[int, Any, Any]], frame: Any, changed: set[str], ind
         token_counts=lengths,
         values=values,
         owners=["shared" if k == 0 < len(turns) - 1 and "owners" in changed else index for k in range(len(turns))],
+        parents=[k - 1 if k and (k == 1 or "parents" in changed) else None for k in range(len(turns))],
     )
     trajectory = Trajectory(
         token_ids=range(sum(lengths)),

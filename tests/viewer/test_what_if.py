@@ -239,7 +239,10 @@ def test_every_choice_that_is_offered_can_be_computed(tmp_path: Path) -> None:
             for scale in offered["scales"]:
                 asked = {"estimator": one["name"], "options": json.dumps(options), "scale": scale}
                 assert len(answers.what_if(0, asked)["advantages"]) == 4
-    assert options_of("return_to_go") == {"baseline": {"default": "others", "choices": ["none", "batch", "others"]}}
+    assert options_of("return_to_go") == {
+        "baseline": {"default": "others", "choices": ["none", "batch", "others"]},
+        "follow": {"default": "turns", "choices": ["turns", "calls"]},
+    }
     requests = [*included_requests(answers.batch(0).settings)]
     assert requests[0].settings == answers.batch(0).settings
     assert len(requests) == len({repr(one) for one in requests}) < 40
