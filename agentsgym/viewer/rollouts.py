@@ -13,7 +13,7 @@ from agentsgym.viewer.plain import mean_of, number, numbers, text_of, truncate
 
 if TYPE_CHECKING:
     from agentsgym.store.records import StoredRollout
-    from agentsgym.types import Trajectory
+    from agentsgym.types import Trajectory, Turn
 
 _MAX_MESSAGE_CHARS: Final = 200_000
 _MAX_VALUE_CHARS: Final = 100_000
@@ -46,6 +46,7 @@ def rollout_data(row: int, record: StoredRollout, decode: DecodeTokens) -> dict[
             "message": turn.message_index,
             "prompt_start": turn.prompt_start,
             "rewritten": None if turn.prompt_messages is None else len(turn.prompt_messages),
+            **_call_of(trajectory, turn),
         }
         for index, turn in enumerate(trajectory.turns)
     ]
@@ -114,6 +115,18 @@ def first_difference(a: Trajectory, b: Trajectory) -> int | None:
         start_a, start_b = stop_a, stop_b
     shorter, longer = sorted((len(a.turns), len(b.turns)))
     return None if shorter == longer else shorter
+
+
+def _call_of(trajectory: Trajectory, turn: Turn) -> dict[str, Any]:
+    """Return a turn's parent, and whether the turn continues the parent's conversation; empty without a parent."""
+    if turn.parent is None:
+        return {}
+    parent, prompt = (
+        [*(trajectory.messages[: one.message_index] if one.prompt_messages is None else one.prompt_messages)]
+        for one in (trajectory.turns[turn.parent], turn)
+    )
+    answers = [message["role"] for message in prompt[len(parent) :]]
+    return {"parent": turn.parent, "continues": prompt[: len(parent)] == parent and answers[:1] == ["assistant"]}
 
 
 def _facts(record: StoredRollout) -> list[list[str]]:

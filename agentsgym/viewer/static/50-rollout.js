@@ -199,15 +199,30 @@ function judgmentsOf(rollout, turn) {
   );
 }
 
+/** Whether a turn follows another one in a tree of calls. */
+const isCalled = ({ parent }) => parent !== undefined;
+
+/** Whether the turns of a rollout are calls that form a tree. */
+const hasCalls = (rollout) => rollout.turns.some(isCalled);
+
+/** The depth of each turn in the tree of calls; a turn that continues a conversation is as deep as its parent. */
+function depthsOf(turns) {
+  const depths = [];
+  for (const turn of turns) depths.push(isCalled(turn) ? depths[turn.parent] + (turn.continues ? 0 : 1) : 0);
+  return depths;
+}
+
 /** The notes on a turn: its index, reward, mean advantage, and anything unusual. */
 function turnNotes(rollout, turn, extra = null) {
   const numbers = turnNumbers(rollout, turn);
-  const { exact: isExact, note: isNote, role, rewritten, episode } = rollout.turns[turn];
+  const { exact: isExact, note: isNote, role, rewritten, episode, parent, continues } = rollout.turns[turn];
   const known = (name, value) =>
     Number.isNaN(value) ? null : el("span.note", {}, el("span.faint", {}, `${name} `), coloredNumber(value));
   const hasEpisodes = rollout.turns.some((one) => one.episode);
+  const history = hasCalls(rollout) ? "" : "a rewritten history of ";
   return [
     el("span.turn-number", {}, `turn ${turn}`),
+    isCalled(rollout.turns[turn]) ? el("span.note", {}, `${continues ? "continues" : "child of"} turn ${parent}`) : null,
     extra,
     el("span.break"),
     known("reward", numbers.reward),
@@ -224,7 +239,7 @@ function turnNotes(rollout, turn, extra = null) {
           "tokenized from text",
         )
       : null,
-    rewritten ? el("span.note.faint", {}, `prompt: a rewritten history of ${counted(rewritten, "message")}`) : null,
+    rewritten ? el("span.note.faint", {}, `prompt: ${history}${counted(rewritten, "message")}`) : null,
   ];
 }
 
@@ -300,12 +315,20 @@ function revealTurn(turn) {
 
 async function conversationView(app, row) {
   const rollout = await data.rollout(app.list, row);
+  const depths = depthsOf(rollout.turns);
+  let depth = depths.at(-1);
+  const indented = (message) => {
+    depth = depths[message.turn] ?? depth; // what a turn sees is indented like the turn
+    const node = messageOf(rollout, message);
+    if (depth) node.style.setProperty("--depth", depth);
+    return node;
+  };
   return el(
     "section.conversation",
     {},
     factsOf(rollout),
     turnBar(rollout, revealTurn),
-    rollout.messages.map((message) => messageOf(rollout, message)),
+    [...rollout.messages].reverse().map(indented).reverse(),
     ending(rollout),
   );
 }

@@ -127,10 +127,11 @@ class TokenView {
       holders.push(holder);
     }
     const count = el("span.note.faint", {}, counted(stop - start, "token"));
+    const prompt = hasCalls(this.rollout) ? "new prompt" : "rewritten history";
     const label =
       turn >= 0
         ? turnNotes(this.rollout, turn, count)
-        : [el("span.faint", {}, this.segments.has(start) ? "rewritten history" : "environment"), count];
+        : [el("span.faint", {}, this.segments.has(start) ? prompt : "environment"), count];
     const node = el(
       `div.block.${turn >= 0 ? "agent" : "given"}`,
       { id: turn >= 0 ? `turn-${turn}` : null },
