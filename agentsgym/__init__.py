@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from agentsgym.recorded.messages import trajectories_from_messages
     from agentsgym.rollouts.process_pool import EnvProcessPool
     from agentsgym.rollouts.thread_pool import EnvThreadPool
+    from agentsgym.serving.policy import serve_policy
     from agentsgym.store.reader import RolloutStore
     from agentsgym.tiny import tiny_policy
     from agentsgym.training.config import GRPOEnvConfig
@@ -136,6 +137,7 @@ __all__ = [
     "mix",
     "packaged_model",
     "register",
+    "serve_policy",
     "tiny_policy",
     "train",
     "trajectories_from_messages",

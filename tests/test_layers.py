@@ -87,6 +87,8 @@ HEAVY = {
     "nltk": ((), ("envs/TextArena",)),
     "mcp": ((), ("envs/Tools/mcp_client.py",)),
     "openskill": ((), ("training/league.py",)),
+    "starlette": ((), ("envs/AgentProgram/server.py",)),
+    "uvicorn": ((), ("envs/AgentProgram/server.py",)),
     "websockets": ((), ("envs/OpenEnv/wire.py", "serving/server.py")),
     "inspect_ai": (("export/inspect_samples.py",), ("export/inspect_logs.py",)),
     "huggingface_hub": ((), ("cli/commands/hub.py",)),

@@ -43,7 +43,7 @@ Environment = Annotated[
     ),
 ]
 Environments = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         metavar="ENV...",
         help="Environments, named as in other commands. One is at the server's root; several are at /NAME each.",

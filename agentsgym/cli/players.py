@@ -144,27 +144,37 @@ def read_script(path: Path) -> list[str]:
 
 
 def _policy(source: str, named: NamedEnv, options: PlayerOptions) -> tuple[MultistepEnv, Any]:
+    loaded = None
+    if source == "tiny":
+        from agentsgym.tiny import tiny_policy  # noqa: PLC0415
+
+        loaded = tiny_policy(named.build(), seed=options.seed)
+    agent, tokenizer = policy_agent(
+        source, options.temperature, options.max_turn_tokens, seed=options.agent_seed, loaded=loaded
+    )
+    return named.build(tokenizer), agent
+
+
+def policy_agent(
+    source: str, temperature: float | None, max_turn_tokens: int | None, *, seed: int = 0, loaded: Any = None
+) -> tuple[Any, Any]:
+    """Load a policy, unless it is given as ``loaded``, and return an agent that samples from it, and the tokenizer."""
     from agentsgym.agents.policy.agent import PolicyAgent  # noqa: PLC0415
     from agentsgym.agents.policy.loading import limit_threads, load_policy  # noqa: PLC0415
     from agentsgym.agents.policy.sampling import SamplingParams  # noqa: PLC0415
     from agentsgym.agents.trained import DEFAULT_TURN_TOKENS  # noqa: PLC0415
 
     quiet_transformers()
-    if source == "tiny":
-        from agentsgym.tiny import tiny_policy  # noqa: PLC0415
-
-        model, tokenizer = tiny_policy(named.build(), seed=options.seed)
-    else:
-        model, tokenizer = load_policy(source)
+    model, tokenizer = load_policy(source) if loaded is None else loaded
     limit_threads(model)
     agent = PolicyAgent(
         model,
         tokenizer,
-        sampling=SamplingParams(temperature=1.0 if options.temperature is None else options.temperature),
-        seed=options.agent_seed,
-        max_turn_tokens=options.max_turn_tokens or DEFAULT_TURN_TOKENS,
+        sampling=SamplingParams(temperature=1.0 if temperature is None else temperature),
+        seed=seed,
+        max_turn_tokens=max_turn_tokens or DEFAULT_TURN_TOKENS,
     )
-    return named.build(tokenizer), agent
+    return agent, tokenizer
 
 
 def _openai(model: str, named: NamedEnv, options: PlayerOptions) -> tuple[MultistepEnv, Any]:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from agentsgym._lazy import lazy
 
 if TYPE_CHECKING:
+    from agentsgym.envs.AgentProgram import AgentProgramEnv
     from agentsgym.envs.ALFWorld import ALFWorldEnv
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.envs.check.run import check_env
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALFWorldEnv",
+    "AgentProgramEnv",
     "EnvSpec",
     "GymnasiumEnv",
     "McpServer",
@@ -72,6 +74,7 @@ __all__ = [
 #: The packaged environments: name (of the folder, which defines ``SPEC``) and class.
 PACKAGED = {
     "ALFWorld": "agentsgym.envs.ALFWorld.ALFWorldEnv",
+    "AgentProgram": "agentsgym.envs.AgentProgram.AgentProgramEnv",
     "Gymnasium": "agentsgym.envs.Gymnasium.GymnasiumEnv",
     "OpenEnv": "agentsgym.envs.OpenEnv.OpenEnvEnv",
     "PriceList": "agentsgym.envs.PriceList.PriceListEnv",

@@ -31,7 +31,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.conversation import chat_format_of
 from agentsgym.errors import ConfigError
-from agentsgym.fields import Field, is_int, is_number, or_none
+from agentsgym.fields import Field, is_int, is_number, is_strings, or_none
 from agentsgym.texts import shown
 from agentsgym.tokens.transcript import ChatFormat
 
@@ -234,16 +234,22 @@ class AgentProgramEnv(MultistepEnv):
         given: Any = (self._grade_given or self._grade)(task_data, outcome)
         if inspect.isawaitable(given):
             given = await given
-        reward, info = cast("Any", given) if isinstance(given, tuple) else (given, {})
-        return Given(reward=reward, call_rewards=state["session"].rewards, info=info)
+        call_rewards = state["session"].rewards
+        if isinstance(given, tuple):
+            reward, info = cast("Any", given)
+            return Given(reward=reward, call_rewards=call_rewards, info=info)
+        return Given(reward=given, call_rewards=call_rewards)
 
 
 def _checked(program: Any, name: str) -> Program:
-    arguments = cast("Sequence[Any]", program) if isinstance(program, list | tuple) else ()
-    is_command = bool(arguments) and all(isinstance(one, str) for one in arguments)
-    if not (is_command or callable(program)):
-        raise ConfigError(
-            f"{name} needs a program: a function of the task and the endpoint, or the arguments of a command such as "
-            f"['python', 'agent.py', '{{question}}'], got {shown(cast('object', program))}"
-        )
-    return cast("Program", program)
+    if callable(program) or _is_command(program):
+        return program
+    raise ConfigError(
+        f"{name} needs a program: a function of the task and the endpoint, or the arguments of a command such as "
+        f"['python', 'agent.py', '{{question}}'], got {shown(program)}"
+    )
+
+
+def _is_command(value: Any) -> bool:
+    arguments = [*cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else []
+    return bool(arguments) and is_strings(arguments)

@@ -19,6 +19,8 @@ from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
 from agentsgym.envs.AgentProgram.dialects import DIALECTS, Dialect, answer_message
 from agentsgym.envs.AgentProgram.session import Session
+from agentsgym.errors import ConfigError
+from agentsgym.texts import sentence_of
 from agentsgym.types import Message
 
 if TYPE_CHECKING:
@@ -34,7 +36,11 @@ _MAX_STORED: Final = 64  # conversations of /v1/responses that a session can con
 
 PARENT_HEADER: Final = "x-agentsgym-parent"
 REWARD_HEADER: Final = "x-agentsgym-reward"
+SESSION_HEADER: Final = "x-agentsgym-session"
 CALL_HEADER: Final = "x-agentsgym-call"
+
+
+Opener = Callable[[str], Awaitable[Session]]
 
 
 class PolicyEndpoint:
@@ -43,11 +49,13 @@ class PolicyEndpoint:
     Attributes:
         url: Its address, without a path.
         sessions: The sessions of running programs, by key.
+        openers: Functions that return the session of a name, for keys that several sessions share.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.sessions: dict[str, Session] = {}
+        self.openers: dict[str, Opener] = {}
         self._conversations: dict[str, dict[str, Sequence[Message]]] = {}
         self._serving: asyncio.Task[None] | None = None
 
@@ -118,13 +126,13 @@ class PolicyEndpoint:
 
         async def respond(request: Request) -> Response:
             try:
-                return await handler(request, self._session(request), dialect)
+                return await handler(request, await self._session(request), dialect)
             except CallError as error:
                 return _json(dialect.error(error), error.status)
 
         return respond
 
-    def _session(self, request: Request) -> Session:
+    async def _session(self, request: Request) -> Session:
         hosts = request.headers.getlist("host")
         port = self.url.rpartition(":")[2]
         if len(hosts) != 1 or hosts[0].lower() not in {f"{HOST}:{port}", f"localhost:{port}"}:
@@ -133,6 +141,8 @@ class PolicyEndpoint:
             raise CallError("requests from web pages are rejected", status=403)
         key = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
         session = self.sessions.get(key)
+        if key in self.openers:
+            session = await self.openers[key](request.headers.get(SESSION_HEADER, ""))
         if session is None:
             raise CallError("the API key is not that of a running session", status=401, code="invalid_api_key")
         return session
@@ -270,16 +280,26 @@ def _protocol() -> Any:
 _current: tuple[asyncio.AbstractEventLoop, asyncio.Task[PolicyEndpoint]] | None = None
 
 
-async def current_endpoint() -> PolicyEndpoint:
-    """Return the endpoint of this process, which is started at the first call (and again in a forked process)."""
+async def current_endpoint(port: int = 0) -> PolicyEndpoint:
+    """Return the endpoint of this process, which is started at the first call (and again in a forked process).
+
+    Args:
+        port: The port to listen on if it is started; 0 picks a free one.
+
+    Raises:
+        ConfigError: The port cannot be used.
+    """
     global _current  # noqa: PLW0603  # one endpoint per process
     loop = asyncio.get_running_loop()
     if _current is None or _current[0] is not loop or (_current[1].done() and _current[1].exception()):
-        _current = loop, loop.create_task(_started())
+        _current = loop, loop.create_task(_started(port))
     return await asyncio.shield(_current[1])
 
 
-async def _started() -> PolicyEndpoint:
+async def _started(port: int) -> PolicyEndpoint:
     made = PolicyEndpoint()
-    await made.start()
+    try:
+        await made.start(port)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"port {port} of {HOST} cannot be used: {sentence_of(error)}") from error
     return made

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
@@ -63,7 +64,8 @@ class Session:
         key: The API key by which the endpoint knows the program.
         rewards: The rewards in the order in which they arrived, each with the id of its call.
         has_all_rewards: Whether the program has announced that no reward follows.
-        conversations: The number of stored conversations, by id of a response (``/v1/responses``).
+        last_used: When the last call arrived, on the monotonic clock.
+        on_final: Called when no reward follows.
     """
 
     def __init__(self) -> None:
@@ -71,6 +73,8 @@ class Session:
         self.rewards: list[tuple[str, GivenReward]] = []
         self._latest: str | None = None  # the call that was answered last
         self.has_all_rewards = False
+        self.last_used = time.monotonic()
+        self.on_final: Callable[[], None] = lambda: None
         self._queue: deque[ProgramCall] = deque()
         self._unanswered: set[ProgramCall] = set()
         self._changed = asyncio.Event()
@@ -85,6 +89,7 @@ class Session:
         """
         if self._closed is not None:
             raise self._closed
+        self.last_used = time.monotonic()
         calls = [ProgramCall(request, parent) for _ in range(request.n)]
         self._queue += calls
         self._unanswered.update(calls)
@@ -125,6 +130,7 @@ class Session:
         """Announce that no reward follows."""
         self.has_all_rewards = True
         self._changed.set()
+        self.on_final()
 
     async def all_rewards(self) -> None:
         """Wait until no reward follows."""
