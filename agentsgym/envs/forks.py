@@ -34,6 +34,8 @@ def check_can_fork(env: Any) -> None:
     """Raise :class:`ConfigError` if the rollouts of an environment lack the turns before a fork."""
     if env.env_config["episodes_per_trial"] > 1 and not env.env_config["keep_history"]:
         raise ConfigError("a fork of a trial of several episodes requires env_config['keep_history'] = True")
+    if getattr(env.trial_class, "may_wait", False):
+        raise ConfigError(f"{type(env).__name__} cannot be forked, since the calls of a program cannot be replayed")
 
 
 class Branch:
