@@ -7,17 +7,16 @@ import contextlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError, Reply
 from agentsgym.envs.AgentProgram.parents import CallTree
 from agentsgym.envs.AgentProgram.programs import (
     CommandLimits,
     Endpoint,
+    Given,
     Program,
     ProgramOutcome,
     Running,
@@ -40,21 +39,6 @@ if TYPE_CHECKING:
 
 Grade = Callable[[dict[str, Any], ProgramOutcome], Any]
 """A function of the task and the outcome: returns a reward, or a reward and an ``info``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """The rewards of an episode.
-
-    Attributes:
-        reward: The reward of the outcome, which the last turn receives.
-        call_rewards: The rewards of calls by id.
-        info: What the grade adds to ``info``, such as ``"success"``.
-    """
-
-    reward: GivenReward = 0.0
-    call_rewards: Sequence[tuple[str, GivenReward]] = ()
-    info: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class AgentProgramEnv(MultistepEnv):

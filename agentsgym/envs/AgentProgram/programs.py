@@ -91,6 +91,21 @@ class ProgramOutcome:
     is_complete: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The rewards of an episode.
+
+    Attributes:
+        reward: The reward of the outcome, which the last turn receives.
+        call_rewards: The rewards of calls by id.
+        info: What the grade adds to ``info``, such as ``"success"``.
+    """
+
+    reward: GivenReward = 0.0
+    call_rewards: Sequence[tuple[str, GivenReward]] = ()
+    info: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
 class Running(Protocol):
     """A program that was started.
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, cast
 
 from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.AgentProgram.calls import CallError, Reply
 from agentsgym.envs.AgentProgram.parents import CallTree
-from agentsgym.envs.AgentProgram.programs import ProgramOutcome
+from agentsgym.envs.AgentProgram.programs import Given, ProgramOutcome
 from agentsgym.envs.AgentProgram.session import ProgramCall
 from agentsgym.envs.boundary import Step, as_reward, call_environment
-from agentsgym.envs.contract import State
+from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Conversation
 from agentsgym.envs.trial import Trial
 from agentsgym.errors import ConfigError, EnvError, TemplateError
@@ -31,13 +31,32 @@ from agentsgym.tokens.branches import BranchingTranscript
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, Message, ToolCall, Turn, TurnRequest
 
-if TYPE_CHECKING:
-    from agentsgym.envs.AgentProgram.env import AgentProgramEnv
-
 # pyright: reportPrivateUsage=false
 # The environment and its trial are one thing in two files.
 
 _MAX_REJECTED = 32  # calls in a row that do not fit the budget or the template, before the episode ends
+
+
+class ProgramEnv(PlayableEnv, Protocol):
+    """What a trial uses of ``AgentProgramEnv``, which documents it."""
+
+    tokenizer: Any
+
+    def format_with(self, tools: Sequence[Mapping[str, Any]], /) -> ChatFormat | None: ...
+
+    def next_call(self, state: State, /) -> Coroutine[Any, Any, ProgramCall | None]: ...
+
+    def deliver(self, state: State, call: ProgramCall, reply: Reply, /) -> Coroutine[Any, Any, bool]: ...
+
+    def reject(self, state: State, call: ProgramCall, error: CallError, /) -> Coroutine[Any, Any, None]: ...
+
+    def counts(self, state: State, tree: CallTree, /) -> dict[str, Any]: ...
+
+    def finish(self, state: State, /) -> Coroutine[Any, Any, ProgramOutcome]: ...
+
+    def graded(
+        self, state: State, task_data: dict[str, Any], outcome: ProgramOutcome, /
+    ) -> Coroutine[Any, Any, Given]: ...
 
 
 class CallTrial(Trial):
@@ -46,8 +65,8 @@ class CallTrial(Trial):
     may_wait: ClassVar[bool] = True
 
     @property
-    def _programs(self) -> AgentProgramEnv:
-        return cast("AgentProgramEnv", self.env)
+    def _programs(self) -> ProgramEnv:
+        return cast("ProgramEnv", self.env)
 
     @property
     def _transcript(self) -> BranchingTranscript:

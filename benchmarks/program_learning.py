@@ -1,0 +1,101 @@
+"""Learn Twenty Questions through a program that calls an endpoint, beside the environment itself.
+
+::
+
+    python -m benchmarks.program_learning --seeds 0 1 2 3 4       # from the repository's root
+    python -m benchmarks.program_learning --ratios [runs.jsonl]
+
+The program is an HTTP client in a loop. It plays the same tasks with the same prompts, token for token, and posts the
+reward of each turn. As in :mod:`benchmarks.credit`, every arm of a seed learns from the same warm start. The arm
+``return_to_go`` credits each call with the rewards from it on; ``grpo`` gives all calls of a session one number, their
+sum.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from agentsgym.envs.AgentProgram import AgentProgramEnv, Endpoint
+from agentsgym.envs.by_hand import EpisodeByHand
+from benchmarks.credit import GAMES as CREDIT_GAMES
+from benchmarks.credit import Arm, Game, main
+from benchmarks.credit_graphs import ratios
+from benchmarks.credit_watched import Watched
+
+OUT: Final = "outputs/program_learning"
+
+
+class Program:
+    """A client that plays the episodes of an environment, which shows it only messages."""
+
+    def __init__(self, game: Watched) -> None:
+        self._game = game
+
+    def __call__(self, task: dict[str, Any], endpoint: Endpoint) -> tuple[float, dict[str, Any]]:
+        """Play one episode, and post the reward of each turn."""
+        connection = http.client.HTTPConnection(endpoint.base_url.split("/")[2])
+        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+        [trial] = self._game.trials([task])
+        episode = EpisodeByHand(trial)
+        messages: list[Any] = [*episode.observation()]
+        while True:
+            connection.request(
+                "POST", "/v1/chat/completions", json.dumps({"model": "policy", "messages": messages}), headers
+            )
+            answer = json.loads(connection.getresponse().read())
+            text = answer["choices"][0]["message"]["content"]
+            shown, reward, done, info = episode.step(text)
+            endpoint.reward(reward, answer["id"])
+            if done:
+                connection.close()
+                return 0.0, {"success": bool(info.get("success"))}
+            messages += [{"role": "assistant", "content": text}, *shown]
+
+
+class WatchedProgram(Watched, AgentProgramEnv):
+    """The program as an environment, scored as the game that it plays."""
+
+    game: Watched
+
+    def anchors(self) -> dict[str, float]:
+        """Those of the game."""
+        return self.game.anchors()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Programs(Game):
+    """A game that is learned through a program, from the warm start of the game itself."""
+
+    def make(self, tokenizer: Any = None, *, paid: str = "turns") -> Watched:
+        """The environment that runs the program."""
+        played = Game.make(self, paid=paid)
+        env = WatchedProgram(tokenizer, {"system_prompt": ""}, program=Program(played))
+        env.game, env.last_info = played, played.last_info
+        return env
+
+
+_GAME: Final = replace(
+    CREDIT_GAMES["twenty_questions"], num_demonstrations=8000, warm_start_steps=1500, num_episodes=4096
+)
+_FIELDS: Final = {name: getattr(_GAME, name) for name in _GAME.__dataclass_fields__}
+GAMES: Final[Mapping[str, Game]] = {
+    "environment": _GAME,
+    "program": Programs(**{**_FIELDS, "variant_of": "environment"}),
+}
+_TURNS: Final = {"layout": "turn"}
+ARMS: Final[Mapping[str, Arm]] = {
+    "return_to_go": Arm(estimator="return_to_go", settings=_TURNS),
+    "grpo": Arm(estimator="grpo", settings=_TURNS),
+}
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--ratios"]:
+        print(ratios(Path(sys.argv[2] if len(sys.argv) > 2 else f"{OUT}/runs.jsonl"), base="grpo"))
+    else:
+        main(GAMES, [*ARMS], OUT, ARMS)
