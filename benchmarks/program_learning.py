@@ -17,7 +17,7 @@ import http.client
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,11 +83,11 @@ class Programs(Game):
 _GAME: Final = replace(
     CREDIT_GAMES["twenty_questions"], num_demonstrations=8000, warm_start_steps=1500, num_episodes=4096
 )
-_FIELDS: Final = {name: getattr(_GAME, name) for name in _GAME.__dataclass_fields__}
-GAMES: Final[Mapping[str, Game]] = {
-    "environment": _GAME,
-    "program": Programs(**{**_FIELDS, "variant_of": "environment"}),
+_FIELDS: Final[dict[str, Any]] = {
+    **{one.name: getattr(_GAME, one.name) for one in fields(_GAME)},
+    "variant_of": "environment",
 }
+GAMES: Final[Mapping[str, Game]] = {"environment": _GAME, "program": Programs(**_FIELDS)}
 _TURNS: Final = {"layout": "turn"}
 ARMS: Final[Mapping[str, Arm]] = {
     "return_to_go": Arm(estimator="return_to_go", settings=_TURNS),

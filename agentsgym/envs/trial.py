@@ -92,6 +92,7 @@ class Trial:
         num_close_errors: Number of exceptions from ``_close_episode``.
         place: Indices of the current episode and turn; None before the first.
         failures: Logs exceptions from ``_close_episode``.
+        parent: Index of the turn that the current one follows in a tree of calls; None without a tree.
     """
 
     env: PlayableEnv
@@ -108,6 +109,7 @@ class Trial:
     num_close_errors: int = field(default=0, init=False)
     place: tuple[int | None, int | None] = field(default=(None, None), init=False)
     failures: FailureLog = field(default_factory=partial(FailureLog, logger), init=False)
+    parent: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.conversation = self._new_conversation()
@@ -264,6 +266,7 @@ class Trial:
                 prompt_start=transcript.segment_start,
                 prompt_messages=prompt_messages,
                 policy_version=action.policy_version,
+                parent=self.parent,
             )
             conversation.turns.append(turn)
         return outcome

@@ -271,6 +271,28 @@ def test_many_programs_are_answered_in_batches() -> None:
     assert len(sessions) == 48
 
 
+def test_calls_form_a_tree() -> None:
+    def program(task: Any, endpoint: Any) -> None:
+        client = Client(endpoint)
+        plan = client.chat([user("plan the trip")])
+        message = plan["choices"][0]["message"]
+        client.say(user("you are a helper"), user(message["content"]))  # an agent that receives the answer
+        again = [client.say(user("plan the trip"), message, user("shorter")) for _ in range(2)]  # and a retry
+        client.chat([user("something else")], {"x_agentsgym_parent": plan["id"]})
+        client.say(user("plan the trip"), message, user("shorter"), again[1], user("thanks"))
+        client.say(user("good bye"))
+
+    texts = [f"a long enough answer {number}" for number in range(7)]
+    [one] = play(program, texts=texts)
+    assert [turn.parent for turn in one.turns] == [None, 0, 0, 0, 0, 3, None]
+    starts = [turn.prompt_start for turn in one.turns]
+    assert len(set(starts)) == one.info["num_segments"] + 2  # a branch copies what it continues
+    for turn in one.turns[2:4]:
+        first = one.turns[0]
+        whole = one.token_ids[first.prompt_start : first.stop]
+        assert one.token_ids[turn.prompt_start : turn.prompt_start + len(whole)] == whole
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

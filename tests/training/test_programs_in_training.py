@@ -70,7 +70,11 @@ def test_rollouts_of_programs_are_stored_with_their_calls(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"), [({"layout": "trajectory"}, "layout='turn'"), ({"fork_budget": 100, "advantage_estimator": "tree"}, "cannot be forked")]
+    ("changes", "sentence"),
+    [
+        ({"layout": "trajectory"}, "layout='turn'"),
+        ({"fork_budget": 100, "advantage_estimator": "tree"}, "cannot be forked"),
+    ],
 )
 def test_what_a_program_cannot_do_is_refused(tmp_path: Path, changes: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):

@@ -165,29 +165,29 @@ class AgentProgramEnv(MultistepEnv):
 
     # Called by CallTrial
 
-    def format_with(self, tools: Sequence[Mapping[str, Any]]) -> ChatFormat | None:
+    def _format_with(self, tools: Sequence[Mapping[str, Any]]) -> ChatFormat | None:
         """The chat format with the tools of one call."""
         key = json.dumps([*tools], sort_keys=True)
         if key not in self._formats:
             self._formats[key] = chat_format_of(self.tokenizer, self.env_config, tools)
         return self._formats[key]
 
-    async def next_call(self, state: State) -> ProgramCall | None:
+    async def _next_call(self, state: State) -> ProgramCall | None:
         """The next call of the program; None once it has ended."""
         return state.pop("next") if "next" in state else await state["session"].next_call()
 
-    async def deliver(self, state: State, call: ProgramCall, reply: Reply) -> bool:
+    async def _deliver(self, state: State, call: ProgramCall, reply: Reply) -> bool:
         """Send an answer to the program, and wait for its next call; return whether it has ended instead."""
         state["num_undelivered"] += not call.answer(reply)
         state["next"] = await state["session"].next_call()
         return state["next"] is None
 
-    async def reject(self, state: State, call: ProgramCall, error: CallError) -> None:
+    async def _reject(self, state: State, call: ProgramCall, error: CallError) -> None:
         """Send an error to the program."""
         state["num_rejected"] += 1
         call.reject(error)
 
-    def counts(self, state: State, tree: CallTree) -> dict[str, Any]:
+    def _counts(self, state: State, tree: CallTree) -> dict[str, Any]:
         """The numbers of ``info``."""
         return {
             "num_calls": len(tree.parents),
@@ -196,7 +196,7 @@ class AgentProgramEnv(MultistepEnv):
             "num_undelivered_calls": state["num_undelivered"],
         }
 
-    async def finish(self, state: State) -> ProgramOutcome:
+    async def _finish(self, state: State) -> ProgramOutcome:
         """End the program if it still runs, and wait for late rewards.
 
         Raises:
@@ -213,7 +213,7 @@ class AgentProgramEnv(MultistepEnv):
                     await session.all_rewards()
         return await running.outcome
 
-    async def graded(self, state: State, task_data: dict[str, Any], outcome: ProgramOutcome) -> Given:
+    async def _graded(self, state: State, task_data: dict[str, Any], outcome: ProgramOutcome) -> Given:
         """Grade the outcome, and collect the rewards of calls."""
         given: Any = (self._grade_given or self._grade)(task_data, outcome)
         if inspect.isawaitable(given):

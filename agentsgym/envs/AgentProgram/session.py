@@ -40,7 +40,7 @@ class ProgramCall:
     """
 
     def __init__(self, request: CallRequest, parent: str | None) -> None:
-        self.request, self.parent = request, parent
+        self.request, self.parent = request, None if parent is None else plain_id(parent)
         self.call_id = secrets.token_hex(12)
         self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 

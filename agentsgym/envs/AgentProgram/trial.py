@@ -42,19 +42,19 @@ class ProgramEnv(PlayableEnv, Protocol):
 
     tokenizer: Any
 
-    def format_with(self, tools: Sequence[Mapping[str, Any]], /) -> ChatFormat | None: ...
+    def _format_with(self, tools: Sequence[Mapping[str, Any]], /) -> ChatFormat | None: ...
 
-    def next_call(self, state: State, /) -> Coroutine[Any, Any, ProgramCall | None]: ...
+    def _next_call(self, state: State, /) -> Coroutine[Any, Any, ProgramCall | None]: ...
 
-    def deliver(self, state: State, call: ProgramCall, reply: Reply, /) -> Coroutine[Any, Any, bool]: ...
+    def _deliver(self, state: State, call: ProgramCall, reply: Reply, /) -> Coroutine[Any, Any, bool]: ...
 
-    def reject(self, state: State, call: ProgramCall, error: CallError, /) -> Coroutine[Any, Any, None]: ...
+    def _reject(self, state: State, call: ProgramCall, error: CallError, /) -> Coroutine[Any, Any, None]: ...
 
-    def counts(self, state: State, tree: CallTree, /) -> dict[str, Any]: ...
+    def _counts(self, state: State, tree: CallTree, /) -> dict[str, Any]: ...
 
-    def finish(self, state: State, /) -> Coroutine[Any, Any, ProgramOutcome]: ...
+    def _finish(self, state: State, /) -> Coroutine[Any, Any, ProgramOutcome]: ...
 
-    def graded(
+    def _graded(
         self, state: State, task_data: dict[str, Any], outcome: ProgramOutcome, /
     ) -> Coroutine[Any, Any, Given]: ...
 
@@ -79,7 +79,7 @@ class CallTrial(Trial):
         return conversation
 
     def _format_of(self, tools: Sequence[Mapping[str, Any]]) -> ChatFormat | None:
-        return self._programs.format_with(tools)
+        return self._programs._format_with(tools)
 
     def _tools(self) -> Sequence[Mapping[str, Any]]:
         return () if self._call is None else self._call.request.tools
@@ -100,7 +100,7 @@ class CallTrial(Trial):
         """Wait for a call that fits, record its prompt, and return the number of tokens left for the answer."""
         yield from ()
         for _ in range(_MAX_REJECTED):
-            self._call = call = call_environment(self._programs.next_call, state)
+            self._call = call = call_environment(self._programs._next_call, state)
             if call is None:
                 if not self.conversation.turns:
                     raise EnvError(_without_call(self._outcome(state)))
@@ -132,7 +132,7 @@ class CallTrial(Trial):
         return min(limits, default=None)
 
     def _reject(self, call: ProgramCall, error: CallError) -> None:
-        call_environment(self._programs.reject, self.env.active_states[self.session_id], call, error)
+        call_environment(self._programs._reject, self.env.active_states[self.session_id], call, error)
 
     def _record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
         stops = () if self._call is None else self._call.request.stop
@@ -145,10 +145,11 @@ class CallTrial(Trial):
         """Return the answer to the program, and wait for its next call or its end."""
         call, transcript = cast("ProgramCall", self._call), self._transcript
         prompt, returned = transcript.prompt_messages[:-1], transcript.returned
-        self._tree.add(call.call_id, prompt, returned, transcript.parent, call.parent)
+        parent = self._tree.add(call.call_id, prompt, returned, transcript.parent, call.parent)
+        self.parent = None if parent is None else len(self.conversation.turns) - len(self._tree.parents) + 1 + parent
         reply = self._reply(call, action, returned)
-        is_over = call_environment(self._programs.deliver, state, call, reply)
-        self.conversation.info = self._programs.counts(state, self._tree)
+        is_over = call_environment(self._programs._deliver, state, call, reply)
+        self.conversation.info = self._programs._counts(state, self._tree)
         return Step(done=is_over)
 
     def _reply(self, call: ProgramCall, action: Action, returned: Message) -> Reply:
@@ -175,7 +176,7 @@ class CallTrial(Trial):
 
     def _outcome(self, state: State) -> ProgramOutcome:
         try:
-            return awaited(self._programs.finish(state))
+            return awaited(self._programs._finish(state))
         except BaseException as error:
             if is_interruption(error):
                 raise
@@ -184,8 +185,8 @@ class CallTrial(Trial):
     def _reward_episode(self, turns: Sequence[Turn], rewards: list[float]) -> None:
         """End the program, and add the rewards of its calls and of its outcome."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
-        given = call_environment(self._programs.graded, state, self.task_data, self._outcome(state))
-        conversation.info = {**self._programs.counts(state, self._tree), **given.info}
+        given = call_environment(self._programs._graded, state, self.task_data, self._outcome(state))
+        conversation.info = {**self._programs._counts(state, self._tree), **given.info}
         first = len(conversation.turns) - len(turns)
         by_turn: dict[int, list[GivenReward]] = {len(turns) - 1: [given.reward]}
         for call_id, reward in given.call_rewards:
