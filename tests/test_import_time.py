@@ -21,6 +21,8 @@ HEAVY = {
     "numpy",
     "openai",
     "openskill",
+    "starlette",
+    "uvicorn",
     "pandas",
     "peft",
     "pyarrow",

@@ -77,12 +77,14 @@ PUBLIC = {
     "mix",
     "packaged_model",
     "register",
+    "serve_policy",
     "tiny_policy",
     "train",
     "trajectories_from_messages",
 }
 ENVIRONMENTS = {
     "ALFWorldEnv",
+    "AgentProgramEnv",
     "EnvSpec",
     "GymnasiumEnv",
     "McpServer",
