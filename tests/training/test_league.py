@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from games import logged, settings
 
-from agentsgym import GRPOEnvTrainer, ScriptedAgent, tiny_policy
+from agentsgym import GRPOEnvTrainer, RandomAgent, ScriptedAgent, tiny_policy
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.training.league import League
@@ -87,11 +87,14 @@ def test_players_that_are_beaten_are_drawn_less_often(draw: str, expected: float
     assert drawn["weak"] / 2000 == pytest.approx(chance, abs=0.035)
 
 
-def trainer_of(folder: Path, league: League, model: Any, tokenizer: Any, **changes: Any) -> GRPOEnvTrainer:
-    env = TextArenaEnv(tokenizer, CONFIG, opponent=league)
+def trainer_of(
+    folder: Path, league: League, model: Any, tokenizer: Any, config: Any = CONFIG, **changes: Any
+) -> GRPOEnvTrainer:
+    env = TextArenaEnv(tokenizer, config, opponent=league)
     rows = Dataset.from_list([{"task_data": {"seed": seed}} for seed in range(8)])
+    agent = changes.pop("agent", None)
     args = settings(folder, **{"max_steps": 4, "max_completion_length": 600, **changes})
-    return GRPOEnvTrainer(model, env, args, train_dataset=rows, callbacks=[league])
+    return GRPOEnvTrainer(model, env, args, train_dataset=rows, callbacks=[league], agent=agent)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +102,22 @@ def policy() -> tuple[Any, Any]:
     played = TextArenaEnv(None, CONFIG).rollout([{"seed": 1}, {"seed": 2}], ScriptedAgent(CELLS))
     texts = sorted({message["content"] for one in played for message in one.messages})
     return tiny_policy([*texts, *CELLS], hidden_size=32, num_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("game", "moves"),
+    [("KuhnPoker-v0", ["[check]", "[bet]", "[call]", "[fold]"]), ("ConnectFour-v0", [f"[col {k}]" for k in range(7)])],
+)
+def test_poker_and_connect_four_have_leagues_too(game: str, moves: list[str], tmp_path: Path) -> None:
+    config = {"game": game, "seat": 0}
+    model, tokenizer = tiny_policy([*moves, "[GAME] player 0 1"], hidden_size=32, num_heads=2)
+    league = League({"random": RandomAgent(moves)}, snapshot_steps=100, max_turn_tokens=4)
+    # the policy that is trained samples no legal moves yet
+    changes: Any = {"max_steps": 1, "max_completion_length": 4000, "agent": RandomAgent(moves, seed=1)}
+    with trainer_of(tmp_path, league, model, tokenizer, config, **changes) as trainer:
+        trainer.train()
+    assert sum(sum(one.results.values()) for one in league.members.values()) > 0
+    assert {row["name"] for row in league.table()} == {"policy", "random", "step 0"}
 
 
 def copied(policy: tuple[Any, Any]) -> Any:
