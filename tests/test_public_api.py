@@ -96,6 +96,7 @@ ENVIRONMENTS = {
     "ScienceWorldEnv",
     "SearchEnv",
     "SessionTools",
+    "TerminalEnv",
     "TextArenaEnv",
     "TextWorldEnv",
     "ToolEnv",

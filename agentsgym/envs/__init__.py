@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.ScienceWorld import ScienceWorldEnv
     from agentsgym.envs.Search import SearchEnv
     from agentsgym.envs.spec import EnvSpec
+    from agentsgym.envs.Terminal import TerminalEnv
     from agentsgym.envs.TextArena import TextArenaEnv
     from agentsgym.envs.TextWorld import TextWorldEnv
     from agentsgym.envs.Tools import McpServer, SessionTools, ToolEnv, ToolResult, register_tools
@@ -58,6 +59,7 @@ __all__ = [
     "ScienceWorldEnv",
     "SearchEnv",
     "SessionTools",
+    "TerminalEnv",
     "TextArenaEnv",
     "TextWorldEnv",
     "ToolEnv",
@@ -81,6 +83,7 @@ PACKAGED = {
     "ReasoningEvals": "agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv",
     "ScienceWorld": "agentsgym.envs.ScienceWorld.ScienceWorldEnv",
     "Search": "agentsgym.envs.Search.SearchEnv",
+    "Terminal": "agentsgym.envs.Terminal.TerminalEnv",
     "TextArena": "agentsgym.envs.TextArena.TextArenaEnv",
     "TextWorld": "agentsgym.envs.TextWorld.TextWorldEnv",
     "Tools": "agentsgym.envs.Tools.ToolEnv",

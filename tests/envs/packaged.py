@@ -14,6 +14,7 @@ from agentsgym.envs.Gymnasium import GymnasiumEnv
 from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
 from agentsgym.envs.Search import SearchEnv
+from agentsgym.envs.Terminal import TerminalEnv
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.Tools import ToolEnv, register_tools
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
@@ -88,6 +89,11 @@ PACKAGED: dict[str, tuple[type[MultistepEnv], dict[str, Any], Callable[[], Tasks
         lambda: _rows(ReasoningEvalsEnv, {}, task=["chain_sum", "leg_counting"]),
     ),
     **{game: (GymnasiumEnv, {"id": game, "max_steps_per_episode": 8}, _seeds) for game in _GAMES},
+    "Terminal": (
+        TerminalEnv,
+        {"max_steps_per_episode": 5},
+        lambda: _rows(TerminalEnv, {}, families=["rename", "totals", "fix"], level=1),
+    ),
     "TextArena, one player": _text_arena(game="GuessTheNumber-v0"),
     "TextArena, words": _text_arena(game="Wordle-v0"),
     "TextArena, two players": _text_arena(game="TicTacToe-v0", opponent="random"),

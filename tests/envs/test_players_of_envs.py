@@ -26,6 +26,7 @@ WITH_REFERENCE = {
     "Taxi-v4",
     "CliffWalking-v1",
     "Blackjack-v1",
+    "Terminal",
     "TextArena, one player",
     "TextArena, two players",
 }

@@ -19,6 +19,7 @@ from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
 from agentsgym.envs.ScienceWorld import ScienceWorldEnv
 from agentsgym.envs.Search import SearchEnv
+from agentsgym.envs.Terminal import TerminalEnv
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.TextWorld import TextWorldEnv
 from agentsgym.envs.Tools import ToolEnv
@@ -37,6 +38,7 @@ NEEDED: dict[type[MultistepEnv], tuple[dict[str, Any], dict[str, Any]]] = {
     ReasoningEvalsEnv: ({}, DATA),
     ScienceWorldEnv: ({}, {"tasks": ["boil"]}),
     SearchEnv: ({"corpus": [{"text": "One follows zero."}]}, DATA),
+    TerminalEnv: ({}, {}),
     TextArenaEnv: ({"game": "TicTacToe-v0"}, {}),
     TextWorldEnv: ({"kind": "cooking"}, {}),
     ToolEnv: ({}, DATA),

@@ -25,6 +25,7 @@ from agentsgym.types import Action, ToolCall
 _NAMES = [
     "PriceList",
     "Waiter",
+    "Terminal",
     "TwentyQuestions",
     "Search",
     "Tools",

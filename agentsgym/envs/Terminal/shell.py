@@ -1,0 +1,167 @@
+"""A bash that lives as long as an episode, and runs one command after another for a coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+
+from agentsgym.envs.Terminal.output import Capture
+from agentsgym.envs.Terminal.sandbox import Sandbox
+from agentsgym.errors import EnvError
+
+# Commands arrive on descriptor 3, each followed by NUL. Descriptor 4 answers with the status and the folder. Commands
+# have neither of them, so what a command prints cannot be mistaken for an answer.
+_DRIVER = r"""
+RANDOM=1; cd -- "$1" 2>/dev/null || cd; set --; _code() { return "$_status"; }
+while _status=$?; builtin printf '%s %s\0' "$_status" "${PWD:0:4096}" >&4 && IFS= builtin read -r -d '' -u 3 _command
+do _code; eval "$_command" </dev/null 3<&- 4>&-
+done
+"""
+_START_S, _STOP_S = 60.0, 5.0
+_CHUNK_BYTES = 1 << 16  # the capacity of a pipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a command did.
+
+    Attributes:
+        output: What it printed, shortened.
+        status: The exit status; None if the command was killed or ended the shell.
+        note: What happened to the shell; empty if nothing did.
+    """
+
+    output: str
+    status: int | None
+    note: str = ""
+
+
+class Shell:
+    """A bash in a sandbox; all methods run on one event loop.
+
+    Attributes:
+        folder: The current folder, as the shell names it.
+    """
+
+    def __init__(self, sandbox: Sandbox, max_output_bytes: int) -> None:
+        self.folder = sandbox.shown_home
+        self._sandbox = sandbox
+        self._capture = Capture(max_output_bytes)
+        self._process: asyncio.subprocess.Process | None = None
+        self._output = -1
+        self._live: list[int] = []  # the process to kill if this object is collected without having been closed
+        weakref.finalize(self, _discard, self._live, os.getpid())
+
+    async def start(self) -> None:
+        """Start bash in the current folder.
+
+        Raises:
+            EnvError: It cannot be started.
+        """
+        self._output, write_end = os.pipe()
+        os.set_blocking(self._output, False)
+        command = self._sandbox.command_line(
+            ["bash", "--norc", "--noprofile", "-c", _DRIVER, "bash", self.folder], has_channels=True
+        )
+        pipe = asyncio.subprocess.PIPE
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=write_end, start_new_session=True, cwd="/", env={}
+            )
+        except OSError as error:
+            os.close(self._output)
+            raise EnvError(f"the shell cannot be started: {error}") from error
+        finally:
+            os.close(write_end)
+        self._live[:] = [self._process.pid]
+        asyncio.get_running_loop().add_reader(self._output, self._read)
+        try:
+            await asyncio.wait_for(self._answer(), _START_S)
+        except (EOFError, TimeoutError) as error:
+            await self.stop()
+            raise EnvError(f"the shell cannot be started: {self._capture.take() or 'it did not answer'}") from error
+
+    async def run(self, command: str, limit_s: float) -> Result:
+        """Run a command, and start another shell in the same folder if this one ends or exceeds the time limit.
+
+        Args:
+            command: Text for bash, without NUL characters.
+            limit_s: The time in seconds after which all processes of the shell are killed.
+        """
+        if self._process is None or self._process.stdin is None:
+            raise EnvError("the shell was not started")
+        self._process.stdin.write(command.encode(errors="replace") + b"\0")
+        status = None
+        try:
+            status = await asyncio.wait_for(self._answer(), limit_s)
+            note = ""
+        except TimeoutError:
+            note = f"the command took longer than {limit_s:g} s and was killed"
+        except EOFError:
+            code = await self._process.wait()
+            note = f"the shell exited with status {code}"
+        if note:
+            await self.stop()
+            note += "; a new shell was started in the same folder"
+        else:
+            self._read()
+        output = self._sandbox.masked(self._capture.take())
+        if note:
+            await self.start()
+        return Result(output=output, status=status, note=note)
+
+    async def stop(self) -> None:
+        """Kill the shell and everything that was started in it, and wait until all processes are gone."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _STOP_S)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        self._live.clear()
+        self._read()
+        asyncio.get_running_loop().remove_reader(self._output)
+        os.close(self._output)
+
+    async def _answer(self) -> int:
+        """Wait until the shell has finished a command; return the exit status."""
+        if self._process is None or self._process.stdout is None:
+            raise EOFError
+        try:
+            status, _, folder = (
+                (await self._process.stdout.readuntil(b"\0"))[:-1].decode(errors="replace").partition(" ")
+            )
+            self.folder = folder
+            return int(status)
+        except (asyncio.LimitOverrunError, ValueError) as error:  # not written by the driver
+            raise EOFError from error
+
+    def _read(self) -> None:
+        """Read what is in the pipe: all that a command has written by the time its status arrives."""
+        for _ in range(2):
+            try:
+                data = os.read(self._output, _CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                asyncio.get_running_loop().remove_reader(self._output)
+                return
+            self._capture.add(data)
+
+
+def _discard(live: list[int], owner: int) -> None:
+    """End a shell that nobody stopped, for example because an episode by hand was left unfinished."""
+    for process in live if os.getpid() == owner else ():  # otherwise, this is a forked copy of the process
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGTERM)
