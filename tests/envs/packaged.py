@@ -91,8 +91,8 @@ PACKAGED: dict[str, tuple[type[MultistepEnv], dict[str, Any], Callable[[], Tasks
     **{game: (GymnasiumEnv, {"id": game, "max_steps_per_episode": 8}, _seeds) for game in _GAMES},
     "Terminal": (
         TerminalEnv,
-        {"max_steps_per_episode": 5},
-        lambda: _rows(TerminalEnv, {}, families=["rename", "totals", "fix"], level=1),
+        {"max_steps_per_episode": 4},
+        lambda: _rows(TerminalEnv, {}, families=["rename", "find", "archive", "totals", "top", "fix"], level=1),
     ),
     "TextArena, one player": _text_arena(game="GuessTheNumber-v0"),
     "TextArena, words": _text_arena(game="Wordle-v0"),

@@ -64,8 +64,8 @@ def _enter_user_namespace(user: int, group: int, other_namespaces: int) -> None:
     os.close(write_end)
     if os.waitpid(helper, 0)[1]:
         raise OSError("the user namespace cannot be mapped")
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
+    os.setgid(0)
+    os.setuid(0)
 
 
 def _place(root: str, path: str) -> None:
@@ -117,8 +117,8 @@ def _drop_privileges(settings: dict[str, Any], *, is_root: bool) -> None:
         if isolation == "namespaces":
             _enter_user_namespace(user, user, 0)
         else:
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
+            os.setgid(user)
+            os.setuid(user)
     if _IS_LINUX:
         for capability in range(64):
             _control(_DROP_BOUND, capability)

@@ -45,12 +45,25 @@ class Sandbox:
         shown_home: Its path for the programs in it.
     """
 
+    # Also hides what differs between replays, such as paths, from comparisons of states.
+    __slots__ = (
+        "__weakref__",
+        "_base",
+        "_changes_owner",
+        "_finalizer",
+        "_owner",
+        "_settings",
+        "home",
+        "isolation",
+        "shown_home",
+    )
+
     def __init__(self, isolation: str, memory_mb: int) -> None:
         self.isolation = isolation
         base = self._base = Path(tempfile.mkdtemp(prefix="agentsgym-terminal-")).resolve()
-        self.home, self._root = self._base / "home", self._base / "root"
+        self.home = base / "home"
         self.home.mkdir()
-        self._root.mkdir()
+        (base / "root").mkdir()
         self.shown_home = HOME if isolation == "namespaces" else str(self.home)
         self._finalizer = weakref.finalize(self, _remove, base, os.getpid())
         self._owner = _FIRST_USER + next(_users) % _NUM_USERS
@@ -64,7 +77,7 @@ class Sandbox:
             "isolation": isolation,
             "user": self._owner,
             "home": str(self.home),
-            "root": str(self._root),
+            "root": str(base / "root"),
             "shown": [*_SYSTEM_FOLDERS, _PYTHON_PREFIX],
             "limits": limits,
             "environment": self._environment(),

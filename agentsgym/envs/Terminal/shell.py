@@ -47,6 +47,8 @@ class Shell:
         folder: The current folder, as the shell names it.
     """
 
+    __slots__ = ("__weakref__", "_capture", "_live", "_output", "_process", "_sandbox", "folder")
+
     def __init__(self, sandbox: Sandbox, max_output_bytes: int) -> None:
         self.folder = sandbox.shown_home
         self._sandbox = sandbox

@@ -29,7 +29,7 @@ try:
 except ConfigError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-#: Commands that could harm this machine run only where they see no other process, and where processes are counted.
+#: Commands that could harm this machine run only where they see no other process.
 IN_NAMESPACES = pytest.mark.skipif(AUTO != "namespaces", reason="namespaces are not available here")
 LIMIT_S = 60.0
 
@@ -177,9 +177,11 @@ def test_the_size_of_files_the_memory_and_open_files_are_limited() -> None:
     assert core.output == "0\n60\n"
 
 
-@IN_NAMESPACES
-def test_a_fork_bomb_is_held_and_ends_with_its_shell() -> None:
-    bomb, _, after_it = after(":(){ :|:& };:", "exit", "echo ok")
+@pytest.mark.parametrize("isolation", ["namespaces", "user"])
+def test_a_fork_bomb_is_held_and_ends_with_its_shell(isolation: str) -> None:
+    if not working(isolation) or sandbox_module._linux_version() < (5, 14):
+        pytest.skip(f"processes are not counted with isolation {isolation!r} here")
+    bomb, _, after_it = after(":(){ :|:& };:", "exit", "echo ok", isolation=isolation)
     assert not bomb.note
     assert after_it.output == "ok\n"
 
@@ -202,6 +204,16 @@ def test_a_sandbox_shows_no_process_no_network_and_no_file_of_this_machine() -> 
     assert "x\n" in system.output
     assert "unreachable" in network.output
     assert place.output == "root\nlocalhost\n1\n"
+
+
+@pytest.mark.skipif(not working("user"), reason="only root can use another user")
+def test_another_user_cannot_change_the_files_of_this_one() -> None:
+    changed, killed, own = after(
+        f"echo x > {tempfile.gettempdir()}/own", f"kill -9 {os.getpid()}", "touch own && [ -O own ]", isolation="user"
+    )
+    assert "Permission denied" in changed.output
+    assert "Operation not permitted" in killed.output
+    assert own.status == 0
 
 
 def test_no_variable_of_this_process_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
