@@ -95,7 +95,7 @@ def _build_root(root: str, home: str, shown: list[str]) -> None:
     for name, link in _DEVICE_LINKS.items():
         Path(f"{root}/dev/{name}").symlink_to(link)
     for path in ("/proc", "/tmp", HOME):
-        Path(root + path).mkdir(parents=True)
+        Path(root + path).mkdir(parents=True, exist_ok=True)
     read_only = (ctypes.c_uint64 * 4)(1 | _NO_SUID, 0, 0, 0)  # struct mount_attr
     arguments = (-1, root.encode(), 0x8000, ctypes.byref(read_only), ctypes.sizeof(read_only))
     _checked(_libc().syscall(_SET_MOUNT_ATTRIBUTES, *arguments), "mount_setattr")
@@ -152,10 +152,10 @@ def _become(settings: dict[str, Any], program: list[str], *, is_root: bool) -> N
     os.execvpe(program[0], program, settings["environment"])
 
 
-def _kill(process: int) -> None:
-    """Kill a child with its process group."""
+def _kill(process: int, group: int) -> None:
+    """Kill a process with a process group, unless that is the group of this process."""
     with contextlib.suppress(OSError):
-        if (group := os.getpgid(process)) != os.getpgid(0):
+        if group != os.getpgid(0):
             os.killpg(group, signal.SIGKILL)
     with contextlib.suppress(OSError):
         os.kill(process, signal.SIGKILL)
@@ -165,8 +165,9 @@ def _kill_orphans() -> None:
     """Kill all descendants: those whose parent is killed become children of this process (on Linux)."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     while children.exists():
-        for process in children.read_text(encoding="ascii").split():
-            _kill(int(process))
+        for process in map(int, children.read_text(encoding="ascii").split()):
+            with contextlib.suppress(OSError):
+                _kill(process, os.getpgid(process))
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
@@ -191,7 +192,7 @@ def main() -> int:
 
     def end(_signal: int, _frame: object) -> None:
         if child:
-            _kill(child)
+            _kill(child, child)
         else:
             sys.exit(1)
 
@@ -203,7 +204,8 @@ def main() -> int:
     for descriptor in range(3):
         os.dup2(null, descriptor)
     _, status = os.waitpid(child, 0)
-    _kill(child)
+    with contextlib.suppress(OSError):
+        os.killpg(child, signal.SIGKILL)
     _kill_orphans()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code

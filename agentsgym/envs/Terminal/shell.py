@@ -21,7 +21,7 @@ while _status=$?; builtin printf '%s %s\0' "$_status" "${PWD:0:4096}" >&4 && IFS
 do _code; eval "$_command" </dev/null 3<&- 4>&-
 done
 """
-_START_S, _STOP_S = 60.0, 5.0
+_START_S, _STOP_S = 60.0, 30.0
 _CHUNK_BYTES = 1 << 16  # the capacity of a pipe
 
 
@@ -71,15 +71,16 @@ class Shell:
         )
         pipe = asyncio.subprocess.PIPE
         try:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = process = await asyncio.create_subprocess_exec(
                 *command, stdin=pipe, stdout=pipe, stderr=write_end, start_new_session=True, cwd="/", env={}
             )
         except OSError as error:
-            os.close(self._output)
             raise EnvError(f"the shell cannot be started: {error}") from error
         finally:
             os.close(write_end)
-        self._live[:] = [self._process.pid]
+            if self._process is None:
+                os.close(self._output)
+        self._live[:] = [process.pid]
         asyncio.get_running_loop().add_reader(self._output, self._read)
         try:
             await asyncio.wait_for(self._answer(), _START_S)

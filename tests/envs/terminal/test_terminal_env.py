@@ -153,6 +153,12 @@ def test_replays_are_identical_and_forks_continue_them() -> None:
         assert fork.messages == first.messages
     [solved] = env.fork(first, 4, ReferencePlayer(env))
     assert solved.success
+    task = {"family": "fix", "level": 2, "part": "eval", "seed": 5}
+    [tested] = env.rollout([task], ScriptedAgent(["python3 -m unittest; ls", "submit"]))
+    assert "Ran 6 tests in 0.000s" in replies(tested)[0]
+    assert "__pycache__" not in replies(tested)[0]
+    [fork] = env.fork(tested, 1, ScriptedAgent(["submit"]))
+    assert fork.messages == tested.messages
 
 
 class Neighbors(Agent):

@@ -202,6 +202,12 @@ def test_escape_sequences_are_removed() -> None:
     assert printable("naïve ☃".encode()) == "naïve ☃"
 
 
+def test_unit_tests_take_no_time() -> None:
+    assert printable(b"..\nRan 2 tests in 12.345s\n\nOK\nI ran in 1.234s\n") == (
+        "..\nRan 2 tests in 0.000s\n\nOK\nI ran in 1.234s\n"
+    )
+
+
 # Checks
 
 
