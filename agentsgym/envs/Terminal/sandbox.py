@@ -109,7 +109,8 @@ class Sandbox:
         self._finalizer()
 
     def masked(self, text: str) -> str:
-        """Replace the folder's path on this machine by its constant name."""
+        """Replace the folder's path on this machine, and its owner in listings, by constant names."""
+        text = text.replace(f"{self._owner} {self._owner}", "agent agent")
         return text.replace(str(self.home), HOME).replace(str(self._base), str(Path(HOME).parent))
 
     def _environment(self) -> dict[str, str]:

@@ -186,8 +186,9 @@ def test_64_episodes_run_at_once_and_do_not_see_each_other() -> None:
     for trajectory in trajectories:
         own, found = (reply.splitlines()[0] for reply in replies(trajectory)[:2])
         assert own.startswith("secret-")
-        assert found == own
-        assert replies(trajectory)[1].count("secret-") == 1
+        if AUTO != "none":  # otherwise all files have the same owner
+            assert found == own
+            assert replies(trajectory)[1].count("secret-") == 1
 
 
 class Raises(Agent):
