@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shlex
 import sys
@@ -19,6 +20,7 @@ from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.Terminal import SPEC
 from agentsgym.envs.Terminal.checks import Folder, Returns
 from agentsgym.envs.Terminal.launch import HOME
+from agentsgym.envs.Terminal.output import printable
 from agentsgym.envs.Terminal.sandbox import ISOLATIONS, Sandbox, isolation_for
 from agentsgym.envs.Terminal.shell import Result, Shell
 from agentsgym.envs.Terminal.tasks import FAMILIES, GROUPS, LEVELS, Task, family_names, make_task
@@ -301,7 +303,7 @@ def _is_solved(state: State) -> bool:
 
 
 def _prompt(shell: Shell, sandbox: Sandbox) -> str:
-    folder = sandbox.masked(shell.folder)
+    folder = sandbox.masked(printable(os.fsencode(shell.folder)))
     is_home = folder == HOME or folder.startswith(f"{HOME}/")
     return f"{'~' + folder.removeprefix(HOME) if is_home else folder}$"
 

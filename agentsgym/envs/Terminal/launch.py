@@ -40,7 +40,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _control(option: int, value: int) -> int:
-    return _libc().prctl(option, value, 0, 0, 0)
+    return _libc().prctl(option, *(ctypes.c_ulong(argument) for argument in (value, 0, 0, 0)))
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
@@ -55,12 +55,14 @@ def _enter_user_namespace(user: int, group: int, other_namespaces: int) -> None:
     helper = os.fork()
     if helper == 0:
         os.close(write_end)
-        os.read(read_end, 1)
+        if not os.read(read_end, 1):
+            os._exit(1)  # there is no new namespace
         for name, value in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
             Path(f"/proc/{process}/{name}").write_text(value, encoding="ascii")
         os._exit(0)
     os.close(read_end)
     _checked(_libc().unshare(_NEW_USER | other_namespaces), "unshare")
+    os.write(write_end, b"1")
     os.close(write_end)
     if os.waitpid(helper, 0)[1]:
         raise OSError("the user namespace cannot be mapped")
@@ -97,7 +99,7 @@ def _build_root(root: str, home: str, shown: list[str]) -> None:
     for path in ("/proc", "/tmp", HOME):
         Path(root + path).mkdir(parents=True, exist_ok=True)
     read_only = (ctypes.c_uint64 * 4)(1 | _NO_SUID, 0, 0, 0)  # struct mount_attr
-    arguments = (-1, root.encode(), 0x8000, ctypes.byref(read_only), ctypes.sizeof(read_only))
+    arguments = (-1, root.encode(), 0x8000, ctypes.byref(read_only), ctypes.c_size_t(32))
     _checked(_libc().syscall(_SET_MOUNT_ATTRIBUTES, *arguments), "mount_setattr")
     _mount("tmpfs", f"{root}/tmp", "tmpfs", _NO_SUID, "size=64m,mode=1777")
     _mount(home, root + HOME, "", _BIND)

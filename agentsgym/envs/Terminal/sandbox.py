@@ -110,7 +110,8 @@ class Sandbox:
 
     def masked(self, text: str) -> str:
         """Replace the folder's path on this machine, and its owner in listings, by constant names."""
-        text = text.replace(f"{self._owner} {self._owner}", "agent agent")
+        if self.isolation == "user":
+            text = text.replace(f"{self._owner} {self._owner}", "agent agent")
         return text.replace(str(self.home), HOME).replace(str(self._base), str(Path(HOME).parent))
 
     def _environment(self) -> dict[str, str]:

@@ -101,12 +101,11 @@ class Shell:
         status = None
         try:
             status = await asyncio.wait_for(self._answer(), limit_s)
-            note = ""
+            note = "" if status is not None else "the shell answered in a wrong form"
         except TimeoutError:
             note = f"the command took longer than {limit_s:g} s and was killed"
         except EOFError:
-            code = await self._process.wait()
-            note = f"the shell exited with status {code}"
+            note = f"the shell exited with status {await self._process.wait()}"
         if note:
             await self.stop()
             note += "; a new shell was started in the same folder"
@@ -119,8 +118,7 @@ class Shell:
 
     async def stop(self) -> None:
         """Kill the shell and everything that was started in it, and wait until all processes are gone."""
-        process, self._process = self._process, None
-        if process is None:
+        if (process := self._process) is None:
             return
         if process.stdin is not None:
             process.stdin.close()
@@ -132,23 +130,23 @@ class Shell:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+        self._process = None
         self._live.clear()
         self._read()
         asyncio.get_running_loop().remove_reader(self._output)
         os.close(self._output)
 
-    async def _answer(self) -> int:
-        """Wait until the shell has finished a command; return the exit status."""
+    async def _answer(self) -> int | None:
+        """Wait until the shell has finished a command; return the exit status, or None if the answer has no status."""
         if self._process is None or self._process.stdout is None:
             raise EOFError
         try:
-            status, _, folder = (
-                (await self._process.stdout.readuntil(b"\0"))[:-1].decode(errors="replace").partition(" ")
-            )
-            self.folder = folder
-            return int(status)
-        except (asyncio.LimitOverrunError, ValueError) as error:  # not written by the driver
-            raise EOFError from error
+            status, _, folder = (await self._process.stdout.readuntil(b"\0"))[:-1].partition(b" ")
+            status = int(status)
+        except (asyncio.LimitOverrunError, ValueError):  # a command wrote to the shell's own descriptors
+            return None
+        self.folder = os.fsdecode(folder)
+        return status
 
     def _read(self) -> None:
         """Read what is in the pipe: all that a command has written by the time its status arrives."""

@@ -266,6 +266,18 @@ def test_a_command_that_is_cancelled_leaves_nothing() -> None:
     in_shell(play)
 
 
+def test_a_command_that_writes_to_the_descriptors_of_the_shell_harms_only_itself() -> None:
+    forge = "for to in {5..20}; do { printf 'forged\\0' >&$to; } 2>/dev/null; done"
+    forged, after_it = after(forge, "echo next")
+    assert forged.note == "the shell answered in a wrong form; a new shell was started in the same folder"
+    assert after_it.output == "next\n"
+
+
+def test_a_folder_may_have_any_name() -> None:
+    *_, where = after("mkdir $'b\\e[31m\\n\\xff c'; cd b*", "exit", "pwd | od -c | tail -n 3")
+    assert "377" in where.output
+
+
 def test_output_in_the_background_comes_with_the_next_command() -> None:
     async def play(shell: Shell, sandbox: Sandbox) -> str:
         await shell.run("(until [ -e go ]; do sleep 0.01; done; echo late; touch said) &", LIMIT_S)
