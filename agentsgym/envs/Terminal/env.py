@@ -171,7 +171,7 @@ class TerminalEnv(MultistepEnv):
         shell = Shell(sandbox, config["max_output_bytes"])
         state: State = {"done": False, "task": task, "sandbox": sandbox, "shell": shell, "results": {}}
         try:
-            sandbox.write(task.files, task.modes)
+            sandbox.write(task.files)
             await shell.start()
             state["at_start"] = state["passed"] = await self._passed(state)
         except BaseException:

@@ -88,13 +88,13 @@ class Sandbox:
         settings = json.dumps({**self._settings, "has_channels": has_channels})
         return [str(_PYTHON), "-I", "-S", _LAUNCHER, settings, *program]
 
-    def write(self, files: Mapping[str, str | bytes], modes: Mapping[str, int]) -> None:
-        """Write files, with constant times of modification, and modes of 0o644 unless ``modes`` has another."""
+    def write(self, files: Mapping[str, str | bytes]) -> None:
+        """Write files, with the permissions 0o644 and a constant time of modification."""
         for name, content in files.items():
             path = self.home / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content.encode() if isinstance(content, str) else content)
-            path.chmod(modes.get(name, 0o644))
+            path.chmod(0o644)
         paths = [*self.home.rglob("*"), self.home]
         for path in paths:
             if path.is_dir():
@@ -175,7 +175,7 @@ def _problem_of(isolation: str) -> str | None:
         return "only root can start processes as another user"
     sandbox = Sandbox(isolation, memory_mb=1024)
     try:
-        sandbox.write({}, {})
+        sandbox.write({})
         command = sandbox.command_line(["bash", "-c", "cd && python3 -c pass"])
         ran = subprocess.run(command, check=False, timeout=_PROBE_S, stdin=subprocess.DEVNULL, capture_output=True)
         problem = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2] if ran.returncode else None

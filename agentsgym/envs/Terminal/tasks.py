@@ -11,7 +11,7 @@ import random
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from agentsgym.envs.datasets.options import Part
 from agentsgym.envs.Terminal.checks import Check, HasArchive, HasMode, HasText, Returns
@@ -42,14 +42,12 @@ class Task:
         files: The content of each file at the start, by its path in the working folder.
         checks: What must hold at the end.
         solution: Commands that solve the task.
-        modes: The permissions of files, where they are not 0o644.
     """
 
     instruction: str
     files: Mapping[str, str | bytes]
     checks: Sequence[Check | Returns]
     solution: Sequence[str]
-    modes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class Draw:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from terminal_leaks import nothing_left
 
 from agentsgym import Agent, ConfigError, ScriptedAgent, StopReason, evaluate
 from agentsgym.envs.Terminal import RandomPlayer, ReferencePlayer, TerminalEnv
@@ -27,20 +25,10 @@ SOLUTION = make_task("rename", 2, "train", 7).solution
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No folder and no process is left by a test."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)  # so that other users can reach what is in it
-        monkeypatch.setattr(tempfile, "tempdir", folder)
+    with nothing_left(monkeypatch):
         yield
-        assert not [*Path(folder).iterdir()]
-    lines = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True) if is_alive(child)]
-    assert not [line for line in lines if "launch.py" in line or "_command" in line]
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Whether a process is neither gone nor waited for."""
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def env_of(**config: Any) -> TerminalEnv:

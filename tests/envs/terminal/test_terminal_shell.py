@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from terminal_leaks import nothing_left
 
 from agentsgym.envs.Terminal import sandbox as sandbox_module
 from agentsgym.envs.Terminal.launch import HOME
@@ -42,20 +43,10 @@ def working(isolation: str) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No folder and no process is left by a test."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)  # so that other users can reach what is in it
-        monkeypatch.setattr(tempfile, "tempdir", folder)
+    with nothing_left(monkeypatch):
         yield
-        assert not [*Path(folder).iterdir()]
-    assert not launched()
-
-
-def launched() -> list[str]:
-    """The command lines of this process's shells and of what they have left."""
-    found = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
-    return [line for child in found if "launch.py" in (line := " ".join(child.cmdline())) or "_command" in line]
 
 
 def in_shell(
@@ -67,7 +58,7 @@ def in_shell(
         sandbox = Sandbox(isolation, memory_mb=512)
         shell = Shell(sandbox, max_output_bytes)
         try:
-            sandbox.write({"a.txt": "one\ntwo\n"}, {})
+            sandbox.write({"a.txt": "one\ntwo\n"})
             await shell.start()
             return await play(shell, sandbox)
         finally:
