@@ -27,7 +27,8 @@ from agentsgym.recipes.scripts import quiet_logging
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed
 
-NUM_TURNS = 7
+NUM_TURNS = 5
+OBJECTS = DEMO_OBJECTS[:8]  # few, since a client takes several milliseconds for each call
 FACTS: dict[str, dict[str, str]] = {}  # the answer to each question, for each object
 CONNECTIONS = httpx.Client()  # shared by all games, as a client of its own for each would be slow to create
 
@@ -67,11 +68,11 @@ def facts_of(env: TwentyQuestionsEnv) -> tuple[dict[str, dict[str, str]], dict[s
 GUESSES: dict[str, str] = {}
 
 TINY_DEFAULTS: dict[str, Any] = {
-    "learning_rate": 3e-4,
+    "learning_rate": 1e-3,
     "lr_scheduler_type": "constant",
-    "max_steps": 200,
-    "per_device_train_batch_size": 64,
-    "steps_per_generation": 1,
+    "max_steps": 320,
+    "per_device_train_batch_size": 32,
+    "steps_per_generation": 2,
     "num_generations": 8,
     "max_turn_tokens": 12,
     "layout": "turn",
@@ -82,9 +83,9 @@ TINY_DEFAULTS: dict[str, Any] = {
 class Options(PolicyOptions):
     """Options for the number of games."""
 
-    num_games: int = field(default=320, metadata={"help": "Number of games in each evaluation."})
-    num_demonstrations: int = field(default=8000, metadata={"help": "Number of games that the tiny policy imitates."})
-    warm_start_steps: int = field(default=1500, metadata={"help": "Number of optimizer steps of imitation."})
+    num_games: int = field(default=400, metadata={"help": "Number of games in each evaluation."})
+    num_demonstrations: int = field(default=4000, metadata={"help": "Number of games that the tiny policy imitates."})
+    warm_start_steps: int = field(default=600, metadata={"help": "Number of optimizer steps of imitation."})
 
 
 def main() -> None:
@@ -93,7 +94,7 @@ def main() -> None:
     quiet_logging()
     game = TwentyQuestionsEnv(
         env_config={
-            "objects": [*DEMO_OBJECTS],
+            "objects": [*OBJECTS],
             "properties": [*DEMO_PROPERTIES],
             "max_steps_per_episode": NUM_TURNS,
             "final_guess": True,
