@@ -1,0 +1,105 @@
+"""A policy that is served to programs elsewhere: sessions by key and by name, and their ends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "envs"))
+from program_client import Client, RecordingAgent, user
+
+from agentsgym import RolloutStore, serve_policy
+from agentsgym.errors import ConfigError, EnvError
+from agentsgym.testing import chat_tokenizer
+
+TOKENIZER = chat_tokenizer()
+
+
+def served(**options: Any) -> Any:
+    return serve_policy(RecordingAgent(TOKENIZER), TOKENIZER, **options)
+
+
+def test_each_session_becomes_a_rollout_with_exact_tokens() -> None:
+    agent = RecordingAgent(TOKENIZER)
+    with serve_policy(agent, TOKENIZER) as server:
+        first, second = server.open({"question": "a"}), server.open()
+        assert first.api_key != second.api_key
+        answer = Client(first).say(user("hello"))
+        Client(second).say(user("other"))
+        Client(first).say(user("hello"), answer, user("on"))
+        one = first.finish({"right": 1.0}, success=True)
+        other = second.finish()
+    assert (one.final_reward, one.success, one.info["num_segments"]) == (1.0, True, 1)
+    assert one.turns[-1].components == {"right": 1.0}
+    assert one.task_data is not None
+    assert one.task_data["question"] == "a"
+    assert (other.final_reward, other.success) == (0.0, None)
+    own = [ids for session, _, ids, _ in agent.answers if session == one.session_id]
+    assert [one.token_ids[turn.start : turn.stop] for turn in one.turns] == own
+
+
+def test_a_finished_session_accepts_no_more_calls() -> None:
+    with served() as server:
+        session = server.open()
+        Client(session).say(user("hello"))
+        session.finish()
+        assert Client(session).post("/v1/chat/completions", {"model": "x", "messages": [user("go")]})[0] == 401
+
+
+def test_programs_open_sessions_by_name_with_the_shared_key() -> None:
+    rollouts: list[Any] = []
+    stored = threading.Semaphore(0)
+
+    def keep(rollout: Any) -> None:
+        rollouts.append(rollout)
+        stored.release()
+
+    with served(on_rollout=keep) as server:
+        client = Client(SimpleNamespace(base_url=server.url, api_key=server.key))
+        for name in ("a", "b", "a"):
+            client.chat([user("go")], {"x_agentsgym_session": name})
+        assert client.post("/v1/reward", {"reward": 2, "final": True}, x_agentsgym_session="a")[0] == 200
+        assert stored.acquire(timeout=30)
+        assert (len(rollouts[0].turns), rollouts[0].final_reward) == (2, 2.0)
+        client.chat([user("go")], {"x_agentsgym_session": "a"})  # a new session of that name
+    assert sorted(len(one.turns) for one in rollouts) == [1, 1, 2]  # none is lost when the server is closed
+
+
+def test_an_idle_session_ends() -> None:
+    ended = threading.Event()
+    with served(idle_s=0.3, on_rollout=lambda _: ended.set()) as server:
+        Client(server.open()).say(user("hello"))
+        assert ended.wait(30)
+
+
+def test_rollouts_go_into_a_store(tmp_path: Path) -> None:
+    with RolloutStore.writer(tmp_path / "store") as writer, served(on_rollout=writer.add) as server:
+        session = server.open({"name": "x"})
+        Client(session).say(user("hello"))
+        session.finish(0.5)
+    [one] = RolloutStore(tmp_path / "store")
+    assert one.final_reward == 0.5
+
+
+def test_a_full_server_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentsgym.serving.policy._OPENING_S", 0.3)
+    with served(max_sessions=1) as server:
+        server.open()
+        with pytest.raises(EnvError, match="full or closed"):
+            server.open()
+
+
+@pytest.mark.parametrize("options", [{"max_sessions": 0}, {"idle_s": 0}, {"on_rollout": 3}])
+def test_bad_options_are_named(options: Any) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        served(**options)
+
+
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(TypeError, match="max_sesions"):
+        served(max_sesions=3)
