@@ -7,12 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import GAME, ran, shell
 from websockets.sync.client import connect
+
+from agentsgym import RolloutStore, tiny_policy
 
 CLOSING = """
 class Closing(Guess):
@@ -79,6 +82,27 @@ def test_several_environments_take_their_options_and_tasks(game: Path, tmp_path:
         process.communicate()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_policy_is_served_to_programs_and_their_sessions_are_stored(tmp_path: Path) -> None:
+    model, tokenizer = tiny_policy(["Say a color. red blue"], hidden_size=32, num_heads=2)
+    model.save_pretrained(tmp_path / "policy")
+    tokenizer.save_pretrained(tmp_path / "policy")
+    process = shell("serve", "--policy", tmp_path / "policy", "--store", tmp_path / "store", "--port", "0")
+    assert process.stdout is not None
+    url, key = (process.stdout.readline().strip().partition("=")[2] for _ in range(2))
+    body = json.dumps({"model": "x", "messages": [{"role": "user", "content": "Say a color."}], "max_tokens": 2})
+    request = urllib.request.Request(f"{url}/chat/completions", body.encode(), {"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert json.load(response)["choices"][0]["message"]["role"] == "assistant"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in err
+    [one] = RolloutStore(tmp_path / "store")
+    assert len(one.turns) == 1
+    assert one.info["num_calls"] == 1
+
+
 def test_an_environment_that_raises_is_a_remark_of_the_server(tmp_path: Path) -> None:
     path = tmp_path / "games_to_serve.py"
     path.write_text(GAME.replace("won = action", "1 / (action != 'raise')\n        won = action"))
@@ -107,6 +131,9 @@ def test_what_is_wrong_is_a_sentence(game: Path, tmp_path: Path) -> None:
         ((guess, "-c", "max_step=1"), "max_step"),
         ((guess, "-c", "episodes_per_trial=2"), "must be 1 to be served, got 2"),
         ((guess, "--max-sessions", "0"), "--max-sessions"),
+        ((), "name an environment to serve, or a policy with --policy"),
+        ((guess, "--policy", "x"), "--policy serves a policy instead of environments"),
+        (("--policy", "x", "--host", "0.0.0.0"), "a policy is served on 127.0.0.1 only"),
     ]:
         done = ran("serve", *arguments, columns=200)
         assert (done.code, said in done.words) == (2, True), done.words

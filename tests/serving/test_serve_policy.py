@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "envs"))
 from program_client import Client, RecordingAgent, user
 
 from agentsgym import RolloutStore, serve_policy
