@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from agentsgym.envs.AgentProgram import AgentProgramEnv, Endpoint
 from agentsgym.envs.by_hand import EpisodeByHand
+from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS
 from benchmarks.credit import GAMES as CREDIT_GAMES
 from benchmarks.credit import Arm, Game, main
 from benchmarks.credit_graphs import ratios
@@ -80,8 +81,17 @@ class Programs(Game):
         return env
 
 
+_TWENTY_QUESTIONS: Final = CREDIT_GAMES["twenty_questions"]
+_OBJECTS: Final = DEMO_OBJECTS[:8]  # a small game, since each call takes milliseconds
 _GAME: Final = replace(
-    CREDIT_GAMES["twenty_questions"], num_demonstrations=8000, warm_start_steps=1500, num_episodes=4096
+    _TWENTY_QUESTIONS,
+    env_config={**_TWENTY_QUESTIONS.env_config, "objects": [*_OBJECTS], "max_steps_per_episode": 5},
+    secrets=_OBJECTS,
+    num_demonstrations=4000,
+    warm_start_steps=600,
+    num_episodes=5120,
+    num_updates=2,
+    learning_rate=1e-3,
 )
 _FIELDS: Final[dict[str, Any]] = {
     **{one.name: getattr(_GAME, one.name) for one in fields(_GAME)},

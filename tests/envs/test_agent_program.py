@@ -126,11 +126,19 @@ def test_a_reward_that_is_not_a_number_is_rejected() -> None:
     def program(task: Any, endpoint: Any) -> None:
         client = Client(endpoint)
         client.say(user("go"))
-        for body in ({"reward": "much"}, {"reward": {"": 1}}, {"rewards": 1}, {}, {"reward": 1, "call": 3}, [1]):
+        for body in (
+            {"reward": "much"},
+            {"reward": {"": 1}},
+            {"rewards": 1},
+            {},
+            {"reward": 1, "call": 3},
+            {"reward": 1, "call": "x"},
+            [1],
+        ):
             answers.append(client.post("/v1/reward", body))
 
     [one] = play(program)
-    assert [status for status, _ in answers] == [400] * 6
+    assert [status for status, _ in answers] == [400] * 5 + [404, 400]
     assert "finite number" in answers[0][1]["error"]["message"]
     assert one.final_reward == 0.0
 
@@ -301,6 +309,7 @@ def test_calls_form_a_tree() -> None:
         ({"program": ["a", 1]}, "needs a program"),
         ({"program": conversation, "grade": 3}, "grade must be a function"),
         ({"program": conversation, "env_config": {"reward_timeout_s": -1}}, "reward_timeout_s"),
+        ({"program": conversation, "env_config": {"episodes_per_trial": 2}}, "episodes_per_trial"),
     ],
 )
 def test_bad_settings_are_named(given: Any, sentence: str) -> None:

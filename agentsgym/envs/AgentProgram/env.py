@@ -30,7 +30,7 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.conversation import chat_format_of
 from agentsgym.errors import ConfigError
-from agentsgym.fields import Field, is_int, is_number, is_strings, or_none
+from agentsgym.fields import Field, is_int, is_number, is_strings, or_none, require
 from agentsgym.texts import shown
 from agentsgym.tokens.transcript import ChatFormat
 
@@ -103,6 +103,9 @@ class AgentProgramEnv(MultistepEnv):
         self._limits.check()
         self.env_config["history"] = "calls"
         self._formats: dict[str, ChatFormat | None] = {}
+
+    def _check_config(self, config: dict[str, Any]) -> None:
+        require("env_config['episodes_per_trial']", config["episodes_per_trial"], lambda number: number == 1, "1")
 
     # Overridden by subclasses where needed
 

@@ -53,7 +53,7 @@ class Endpoint:
             call_id: The id of the call, as in the response's ``id``; None for the call that was answered last.
 
         Raises:
-            CallError: No call was answered yet.
+            CallError: No call was answered yet, or none with this id.
         """
 
         async def add() -> None:

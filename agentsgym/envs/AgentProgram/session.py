@@ -71,7 +71,7 @@ class Session:
     def __init__(self) -> None:
         self.key = f"sk-{secrets.token_hex(16)}"
         self.rewards: list[tuple[str, GivenReward]] = []
-        self._latest: str | None = None  # the call that was answered last
+        self._answered: list[str] = []  # ids of calls
         self.has_all_rewards = False
         self.last_used = time.monotonic()
         self.on_final: Callable[[], None] = lambda: None
@@ -96,7 +96,7 @@ class Session:
         self._changed.set()
         try:
             replies = await asyncio.gather(*(call.reply for call in calls))
-            self._latest = calls[-1].call_id
+            self._answered += [call.call_id for call in calls]
             return replies
         finally:
             self._unanswered.difference_update(calls)
@@ -119,12 +119,14 @@ class Session:
         """Add a reward of a call; None for the call that was answered last.
 
         Raises:
-            CallError: No call was answered yet.
+            CallError: No call was answered yet, or none with this id.
         """
-        call_id = self._latest if call_id is None else plain_id(call_id)
-        if call_id is None:
+        if not self._answered:
             raise CallError("there is no call to reward yet")
-        self.rewards.append((call_id, reward))
+        known = self._answered[-1] if call_id is None else plain_id(call_id)
+        if known not in self._answered:
+            raise CallError(f"no call with the id {call_id!r} was answered", status=404, param="call")
+        self.rewards.append((known, reward))
 
     def finish_rewards(self) -> None:
         """Announce that no reward follows."""

@@ -145,8 +145,7 @@ class CallTrial(Trial):
         """Return the answer to the program, and wait for its next call or its end."""
         call, transcript = cast("ProgramCall", self._call), self._transcript
         prompt, returned = transcript.prompt_messages[:-1], transcript.returned
-        parent = self._tree.add(call.call_id, prompt, returned, transcript.parent, call.parent)
-        self.parent = None if parent is None else len(self.conversation.turns) - len(self._tree.parents) + 1 + parent
+        self.parent = self._tree.add(call.call_id, prompt, returned, transcript.parent, call.parent)
         reply = self._reply(call, action, returned)
         is_over = call_environment(self._programs._deliver, state, call, reply)
         self.conversation.info = self._programs._counts(state, self._tree)
@@ -187,18 +186,16 @@ class CallTrial(Trial):
         conversation, state = self.conversation, self.env.active_states[self.session_id]
         given = call_environment(self._programs._graded, state, self.task_data, self._outcome(state))
         conversation.info = {**self._programs._counts(state, self._tree), **given.info}
-        first = len(conversation.turns) - len(turns)
         by_turn: dict[int, list[GivenReward]] = {len(turns) - 1: [given.reward]}
         for call_id, reward in given.call_rewards:
             place = self._tree.index(call_id)
-            if place is not None:
+            if place is not None:  # otherwise its answer is not recorded, since a budget ended the episode
                 by_turn.setdefault(place, []).append(reward)
         for place, its_rewards in by_turn.items():
             reward, components = as_reward("the reward of a call", add_rewards(its_rewards))
-            turn = conversation.turns[first + place]
-            conversation.turns[first + place] = dataclasses.replace(turn, reward=reward, components=components)
-        turn_rewards = [one.reward for one in conversation.turns[first:]]
-        super()._reward_episode(conversation.turns[first:], turn_rewards)
+            turn = conversation.turns[place]
+            conversation.turns[place] = dataclasses.replace(turn, reward=reward, components=components)
+        super()._reward_episode(conversation.turns, [one.reward for one in conversation.turns])
 
 
 def _without_call(outcome: ProgramOutcome) -> str:
