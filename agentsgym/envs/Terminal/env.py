@@ -101,7 +101,7 @@ class TerminalEnv(MultistepEnv):
     - ``max_output_bytes``: how much of a command's output is shown: half from its beginning, half from its end.
     - ``memory_mb``: the address space of each process, in MiB.
     - ``isolation``: ``"namespaces"``, ``"user"`` or ``"none"``, as described in SECURITY.md, or ``"auto"`` for the
-      strongest one that works on this machine.
+      first of the former two that works on this machine.
     """
 
     spec = SPEC

@@ -152,19 +152,17 @@ def isolation_for(wanted: str) -> str:
     """Return the kind of isolation to use: ``wanted``, or for ``"auto"`` the strongest one that works here.
 
     Raises:
-        ConfigError: It does not work on this machine; with ``"auto"``, commands could only run as root.
+        ConfigError: It does not work on this machine; with ``"auto"``, none of them does.
     """
-    is_root = os.geteuid() == 0
-    automatic = ("namespaces", "user" if is_root else "none")
-    for isolation in automatic if wanted == "auto" else (wanted,):
+    for isolation in ("namespaces", "user") if wanted == "auto" else (wanted,):
         problem = _problem_of(isolation)
         if problem is None:
             return isolation
         if wanted != "auto":
             raise ConfigError(f"env_config['isolation'] = {wanted!r} does not work on this machine: {problem}")
     raise ConfigError(
-        "commands could only run as root, since neither namespaces nor another user can be used here; run as an "
-        "ordinary user, or set env_config['isolation'] = 'none' to let agents change any file of this machine"
+        f"commands of agents cannot be isolated here: {_problem_of('namespaces')}; allow user namespaces, or set "
+        "env_config['isolation'] = 'none' to let agents do whatever you can do on this machine"
     )
 
 
