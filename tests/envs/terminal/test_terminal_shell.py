@@ -325,7 +325,7 @@ def test_isolation_that_does_not_work_is_refused_and_a_weaker_one_is_logged(
         isolation_for("namespaces")
     assert isolation_for("auto") == "user"
     monkeypatch.setattr(sandbox_module, "_problem_of", lambda isolation: None if isolation == "none" else "no")
-    with pytest.raises(ConfigError, match="cannot be isolated here: no; .* = 'none' to let agents"):
+    with pytest.raises(ConfigError, match=r"cannot be isolated here: no; .* = 'none' to let agents"):
         isolation_for("auto")
     monkeypatch.undo()
     caplog.set_level(logging.WARNING)
