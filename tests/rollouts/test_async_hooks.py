@@ -15,7 +15,16 @@ from typing import Any, ClassVar
 import pytest
 from playground import AsyncParrot, AsyncPlayground, Parrot, Playground, tasks, texts
 
-from agentsgym import Action, AsyncAgent, ConfigError, EnvThreadPool, MultistepEnv, TurnRequest, check_env
+from agentsgym import (
+    Action,
+    AsyncAgent,
+    ConfigError,
+    EnvThreadPool,
+    MultistepEnv,
+    ScriptedAgent,
+    TurnRequest,
+    check_env,
+)
 from agentsgym.envs.Tools import SessionTools, ToolEnv
 from agentsgym.event_loop import agents_loop, is_on_agents_loop
 from agentsgym.interruptions import Interruption
@@ -352,3 +361,29 @@ def test_methods_of_a_sessions_object_and_rewards_may_be_async() -> None:
     played = Counting(tools=SessionTools(tools_class=Counter)).rollout(questions(3), Lines("increase", "increase"))
     assert [[turn.reward for turn in one.turns] for one in played] == [[1.0, 2.0, 0.5]] * 3
     assert [one.final_components for one in played] == [{"reward": 3.0, "polite": 0.5}] * 3
+
+
+class FailsDeepInside(MultistepEnv):
+    """A hook whose coroutine raises in another coroutine."""
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+        return {"done": False}
+
+    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+        return "go"
+
+    async def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
+        await _raises_after_a_moment()
+
+
+async def _raises_after_a_moment() -> None:
+    await asyncio.sleep(0)
+    raise ValueError("deep inside")
+
+
+def test_the_error_of_a_coroutine_has_its_whole_traceback() -> None:
+    [one] = FailsDeepInside().rollout([{}], ScriptedAgent(["a"]))
+    assert one.error is not None
+    assert "in _step_episode" in one.error
+    assert "in _raises_after_a_moment" in one.error
+    assert one.error.endswith("ValueError: deep inside")
