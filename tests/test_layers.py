@@ -88,7 +88,7 @@ HEAVY = {
     "mcp": ((), ("envs/Tools/mcp_client.py",)),
     "openskill": ((), ("training/league.py",)),
     "starlette": ((), ("envs/AgentProgram/server.py",)),
-    "uvicorn": ((), ("envs/AgentProgram/server.py",)),
+    "uvicorn": (("envs/AgentProgram/connections.py",), ("envs/AgentProgram/server.py",)),
     "websockets": ((), ("envs/OpenEnv/wire.py", "serving/server.py")),
     "inspect_ai": (("export/inspect_samples.py",), ("export/inspect_logs.py",)),
     "huggingface_hub": ((), ("cli/commands/hub.py",)),

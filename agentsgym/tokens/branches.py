@@ -221,10 +221,13 @@ def _digests(messages: Sequence[Message], tools: Tools) -> list[bytes]:
 
 def _digest(before: bytes, message: Message) -> bytes:
     """The digest of a conversation and one more message."""
+    role, content = message["role"], message["content"].strip()
+    if not message.get("tool_calls"):
+        return _hash(f"{len(role)} {role}{content}", before)
     calls = [
         [call["function"]["name"], _parsed(call["function"]["arguments"])] for call in message.get("tool_calls", ())
     ]
-    return _hash(_canonical([message["role"], message["content"].strip(), calls]), before)
+    return _hash(_canonical([role, content, calls]), before)
 
 
 def _parsed(arguments: Any) -> Any:

@@ -107,6 +107,10 @@ class AgentProgramEnv(MultistepEnv):
     def _check_config(self, config: dict[str, Any]) -> None:
         require("env_config['episodes_per_trial']", config["episodes_per_trial"], lambda number: number == 1, "1")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Omit the chat formats, which another process makes itself."""
+        return {**super().__getstate__(), "_formats": {}}
+
     # Overridden by subclasses where needed
 
     def _prepare_folder(self, folder: Path, task_data: dict[str, Any]) -> None:
@@ -136,7 +140,8 @@ class AgentProgramEnv(MultistepEnv):
             server.forget(session)
             raise
         running.outcome.add_done_callback(lambda _: session.ended())
-        return {"done": False, "session": session, "running": running, "num_rejected": 0, "num_undelivered": 0}
+        counts = {"num_rejected": 0, "num_undelivered": 0}
+        return {"done": False, "server": server, "session": session, "running": running, **counts}
 
     async def _started(self, task_data: dict[str, Any], endpoint: Endpoint) -> Running:
         program = self._program
@@ -164,7 +169,7 @@ class AgentProgramEnv(MultistepEnv):
         finally:
             running.outcome.exception()  # it has been reported, or the episode failed before
             running.clean_up()
-            (await current_endpoint()).forget(session)
+            state["server"].forget(session)
 
     # Called by CallTrial
 

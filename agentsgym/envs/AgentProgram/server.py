@@ -1,14 +1,14 @@
 """The HTTP endpoint that programs call: one for each process, on the agents' event loop.
 
 It listens on 127.0.0.1, and accepts only requests with the key of a session, for its own host name, and not from web
-pages. Bodies are limited in size and time, and so are the headers of a new connection.
+pages. Headers and bodies are limited in size and time, and connections in number. Whatever a client sends, nothing is
+logged, except for bugs of the endpoint itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 import socket
 import time
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects import DIALECTS, Dialect, answer_message
-from agentsgym.envs.AgentProgram.session import Session
+from agentsgym.envs.AgentProgram.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect, answer_message
+from agentsgym.envs.AgentProgram.session import GONE, NOTHING_TO_REWARD, Session
 from agentsgym.errors import ConfigError
 from agentsgym.texts import sentence_of
 from agentsgym.types import Message
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 HOST: Final = "127.0.0.1"
 MODEL: Final = "policy"
 _MAX_BODY_BYTES: Final = 8 * 2**20
-_SLOW_S: Final = 30.0  # for the headers of a new connection, and for a body
-_MAX_CONNECTIONS: Final = 4096
+_SLOW_S = 30.0  # for a body
 _MAX_STORED: Final = 64  # conversations of /v1/responses that a session can continue by id
 
 PARENT_HEADER: Final = "x-agentsgym-parent"
 REWARD_HEADER: Final = "x-agentsgym-reward"
 SESSION_HEADER: Final = "x-agentsgym-session"
 CALL_HEADER: Final = "x-agentsgym-call"
+
+Handler = Callable[["Request", Session, Dialect], Awaitable["Response"]]
 
 
 Opener = Callable[[str], Awaitable[Session]]
@@ -50,14 +51,19 @@ class PolicyEndpoint:
         url: Its address, without a path.
         sessions: The sessions of running programs, by key.
         openers: Functions that return the session of a name, for keys that several sessions share.
+        is_listening: Whether it accepts connections.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.sessions: dict[str, Session] = {}
         self.openers: dict[str, Opener] = {}
-        self._conversations: dict[str, dict[str, Sequence[Message]]] = {}
-        self._serving: asyncio.Task[None] | None = None
+        self.is_listening = False
+        self._handlers: dict[str, tuple[str, Handler, Dialect]] = {
+            "/v1/reward": ("POST", self._reward, CHAT),
+            "/v1/models": ("GET", self._models, CHAT),
+            **{dialect.path: ("POST", self._call, dialect) for dialect in DIALECTS},
+        }
 
     def open(self) -> Session:
         """Open a session with a key of its own."""
@@ -68,7 +74,6 @@ class PolicyEndpoint:
     def forget(self, session: Session) -> None:
         """Accept no more requests of a session."""
         self.sessions.pop(session.key, None)
-        self._conversations.pop(session.key, None)
 
     async def start(self, port: int = 0) -> None:
         """Listen on a port; 0 picks a free one.
@@ -78,59 +83,55 @@ class PolicyEndpoint:
             MissingDependencyError: The packages ``starlette`` and ``uvicorn`` are not installed.
         """
         uvicorn: Any = SPEC.load("uvicorn")
+        from agentsgym.envs.AgentProgram.connections import Connection  # noqa: PLC0415  # it imports the extra
+
         listener = socket.create_server((HOST, port), backlog=1024)
         self.url = f"http://{HOST}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
-            self._app(),
-            http=_protocol(),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level=logging.CRITICAL,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=_MAX_CONNECTIONS,
-            timeout_keep_alive=60,
+            self._app, interface="asgi3", ws="none", lifespan="off", log_config=None, proxy_headers=False
         )
-        server = uvicorn.Server(config)
-        self._serving = serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-        while not server.started:
-            if serving.done():
-                serving.result()
-            await asyncio.sleep(0.005)
+        config.load()
+        self._state = state = uvicorn.server.ServerState()
+        # Without uvicorn's Server, which is a task that never ends, and which waits for clients before it stops.
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(config, state, {}), sock=listener)
+        self.is_listening = True
 
     async def stop(self) -> None:
-        """Stop listening, and end every connection."""
-        if self._serving is not None:
-            self._serving.cancel()
-            await asyncio.wait([self._serving])
+        """Stop listening, fail the episodes of running programs, and end every connection."""
+        self.is_listening = False
+        self._server.close()
+        for session in self.sessions.values():
+            session.fail("the endpoint that the program calls was stopped")
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks, timeout=1.0)  # for the last responses to be written
+        for connection in [*self._state.connections]:
+            connection.transport.close()
 
-    def _app(self) -> Any:
-        from starlette.applications import Starlette  # noqa: PLC0415  # an extra
-        from starlette.routing import Route  # noqa: PLC0415
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        from starlette.requests import Request  # noqa: PLC0415  # an extra
 
-        handlers: dict[str, tuple[Callable[..., Awaitable[Response]], Dialect, str]] = {
-            dialect.path: (self._call, dialect, "POST") for dialect in DIALECTS
-        }
-        handlers["/v1/reward"] = (self._reward, DIALECTS[0], "POST")
-        handlers["/v1/models"] = (self._models, DIALECTS[0], "GET")
-        return Starlette(
-            routes=[
-                Route(path, self._guarded(handler, dialect), methods=[method])
-                for path, (handler, dialect, method) in handlers.items()
-            ]
-        )
+        response = await self._response(Request(scope, receive))
+        await response(scope, receive, send)
 
-    def _guarded(self, handler: Callable[..., Awaitable[Response]], dialect: Dialect) -> Any:
+    async def _response(self, request: Request) -> Response:
         """Check where a request comes from, and turn a rejection into the error of the API."""
+        path: str = request.scope["path"]
+        unknown = request.method, self._no_handler, MESSAGES if "/messages" in path else CHAT
+        method, handler, dialect = self._handlers.get(path, unknown)
+        try:
+            session = await self._session(request)
+            if request.method != method:
+                handler = self._other_method
+            return await handler(request, session, dialect)
+        except CallError as error:
+            return _json(dialect.error(error), error.status, {"allow": method} if error.status == 405 else None)
 
-        async def respond(request: Request) -> Response:
-            try:
-                return await handler(request, await self._session(request), dialect)
-            except CallError as error:
-                return _json(dialect.error(error), error.status)
+    async def _no_handler(self, request: Request, session: Session, dialect: Dialect) -> Response:
+        raise CallError("there is nothing at this path; the base URL of OpenAI clients ends with /v1", status=404)
 
-        return respond
+    async def _other_method(self, request: Request, session: Session, dialect: Dialect) -> Response:
+        raise CallError(f"{request.method} requests are not answered at this path", status=405)
 
     async def _session(self, request: Request) -> Session:
         hosts = request.headers.getlist("host")
@@ -165,25 +166,21 @@ class PolicyEndpoint:
         return _json({"object": "reward"})
 
     async def _call(self, request: Request, session: Session, dialect: Dialect) -> Response:
-        stored = self._conversations.setdefault(session.key, {})
-        call = dialect.parse(await _body(request), stored.get)
-        reward = request.headers.get(REWARD_HEADER)
-        if reward is not None:
-            session.add_reward(_number_in_header(reward))
-        parent = request.headers.get(PARENT_HEADER)
-        answering = asyncio.ensure_future(session.call(call, parent))
+        call = dialect.parse(await _body(request), session.conversations.get)
+        reward, rewarded = request.headers.get(REWARD_HEADER), session.latest
+        number = None if reward is None else _number_in_header(reward)
+        if number is not None and rewarded is None:
+            raise CallError(NOTHING_TO_REWARD)
         leaving = asyncio.ensure_future(_until_disconnected(request))
         try:
-            await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                raise CallError("the client closed the connection", status=499)
-            replies = answering.result()
+            replies = await session.call(call, request.headers.get(PARENT_HEADER), leaving)
         finally:
+            if number is not None and not leaving.done():  # otherwise it may send the call and the header once more
+                session.add_reward(number, rewarded)
             leaving.cancel()
-            answering.cancel()
-        if call.messages:
-            _store(stored, call, replies)
-        return _response(dialect, call, replies)
+        if dialect is RESPONSES:
+            _store(session.conversations, call, replies)
+        return _answer(dialect, call, replies)
 
 
 def _store(stored: dict[str, Sequence[Message]], call: CallRequest, replies: Sequence[Reply]) -> None:
@@ -194,7 +191,7 @@ def _store(stored: dict[str, Sequence[Message]], call: CallRequest, replies: Seq
         del stored[next(iter(stored))]
 
 
-def _response(dialect: Dialect, call: CallRequest, replies: Sequence[Reply]) -> Response:
+def _answer(dialect: Dialect, call: CallRequest, replies: Sequence[Reply]) -> Response:
     from starlette.responses import Response  # noqa: PLC0415  # an extra
 
     created = int(time.time())
@@ -214,6 +211,8 @@ def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = Non
 
 async def _body(request: Request) -> dict[str, Any]:
     """Read the JSON object in the body of a request, within the limits of size and time."""
+    from starlette.requests import ClientDisconnect  # noqa: PLC0415  # an extra
+
     raw = bytearray()
     try:
         async with asyncio.timeout(_SLOW_S):
@@ -221,6 +220,8 @@ async def _body(request: Request) -> dict[str, Any]:
                 raw += chunk
                 if len(raw) > _MAX_BODY_BYTES:
                     raise CallError(f"the body must not be larger than {_MAX_BODY_BYTES} bytes", status=413)
+    except ClientDisconnect:
+        raise CallError(GONE, status=499) from None
     except TimeoutError as error:
         raise CallError(f"the body was not received within {_SLOW_S:g} s", status=408) from error
     try:
@@ -261,27 +262,13 @@ def _number_in_header(value: str) -> float | dict[str, float]:
         raise CallError(f"the header {REWARD_HEADER} must be a number or a JSON object of numbers") from error
 
 
-def _protocol() -> Any:
-    """The class of connections: uvicorn's, with a time limit for the first headers."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol  # noqa: PLC0415  # an extra
-
-    class Protocol(H11Protocol):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self.loop.call_later(_SLOW_S, self._close_if_slow)
-
-        def _close_if_slow(self) -> None:
-            if self.cycle is None:  # pyright: ignore[reportUnnecessaryComparison]  # before the first request
-                self.transport.close()
-
-    return Protocol
-
-
 _current: tuple[asyncio.AbstractEventLoop, asyncio.Task[PolicyEndpoint]] | None = None
 
 
 async def current_endpoint(port: int = 0) -> PolicyEndpoint:
-    """Return the endpoint of this process, which is started at the first call (and again in a forked process).
+    """Return the endpoint of this process.
+
+    It is started at the first call, and again after it was stopped, or on the event loop of a forked process.
 
     Args:
         port: The port to listen on if it is started; 0 picks a free one.
@@ -291,9 +278,15 @@ async def current_endpoint(port: int = 0) -> PolicyEndpoint:
     """
     global _current  # noqa: PLW0603  # one endpoint per process
     loop = asyncio.get_running_loop()
-    if _current is None or _current[0] is not loop or (_current[1].done() and _current[1].exception()):
+    if _current is None or _current[0] is not loop or not _is_usable(_current[1]):
         _current = loop, loop.create_task(_started(port))
     return await asyncio.shield(_current[1])
+
+
+def _is_usable(starting: asyncio.Task[PolicyEndpoint]) -> bool:
+    if not starting.done():
+        return True
+    return not starting.cancelled() and starting.exception() is None and starting.result().is_listening
 
 
 async def _started(port: int) -> PolicyEndpoint:

@@ -15,9 +15,15 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
+from agentsgym.errors import EnvError
+from agentsgym.types import Message
+
+GONE = "the client closed the connection"  # nobody receives this error
+NOTHING_TO_REWARD = "there is no call to reward yet"
 
 
 def plain_id(call_id: str) -> str:
@@ -66,6 +72,7 @@ class Session:
         has_all_rewards: Whether the program has announced that no reward follows.
         last_used: When the last call arrived, on the monotonic clock.
         on_final: Called when no reward follows.
+        conversations: The conversations that a request may continue by the id of a response (``/v1/responses``).
     """
 
     def __init__(self) -> None:
@@ -75,37 +82,59 @@ class Session:
         self.has_all_rewards = False
         self.last_used = time.monotonic()
         self.on_final: Callable[[], None] = lambda: None
+        self.conversations: dict[str, Sequence[Message]] = {}
         self._queue: deque[ProgramCall] = deque()
         self._unanswered: set[ProgramCall] = set()
         self._changed = asyncio.Event()
         self._closed: CallError | None = None
+        self._failure: str | None = None
         self._has_ended = False
 
-    async def call(self, request: CallRequest, parent: str | None = None) -> Sequence[Reply]:
-        """Wait for the ``request.n`` answers of the policy.
+    async def call(self, request: CallRequest, parent: str | None, leaving: asyncio.Future[None]) -> Sequence[Reply]:
+        """Wait for the ``request.n`` answers of the policy, unless the program stops waiting.
+
+        Args:
+            request: What the program requests.
+            parent: The id of the call that caused this one, if the program named it.
+            leaving: Done once the program no longer waits.
 
         Raises:
-            CallError: The call was rejected, or the episode is over.
+            CallError: The call was rejected, the episode is over, or the program no longer waits.
         """
         if self._closed is not None:
             raise self._closed
         self.last_used = time.monotonic()
         calls = [ProgramCall(request, parent) for _ in range(request.n)]
-        self._queue += calls
-        self._unanswered.update(calls)
-        self._changed.set()
-        try:
-            replies = await asyncio.gather(*(call.reply for call in calls))
-            self._answered += [call.call_id for call in calls]
-            return replies
-        finally:
-            self._unanswered.difference_update(calls)
+
+        def drop(_: Any = None) -> None:
             for call in calls:
                 call.reply.cancel()
 
+        self._queue += calls
+        self._unanswered.update(calls)
+        self._changed.set()
+        leaving.add_done_callback(drop)
+        try:
+            replies = await asyncio.gather(*(call.reply for call in calls))
+        except asyncio.CancelledError:
+            if leaving.done():
+                raise CallError(GONE, status=499) from None
+            raise
+        finally:
+            self._unanswered.difference_update(calls)
+            drop()
+        self._answered += [call.call_id for call in calls]
+        return replies
+
     async def next_call(self) -> ProgramCall | None:
-        """Return the next call that a program waits for; None once the program has ended."""
+        """Return the next call that a program waits for; None once the program has ended.
+
+        Raises:
+            EnvError: The calls cannot arrive.
+        """
         while True:
+            if self._failure is not None:
+                raise EnvError(self._failure)
             while self._queue:
                 call = self._queue.popleft()
                 if not call.reply.done():
@@ -115,6 +144,11 @@ class Session:
             self._changed.clear()
             await self._changed.wait()
 
+    @property
+    def latest(self) -> str | None:
+        """The id of the call that was answered last; None before."""
+        return self._answered[-1] if self._answered else None
+
     def add_reward(self, reward: GivenReward, call_id: str | None = None) -> None:
         """Add a reward of a call; None for the call that was answered last.
 
@@ -122,7 +156,7 @@ class Session:
             CallError: No call was answered yet, or none with this id.
         """
         if not self._answered:
-            raise CallError("there is no call to reward yet")
+            raise CallError(NOTHING_TO_REWARD)
         known = self._answered[-1] if call_id is None else plain_id(call_id)
         if known not in self._answered:
             raise CallError(f"no call with the id {call_id!r} was answered", status=404, param="call")
@@ -151,3 +185,9 @@ class Session:
         for call in self._unanswered:
             call.reject(self._closed)
         self._queue.clear()
+
+    def fail(self, reason: str) -> None:
+        """Fail the episode: its calls cannot arrive."""
+        self._failure = reason
+        self.close(reason)
+        self._changed.set()

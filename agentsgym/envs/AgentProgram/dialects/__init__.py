@@ -11,7 +11,7 @@ from agentsgym.envs.AgentProgram.dialects.protocol import Conversations, Dialect
 from agentsgym.envs.AgentProgram.dialects.responses import RESPONSES
 from agentsgym.envs.AgentProgram.dialects.shared import answer_message
 
-__all__ = ["DIALECTS", "Conversations", "Dialect", "answer_message"]
+__all__ = ["CHAT", "DIALECTS", "MESSAGES", "RESPONSES", "Conversations", "Dialect", "answer_message"]
 
 DIALECTS: Final[tuple[Dialect, ...]] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 """Every API, one endpoint each."""

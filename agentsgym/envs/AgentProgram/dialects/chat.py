@@ -23,9 +23,10 @@ from agentsgym.envs.AgentProgram.dialects.shared import (
     tools_of,
     written_call,
 )
-from agentsgym.fields import is_str
+from agentsgym.fields import is_dict, is_str
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_PLAIN: Final = ("system", "user", "assistant")
 _UNSUPPORTED: Final = {
     "functions": "give them as tools",
     "function_call": "give tool_choice",
@@ -63,6 +64,8 @@ class _Chat(ChoicesDialect):
 
 
 def _message(part: Part) -> dict[str, Any]:
+    if _is_plain(part.value):
+        return {**part.value}
     role = part.at("role").choice(_ROLES)
     content = part.at("content")
     if role == "assistant":
@@ -72,6 +75,11 @@ def _message(part: Part) -> dict[str, Any]:
     if role == "tool":
         message["tool_call_id"] = part.at("tool_call_id").required(is_str, "the id of a tool call")
     return message
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a message stays as it is, as most of a long history do: on the path of every call, so without parts."""
+    return is_dict(value) and len(value) == 2 and value.get("role") in _PLAIN and type(value.get("content")) is str
 
 
 def _thoughts(part: Part) -> dict[str, str]:

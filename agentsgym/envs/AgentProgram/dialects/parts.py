@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from agentsgym.envs.AgentProgram.calls import CallError
 from agentsgym.fields import Check, is_dict, is_str, one_of
@@ -14,12 +13,12 @@ from agentsgym.texts import shown, visible
 from agentsgym.tokens.calls.values import MAX_DEPTH
 
 _MAX_BITS: Final = 1023  # of an int; larger ones are not finite as a float
+_LARGEST: Final = 1e300  # of numbers that need no closer look
 _MAX_KEYS: Final = 8  # in the name of a part
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(NamedTuple):  # several for each message of each call, and much cheaper to make than a frozen dataclass
     """One part of a request's body.
 
     Attributes:
@@ -49,17 +48,19 @@ class Part:
 
     def at(self, key: str) -> Part:
         """Return a field of an object; a missing object has none."""
-        fields = self.optional(is_dict, "an object")
+        fields: Any = self.value if type(cast("object", self.value)) is dict else self.optional(is_dict, "an object")
         value = None if fields is None else fields.get(key)
-        return Part(name=f"{self.name}.{key}" if self.name else key, value=value)
+        return Part(f"{self.name}.{key}" if self.name else key, value)
 
     def items(self, expected: str = "a list") -> list[Part]:
         """Return the items of a list; a missing list has none."""
         values = self.optional(lambda value: isinstance(value, list), expected) or ()
-        return [Part(name=f"{self.name}[{index}]", value=value) for index, value in enumerate(values)]
+        return [Part(f"{self.name}[{index}]", value) for index, value in enumerate(values)]
 
     def choice(self, names: Collection[str]) -> str:
         """Return a string that must be one of the names."""
+        if type(self.value) is str and self.value in names:
+            return self.value
         return self.required(one_of(*names), f"one of {', '.join(map(repr, names))}")
 
     def kind(self) -> str:
@@ -74,7 +75,7 @@ def whole_body(body: Any) -> Part:
         CallError: The body is not an object; or it contains half of a surrogate pair, a number that is not finite or
             too large, or values that are nested too deeply, which JSON may contain but no tokenizer accepts.
     """
-    *keys, problem = _first_problem(body, 0) or ("",)
+    *keys, problem = ("",) if _is_surely_usable(body) else _first_problem(body, 0) or ("",)
     if problem:
         steps = (f"[{key}]" if isinstance(key, int) else f".{visible(key)[:60]}" for key in keys[:_MAX_KEYS])
         name = "".join(steps).removeprefix(".")
@@ -82,6 +83,27 @@ def whole_body(body: Any) -> Part:
     whole = Part(name="", value=body)
     whole.required(is_dict, "an object")
     return whole
+
+
+def _is_surely_usable(body: Any) -> bool:
+    """Whether :func:`_first_problem` finds none for sure; on the path of every call, and several times faster."""
+    level: list[Any] = [body]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            kind = type(cast("object", value))
+            if kind is list:
+                below += value
+            elif kind is dict:
+                below += value
+                below += value.values()
+            elif kind is str:
+                if not value.isascii() and _SURROGATE.search(value):
+                    return False
+            elif value is not None and not -_LARGEST <= value <= _LARGEST:  # or NaN
+                return False
+        level = below
+    return not level
 
 
 def _first_problem(value: Any, depth: int) -> tuple[Any, ...]:

@@ -160,8 +160,9 @@ def conversation(
     names: dict[str | None, str] = {}
     whole: list[Message] = []
     for message in (*earlier, *messages):
-        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
-        name = names.get(message.get("tool_call_id"))
+        if "tool_calls" in message:
+            names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
+        name = names.get(message["tool_call_id"]) if "tool_call_id" in message else None
         whole.append(cast("Message", message if name is None else {**message, "name": name}))
     return tuple(whole)
 
