@@ -219,12 +219,5 @@ def test_a_parent_that_is_named_by_the_id_of_a_response_is_found() -> None:
         client.chat([user("four")], {"x_agentsgym_parent": first.removeprefix("chatcmpl-")})
         return 1.0
 
-    found: list[CallTree] = []
-
-    class Kept(AgentProgramEnv):
-        def counts(self, state: Any, tree: CallTree) -> Any:
-            found.append(tree)
-            return super().counts(state, tree)
-
-    Kept(TOKENIZER, program=program).rollout([{"seed": 1}], RecordingAgent(TOKENIZER))
-    assert found[-1].parents == [None, None, 0, 0]
+    [one] = AgentProgramEnv(TOKENIZER, program=program).rollout([{"seed": 1}], RecordingAgent(TOKENIZER))
+    assert [turn.parent for turn in one.turns] == [None, None, 0, 0]
