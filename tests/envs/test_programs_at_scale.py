@@ -239,7 +239,7 @@ async def url():
 def play():
     env = AgentProgramEnv(chat_tokenizer(), program=converse)
     [one] = env.rollout([{"seed": 1}], RecordingAgent(env.tokenizer))
-    print(one.final_reward, run_coroutine(url()), flush=True)
+    os.write(1, f"{one.final_reward} {run_coroutine(url())}\\n".encode())
 
 play()
 pid = os.fork()
