@@ -25,7 +25,8 @@ def create(served: Served, **fields: Any) -> Any:
 
 def test_an_answer_is_read_by_the_sdk() -> None:
     served = always(HELLO)
-    completion = create(served)
+    assert create(served).agentsgym == {"calls": [{"id": "7"}]}
+    completion = create(served, extra_body={"return_token_ids": True})
     (choice,) = completion.choices
     assert (completion.id, completion.model, completion.created) == ("chatcmpl-7", "policy", 1_700_000_000)
     assert (choice.message.content, choice.finish_reason, choice.logprobs) == ("Hello there", "stop", None)

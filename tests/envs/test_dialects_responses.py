@@ -30,7 +30,8 @@ def create(served: Served, **fields: Any) -> Any:
 
 def test_an_answer_is_read_by_the_sdk() -> None:
     served = always(FULL)
-    response = create(served, instructions="Be brief.", tools=[TOOL], max_output_tokens=9, temperature=0.5)
+    options = {"max_output_tokens": 9, "temperature": 0.5, "extra_body": {"return_token_ids": True}}
+    response = create(served, instructions="Be brief.", tools=[TOOL], **options)
     reasoning, message, call = response.output
     assert (response.id, response.status, response.output_text) == ("resp_7", "completed", "Hello there")
     assert (reasoning.type, reasoning.content[0].text, message.type) == ("reasoning", "Greet.", "message")

@@ -43,6 +43,7 @@ class CallRequest:
         n: Number of answers.
         streams: Whether the answer is sent as server-sent events.
         logprobs: Whether log-probabilities of the sampled tokens are returned.
+        token_ids: Whether the exact tokens are returned.
         json_schema: The schema of an answer in JSON, ``{}`` for any object; None for free text.
         include_usage: Whether a stream ends with the number of tokens.
         extra: What a dialect must remember from the body to write its response.
@@ -57,6 +58,7 @@ class CallRequest:
     n: int = 1
     streams: bool = False
     logprobs: bool = False
+    token_ids: bool = False
     json_schema: Mapping[str, Any] | None = None
     include_usage: bool = False
     extra: Mapping[str, Any] | None = None

@@ -65,7 +65,7 @@ class ChoicesDialect(ABC):
             for index, reply in enumerate(replies)
         ]
         head = self._head(request, replies, created, self.kind)
-        return {**head, "choices": choices, "usage": _usage(replies), **record(replies)}
+        return {**head, "choices": choices, "usage": _usage(replies), **record(request, replies)}
 
     def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
         """Return the events: those of each choice, the usage if it was requested, and the end."""

@@ -60,7 +60,7 @@ class _Messages:
         (reply,) = replies
         usage = {"input_tokens": len(reply.prompt_ids), "output_tokens": len(reply.token_ids)}
         head = {"id": f"msg_{reply.call_id}", "type": "message", "role": "assistant", "model": request.model}
-        return {**head, "content": _blocks(reply), **_end(reply), "usage": usage, **record(replies)}
+        return {**head, "content": _blocks(reply), **_end(reply), "usage": usage, **record(request, replies)}
 
     def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
         for data in self._events(self.respond(request, replies, created)):

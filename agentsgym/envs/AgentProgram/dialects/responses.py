@@ -86,7 +86,7 @@ class _Responses:
             "incomplete_details": None if reply.finish_reason == "stop" else {"reason": "max_output_tokens"},
             "output": _output(reply),
             "usage": usage,
-            **record(replies),
+            **record(request, replies),
         }
 
     def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from agentsgym.envs.AgentProgram.calls import CallError, Reply
+from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
 from agentsgym.envs.AgentProgram.dialects.parts import Part
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.errors import ConfigError
@@ -35,7 +35,11 @@ def common_fields(body: Part) -> dict[str, Any]:
     """Return the fields of :class:`CallRequest` that all APIs name alike, after a check of the sampling parameters."""
     for name, (valid, expected) in _SAMPLING.items():
         body.at(name).optional(valid, expected)
-    return {"model": body.at("model").required(is_str, "a string"), "streams": is_true(body.at("stream"))}
+    return {
+        "model": body.at("model").required(is_str, "a string"),
+        "streams": is_true(body.at("stream")),
+        "token_ids": is_true(body.at("return_token_ids")),
+    }
 
 
 def is_true(part: Part) -> bool:
@@ -190,17 +194,13 @@ def has_text(reply: Reply) -> bool:
     return bool(reply.text) or not reply.tool_calls
 
 
-def record(replies: Sequence[Reply]) -> dict[str, Any]:
-    """Return the extra field of a response: its calls with their exact tokens."""
-    calls = [
-        {
-            "id": reply.call_id,
-            "prompt_token_ids": list(reply.prompt_ids),
-            "token_ids": list(reply.token_ids),
-            "logprobs": None if reply.logprobs is None else finite(reply.logprobs),
-        }
-        for reply in replies
-    ]
+def record(request: CallRequest, replies: Sequence[Reply]) -> dict[str, Any]:
+    """Return the extra field of a response: its calls, with their exact tokens if they are requested."""
+    calls: list[dict[str, Any]] = [{"id": reply.call_id} for reply in replies]
+    if request.token_ids:
+        for call, reply in zip(calls, replies, strict=True):
+            call["prompt_token_ids"], call["token_ids"] = list(reply.prompt_ids), list(reply.token_ids)
+            call["logprobs"] = None if reply.logprobs is None else finite(reply.logprobs)
     return {"agentsgym": {"calls": calls}}
 
 
