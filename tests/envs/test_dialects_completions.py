@@ -17,7 +17,7 @@ def create(served: Served, **fields: Any) -> Any:
 
 def test_an_answer_is_read_by_the_sdk() -> None:
     served = always(HELLO)
-    completion = create(served, max_tokens=4, stop="\n", temperature=0)
+    completion = create(served, max_tokens=4, stop="\n", temperature=0, extra_body={"return_token_ids": True})
     (choice,) = completion.choices
     assert (completion.id, choice.text, choice.finish_reason, choice.logprobs) == (
         "cmpl-7",
