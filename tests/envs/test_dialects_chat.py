@@ -111,11 +111,11 @@ def test_tool_calls_and_reasoning_are_read_by_the_sdk() -> None:
     assert (call.id, call.function.name, call.function.arguments) == ("call_1", "look", '{"at": "door", "times": 2}')
 
 
-def test_no_tools_are_offered_if_the_program_wants_no_call() -> None:
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "look"}}, "none"])
+def test_no_tools_are_offered_only_if_the_program_wants_no_call(choice: Any) -> None:
     served = always(HELLO)
-    create(served, tools=[SCHEMA], tool_choice="none")
-    create(served, tools=[SCHEMA], tool_choice="auto")
-    assert [call.tools for call in served.calls] == [(), (SCHEMA,)]
+    create(served, tools=[SCHEMA], tool_choice=choice)
+    assert served.calls[0].tools == (() if choice == "none" else (SCHEMA,))
 
 
 def test_several_answers_share_a_response() -> None:
@@ -206,10 +206,10 @@ REJECTED = [
         "messages[0].tool_call_id is missing: it must be the id of a tool call",
     ),
     (
-        {"tools": [SCHEMA], "tool_choice": "required"},
+        {"tools": [SCHEMA], "tool_choice": "always"},
         "tool_choice",
-        "tool_choice must be 'auto' or 'none', since the policy in training decides by itself whether it calls a tool, "
-        "got 'required'",
+        "tool_choice must be one of 'auto', 'none', 'required', 'any', 'function', 'tool', 'allowed_tools', or an object "
+        "with such a type, got 'always'",
     ),
     ({"tools": [SCHEMA, SCHEMA]}, "tools", "two tools of the request are called 'look': rename one of them"),
     ({"functions": [SCHEMA["function"]]}, "functions", "functions is not supported: give them as tools"),

@@ -19,6 +19,7 @@ from agentsgym.types import Message, ToolCall
 TEXT_KINDS: Final = ("text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal")
 UNKNOWN_LOGPROB: Final = -9999.0  # the SDKs accept only numbers, and OpenAI gives this one to very unlikely tokens
 _MAX_STOPS: Final = 16
+_TOOL_CHOICES: Final = ("auto", "none", "required", "any", "function", "tool", "allowed_tools")
 # The trainer decides how its policy samples, so that these are only checked.
 _SAMPLING: Final[Mapping[str, tuple[Check, str]]] = {
     **dict.fromkeys(
@@ -104,6 +105,9 @@ def unreadable(part: Part) -> CallError:
 def tools_of(body: Part, kinds: Sequence[str], schema: str, inner: str = "") -> tuple[dict[str, Any], ...]:
     """Return the tools that a body offers, in OpenAI's form; none if ``tool_choice`` is ``none``.
 
+    A choice that requires a call is accepted, since harnesses send it by default, but not enforced: the policy in
+    training decides by itself, and an answer without a call is the harness's to handle.
+
     Args:
         body: The body.
         kinds: The types of tools that the program itself runs, the usual one first.
@@ -111,7 +115,7 @@ def tools_of(body: Part, kinds: Sequence[str], schema: str, inner: str = "") -> 
         inner: The name of the field with a tool's name, description and schema; empty if they are its own fields.
 
     Raises:
-        CallError: A tool is not valid, the API's own servers would run it, or a call is required.
+        CallError: A tool or ``tool_choice`` is not valid, or the API's own servers would run a tool.
     """
     tools = [_tool(tool, kinds, schema, inner) for tool in body.at("tools").items("a list of tools")]
     try:
@@ -120,8 +124,8 @@ def tools_of(body: Part, kinds: Sequence[str], schema: str, inner: str = "") -> 
         raise CallError(str(error), param="tools") from error
     choice = body.at("tool_choice")
     mode = choice.kind() if is_dict(choice.value) else choice.value
-    if mode not in (None, "auto", "none"):
-        raise choice.wrong("'auto' or 'none', since the policy in training decides by itself whether it calls a tool")
+    if mode not in (None, *_TOOL_CHOICES):
+        raise choice.wrong(f"one of {', '.join(map(repr, _TOOL_CHOICES))}, or an object with such a type")
     return () if mode == "none" else schemas
 
 
