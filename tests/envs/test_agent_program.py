@@ -222,6 +222,31 @@ def test_an_episode_without_turns_left_ends_the_program() -> None:
     assert (len(one.turns), one.final_reward) == (2, 1.0)
 
 
+async def endless(task: Any, endpoint: Any) -> float:
+    """Calls until an error is raised, in a conversation that grows."""
+    client, messages = Client(endpoint), [user("go")]
+    while True:
+        messages += [await asyncio.to_thread(client.say, *messages), user("on")]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [({"max_steps_per_episode": 3}, StopReason.MAX_TURNS), ({"max_trajectory_tokens": 90}, StopReason.MAX_TOKENS)],
+)
+def test_a_program_that_raises_at_the_end_of_its_budget_is_truncated(config: Any, reason: StopReason) -> None:
+    outcomes: list[ProgramOutcome] = []
+    [one] = play(endless, config, texts=["left"], grade=lambda task, outcome: outcomes.append(outcome) or 0.5)
+    assert (one.stop_reason, one.error, one.final_reward) == (reason, None, 0.5)
+    assert len(one.turns) >= 3
+    assert [outcome.is_complete for outcome in outcomes] == [False]
+
+
+def test_a_program_whose_first_prompt_is_too_long_fails() -> None:
+    [one] = play(endless, {"max_trajectory_tokens": 5})
+    assert one.failed
+    assert "context_length_exceeded" in one.error
+
+
 def test_stop_texts_cut_the_sampled_tokens_and_the_conversation_continues() -> None:
     def program(task: Any, endpoint: Any) -> float:
         client = Client(endpoint)

@@ -208,8 +208,8 @@ REJECTED = [
     (
         {"tools": [SCHEMA], "tool_choice": "always"},
         "tool_choice",
-        "tool_choice must be one of 'auto', 'none', 'required', 'any', 'function', 'tool', 'allowed_tools', or an object "
-        "with such a type, got 'always'",
+        "tool_choice must be one of 'auto', 'none', 'required', 'any', 'function', 'tool', 'allowed_tools', or an "
+        "object with such a type, got 'always'",
     ),
     ({"tools": [SCHEMA, SCHEMA]}, "tools", "two tools of the request are called 'look': rename one of them"),
     ({"functions": [SCHEMA["function"]]}, "functions", "functions is not supported: give them as tools"),

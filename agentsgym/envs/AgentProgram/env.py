@@ -208,7 +208,7 @@ class AgentProgramEnv(MultistepEnv):
         """End the program if it still runs, and wait for late rewards.
 
         Raises:
-            Exception: What the program raised, unless the episode was over before it ended.
+            Exception: What the program raised.
         """
         session, running = state["session"], state["running"]
         if not running.outcome.done():

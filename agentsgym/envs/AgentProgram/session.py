@@ -90,6 +90,11 @@ class Session:
         self._failure: str | None = None
         self._has_ended = False
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether all calls are rejected."""
+        return self._closed is not None
+
     async def call(self, request: CallRequest, parent: str | None, leaving: asyncio.Future[None]) -> Sequence[Reply]:
         """Wait for the ``request.n`` answers of the policy, unless the program stops waiting.
 

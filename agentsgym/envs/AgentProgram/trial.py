@@ -75,7 +75,7 @@ class CallTrial(Trial):
     def _new_conversation(self) -> Conversation:
         conversation = Conversation(None, "append")
         conversation.transcript = BranchingTranscript(self._format_of, self._programs.tokenizer)
-        self._tree, self._call = CallTree(), None
+        self._tree, self._call, self._is_cut = CallTree(), None, False
         return conversation
 
     def _format_of(self, tools: Sequence[Mapping[str, Any]]) -> ChatFormat | None:
@@ -92,7 +92,7 @@ class CallTrial(Trial):
         self, step: int, episode: int, scores: Any, *, is_practice: bool
     ) -> Generator[TurnRequest, Action, Step | None]:
         outcome = yield from super()._turn(step, episode, scores, is_practice=is_practice)
-        if outcome is None and self._call is None:
+        if outcome is None and self._call is None and not self._is_cut:
             return Step(done=True)  # the program ended after a call that was rejected
         return outcome
 
@@ -127,7 +127,9 @@ class CallTrial(Trial):
             transcript.retract()
             sentence = f"the prompt of {length} tokens leaves no token for an answer within the budget, {self.budget}"
             self._reject(call, CallError(sentence, code="context_length_exceeded"))
+            self._is_cut = True
             return 0
+        self._is_cut = False
         limits = [limit for limit in (room, request.max_new_tokens) if limit is not None]
         return min(limits, default=None)
 
@@ -174,11 +176,14 @@ class CallTrial(Trial):
         )
 
     def _outcome(self, state: State) -> ProgramOutcome:
+        """Wait for the outcome; a program may raise if the budget of turns or tokens has ended its episode."""
         try:
             return awaited(self._programs._finish(state))
         except BaseException as error:
             if is_interruption(error):
                 raise
+            if self.conversation.turns and (self._is_cut or state["session"].is_closed):
+                return ProgramOutcome(is_complete=False)
             raise failure_of(EnvError, "the program", error) from error
 
     def _reward_episode(self, turns: Sequence[Turn], rewards: list[float]) -> None:
