@@ -38,8 +38,8 @@ class LoopThread(threading.Thread):
         is_stopping: Whether :meth:`stop` was called, which happens as the process exits.
     """
 
-    def __init__(self) -> None:
-        super().__init__(name="agentsgym-agents", daemon=True)
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
         self.loop = asyncio.new_event_loop()
         self.is_stopping = False
 
@@ -76,26 +76,40 @@ async def _end_tasks() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-_lock = threading.Lock()
-_thread: LoopThread | None = None
+class SharedLoop:
+    """An event loop for the life of the process.
+
+    Attributes:
+        thread: The thread that runs it; None before the first use.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._lock = name, threading.Lock()
+        self.thread: LoopThread | None = None
+
+    def started(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, which is started at the first call (and again in a forked process)."""
+        with self._lock:
+            if self.thread is None or not self.thread.is_alive():
+                if self.thread is not None:
+                    atexit.unregister(self.thread.stop)
+                self.thread = LoopThread(self._name)
+                self.thread.start()
+                atexit.register(self.thread.stop)
+            return self.thread.loop
+
+
+_agents = SharedLoop("agentsgym-agents")
 
 
 def agents_loop() -> asyncio.AbstractEventLoop:
-    """Return the agents' event loop, which is started at the first call (and again in a forked process)."""
-    global _thread  # noqa: PLW0603  # one loop per process
-    with _lock:
-        if _thread is None or not _thread.is_alive():
-            if _thread is not None:
-                atexit.unregister(_thread.stop)
-            _thread = LoopThread()
-            _thread.start()
-            atexit.register(_thread.stop)
-        return _thread.loop
+    """Return the agents' event loop."""
+    return _agents.started()
 
 
 def is_on_agents_loop() -> bool:
     """Whether this thread runs :func:`agents_loop`: waiting here for one of its coroutines would never end."""
-    return threading.current_thread() is _thread
+    return threading.current_thread() is _agents.thread
 
 
 class _Waiting(greenlet):
@@ -132,7 +146,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     if isinstance(current, _Waiting):
         return current.parent.switch(coroutine)  # pyright: ignore[reportOptionalMemberAccess]  # every one has a parent
     loop = agents_loop()
-    thread = _thread
+    thread = _agents.thread
     if is_on_agents_loop():
         coroutine.close()
         raise RuntimeError(

@@ -222,6 +222,25 @@ def test_an_episode_without_turns_left_ends_the_program() -> None:
     assert (len(one.turns), one.final_reward) == (2, 1.0)
 
 
+def test_coroutines_share_an_event_loop_and_end_with_their_episodes() -> None:
+    loops: list[Any] = []
+    left: list[int] = []
+
+    async def program(task: Any, endpoint: Any) -> float:
+        loops.append(asyncio.get_running_loop())
+        await asyncio.to_thread(Client(endpoint).say, user("go"))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.append(task["seed"])
+
+    for seed in range(2):
+        [one] = play(program, {"max_steps_per_episode": 5}, tasks=[{"seed": seed}], turn_timeout_s=0.5)
+        assert one.failed
+    assert loops[0] is loops[1]
+    assert left == [0, 1]
+
+
 async def endless(task: Any, endpoint: Any) -> float:
     """Calls until an error is raised, in a conversation that grows."""
     client, messages = Client(endpoint), [user("go")]

@@ -21,12 +21,14 @@ from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram.server import MODEL
 from agentsgym.envs.AgentProgram.session import Session
 from agentsgym.errors import ConfigError
+from agentsgym.event_loop import SharedLoop
 
 Program = Callable[[dict[str, Any], "Endpoint"], Any] | Sequence[str]
 """A function or coroutine function of the task and the endpoint, or the arguments of a command."""
 
 _MAX_OUTPUT_BYTES: Final = 2**20
 _TERMINATING_S: Final = 2.0  # between SIGTERM and SIGKILL
+_coroutines: Final = SharedLoop("agentsgym-programs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +127,10 @@ class Running(Protocol):
 
 
 class RunningFunction:
-    """A function in a thread of its own; a coroutine runs on a loop of its own there.
+    """A function in a thread of its own; a coroutine runs on the event loop that all programs of the process share.
 
-    A function that does not end cannot be killed: once the episode is over, its calls are rejected.
+    Many async clients stay bound to the loop on which they were first used, and some packages share one among all
+    agents. A function that does not end cannot be killed: once the episode is over, its calls are rejected.
     """
 
     def __init__(self, function: Callable[..., Any], task_data: dict[str, Any], endpoint: Endpoint) -> None:
@@ -141,16 +144,13 @@ class RunningFunction:
         try:
             output = function(task_data, endpoint)
             if inspect.iscoroutine(output):
-                output = asyncio.run(self._cancelable(output))
+                running = asyncio.run_coroutine_threadsafe(output, _coroutines.started())
+                self._cancel = running.cancel
+                output = running.result()
         except BaseException as error:  # noqa: BLE001  # reported as the failure of the episode
             self._end(error)
         else:
             self._end(ProgramOutcome(output=output))
-
-    async def _cancelable(self, coroutine: Any) -> Any:
-        task, loop = asyncio.ensure_future(coroutine), asyncio.get_running_loop()
-        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        return await task
 
     def _end(self, outcome: ProgramOutcome | BaseException) -> None:
         def settle() -> None:
@@ -167,8 +167,7 @@ class RunningFunction:
 
     async def stop(self) -> None:
         """Cancel it if it is a coroutine, and wait for a moment."""
-        with contextlib.suppress(RuntimeError):  # its own loop has ended
-            self._cancel()
+        self._cancel()
         await asyncio.wait([self.outcome], timeout=_TERMINATING_S)
         if not self.outcome.done():
             self.outcome.set_result(ProgramOutcome(is_complete=False))
