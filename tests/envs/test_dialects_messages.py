@@ -162,6 +162,11 @@ REJECTED = [
 ]
 
 
+def test_a_thread_is_rejected_as_the_sdk_expects_so_that_it_sends_the_whole_conversation() -> None:
+    status, body = post(always(HELLO), thread={"type": "create"})
+    assert (status, body["error"]["details"]) == (400, {"error_code": "thread_unsupported_request"})
+
+
 @pytest.mark.parametrize(("fields", "sentence"), REJECTED)
 def test_a_request_that_cannot_be_served_is_rejected_with_a_sentence(fields: Any, sentence: str) -> None:
     error = {"type": "invalid_request_error", "message": sentence}

@@ -43,6 +43,9 @@ class _Messages:
 
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
         whole = whole_body(body)
+        if whole.at("thread").value is not None:  # the SDK then sends the conversation again, without a thread
+            problem = "thread is not supported: send the whole conversation"
+            raise CallError(problem, param="thread", code="thread_unsupported_request")
         given, system, form = whole.at("messages"), whole.at("system"), whole.at("output_config").at("format")
         messages = [message for item in given.items("a list of messages") for message in _parsed(item)]
         instructions = "" if system.value is None else text_of(system)
@@ -68,7 +71,8 @@ class _Messages:
 
     def error(self, error: CallError) -> Fields:
         kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": error.message}}
+        details = {} if error.code is None else {"details": {"error_code": error.code}}
+        return {"type": "error", "error": {"type": kind, "message": error.message, **details}}
 
     def _events(self, whole: Fields) -> Iterator[Fields]:
         usage = whole["usage"]
