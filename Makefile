@@ -18,6 +18,9 @@ WORLDS_VENV := .venv-worlds
 WORLDS := jericho==3.3.1 textworld==1.7.0 fast-downward-textworld==20.6.4 alfworld==0.4.2 scienceworld==1.2.3
 OPENENV_VENV := .venv-openenv
 VERIFIERS_VENV := .venv-verifiers
+HARNESSES_VENV := .venv-harnesses
+HARNESSES := openai-agents==0.24.0 'pydantic-ai-slim[openai,anthropic]==2.68.0' 'smolagents[openai]==1.26.0' \
+	langgraph==1.2.24 langchain-openai==1.7.4 mini-swe-agent==2.4.6 litellm==1.110.2 anthropic==2.14.0
 AXOLOTL_VENV := .venv-axolotl
 DEEPSPEED_VENV := .venv-deepspeed
 LOWEST_VENV := .venv-lowest
@@ -28,7 +31,7 @@ BFLOAT16 = $(if $(shell grep -m1 -e avx512_bf16 -e amx_bf16 /proc/cpuinfo 2>/dev
 	--set model_settings.dtype=bfloat16 --set training.bf16=true)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test tests test-python test-long test-lowest test-newest test-vllm test-worlds test-verifiers test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
+.PHONY: help demo demo-real test tests test-python test-long test-lowest test-newest test-vllm test-worlds test-verifiers test-harnesses test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -67,6 +70,9 @@ test-worlds: $(WORLDS_VENV)/.installed $(OPENENV_VENV)/.installed ## the tests t
 
 test-verifiers: $(VERIFIERS_VENV)/.installed ## play environments with the package verifiers (2 GB in .venv-verifiers)
 	PYTHONPATH=tests/with_verifiers $(VERIFIERS_VENV)/bin/python -m pytest -W default tests/with_verifiers $(ARGS)
+
+test-harnesses: $(HARNESSES_VENV)/.installed ## play and train programs of six agent frameworks (2 GB in .venv-harnesses; some minutes)
+	PYTHONPATH=. $(HARNESSES_VENV)/bin/python -m pytest -W default tests/with_harnesses $(ARGS)
 
 test-axolotl: $(AXOLOTL_VENV)/.installed ## train an environment inside Axolotl, which has its own TRL (4 GB in .venv-axolotl)
 	PYTHONPATH=. $(AXOLOTL_VENV)/bin/python -m pytest -W default tests/with_axolotl $(ARGS)
@@ -117,7 +123,7 @@ clean: ## remove caches and build leftovers; keeps .venv and outputs
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find agentsgym tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/python $(VERIFIERS_VENV)/bin/python $(AXOLOTL_VENV)/bin/python $(DEEPSPEED_VENV)/bin/python $(LOWEST_VENV)/bin/python $(NEWEST_VENV)/bin/python $(RELEASE_VENV)/bin/python:
+$(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/python $(VERIFIERS_VENV)/bin/python $(HARNESSES_VENV)/bin/python $(AXOLOTL_VENV)/bin/python $(DEEPSPEED_VENV)/bin/python $(LOWEST_VENV)/bin/python $(NEWEST_VENV)/bin/python $(RELEASE_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
 		'agentsgym needs Python 3.11 or newer, and $(PYTHON) is not: name one, as in  make demo PYTHON=python3.12' >&2; \
 		exit 1; }
@@ -177,6 +183,14 @@ $(OPENENV_VENV)/.installed: | $(OPENENV_VENV)/bin/python
 $(VERIFIERS_VENV)/.installed: $(WHAT_TO_INSTALL) | $(VERIFIERS_VENV)/bin/python
 	@echo "installing agentsgym and verifiers into $(VERIFIERS_VENV) (2 GB, some minutes)"
 	$(VERIFIERS_VENV)/bin/python -m pip install --quiet torch==2.13.0 'verifiers[openenv]==0.4.0' --editable '.[openenv]' pytest hypothesis
+	@touch $@
+
+# openai-agents requires an older websockets than is tested otherwise, and litellm a newer certifi.
+$(HARNESSES_VENV)/.installed: $(WHAT_TO_INSTALL) | $(HARNESSES_VENV)/bin/python
+	@echo "installing agentsgym and agent frameworks into $(HARNESSES_VENV) (2 GB, some minutes)"
+	sed -E '/^(certifi|websockets)==/d' constraints.txt > $(HARNESSES_VENV)/constraints.txt
+	$(HARNESSES_VENV)/bin/python -m pip install --quiet --no-compile --constraint $(HARNESSES_VENV)/constraints.txt \
+		--editable . starlette uvicorn $(HARNESSES) pytest hypothesis
 	@touch $@
 
 $(AXOLOTL_VENV)/.installed: | $(AXOLOTL_VENV)/bin/python
