@@ -1,0 +1,96 @@
+"""Train on rollouts that were recorded elsewhere: an environment that returns them instead of playing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Generator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.contract import State, Stepped
+from agentsgym.envs.trial import Trial
+from agentsgym.errors import ConfigError
+from agentsgym.fields import is_int, require
+from agentsgym.types import Action, Trajectory, TurnRequest
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+
+class RecordedTrial(Trial):
+    """A trial whose rollout is known."""
+
+    def play(self) -> Generator[TurnRequest, Action, Trajectory]:
+        """Return the rollout without calling the agent."""
+        yield from ()
+        recorded: Any = self.env
+        found: Trajectory = recorded.trajectories[self.task_data["first"] + self.rollout_index]
+        return dataclasses.replace(
+            found, session_id=self.session_id, task_index=self.task_index, rollout_index=self.rollout_index
+        )
+
+
+class RecordedEnv(MultistepEnv):
+    """Recorded rollouts as an environment, so that a trainer trains on them; the agent is never called.
+
+    The rollouts were sampled by other weights than those that are trained. Set
+    ``GRPOEnvConfig(vllm_importance_sampling_correction=True)`` to correct for that, which requires rollouts with
+    log-probabilities, and train for one epoch only.
+
+    Attributes:
+        trajectories: The rollouts; those of one task group are consecutive.
+    """
+
+    trial_class = RecordedTrial
+    task_fields: ClassVar[Collection[str] | None] = ("first",)
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, trajectories: Sequence[Trajectory], *, num_generations: int
+    ) -> None:
+        """Sort the rollouts into task groups by their ``task_index``.
+
+        Args:
+            tokenizer: The tokenizer of the policy that sampled them.
+            trajectories: The rollouts, none of them failed.
+            num_generations: The size of a task group, as in ``GRPOEnvConfig``.
+
+        Raises:
+            ConfigError: A rollout failed or has no tokens, or the number of a task's rollouts is not a multiple of
+                ``num_generations``.
+        """
+        super().__init__(tokenizer)
+        require("num_generations", num_generations, is_int(1), "a positive int")
+        self.env_config["history"] = "calls"  # a rollout may have several segments
+        by_task: dict[int, list[Trajectory]] = {}
+        for index, one in enumerate(trajectories):
+            if one.failed or not one.turns or not one.token_ids:
+                raise ConfigError(
+                    f"trajectories[{index}] cannot be trained on: it failed, or has no turns or no tokens"
+                )
+            by_task.setdefault(one.task_index, []).append(one)
+        for task, own in by_task.items():
+            if len(own) % num_generations:
+                raise ConfigError(
+                    f"each task must have a multiple of num_generations ({num_generations}) rollouts, got {len(own)} "
+                    f"with task_index={task}"
+                )
+        self.trajectories = [one for own in by_task.values() for one in own]
+        self._num_generations = num_generations
+
+    def rows(self) -> Dataset:
+        """Return the dataset to train on, one row per task group."""
+        from datasets import Dataset  # noqa: PLC0415  # slow to import
+
+        firsts = range(0, len(self.trajectories), self._num_generations)
+        rows = [{"task_data": {"first": first, "seed": first}} for first in firsts]
+        return Dataset.from_list(rows)  # pyright: ignore[reportUnknownMemberType]
+
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
+        raise NotImplementedError("the rollouts are recorded")
+
+    def _format_prompt(self, state: State, step: int) -> str:
+        raise NotImplementedError("the rollouts are recorded")
+
+    def _step_episode(self, session_id: str, state: State, action: str) -> Stepped:
+        raise NotImplementedError("the rollouts are recorded")
