@@ -12,6 +12,7 @@ from program_client import Client, RecordingAgent, user
 
 from agentsgym import StopReason
 from agentsgym.envs.AgentProgram import AgentProgramEnv, ProgramOutcome
+from agentsgym.envs.AgentProgram.parents import CallTree
 from agentsgym.errors import ConfigError
 from agentsgym.testing import chat_tokenizer
 
@@ -375,3 +376,15 @@ def test_a_subclass_has_its_own_program_and_grade() -> None:
     [one] = Talker(TOKENIZER).rollout(TASKS, RecordingAgent(TOKENIZER, texts=["four"]))
     assert one.final_reward == 4.0
     assert one.turns[0].components == {"length": 4.0}
+
+
+def test_a_call_follows_the_one_whose_tool_calls_it_repeats_but_not_one_whose_argument_names_it_contains() -> None:
+    tree, task = CallTree(), user("Which temperature is it?")
+    call = {"type": "function", "id": "call00000", "function": {"name": "measure", "arguments": {"temperature": ""}}}
+    answer: Any = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert tree.add("0", [task], answer, None, None) is None
+    assert tree.add("1", [user("What temperature was it?")], user("I do not know."), None, None) is None
+    handed: Any = [{"role": "system", "content": "Be an expert."}, task, answer]
+    assert tree.add("2", handed, user("Warm."), None, None) == 0
+    result: Any = {"role": "tool", "content": "21", "tool_call_id": "call00000"}
+    assert tree.add("3", [user("Go on."), result], user("Warm."), None, None) == 0

@@ -5,8 +5,8 @@ A call follows, by the first rule that applies:
 1. the call whose conversation it continues,
 2. the call that the program named,
 3. the same call as an earlier one with the same prompt (a retry, or one of several answers),
-4. the latest call whose answer its prompt contains a line of (a history that was summarized, a task or a result of
-   another agent),
+4. the latest call of whose answer its prompt contains a line, or the id of a tool call (a history that was summarized,
+   a task or a result of another agent, a handoff),
 5. the latest call whose answer contains its last message (a part of a task for another agent),
 6. none: it is a root.
 
@@ -42,6 +42,7 @@ class CallTree:
     _prompts: dict[int, int] = field(default_factory=dict[int, int])
     _lines: list[list[str]] = field(default_factory=list[list[str]])
     _answers: list[str] = field(default_factory=list[str])
+    _tool_calls: list[frozenset[str]] = field(default_factory=list[frozenset[str]])
 
     def add(
         self, call_id: str, prompt: Sequence[Message], answer: Message, continued: int | None, named: str | None
@@ -63,6 +64,7 @@ class CallTree:
         self._ids[call_id] = self._prompts[key] = len(self.parents)
         self.parents.append(parent)
         self._answers.append(_text([answer]))
+        self._tool_calls.append(_tool_calls([answer]))
         lines = {line.strip() for line in self._answers[-1].splitlines()}
         new = [line for line in lines if len(line) >= _SHORTEST and not any(line in one["content"] for one in prompt)]
         self._lines.append(sorted(new, key=len)[-_MAX_LINES:])
@@ -79,10 +81,24 @@ class CallTree:
             return self.parents[self._prompts[key]]
         text, last = _text(prompt), prompt[-1]["content"].strip()
         latest = [*range(len(self.parents))][::-1]
-        found = next((index for index in latest if any(line in text for line in self._lines[index])), None)
+        tool_calls = _tool_calls(prompt)
+        found = next(
+            (
+                index
+                for index in latest
+                if self._tool_calls[index] & tool_calls or any(line in text for line in self._lines[index])
+            ),
+            None,
+        )
         if found is None and len(last) >= _SHORTEST:
             found = next((index for index in latest if last in self._answers[index]), None)
         return found
+
+
+def _tool_calls(messages: Sequence[Message]) -> frozenset[str]:
+    """The ids of tool calls that messages make or answer."""
+    made = [str(call.get("id")) for message in messages for call in message.get("tool_calls", ())]
+    return frozenset(made) | {message["tool_call_id"] for message in messages if "tool_call_id" in message}
 
 
 def _text(messages: Sequence[Message]) -> str:
