@@ -190,7 +190,7 @@ $(HARNESSES_VENV)/.installed: $(WHAT_TO_INSTALL) | $(HARNESSES_VENV)/bin/python
 	@echo "installing agentsgym and agent frameworks into $(HARNESSES_VENV) (2 GB, some minutes)"
 	sed -E '/^(certifi|websockets)==/d' constraints.txt > $(HARNESSES_VENV)/constraints.txt
 	$(HARNESSES_VENV)/bin/python -m pip install --quiet --no-compile --constraint $(HARNESSES_VENV)/constraints.txt \
-		--editable . starlette uvicorn $(HARNESSES) pytest hypothesis
+		--editable '.[programs]' $(HARNESSES) pytest hypothesis
 	@touch $@
 
 $(AXOLOTL_VENV)/.installed: | $(AXOLOTL_VENV)/bin/python

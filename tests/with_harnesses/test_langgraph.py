@@ -97,3 +97,4 @@ def test_a_graph_of_two_agents_is_two_conversations() -> None:
 
     one = play(program, TASK, "Look at the thermometer.", "It is 21.")
     assert (one.info["num_segments"], one.final_reward) == (2, 1.0)
+    assert [turn.parent for turn in one.turns] == [None, 0]

@@ -100,6 +100,7 @@ def test_a_handoff_begins_a_conversation_that_follows_the_first() -> None:
     assert one.info["num_segments"] == 2
     assert one.turns[0].prompt_start == 0
     assert one.turns[1].prompt_start == one.turns[2].prompt_start > 0
+    assert [turn.parent for turn in one.turns] == [None, 0, 1]
 
 
 def test_an_agent_that_is_a_tool_has_a_conversation_of_its_own() -> None:
@@ -116,6 +117,7 @@ def test_an_agent_that_is_a_tool_has_a_conversation_of_its_own() -> None:
     assert one.info["num_segments"] == 2
     starts = [turn.prompt_start for turn in one.turns]
     assert starts[1] == starts[2]
+    assert [turn.parent for turn in one.turns] == [None, 0, 1, 0]
     assert one.turns[1].prompt_messages[1] == {"role": "user", "content": "How warm is Paris?"}
 
 

@@ -117,3 +117,4 @@ def test_an_agent_that_calls_another_one_is_two_conversations() -> None:
     answers = [calls("ask_expert", question="How warm is Paris?"), calls("temperature", city="Paris"), "It is 21."]
     one = play(program, TASK, *answers, "Yes, 21 degrees.")
     assert (one.info["num_segments"], one.final_reward) == (2, 1.0)
+    assert [turn.parent for turn in one.turns] == [None, 0, 1, 0]
