@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Generator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.trial import Trial
-from agentsgym.errors import ConfigError
+from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import is_int, require
 from agentsgym.types import Action, Trajectory, TurnRequest
 
@@ -24,8 +24,11 @@ class RecordedTrial(Trial):
     def play(self) -> Generator[TurnRequest, Action, Trajectory]:
         """Return the rollout without calling the agent."""
         yield from ()
-        recorded: Any = self.env
-        found: Trajectory = recorded.trajectories[self.task_data["first"] + self.rollout_index]
+        env = cast("RecordedEnv", self.env)
+        if self.rollout_index >= env.num_generations:
+            raise ConfigError(f"num_generations must be {env.num_generations}, as in RecordedEnv: got a larger number")
+        first: int = self.task_data["first"]
+        found = env.trajectories[first + self.rollout_index]
         return dataclasses.replace(
             found, session_id=self.session_id, task_index=self.task_index, rollout_index=self.rollout_index
         )
@@ -40,6 +43,7 @@ class RecordedEnv(MultistepEnv):
 
     Attributes:
         trajectories: The rollouts; those of one task group are consecutive.
+        num_generations: The size of a task group.
     """
 
     trial_class = RecordedTrial
@@ -75,16 +79,23 @@ class RecordedEnv(MultistepEnv):
                     f"each task must have a multiple of num_generations ({num_generations}) rollouts, got {len(own)} "
                     f"with task_index={task}"
                 )
-        self.trajectories = [one for own in by_task.values() for one in own]
-        self._num_generations = num_generations
+        self.trajectories: list[Trajectory] = [one for own in by_task.values() for one in own]
+        self.num_generations = num_generations
 
     def rows(self) -> Dataset:
         """Return the dataset to train on, one row per task group."""
         from datasets import Dataset  # noqa: PLC0415  # slow to import
 
-        firsts = range(0, len(self.trajectories), self._num_generations)
-        rows = [{"task_data": {"first": first, "seed": first}} for first in firsts]
+        rows = [{"task_data": {"first": first, "seed": first}} for first in self._firsts]
         return Dataset.from_list(rows)  # pyright: ignore[reportUnknownMemberType]
+
+    @property
+    def _firsts(self) -> range:
+        return range(0, len(self.trajectories), self.num_generations)
+
+    def _check_task(self, task_data: Mapping[str, Any]) -> None:
+        if task_data.get("first") not in self._firsts:
+            raise TaskError(f"first must be the index of the first rollout of a task group, got {task_data}")
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         raise NotImplementedError("the rollouts are recorded")

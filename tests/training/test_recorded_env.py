@@ -14,7 +14,7 @@ from games import GuessNumber, logged, policy, settings, tasks
 from agentsgym import Trajectory
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.envs.recorded import RecordedEnv
-from agentsgym.errors import ConfigError
+from agentsgym.errors import ConfigError, TaskError
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 
@@ -84,10 +84,18 @@ def test_every_task_group_is_trained_once_in_an_epoch(tmp_path: Path) -> None:
     assert sorted(seen) == sorted(str(one.token_ids) for one in read)
 
 
+def test_a_task_group_of_another_size_is_rejected(tmp_path: Path) -> None:
+    _, read = recorded(2)
+    with pytest.raises(ConfigError, match="num_generations must be 4"):
+        trainer_on(tmp_path, read, num_generations=8).train()
+
+
 def test_rollouts_that_cannot_be_trained_on_are_named() -> None:
     _, read = recorded(1)
     tokenizer = policy()[1]
     with pytest.raises(ConfigError, match=r"multiple of num_generations \(3\) rollouts, got 4 with task_index=0"):
         RecordedEnv(tokenizer, read, num_generations=3)
+    with pytest.raises(TaskError, match="first must be the index"):
+        RecordedEnv(tokenizer, read, num_generations=2).check_task({"first": 1})
     with pytest.raises(ConfigError, match=r"trajectories\[1\] cannot be trained on"):
         RecordedEnv(tokenizer, [read[0], dataclasses.replace(read[1], turns=[])], num_generations=2)
