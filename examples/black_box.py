@@ -15,7 +15,6 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 from datasets import Dataset
 from openai import OpenAI
 
@@ -30,12 +29,12 @@ from agentsgym.seeding import derive_seed
 NUM_TURNS = 5
 OBJECTS = DEMO_OBJECTS[:8]  # few, since a client takes several milliseconds for each call
 FACTS: dict[str, dict[str, str]] = {}  # the answer to each question, for each object
-CONNECTIONS = httpx.Client()  # shared by all games, as a client of its own for each would be slow to create
+CLIENT = OpenAI(base_url="http://localhost", api_key="none")  # its connections are shared by all games
 
 
 def play(task: dict[str, Any], endpoint: Endpoint) -> tuple[float, dict[str, bool]]:
     """Play a game of Twenty Questions with a language model, and return the reward of its end and whether it is won."""
-    client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=CONNECTIONS)
+    client = CLIENT.with_options(base_url=endpoint.base_url, api_key=endpoint.api_key)
     secret, left = task["secret"], {*FACTS}
     messages: list[Any] = [{"role": "user", "content": "I am thinking of an object. Ask your first question."}]
     for turn in range(NUM_TURNS):
