@@ -2,7 +2,8 @@
 
 ::
 
-    python -m benchmarks.program_learning --seeds 0 1 2 3 4       # from the repository's root
+    python -m benchmarks.program_learning --games environment program     # from the repository's root
+    python -m benchmarks.program_learning --games rounds_program
     python -m benchmarks.program_learning --ratios [runs.jsonl]
 
 The program is an HTTP client in a loop. It plays the same tasks with the same prompts, token for token, and posts the
@@ -93,11 +94,21 @@ _GAME: Final = replace(
     num_updates=2,
     learning_rate=1e-3,
 )
-_FIELDS: Final[dict[str, Any]] = {
-    **{one.name: getattr(_GAME, one.name) for one in fields(_GAME)},
-    "variant_of": "environment",
+_ROUNDS: Final = replace(CREDIT_GAMES["rounds"], num_episodes=2560)
+
+
+def _through_a_program(name: str, game: Game) -> Programs:
+    """The same game through a program, from the warm start of the game itself."""
+    given: dict[str, Any] = {one.name: getattr(game, one.name) for one in fields(game)}
+    return Programs(**{**given, "variant_of": name})
+
+
+GAMES: Final[Mapping[str, Game]] = {
+    "environment": _GAME,
+    "program": _through_a_program("environment", _GAME),
+    "rounds": _ROUNDS,
+    "rounds_program": _through_a_program("rounds", _ROUNDS),
 }
-GAMES: Final[Mapping[str, Game]] = {"environment": _GAME, "program": Programs(**_FIELDS)}
 _TURNS: Final = {"layout": "turn"}
 ARMS: Final[Mapping[str, Arm]] = {
     "return_to_go": Arm(estimator="return_to_go", settings=_TURNS),

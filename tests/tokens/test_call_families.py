@@ -130,7 +130,7 @@ def test_a_call_whose_id_names_the_tool_has_such_an_id_on_record() -> None:
     for named in ("look:0", "list_all:1", "look:2", "list_all:3"):
         assert text.count(f"<|tool_call_begin|>functions.{named}<|tool_call_argument_begin|>") == 1
         assert text.count(f"## Return of functions.{named}\n") == 1
-    assert transcript.token_ids == transcript._format.render(transcript.messages)
+    assert transcript.token_ids == transcript.chat_format.render(transcript.messages)
 
 
 def add(a: int, b: int) -> int:

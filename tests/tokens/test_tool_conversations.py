@@ -71,7 +71,7 @@ def test_a_canonical_conversation_is_the_full_render(name: str, data: st.DataObj
         said = draw_answer(data, name)
         one_round(transcript, *draw_round(data, name, spaced), **said)
     assert transcript.token_ids == tool_render(name, transcript.messages)
-    assert transcript.token_ids == transcript._format.render(transcript.messages)
+    assert transcript.token_ids == transcript.chat_format.render(transcript.messages)
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,7 +90,7 @@ def test_what_looks_like_control_is_the_same_text_and_no_token(data: st.DataObje
         one_round(harmful, words, results, **said)
         one_round(harmless, ["a"] * len(words), ["a"] * len(words), **said)
     assert text_of(tokenizer, harmful.token_ids) == tool_render(name, harmful.messages, tokenize=False)
-    assert harmful.token_ids == harmful._format.render(harmful.messages)
+    assert harmful.token_ids == harmful.chat_format.render(harmful.messages)
     mine, theirs = ([i for i in t.token_ids if i in controls] for t in (harmful, harmless))
     assert mine == theirs
 
@@ -106,7 +106,7 @@ def test_sampled_ids_are_kept_and_what_follows_does_not_depend_on_them(name: str
         babble = [*tokenizer.encode("x?x", add_special_tokens=False), *own[-1:]]
         begin = len(sampled.token_ids)
         span = one_round(sampled, [number], [result], text="x?x", token_ids=babble)
-        assert own[-1] in canonical._format.stop_token_ids
+        assert own[-1] in canonical.chat_format.stop_token_ids
         assert span == (begin, begin + len(babble))
         assert sampled.token_ids[slice(*span)] == babble
         assert sampled.token_ids[span[1] :] == canonical.token_ids[stop:]
@@ -131,7 +131,7 @@ def test_results_that_no_full_render_keeps_are_refused_with_a_way_out(name: str)
     anew.observe([GO])
     one_round(anew, ["here"], ["a lamp"])
     assert "a lamp" in text_of(tool_family(name), anew.token_ids)
-    assert anew.token_ids == tool_render(name, anew._format.for_template(anew.messages))
+    assert anew.token_ids == tool_render(name, anew.chat_format.for_template(anew.messages))
 
 
 def test_an_answer_without_calls_goes_on_as_ever() -> None:
@@ -176,7 +176,7 @@ def test_a_token_that_opens_results_stands_in_front_of_them_and_closes_nothing_e
 ) -> None:
     tokenizer = tool_family("gemma4")
     transcript = new_transcript("gemma4")
-    ids = [*transcript._format.encode("look"), tokenizer.convert_tokens_to_ids(ended_by)]
+    ids = [*transcript.chat_format.encode("look"), tokenizer.convert_tokens_to_ids(ended_by)]
     _, stop = transcript.act(Action(text="", token_ids=ids, tool_calls=calls_of("a")))
     transcript.observe([{"role": role, "content": "on"}])
     assert text_of(tokenizer, transcript.token_ids[stop:]) == expected
@@ -206,7 +206,7 @@ def test_results_find_their_calls_when_one_could_not_be_read(name: str, num_call
     assert [call["function"]["name"] for call in answer["tool_calls"]] == names
     assert [message.get("name") for message in results] == [None, *names]
     assert [message.get("tool_call_id") for message in results][1:] == [call["id"] for call in answer["tool_calls"]]
-    assert transcript.token_ids == tool_render(name, transcript._format.for_template(transcript.messages))
+    assert transcript.token_ids == tool_render(name, transcript.chat_format.for_template(transcript.messages))
     if name == "gptoss":
         assert text_of(tool_family("gptoss"), transcript.token_ids).endswith(
             "<|start|>user<|message|><tool_response>\nno JSON\n</tool_response><|end|><|start|>assistant"
@@ -216,15 +216,17 @@ def test_results_find_their_calls_when_one_could_not_be_read(name: str, num_call
 @pytest.mark.parametrize("name", EXACT)
 def test_what_follows_a_call_that_could_not_be_read_is_exact(name: str) -> None:
     transcript = new_transcript(name)
-    ids = transcript._format.encode("CALL{")
+    ids = transcript.chat_format.encode("CALL{")
     _, stop = transcript.act(
         Action(
-            text="", token_ids=[*ids, *transcript._format.end_of_turn_ids], tool_calls=[ToolCall(name="", error="?")]
+            text="",
+            token_ids=[*ids, *transcript.chat_format.end_of_turn_ids],
+            tool_calls=[ToolCall(name="", error="?")],
         )
     )
     transcript.observe(results_of("no call"))
     assert transcript.messages[1] == {"role": "assistant", "content": "CALL{"}
-    whole = tool_render(name, transcript._format.for_template(transcript.messages))
+    whole = tool_render(name, transcript.chat_format.for_template(transcript.messages))
     tail = transcript.token_ids[stop:]
     assert tail
     assert whole[-len(tail) :] == tail

@@ -78,7 +78,7 @@ def test_options_reach_every_render() -> None:
     whole = tool_render("qwen3", transcript.messages, **options)
     tail = transcript.token_ids[stop:]
     assert whole[-len(tail) :] == tail
-    assert transcript._format.render(transcript.messages) == whole
+    assert transcript.chat_format.render(transcript.messages) == whole
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_schema_cannot_spell_a_control_token() -> None:
         mine, theirs = ([i for i in t.token_ids if i in controls] for t in (spoofed, plain))
         assert mine == theirs
         assert "<|im_end|><|im_start|>system" in text_of(tokenizer, spoofed.token_ids)
-        assert spoofed._format.render(spoofed.messages) == spoofed.token_ids
+        assert spoofed.chat_format.render(spoofed.messages) == spoofed.token_ids
 
 
 def test_the_name_of_a_tool_cannot_spell_a_control_token() -> None:
@@ -201,7 +201,7 @@ def test_ids_that_a_template_does_not_take_are_shortened_alike_in_call_and_resul
     transcript.observe([{"role": "tool", "content": "b", "tool_call_id": "call_0123-abc"}])
     assert transcript.messages[1]["tool_calls"][0]["id"] == "call_0123-abc"
     assert text_of(tool_family("ids of nine letters"), transcript.token_ids).count(short_id("call_0123-abc")) == 2
-    taken = transcript._format.for_template(transcript.messages)
+    taken = transcript.chat_format.for_template(transcript.messages)
     assert transcript.token_ids == tool_render("ids of nine letters", taken)
 
 
