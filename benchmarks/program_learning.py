@@ -100,7 +100,8 @@ _ROUNDS: Final = replace(CREDIT_GAMES["rounds"], num_episodes=2560)
 def _through_a_program(name: str, game: Game) -> Programs:
     """The same game through a program, from the warm start of the game itself."""
     given: dict[str, Any] = {one.name: getattr(game, one.name) for one in fields(game)}
-    return Programs(**{**given, "variant_of": name})
+    given["variant_of"] = name
+    return Programs(**given)
 
 
 GAMES: Final[Mapping[str, Game]] = {
