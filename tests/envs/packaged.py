@@ -107,7 +107,10 @@ OF_ENGINES = {
     "agentsgym.envs.ScienceWorld.ScienceWorldEnv",
     "agentsgym.envs.TextWorld.TextWorldEnv",
 }
-OF_SERVERS = {"agentsgym.envs.OpenEnv.OpenEnvEnv"}  # needs one; tests/envs/openenv
+OF_SERVERS = {
+    "agentsgym.envs.OpenEnv.OpenEnvEnv",  # needs one; tests/envs/openenv
+    "agentsgym.envs.AgentProgram.AgentProgramEnv",  # needs a program; tests/envs/test_agent_program.py
+}
 
 
 def packaged(name: str, tokenizer: Any = None) -> MultistepEnv:

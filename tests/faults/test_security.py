@@ -37,6 +37,7 @@ BETWEEN_OWN_PROCESSES = {
     "rollouts/remote_trial.py", "ranks.py", "envs/check/run.py",
     "envs/ReasoningEvals/generated.py",
 }  # fmt: skip
+OWN_PROGRAMS = {"envs/Terminal/tasks.py"}  # runs the source of functions of this package, with a bug put in
 #: What makes code of bytes or text, as it is written in a call.
 MAKES_CODE = re.compile(
     r"^(pickle\.(load|loads)|pickle\.Unpickler|marshal\.loads?|shelve\.open|dill\..*|joblib\.load|cloudpickle\..*|"
@@ -58,8 +59,9 @@ def test_nothing_is_unpickled_but_between_our_own_processes() -> None:
         path: [name for call in calls_of(source) if MAKES_CODE.match(name := ast.unparse(call.func))]
         for path, source in sources().items()
     }
-    assert {path for path, names in found.items() if names} <= BETWEEN_OWN_PROCESSES
-    assert {name for names in found.values() for name in names} <= {"pickle.loads"}
+    assert {path for path, names in found.items() if names} <= BETWEEN_OWN_PROCESSES | OWN_PROGRAMS
+    assert {name for path, names in found.items() for name in names if path not in OWN_PROGRAMS} <= {"pickle.loads"}
+    assert all(found[path] == ["exec"] for path in OWN_PROGRAMS)
 
 
 def test_tensors_and_arrays_are_read_without_pickle() -> None:
