@@ -142,7 +142,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _lies_in(item, RELAXED):
             item.add_marker(pytest.mark.filterwarnings("default"))
-        if item.nodeid.startswith(LONG):
+        # the written page has the same script as the served one
+        is_repeated = item.path.name.endswith("_in_browser.py") and item.name.endswith("[written]")
+        if is_repeated or item.nodeid.startswith(LONG):
             item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: not _lies_in(item, SLOW))
 

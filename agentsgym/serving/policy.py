@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import queue
 import secrets
 import threading
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _OPENING_S: Final = 60.0  # for a session to begin; longer only if the agent blocks the process
 _CLOSING_S: Final = 10.0  # for all open sessions to end
+_CHECKING_S: Final = 0.5  # between checks that the server still plays
 
 
 class PolicySession:
@@ -46,8 +48,9 @@ class PolicySession:
         rollout: The finished rollout; None until :meth:`finish`.
     """
 
-    def __init__(self, task_data: dict[str, Any], idle_s: float | None) -> None:
+    def __init__(self, task_data: dict[str, Any], idle_s: float | None, check: Callable[[], None]) -> None:
         self.task_data = task_data
+        self._check = check
         self.rollout: Trajectory | None = None
         self._begun: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
         self._over, self._stored = threading.Event(), threading.Event()
@@ -77,10 +80,14 @@ class PolicySession:
 
         Returns:
             The rollout; failed if no call was answered.
+
+        Raises:
+            AgentsGymError: The server was closed, or an error of the agent or of ``on_rollout`` ended it.
         """
         self._grade = 0.0 if reward is None else reward, {} if success is None else {"success": success}
         self.end()
-        self._stored.wait()
+        while not self._stored.wait(_CHECKING_S):
+            self._check()
         if self.rollout is None:
             raise EnvError("the server was closed before the session ended")
         return self.rollout
@@ -178,7 +185,7 @@ class PolicyServer:
         self.close()
 
     def open(self, task_data: Mapping[str, Any] | None = None) -> PolicySession:
-        """Open a session with a key of its own.
+        """Open a session, which gets a new key.
 
         Raises:
             TaskError: The task is not a dict of values that can be copied.
@@ -187,7 +194,7 @@ class PolicyServer:
         """
         self._stream.check()
         [trial] = self._env.trials([dict(task_data or {})], 1, **self._limits)
-        session = self._sessions[trial.session_id] = PolicySession(trial.task_data, self._idle_s)
+        session = self._sessions[trial.session_id] = PolicySession(trial.task_data, self._idle_s, self._stream.check)
         trial.task_data = {**trial.task_data, "session": trial.session_id}
         self._stream.add([trial])
         session.wait_for_start()
@@ -219,6 +226,7 @@ class PolicyServer:
 
     def _finished(self, rollout: Trajectory) -> None:
         session = self._sessions.pop(rollout.session_id)
+        rollout = dataclasses.replace(rollout, task_data=session.task_data)  # without the key by which _play found it
         if self._named and "name" in session.task_data:
             agents_loop().call_soon_threadsafe(self._named.pop, session.task_data["name"], None)
         if self._on_rollout is not None:

@@ -120,9 +120,12 @@ def check_environment(env: MultistepEnv, args: Any) -> None:
     """Raise :class:`ConfigError` if rollouts of an environment cannot be trained on correctly."""
     config = env.env_config
     if args.layout == "trajectory" and config["history"] != "append":
+        other = (
+            "" if config["history"] == "calls" else " or history='append'"
+        )  # a program decides for itself what it sends
         raise ConfigError(
             f"env_config['history']={config['history']!r} rewrites history, but layout='trajectory' requires a "
-            "rollout to be a single row of tokens: use layout='turn' or history='append'"
+            f"rollout to be a single row of tokens: use layout='turn'{other}"
         )
     traits = _traits(args)
     if config["turn_credit"] == "repeat_final" and traits is not None and "turn_rewards" in traits.uses:

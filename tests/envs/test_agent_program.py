@@ -68,7 +68,7 @@ def test_each_call_is_a_turn_with_the_tokens_that_were_sampled(program: Any) -> 
     assert one.final_reward == 2.0
     assert one.turn_rewards == [0.0, 0.0, 2.0]
     assert one.info["num_calls"] == 3
-    assert one.info["num_segments"] == 1
+    assert one.info["num_conversations"] == 1
     for turn, (_, prompt, ids, logprobs) in zip(one.turns, agent.answers, strict=True):
         assert one.token_ids[turn.prompt_start : turn.start] == prompt
         assert one.token_ids[turn.start : turn.stop] == ids
@@ -284,7 +284,7 @@ def test_stop_texts_cut_the_sampled_tokens_and_the_conversation_continues() -> N
     kept = one.token_ids[first.start : first.stop]
     assert sampled[: len(kept)] == kept
     assert TOKENIZER.decode(kept) == "left STOP"
-    assert (second.prompt_start, one.info["num_segments"]) == (0, 1)
+    assert (second.prompt_start, one.info["num_conversations"]) == (0, 1)
 
 
 def test_several_answers_are_turns_with_one_prompt() -> None:
@@ -338,7 +338,7 @@ def test_calls_form_a_tree() -> None:
     texts = [f"a long enough answer {number}" for number in range(7)]
     [one] = play(program, texts=texts)
     assert [turn.parent for turn in one.turns] == [None, 0, 0, 0, 0, 3, None]
-    assert one.info["num_segments"] == 4
+    assert one.info["num_conversations"] == 4
     assert len({turn.prompt_start for turn in one.turns}) == 7  # a branch copies what it continues
     for turn in one.turns[2:4]:
         first = one.turns[0]

@@ -158,7 +158,7 @@ def check_exact(name: str, num_tasks: int, num_calls: int) -> None:
                 known = [*answers[parent][0], *answers[parent][1]]
                 assert prompt[: len(known)] == known
                 assert len(prompt) > len(known)
-        assert one.info["num_segments"] == sum(parent is None for parent in parents)
+        assert one.info["num_conversations"] == sum(parent is None for parent in parents)
         assert one.info["num_rejected_calls"] == one.info["num_undelivered_calls"] == 0
 
 

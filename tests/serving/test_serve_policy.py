@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 from program_client import Client, RecordingAgent, user
 
-from agentsgym import RolloutStore, serve_policy
-from agentsgym.errors import ConfigError, EnvError
+from agentsgym import Action, RolloutStore, TurnRequest, serve_policy
+from agentsgym.errors import AgentsGymError, ConfigError, EnvError
 from agentsgym.testing import chat_tokenizer
 
 TOKENIZER = chat_tokenizer()
@@ -31,10 +32,10 @@ def test_each_session_becomes_a_rollout_with_exact_tokens() -> None:
         Client(first).say(user("hello"), answer, user("on"))
         one = first.finish({"right": 1.0}, success=True)
         other = second.finish()
-    assert (one.final_reward, one.success, one.info["num_segments"]) == (1.0, True, 1)
+    assert (one.final_reward, one.success, one.info["num_conversations"]) == (1.0, True, 1)
     assert one.turns[-1].components == {"right": 1.0}
     assert one.task_data is not None
-    assert one.task_data["question"] == "a"
+    assert one.task_data.keys() == {"question", "seed"}
     assert (other.final_reward, other.success) == (0.0, None)
     own = [ids for session, _, ids, _ in agent.answers if session == one.session_id]
     assert [one.token_ids[turn.start : turn.stop] for turn in one.turns] == own
@@ -89,6 +90,22 @@ def test_a_full_server_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         server.open()
         with pytest.raises(EnvError, match="full or closed"):
             server.open()
+
+
+class Misconfigured(RecordingAgent):
+    """An agent whose error affects every call."""
+
+    def act(self, requests: Sequence[TurnRequest]) -> list[Action]:
+        raise ConfigError("the model is missing")
+
+
+def test_a_server_that_an_error_ended_raises_it_in_every_session() -> None:
+    with serve_policy(Misconfigured(TOKENIZER), TOKENIZER) as server:
+        first, second = server.open(), server.open()
+        assert Client(first).post("/v1/chat/completions", {"model": "x", "messages": [user("go")]})[0] in {401, 403}
+        for session in (first, second):
+            with pytest.raises(AgentsGymError, match="the model is missing"):
+                session.finish()
 
 
 @pytest.mark.parametrize("options", [{"max_sessions": 0}, {"idle_s": 0}, {"on_rollout": 3}])

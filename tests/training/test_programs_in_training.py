@@ -66,7 +66,7 @@ def test_rollouts_of_programs_are_stored_with_their_calls(tmp_path: Path) -> Non
     assert len(stored) == 8
     for one in stored:
         assert len(one.turns) == 2
-        assert one.info["num_segments"] == 2
+        assert one.info["num_conversations"] == 2
 
 
 @pytest.mark.parametrize(

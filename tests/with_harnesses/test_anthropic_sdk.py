@@ -51,7 +51,7 @@ def test_a_loop_with_a_tool_is_one_conversation(is_streamed: bool) -> None:
 
     both = calls("temperature", city="Paris") + "\n" + calls("temperature", city="Rome")
     one = play(program, TASK, f"I look.\n{both}", "Yes, 21 degrees.")
-    assert (one.info["num_segments"], one.turn_rewards) == (1, [0.25, 1.25])
+    assert (one.info["num_conversations"], one.turn_rewards) == (1, [0.25, 1.25])
 
 
 def test_the_tool_runner_is_one_conversation() -> None:
@@ -65,4 +65,4 @@ def test_the_tool_runner_is_one_conversation() -> None:
         return float(task["answer"] in runner.until_done().content[0].text)
 
     one = play(program, TASK, calls("temperature", city="Paris"), "Yes, 21 degrees.")
-    assert (one.info["num_segments"], one.final_reward) == (1, 1.0)
+    assert (one.info["num_conversations"], one.final_reward) == (1, 1.0)

@@ -39,7 +39,7 @@ def test_an_agent_with_a_tool_is_one_conversation(options: dict[str, Any]) -> No
         return float(task["answer"] in state["messages"][-1].text)
 
     one = play(program, TASK, "I look.\n" + calls("temperature", city="Paris"), "Yes, 21 degrees.")
-    assert one.info["num_segments"] == 1
+    assert one.info["num_conversations"] == 1
     assert [message["role"] for message in one.messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert one.messages[3]["content"] == "Paris: 21 degrees"
     assert one.turn_rewards == ([0.0, 1.0] if "streaming" in options else [0.25, 1.25])
@@ -55,7 +55,7 @@ def test_a_coroutine_streams_the_states_or_tokens_of_an_agent(mode: Any) -> None
 
     both = calls("temperature", city="Paris") + "\n" + calls("temperature", city="Rome")
     one = play(program, TASK, both, "Yes, 21 degrees.")
-    assert (one.info["num_segments"], one.final_reward) == (1, 1.0)
+    assert (one.info["num_conversations"], one.final_reward) == (1, 1.0)
 
 
 class Report(BaseModel):
@@ -96,5 +96,5 @@ def test_a_graph_of_two_agents_is_two_conversations() -> None:
         return float(task["answer"] in state["messages"][-1].content)
 
     one = play(program, TASK, "Look at the thermometer.", "It is 21.")
-    assert (one.info["num_segments"], one.final_reward) == (2, 1.0)
+    assert (one.info["num_conversations"], one.final_reward) == (2, 1.0)
     assert [turn.parent for turn in one.turns] == [None, 0]

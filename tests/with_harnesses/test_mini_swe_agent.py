@@ -52,7 +52,7 @@ def test_the_command_fixes_a_bug() -> None:
     mini = str(Path(sys.executable).parent / "mini")
     command = [mini, "--yolo", "--exit-immediately", "-m", "openai/policy", "-t", "{task}", "-o", "trajectory.json"]
     one = play(command, TASK, *ANSWERS, env_class=Repair)
-    assert one.info["num_segments"] == 1
+    assert one.info["num_conversations"] == 1
     assert (one.final_reward, one.info["success"], one.info["exit_code"]) == (1.0, True, 0)
     roles = [message["role"] for message in one.messages]
     assert roles == ["system", "user", "assistant", "tool", "assistant", "tool", "assistant"]

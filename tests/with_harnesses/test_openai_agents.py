@@ -48,7 +48,7 @@ def test_an_agent_with_a_tool_is_one_conversation(kind: Any, is_streamed: bool) 
         return float(task["answer"] in result.final_output)
 
     one = play(program, TASK, calls("temperature", city="Paris"), "Yes, 21 degrees.")
-    assert one.info["num_segments"] == 1
+    assert one.info["num_conversations"] == 1
     assert one.turn_rewards == [0.0, 1.5]
     assert [message["role"] for message in one.messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert one.messages[3]["content"] == "Paris: 21 degrees"
@@ -66,7 +66,7 @@ def test_several_calls_and_turns_of_a_user_are_one_conversation(kind: Any) -> No
 
     both = calls("temperature", city="Paris") + "\n" + calls("temperature", city="Rome")
     one = play(program, TASK, f"I compare.\n{both}", "Alike.", calls("temperature", city="Oslo"), "Oslo is as warm.")
-    assert one.info["num_segments"] == 1
+    assert one.info["num_conversations"] == 1
     assert [message["content"] for message in one.messages if message["role"] == "tool"] == [
         "Paris: 21 degrees",
         "Rome: 21 degrees",
@@ -84,7 +84,7 @@ def test_a_conversation_is_continued_by_the_id_of_the_last_response() -> None:
         return float(again.final_output == "Bye.")
 
     one = play(program, TASK, calls("temperature", city="Paris"), "Yes.", "Bye.")
-    assert (one.info["num_segments"], one.final_reward) == (1, 1.0)
+    assert (one.info["num_conversations"], one.final_reward) == (1, 1.0)
 
 
 def test_a_handoff_begins_a_conversation_that_follows_the_first() -> None:
@@ -97,7 +97,7 @@ def test_a_handoff_begins_a_conversation_that_follows_the_first() -> None:
         return float(task["answer"] in result.final_output)
 
     one = play(program, TASK, calls("transfer_to_expert"), calls("temperature", city="Paris"), "21 degrees.")
-    assert one.info["num_segments"] == 2
+    assert one.info["num_conversations"] == 2
     assert one.turns[0].prompt_start == 0
     assert one.turns[1].prompt_start == one.turns[2].prompt_start > 0
     assert [turn.parent for turn in one.turns] == [None, 0, 1]
@@ -114,7 +114,7 @@ def test_an_agent_that_is_a_tool_has_a_conversation_of_its_own() -> None:
 
     answers = [calls("ask_expert", input="How warm is Paris?"), calls("temperature", city="Paris"), "It is 21."]
     one = play(program, TASK, *answers, "Yes, 21 degrees.")
-    assert one.info["num_segments"] == 2
+    assert one.info["num_conversations"] == 2
     starts = [turn.prompt_start for turn in one.turns]
     assert starts[1] == starts[2]
     assert [turn.parent for turn in one.turns] == [None, 0, 1, 0]
@@ -132,4 +132,4 @@ def test_an_answer_is_parsed_into_a_type() -> None:
         return float(result.final_output == Report(city="Paris", degrees=21))
 
     one = play(program, TASK, calls("temperature", city="Paris"), '{"city": "Paris", "degrees": 21}')
-    assert (one.info["num_segments"], one.final_reward) == (1, 1.0)
+    assert (one.info["num_conversations"], one.final_reward) == (1, 1.0)

@@ -54,7 +54,7 @@ def test_an_agent_with_a_tool_is_one_conversation(model: Any, is_streamed: bool)
 
     said = "" if is_streamed else "I look.\n"  # in a stream, the first text is the result, whatever follows it
     one = play(program, TASK, said + calls("temperature", city="Paris"), "Yes, 21 degrees.")
-    assert one.info["num_segments"] == 1
+    assert one.info["num_conversations"] == 1
     assert one.turn_rewards == [0.25, 1.25]
     assert [message["role"] for message in one.messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert one.messages[3]["content"] == "Paris: 21 degrees"
@@ -70,7 +70,7 @@ def test_a_second_run_continues_the_conversation(model: Any) -> None:
 
     both = calls("temperature", city="Paris") + "\n" + calls("temperature", city="Rome")
     one = play(program, TASK, both, "Yes.", "Bye.")
-    assert (one.info["num_segments"], one.final_reward) == (1, 1.0)
+    assert (one.info["num_conversations"], one.final_reward) == (1, 1.0)
 
 
 class Report(BaseModel):
@@ -88,7 +88,7 @@ def test_an_answer_is_parsed_into_a_type(model: Any) -> None:
         return float(result.output == Report(city="Paris", degrees=21))
 
     one = play(program, TASK, calls("temperature", city="Paris"), '{"city": "Paris", "degrees": 21}')
-    assert (one.info["num_segments"], one.final_reward) == (1, 1.0)
+    assert (one.info["num_conversations"], one.final_reward) == (1, 1.0)
 
 
 @pytest.mark.parametrize("model", [chat, responses, anthropic])
@@ -99,7 +99,7 @@ def test_the_answer_is_a_call_of_the_output_tool(model: Any) -> None:
         return float(result.output == Report(city="Paris", degrees=21))
 
     one = play(program, TASK, calls("temperature", city="Paris"), calls("final_result", city="Paris", degrees=21))
-    assert (one.info["num_segments"], one.final_reward) == (1, 1.0)
+    assert (one.info["num_conversations"], one.final_reward) == (1, 1.0)
 
 
 def test_an_agent_that_calls_another_one_is_two_conversations() -> None:
@@ -116,5 +116,5 @@ def test_an_agent_that_calls_another_one_is_two_conversations() -> None:
 
     answers = [calls("ask_expert", question="How warm is Paris?"), calls("temperature", city="Paris"), "It is 21."]
     one = play(program, TASK, *answers, "Yes, 21 degrees.")
-    assert (one.info["num_segments"], one.final_reward) == (2, 1.0)
+    assert (one.info["num_conversations"], one.final_reward) == (2, 1.0)
     assert [turn.parent for turn in one.turns] == [None, 0, 1, 0]

@@ -34,7 +34,7 @@ def test_a_tool_calling_agent(is_streamed: bool) -> None:
 
     one = play(program, TASK, calls("temperature", city="Paris"), calls("final_answer", answer="21 degrees"))
     assert one.final_reward == 1.0
-    assert one.info["num_segments"] == 2
+    assert one.info["num_conversations"] == 2
     assert one.turns[1].parent == 0
     assert "Paris: 21 degrees" in one.turns[1].prompt_messages[-1]["content"]
 
@@ -49,7 +49,7 @@ def test_a_code_agent(is_streamed: bool) -> None:
     looks = "Thought: I look.\n<code>\nseen = temperature('Paris')\nprint(seen)\n</code>"
     one = play(program, TASK, looks, "Thought: done.\n<code>\nfinal_answer(seen)\n</code>", is_cut=True)
     assert one.final_reward == 1.0
-    assert one.info["num_segments"] == 2
+    assert one.info["num_conversations"] == 2
 
 
 def test_a_managed_agent() -> None:
@@ -68,5 +68,5 @@ def test_a_managed_agent() -> None:
         calls("final_answer", answer="21 degrees"),
         calls("final_answer", answer="21"),
     )
-    assert (one.info["num_segments"], one.final_reward) == (4, 1.0)
+    assert (one.info["num_conversations"], one.final_reward) == (4, 1.0)
     assert [turn.parent for turn in one.turns][:2] == [None, 0]

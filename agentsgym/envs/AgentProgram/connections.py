@@ -30,7 +30,7 @@ class Connection(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin, unless there are too many others."""
+        """Accept the connection, unless there are too many others."""
         super().connection_made(transport)
         if len(self.connections) > _MAX_CONNECTIONS:
             transport.abort()
@@ -42,13 +42,13 @@ class Connection(H11Protocol):
         self._limit_time()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request."""
+        """Limit the time for the rest of a rejected body, if there is one."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:  # the rest of a body that was rejected
             self._limit_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Cancel the timers."""
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         if self._deadline is not None:

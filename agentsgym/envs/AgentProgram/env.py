@@ -16,7 +16,7 @@ from agentsgym.envs.AgentProgram.parents import CallTree
 from agentsgym.envs.AgentProgram.programs import (
     CommandLimits,
     Endpoint,
-    Given,
+    EpisodeRewards,
     Program,
     ProgramOutcome,
     Running,
@@ -50,7 +50,7 @@ class AgentProgramEnv(MultistepEnv):
     segments, which the turn layout trains. Rewards come from :meth:`_grade`, which the last turn receives, and from the
     program itself, for any call, by :meth:`Endpoint.reward`, ``POST /v1/reward`` or the header ``x-agentsgym-reward``.
 
-    ``info`` counts the calls so far: ``num_calls``, ``num_segments`` (of them, those that began a conversation),
+    ``info`` counts the calls so far: ``num_calls``, ``num_conversations`` (calls that began a conversation),
     ``num_rejected_calls`` and ``num_undelivered_calls`` (answered after the program had stopped waiting).
 
     Attributes:
@@ -90,7 +90,7 @@ class AgentProgramEnv(MultistepEnv):
             grade: The reward of an outcome; by default, :meth:`_grade` of the class.
 
         Raises:
-            ConfigError: There is no program, or a key is invalid.
+            ConfigError: The program is missing, or a key is invalid.
             MissingDependencyError: The packages of the extra ``programs`` are not installed.
         """
         SPEC.check_installed()
@@ -199,7 +199,7 @@ class AgentProgramEnv(MultistepEnv):
         """The numbers of ``info``."""
         return {
             "num_calls": len(tree.parents),
-            "num_segments": tree.num_conversations,
+            "num_conversations": tree.num_conversations,
             "num_rejected_calls": state["num_rejected"],
             "num_undelivered_calls": state["num_undelivered"],
         }
@@ -221,7 +221,7 @@ class AgentProgramEnv(MultistepEnv):
                     await session.all_rewards()
         return await running.outcome
 
-    async def _graded(self, state: State, task_data: dict[str, Any], outcome: ProgramOutcome) -> Given:
+    async def _graded(self, state: State, task_data: dict[str, Any], outcome: ProgramOutcome) -> EpisodeRewards:
         """Grade the outcome, and collect the rewards of calls."""
         given: Any = (self._grade_given or self._grade)(task_data, outcome)
         if inspect.isawaitable(given):
@@ -229,8 +229,8 @@ class AgentProgramEnv(MultistepEnv):
         call_rewards = state["session"].rewards
         if isinstance(given, tuple):
             reward, info = cast("Any", given)
-            return Given(reward=reward, call_rewards=call_rewards, info=info)
-        return Given(reward=given, call_rewards=call_rewards)
+            return EpisodeRewards(reward=reward, call_rewards=call_rewards, info=info)
+        return EpisodeRewards(reward=given, call_rewards=call_rewards)
 
 
 def _checked(program: Any, name: str) -> Program:

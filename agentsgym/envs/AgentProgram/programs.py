@@ -1,4 +1,4 @@
-"""Run one program for an episode: a function in a thread, or a command in a process group and a folder of its own."""
+"""Run one program for an episode: a function in its own thread, or a command in its own process group and folder."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ProgramOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class EpisodeRewards:
     """The rewards of an episode.
 
     Attributes:
@@ -127,7 +127,7 @@ class Running(Protocol):
 
 
 class RunningFunction:
-    """A function in a thread of its own; a coroutine runs on the event loop that all programs of the process share.
+    """A function in a separate thread; a coroutine runs on an event loop that all programs of the process share.
 
     Many async clients stay bound to the loop on which they were first used, and some packages share one among all
     agents. A function that does not end cannot be killed: once the episode is over, its calls are rejected.
@@ -209,7 +209,7 @@ class CommandLimits:
 
 
 class RunningCommand:
-    """A command in a process group and a temporary folder of its own."""
+    """A command in a separate process group and a temporary folder."""
 
     def __init__(self, folder: Path, process: asyncio.subprocess.Process) -> None:
         self._folder, self._process = folder, process

@@ -39,8 +39,6 @@ SESSION_HEADER: Final = "x-agentsgym-session"
 CALL_HEADER: Final = "x-agentsgym-call"
 
 Handler = Callable[["Request", Session, Dialect], Awaitable["Response"]]
-
-
 Opener = Callable[[str], Awaitable[Session]]
 
 
@@ -66,7 +64,7 @@ class PolicyEndpoint:
         }
 
     def open(self) -> Session:
-        """Open a session with a key of its own."""
+        """Open a session, which gets a new key."""
         session = Session()
         self.sessions[session.key] = session
         return session

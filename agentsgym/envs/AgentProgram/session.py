@@ -23,7 +23,7 @@ from agentsgym.errors import EnvError
 from agentsgym.types import Message
 
 GONE = "the client closed the connection"  # nobody receives this error
-NOTHING_TO_REWARD = "there is no call to reward yet"
+NOTHING_TO_REWARD = "no call was answered yet, so there is nothing to reward"
 
 
 def plain_id(call_id: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, cast
 from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.AgentProgram.calls import CallError, Reply
 from agentsgym.envs.AgentProgram.parents import CallTree
-from agentsgym.envs.AgentProgram.programs import Given, ProgramOutcome
+from agentsgym.envs.AgentProgram.programs import EpisodeRewards, ProgramOutcome
 from agentsgym.envs.AgentProgram.session import ProgramCall
 from agentsgym.envs.boundary import Step, as_reward, call_environment
 from agentsgym.envs.contract import PlayableEnv, State
@@ -56,7 +56,7 @@ class ProgramEnv(PlayableEnv, Protocol):
 
     def _graded(
         self, state: State, task_data: dict[str, Any], outcome: ProgramOutcome, /
-    ) -> Coroutine[Any, Any, Given]: ...
+    ) -> Coroutine[Any, Any, EpisodeRewards]: ...
 
 
 class CallTrial(Trial):
@@ -206,7 +206,7 @@ class CallTrial(Trial):
 def _without_call(outcome: ProgramOutcome) -> str:
     how = "" if outcome.exit_code is None else f" with exit code {outcome.exit_code}"
     last = f"; its standard error ended with:\n{outcome.errors}" if outcome.errors else ""
-    return f"the program ended{how} without calling the policy, so there is no turn to learn from{last}"
+    return f"the program ended{how} without calling the policy, so it has no turns to train on{last}"
 
 
 def _tool_call(call: Mapping[str, Any]) -> ToolCall:

@@ -1,4 +1,4 @@
-"""The terminal: tasks that are solved with commands of a shell, each episode in a folder of its own."""
+"""The terminal: tasks that are solved with commands of a shell, each episode in a separate folder."""
 
 from typing import TYPE_CHECKING
 

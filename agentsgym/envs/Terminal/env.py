@@ -226,7 +226,7 @@ class TerminalEnv(MultistepEnv):
         return passed
 
     async def _returned(self, state: State, check: Returns, folder: Folder) -> list[bool]:
-        """Call the agent's function in a shell of its own, if its file has changed; return which values are right."""
+        """Call the agent's function in a separate shell, if its file has changed; return which values are right."""
         content, known = folder.read(check.path), state["results"].get(check.path)
         if known is not None and known[0] == content:
             return known[1]

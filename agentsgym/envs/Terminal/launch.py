@@ -1,4 +1,4 @@
-"""Start a program with limits and, if requested, in namespaces of its own; run as a script with the standard library.
+"""Start a program with limits and, if requested, in new namespaces; run as a script with the standard library.
 
 The process that runs this script stays: it waits for the program, and kills what the program has left behind before it
 exits, and when it receives SIGTERM, as it does when the process that started it ends. In a new PID namespace, the
@@ -56,7 +56,7 @@ def _enter_user_namespace(user: int, group: int, other_namespaces: int) -> None:
     if helper == 0:
         os.close(write_end)
         if not os.read(read_end, 1):
-            os._exit(1)  # there is no new namespace
+            os._exit(1)  # the namespace could not be created
         for name, value in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
             Path(f"/proc/{process}/{name}").write_text(value, encoding="ascii")
         os._exit(0)

@@ -25,7 +25,7 @@ class Dialect(Protocol):
         """Check the parsed JSON body of a request and convert it.
 
         Raises:
-            CallError: A value is missing, has the wrong type, or is not supported; the sentence says what is right.
+            CallError: A value is missing, has the wrong type, or is not supported; the message describes a valid value.
         """
         ...
 
