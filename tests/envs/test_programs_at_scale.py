@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -321,4 +322,39 @@ def test_killed_programs_fail_or_are_graded_alone_and_leave_nothing() -> None:
         with pytest.raises(ProcessLookupError):
             os.killpg(pid, 0)
     assert {one.name for one in Path(tempfile.gettempdir()).glob("agentsgym-program-*")} <= before
+    check_nothing_is_left()
+
+
+@pytest.mark.parametrize("most", [20, pytest.param(200, marks=pytest.mark.long)])
+def test_stopped_endpoints_lose_the_programs_that_called_them_alone(most: int) -> None:
+    rng, agent = random.Random(0), RecordingAgent(TOKENIZER)
+    num_stops, is_over = 0, threading.Event()
+
+    async def stop() -> None:
+        await (await current_endpoint()).stop()
+
+    def keep_stopping() -> None:
+        nonlocal num_stops
+        while num_stops < most and not is_over.wait(rng.uniform(0.02, 0.3)):
+            run_coroutine(stop())
+            num_stops += 1
+
+    env, played = AgentProgramEnv(TOKENIZER, program=converse), list[Any]()
+    stopping = threading.Thread(target=keep_stopping)
+    stopping.start()
+    while stopping.is_alive():
+        tasks = [{"seed": seed} for seed in range(len(played), len(played) + 48)]
+        played += env.rollout(tasks, agent, max_concurrent=16)
+    stopping.join()
+    after = env.rollout([{"seed": seed} for seed in range(16)], agent)
+    assert num_stops == most
+    assert [one.task_data["seed"] for one in played] == [*range(len(played))]
+    check_recorded([*played, *after], agent)
+    for one in (*played, *after):
+        if one.failed:
+            assert "the endpoint that the program calls was stopped" in str(one.error)
+        else:
+            assert (len(one.turns), one.final_reward) == (3, 2.0)
+    assert most / 4 < sum(one.failed for one in played) < len(played)
+    assert not any(one.failed for one in after)
     check_nothing_is_left()

@@ -22,6 +22,7 @@ from games import logged, policy, tasks, trainer_of
 from judged import Ranked
 from launch import leave
 from peft import LoraConfig
+from programs import SayBlueTwice
 from stock import Recorded, stock_trainer
 
 from agentsgym.agents.base import Agent
@@ -159,6 +160,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 3,
         "max_steps": 2,
     },
+    "programs": {"env_class": SayBlueTwice, "layout": "turn"},
     "ranked": {"env_class": Ranked, "per_device_train_batch_size": 8},  # each rank judges a complete task group
     "forked": {  # each rank forks complete task groups
         "layout": "turn",

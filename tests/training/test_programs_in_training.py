@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from games import logged, policy, settings, tasks
+from programs import SayBlueTwice
 
 from agentsgym import CopiedPolicyAgent, GRPOEnvTrainer, RolloutStore
-from agentsgym.envs.AgentProgram import AgentProgramEnv
 from agentsgym.errors import ConfigError
-
-
-def say(endpoint: Any, messages: list[Any]) -> tuple[str, str]:
-    """Call the endpoint; return the id of the call and the answer."""
-    connection = http.client.HTTPConnection(endpoint.base_url.split("/")[2], timeout=60)
-    body = json.dumps({"model": "policy", "messages": messages})
-    connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {endpoint.api_key}"})
-    answer = json.loads(connection.getresponse().read())
-    connection.close()
-    return answer["id"], answer["choices"][0]["message"]["content"]
-
-
-def say_blue(task: Any, endpoint: Any) -> None:
-    """Two conversations of one call each; each is rewarded by itself if it names the color."""
-    for _ in range(2):
-        call, text = say(endpoint, [{"role": "user", "content": "Say a color."}])
-        endpoint.reward(float("blue" in text), call)
 
 
 def trainer_of(folder: Path, *, is_ahead: bool = False, **changes: Any) -> GRPOEnvTrainer:
     model, tokenizer = policy()
-    env = AgentProgramEnv(tokenizer, program=say_blue)
+    env = SayBlueTwice(tokenizer)
     agent = CopiedPolicyAgent(model, tokenizer, max_turn_tokens=2) if is_ahead else None
     values = {"layout": "turn", "max_steps": 20, "max_turn_tokens": 2, **changes}
     return GRPOEnvTrainer(model, env, settings(folder, **values), train_dataset=tasks(), agent=agent)
@@ -57,6 +39,20 @@ def test_programs_are_played_ahead_of_training_and_in_pools(tmp_path: Path, kind
     trainer.train()
     assert len(logged(trainer, "reward")) == 3
     assert not any(logged(trainer, "episodes/failed"))
+
+
+def test_a_resumed_run_of_programs_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    saving = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+    straight = trainer_of(tmp_path / "straight", **saving)
+    straight.train()
+    resumed = trainer_of(tmp_path / "resumed", **saving)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / "checkpoint-2"))
+    assert any(loss != 0 for loss in logged(straight, "loss")[2:])
+    for name in ("reward", "loss", "info/num_calls"):  # the batches of calls differ, and with them the last digits
+        assert logged(resumed, name) == pytest.approx(logged(straight, name), abs=1e-5)
+    models: Any = resumed.model, straight.model
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
 def test_rollouts_of_programs_are_stored_with_their_calls(tmp_path: Path) -> None:

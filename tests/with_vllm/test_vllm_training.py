@@ -14,12 +14,14 @@ import torch
 from accelerate import Accelerator
 from cpu_support import CPUGeneration, saved_policy, served
 from datasets import Dataset
+from programs import say
 from torch import multiprocessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer import grpo_trainer
 
 from agentsgym.agents.trained import BatchStart
 from agentsgym.agents.vllm.policy import VLLMPolicyAgent
+from agentsgym.envs.AgentProgram import AgentProgramEnv
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
 from agentsgym.errors import AgentError
 from agentsgym.record_audit import audit
@@ -122,6 +124,22 @@ def test_rollouts_are_exact_and_carry_the_models_own_logprobs(agent: VLLMPolicyA
     drift = gap(agent, trajectories)
     assert drift.num_tokens == sum(sum(trajectory.agent_token_mask) for trajectory in trajectories)
     assert drift.largest_gap < EXACT
+
+
+def test_the_calls_of_programs_are_answered_exactly(agent: VLLMPolicyAgent) -> None:
+    def converse(task: Any, endpoint: Any) -> float:
+        messages: list[Any] = []
+        for text in (f"Think of {task['solution']}.", "Is it alive?", "Is it a clock?"):
+            messages.append({"role": "user", "content": text})
+            messages.append({"role": "assistant", "content": say(endpoint, messages)[1]})
+        return 1.0
+
+    agent.prepare(after(0))
+    trajectories = AgentProgramEnv(agent.tokenizer, program=converse).rollout(TASKS, agent, num_rollouts=2)
+    assert audit(trajectories).problems == ()
+    assert [(len(one.turns), one.failed, one.final_reward) for one in trajectories] == [(3, False, 1.0)] * 8
+    assert {one.info["num_conversations"] for one in trajectories} == {1}
+    assert gap(agent, trajectories).largest_gap < EXACT
 
 
 def test_rollouts_of_one_task_differ(agent: VLLMPolicyAgent) -> None:

@@ -8,6 +8,7 @@ logged, except for bugs of the endpoint itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import socket
@@ -93,11 +94,16 @@ class PolicyEndpoint:
         # Without uvicorn's Server, which is a task that never ends, and which waits for clients before it stops.
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Connection(config, state, {}), sock=listener)
+        self._listener = listener
         self.is_listening = True
 
     async def stop(self) -> None:
         """Stop listening, fail the episodes of running programs, and end every connection."""
         self.is_listening = False
+        with contextlib.suppress(NotImplementedError):  # by the event loop of Windows
+            asyncio.get_running_loop().remove_reader(self._listener)
+        for _ in range(2):  # a connection that is accepted but not yet made would be lost, open, by closing the server
+            await asyncio.sleep(0)
         self._server.close()
         for session in self.sessions.values():
             session.fail("the endpoint that the program calls was stopped")
