@@ -1,6 +1,7 @@
 """Twenty Questions with real tokenizers: what is recorded, what is rewarded, and what a template is refused for."""
 
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -64,6 +65,28 @@ def test_the_mask_marks_exactly_what_the_agent_sampled_and_its_ids_are_kept(kind
             sampled[turn.start : turn.stop] = [True] * len(ids)
         assert [bool(marked) for marked in trajectory.agent_token_mask] == sampled
         assert trajectory.exact
+
+
+@pytest.mark.parametrize("kind", ["chatml", "llama3", "tiny"])
+def test_an_episode_that_the_caller_began_is_returned_as_one_row(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    env = TwentyQuestionsEnv(tokenizer, GAME)
+    env.active_states["mine"] = env._initialize_episode("mine", {"solution": "bee", "seed": 0})
+    said = [*QUESTIONS[:1], *QUESTIONS[2:]]  # "hello" has no token of the tiny tokenizer
+    row = env._run_complete_episode("mine", ScriptedAgent(said))
+    ids, mask, rewards = (row[name] for name in ("full_token_ids", "agent_token_mask", "per_token_rewards"))
+    assert len(ids) == len(mask) == len(rewards) == len(row["full_attention_mask"])
+    assert {*row["full_attention_mask"]} == {1}
+    assert row["session_id"] == "mine"
+    assert env.active_states["mine"]["observation"] == "Yes."  # the caller may look at the last state
+    spans = [[*group] for is_said, group in groupby(range(len(ids)), lambda place: bool(mask[place])) if is_said]
+    assert [tokenizer.decode([ids[place] for place in span], skip_special_tokens=True) for span in spans] == said
+    conversation = row["final_completion_messages"]
+    assert [one["content"] for one in conversation if one["role"] == "assistant"] == said
+    assert [one["content"] for one in conversation if one["role"] == "user"][1:3] == ["Yes.", "Yes."]
+    assert not any(reward for reward, marked in zip(rewards, mask, strict=True) if not marked)
+    assert sum(rewards[place] for place in spans[-1]) == pytest.approx(1.0)
+    assert row["final_reward"] == pytest.approx(sum(rewards))
 
 
 @pytest.mark.parametrize("kind", ["chatml", "inst", "none", "tiny"])
