@@ -75,7 +75,7 @@ def show_runs(runs: Sequence[AgentRun], seed: int, cluster_of: Mapping[int, Any]
         table.add_row("failed", *failed, style="red")
     out().print(table)
     if known is not None:
-        out().print("* rewards of random and optimal play, known exactly for these tasks", style="dim")
+        out().print("* mean rewards of random and optimal play on these tasks", style="dim")
     for one in runs:
         if one.evaluation is not None:
             reasons = ", ".join(f"{reason} {count}" for reason, count in one.evaluation.stop_reasons.items())

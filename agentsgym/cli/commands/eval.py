@@ -65,7 +65,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--references/--no-references",
             help="Also evaluate ENV's random and reference agents, once per task, unless the rewards of random and "
-            "optimal play are known exactly.",
+            "optimal play are known.",
         ),
     ] = True,
     store: Annotated[

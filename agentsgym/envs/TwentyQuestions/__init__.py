@@ -29,5 +29,6 @@ SPEC = EnvSpec(
     random="agentsgym.envs.TwentyQuestions.players:RandomPlayer",
     reference="agentsgym.envs.TwentyQuestions.players:GreedyPlayer",
     imitation="agentsgym.envs.TwentyQuestions.players:ImitationPlayer",
+    anchors="agentsgym.envs.TwentyQuestions.players:anchors_of",
 )
 __getattr__ = lazy(__name__)

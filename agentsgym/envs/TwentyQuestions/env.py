@@ -232,6 +232,10 @@ class TwentyQuestionsEnv(MultistepEnv):
         next_state = {**state, "candidates": after, "asked": state["asked"] | {topic}}
         return next_state, Outcome(information=fraction if is_rewarded else 0.0, penalty=repeat + penalty)
 
+    def is_candidate(self, solution: str) -> bool:
+        """Whether a solution, in any of its names, is one of the objects."""
+        return self._reader.canonical(solution) in self.candidates.bit
+
     def vocabulary_texts(self) -> list[str]:
         """Return every message of the environment, and every question and guess in canonical wording.
 

@@ -5,18 +5,23 @@ A player reads only the gamemaster's messages in the conversation, not the envir
 
 from __future__ import annotations
 
+import functools
 import math
 import random
-from collections.abc import Mapping
+import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 from agentsgym.agents import scripted_player
+from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.env import FIRST_PROMPT, TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, SOMETIMES, YES
 from agentsgym.errors import ConfigError
 from agentsgym.types import TurnRequest
 
+_NUM_SECRETS: Final = 64  # whose games are averaged into the anchors
 _VALUE_OF_REPLY = {YES: "yes", NO: "no", SOMETIMES: "sometimes"}
 
 
@@ -143,6 +148,29 @@ class ImitationPlayer(Player):
             if sum(notes.candidates & mask != 0 for mask in self._table.mask_by_value[key].values()) > 1
         ]
         return self._ask(notes, notes.generator.choice(splitting or notes.unasked))
+
+
+def anchors_of(env: TwentyQuestionsEnv) -> Callable[[Mapping[str, Any]], Anchors | None] | None:
+    """Return the mean rewards of random and of greedy play, which is close to optimal, averaged over secrets.
+
+    They are the means of up to 64 secrets, with four games of the random player each, and are played at the first call.
+    None if a ``gamemaster`` other than the built-in one answers.
+    """
+    if env.env_config["gamemaster"] is not None:
+        return None
+    known = env.candidates.objects
+
+    @functools.cache
+    def played() -> Anchors:
+        step = math.ceil(len(known) / _NUM_SECRETS)
+        tasks = [{"solution": name, "seed": seed} for seed, name in enumerate(known[::step])]
+        random_mean, greedy_mean = (
+            statistics.fmean(one.final_reward for one in env.rollout(tasks, player, num_rollouts=number))
+            for player, number in ((RandomPlayer(env), 4), (GreedyPlayer(env), 1))
+        )
+        return Anchors(random=random_mean, optimal=max(random_mean, greedy_mean))
+
+    return lambda task: played() if env.is_candidate(task["solution"]) else None
 
 
 def lower_bound_questions(num_objects: int, *, answers: int = 2) -> float:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from small_game import OBJECTS, PROPERTIES
 
+from agentsgym import evaluate
+from agentsgym.envs.players import anchors_of
 from agentsgym.envs.TwentyQuestions import (
     GreedyPlayer,
     ImitationPlayer,
@@ -158,3 +160,19 @@ def test_the_lower_bound_refuses_what_makes_no_sense() -> None:
         lower_bound_questions(0)
     with pytest.raises(ConfigError):
         lower_bound_questions(5, answers=4)
+
+
+def test_evaluations_are_placed_between_random_and_greedy_play() -> None:
+    env = TwentyQuestionsEnv(None, {**GAME, "reward_scheme": "win", "max_steps_per_episode": 4})
+    references = anchors_of(env)
+    assert references is not None
+    known = references({"solution": "bees"})  # by any name of an object
+    assert known is not None
+    every = env.rollout(TASKS, GreedyPlayer(env))
+    assert known.optimal == win_rate(every)
+    assert 0 < known.random < known.optimal
+    assert references({"solution": "not an object"}) is None
+    found = evaluate(env, GreedyPlayer(env), TASKS, references=references).fraction_of_optimal
+    assert found is not None
+    assert found.mean == pytest.approx(1.0)
+    assert anchors_of(TwentyQuestionsEnv(None, {**GAME, "gamemaster": lambda solution, question: "No."})) is None
