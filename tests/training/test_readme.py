@@ -30,7 +30,7 @@ SHORTER = {
 
 
 def test_the_trainer_of_the_readme_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    game, training = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    game, _, training = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
     for given, shorter in SHORTER.items():
         assert training.count(given) == 1
         training = training.replace(given, shorter)
@@ -53,7 +53,7 @@ def test_the_trainer_of_the_readme_trains(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_step_of_the_readme_has_several_tasks_and_a_rate_of_its_own() -> None:
-    _, training = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    *_, training = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
     lines = [line for line in training.splitlines() if line.startswith(("batch =", "args ="))]
     names: dict[str, Any] = {"GRPOEnvConfig": GRPOEnvConfig}
     exec("\n".join(lines), names)
