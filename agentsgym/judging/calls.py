@@ -1,24 +1,27 @@
-"""Call a judge's agent from many threads: within a limit, retried, and with its tokens counted."""
+"""Call the agent of a judge or a gamemaster from many threads: within a limit, retried, and with its tokens counted."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from agentsgym.agents.base import Agent, answer
 from agentsgym.agents.usage import counted_tokens
 from agentsgym.errors import AgentError, TemplateError
 from agentsgym.event_loop import agents_loop
+from agentsgym.judging.verdicts import VerdictError
 from agentsgym.rollouts.agent_calls import call_agent
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.tokens.transcript import Transcript
 from agentsgym.types import Action, Message, TurnRequest
+
+T = TypeVar("T")
 
 _MAX_DELAY_S: Final = 30.0
 
@@ -175,6 +178,40 @@ class Dialog:
         self._transcript.act(action)
         self._state = action.agent_state
         return action
+
+    def read(
+        self,
+        parse: Callable[[Action], T],
+        correction: Callable[[str], Message],
+        *,
+        num_corrections: int,
+        run: Run,
+        cost: Cost,
+    ) -> tuple[T, str]:
+        """Call the agent until its answer can be read; after one that cannot, it receives the reason.
+
+        Args:
+            parse: Reads an answer, and raises :class:`~agentsgym.judging.verdicts.VerdictError` if that is impossible.
+            correction: Makes the message that requests another answer, from the reason.
+            num_corrections: Maximum number of these messages.
+            run: The run of which the calls are a part.
+            cost: Receives their cost.
+
+        Returns:
+            What was read, and the text of the answer.
+
+        Raises:
+            VerdictError: The last answer cannot be read either.
+            AgentError: The agent failed; the other errors of :meth:`Caller.call` too.
+        """
+        action = self.answer(run, cost)
+        for _ in range(num_corrections):
+            try:
+                return parse(action), action.text
+            except VerdictError as error:
+                self.add(correction(str(error)))
+            action = self.answer(run, cost)
+        return parse(action), action.text
 
     def add(self, message: Message) -> None:
         """Add a message that follows the last answer."""

@@ -14,7 +14,9 @@ from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
 from agentsgym.envs.TwentyQuestions.parsing import Fault, Question
 from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCHEMES, Outcome, information_fraction
 from agentsgym.envs.TwentyQuestions.tasks import DatasetOptions, task_dataset
+from agentsgym.envs.user_checks import is_async
 from agentsgym.errors import ConfigError, EnvError, TaskError, did_you_mean
+from agentsgym.event_loop import awaited
 from agentsgym.fields import Field, choice_field, is_bool, is_number, or_none
 from agentsgym.texts import shown
 
@@ -69,9 +71,10 @@ class TwentyQuestionsEnv(MultistepEnv):
     - ``invalid_penalty``, ``repeat_penalty``: the costs of an invalid action and a repeated question, in any scheme; by
       default 0.1 and 0.05 under ``win_plus_information`` and 0 under the others, which keep their definitions.
     - ``unknown_penalty``: the cost of a question answered "I don't know."; 0 by default.
-    - ``gamemaster``: a callable ``(solution, question) -> str`` that replaces the built-in one. Its arguments are the
-      solution as written in the task, and the agent's text; guesses are judged by the environment. If the knowledge
-      base does not confirm its answer, the answer rules out no object.
+    - ``gamemaster``: a callable ``(solution, question) -> str`` that replaces the built-in one. It may be async, as an
+      :class:`~agentsgym.envs.TwentyQuestions.agent_gamemaster.AgentGamemaster` is. Its arguments are the solution as
+      written in the task, and the agent's text; guesses are judged by the environment. If the knowledge base does not
+      confirm its answer, the answer rules out no object.
     """
 
     spec = SPEC
@@ -102,6 +105,9 @@ class TwentyQuestionsEnv(MultistepEnv):
         super().__init__(tokenizer, env_config)
         config = self.env_config
         self.knowledge = load_knowledge()
+        if config["gamemaster"] is not None:
+            own = (config["gamemaster"], type(config["gamemaster"]).__call__)
+            self.has_coroutines = type(self).has_coroutines or any(map(is_async, own))
         self.candidates = _candidates(config)
         self._reader = load_reader()
         self._language = load_language()
@@ -208,7 +214,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         reply: Any = expected
         if self.env_config["gamemaster"]:
             text = strip_reasoning(action).strip()
-            reply = self.env_config["gamemaster"](state["solution_as_given"], text)
+            reply = awaited(self.env_config["gamemaster"](state["solution_as_given"], text))
             if not isinstance(reply, str):
                 raise EnvError(f"the gamemaster must answer with a str, got {shown(reply)}")
         kept = -1
