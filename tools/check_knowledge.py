@@ -6,33 +6,30 @@ Prints how each property divides the objects, or every fault with its file and l
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from agentsgym.envs.TwentyQuestions.gamemaster import Language, Meaning, phrases
 from agentsgym.envs.TwentyQuestions.knowledge import (
-    OBJECT_COLUMNS,
     OBJECTS_FILE,
-    PHRASE_KINDS,
     PROPERTIES_FILE,
     VALUES,
     KnowledgeBase,
+    form_faults,
     object_of,
     read_knowledge,
     read_rows,
 )
-from agentsgym.envs.TwentyQuestions.parsing import Reader, core, normalize
+from agentsgym.envs.TwentyQuestions.language import Language, Meaning
+from agentsgym.envs.TwentyQuestions.parsing import Guess, Reader, core, normalize
 
 FIRST_ROW_LINE = 2
-PROPERTY_COLUMNS = ("property", "question", *PHRASE_KINDS)
 
 
 def check_files(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPERTIES_FILE) -> list[str]:
     """Return every error in the two files, with its line; the meaning is checked only once the format is valid."""
-    found = [*_check_form(objects_path, properties_path)]
+    found = [*form_faults(objects_path, properties_path)]
     if found:
         return found
     knowledge = read_knowledge(objects_path, properties_path)
@@ -65,32 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check_form(objects_path: Path, properties_path: Path) -> Iterator[str]:
-    properties = read_rows(properties_path)
-    keys = [row.get("property") or "" for row in properties]
-    for path, wanted in ((objects_path, (*OBJECT_COLUMNS, *keys)), (properties_path, PROPERTY_COLUMNS)):
-        with path.open(encoding="utf-8") as file:
-            columns = tuple(file.readline().rstrip("\r\n").split(","))
-        if columns != wanted:
-            odd = sorted(set(columns) ^ set(wanted)) or "their order"
-            yield f"{path.name}:1: the columns differ from the expected ones in {odd}"
-        with path.open(newline="", encoding="utf-8") as file:
-            for line, cells in enumerate(csv.reader(file), FIRST_ROW_LINE - 1):
-                if len(cells) != len(columns):
-                    yield f"{path.name}:{line}: the row must have {len(columns)} cells, got {len(cells)}"
-
-
 def _check_rows(path: Path) -> Iterator[str]:
     seen: list[tuple[int, str, dict[str, str]]] = []
     for line, row in enumerate(read_rows(path), FIRST_ROW_LINE):
         known = object_of(row)
-        if known.article not in ("a", "an", ""):
-            yield f"{path.name}:{line}: article must be 'a', 'an' or empty, got {known.article!r}"
-        if row["hard"] not in ("yes", "no"):
-            yield f"{path.name}:{line}: hard must be 'yes' or 'no', got {row['hard']!r}"
-        for key, value in known.values.items():
-            if value not in VALUES:
-                yield f"{path.name}:{line}: {key} must be one of {', '.join(VALUES)}, got {value!r}"
         for other_line, other, values in seen:
             if not any({values[key], value} == {"yes", "no"} for key, value in known.values.items()):
                 pair = f"{known.name!r} and {other!r} (line {other_line})"
@@ -100,7 +75,7 @@ def _check_rows(path: Path) -> Iterator[str]:
 
 def _check_names(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
     language = Language(knowledge)
-    reader = Reader(knowledge, lambda question: language.understand(question) is not None)
+    reader = Reader(knowledge, language)
     owners: dict[str, str] = {}
     for line, known in enumerate((object_of(row) for row in read_rows(path)), FIRST_ROW_LINE):
         for name in dict.fromkeys(known.names):
@@ -109,26 +84,23 @@ def _check_names(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
                 yield f"{path.name}:{line}: the name {name!r} is empty or also a name of {owner!r}"
             elif reader.canonical(name) != known.name:
                 yield f"{path.name}:{line}: {name!r} is parsed as {reader.canonical(name)!r}"
-        if language.understand(known.guess):
+        if reader.parse(known.guess) != Guess(name=known.name):
             yield f"{path.name}:{line}: the guess {known.guess!r} is parsed as a question"
 
 
 def _check_questions(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
     language = Language(knowledge)
     asked: dict[str, str] = {}
-    meant: dict[tuple[str, str], Meaning] = {}
     for line, entry in enumerate(knowledge.properties.values(), FIRST_ROW_LINE):
         owner = asked.setdefault(core(normalize(entry.question)), entry.key)
         if owner != entry.key:
             yield f"{path.name}:{line}: {entry.question!r} is also the question of {owner}"
-        found = {(meaning.key, meaning.opposite) for meaning in language.meanings(entry.question)}
-        if found != {(entry.key, False)}:
-            yield f"{path.name}:{line}: {entry.question!r} is understood as {sorted(found) or 'nothing'}"
-        for form, phrase, opposite in phrases(entry):
-            meaning = Meaning(key=entry.key, opposite=opposite)
-            first = meant.setdefault((form, phrase), meaning)
-            if first != meaning:
-                yield f"{path.name}:{line}: the phrase {phrase!r} also belongs to {first.key}"
+        for text, negates in [(entry.question, False), *((t, n) for t, n, is_key in language.phrases(entry) if is_key)]:
+            wanted = Meaning(key=entry.key, opposite=negates)
+            found = language.read(f"it {text}")
+            if found != (wanted,):
+                shown = [f"{'not ' * meaning.opposite}{meaning.key}" for meaning in found]
+                yield f"{path.name}:{line}: {text!r} is understood as {shown or 'nothing'}"
 
 
 if __name__ == "__main__":

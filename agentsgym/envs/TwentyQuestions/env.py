@@ -220,7 +220,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         kept = -1
         if meaning and reply == expected != UNKNOWN:
             value = self.knowledge.value(state["solution"], meaning.key) or ""
-            kept = self.candidates.mask_by_value[meaning.key][value] | state["secret_bit"]
+            kept = self.candidates.mask(self.knowledge, meaning.key, value) | state["secret_bit"]
         topic = f"property {meaning.key}" if meaning else f"question {question.text}"
         penalty: float = self.env_config["unknown_penalty"] if reply == UNKNOWN else 0.0
         next_state, outcome = self._rule_out(state, topic, kept=kept, penalty=penalty)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from agentsgym.envs.TwentyQuestions.knowledge import (
     PROPERTIES_FILE,
     expand,
     load_knowledge,
+    read_knowledge,
 )
+from agentsgym.errors import ConfigError
 from tools.check_knowledge import balance, check_files, main
 
 
@@ -78,7 +81,7 @@ def set_cell(line: int, column: str, text: str) -> Any:
 
 
 def copy_facts(rows: list[list[str]]) -> None:
-    rows[4][5:] = rows[3][5:]
+    rows[4][6:] = rows[3][6:]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def copy_facts(rows: list[list[str]]) -> None:
         (set_cell(3, "alive", "maybe"), 3, "alive must be one of yes, no, sometimes, got 'maybe'"),
         (set_cell(4, "aliases", "puppy"), 4, "'puppy'"),
         (set_cell(5, "hard", ""), 5, "hard must be"),
-        (set_cell(6, "article", "the"), 6, "article must be"),
+        (set_cell(6, "article", "that"), 6, "article must be"),
         (copy_facts, 5, "'cow' and 'horse' (line 4) must differ"),
         (lambda rows: rows[7].pop(), 8, "cells"),
         (lambda rows: rows[0].__setitem__(7, "plants"), 1, "columns"),
@@ -108,8 +111,9 @@ def test_faults_of_the_objects_are_named_with_their_line(
     [
         (set_cell(3, "question", "Is it alive?"), 3, "is also the question of alive"),
         (set_cell(4, "question", "Does it grow?"), 4, "understood as nothing"),
-        (set_cell(4, "is", "a plant; an animal"), 4, "the phrase 'an animal' also belongs to animal"),
-        (set_cell(4, "is", "a dog"), 2, "is parsed as a question"),
+        (set_cell(4, "phrases", "plant; !animal"), 4, "'animal' is understood as nothing"),
+        (lambda rows: rows[7].append("kept"), 8, "must have 4 cells, got 5"),
+        (lambda rows: rows[0].__setitem__(2, "words"), 1, "columns"),
     ],
 )
 def test_faults_of_the_questions_are_named_with_their_line(
@@ -120,3 +124,21 @@ def test_faults_of_the_questions_are_named_with_their_line(
     error = capsys.readouterr().err
     assert f":{line}: " in error
     assert word in error
+
+
+@pytest.mark.parametrize(
+    ("source", "change", "sentence"),
+    [
+        (
+            OBJECTS_FILE,
+            set_cell(3, "alive", "maybe"),
+            "knowledge.csv:3: alive must be one of yes, no, sometimes, got 'maybe'",
+        ),
+        (OBJECTS_FILE, lambda rows: rows[7].pop(), "knowledge.csv:8: the row must have"),
+        (PROPERTIES_FILE, lambda rows: rows[7].pop(), "properties.csv:8: the row must have 4 cells, got 3"),
+    ],
+)
+def test_a_broken_file_is_not_loaded(tmp_path: Path, source: Path, change: Any, sentence: str) -> None:
+    paths = {OBJECTS_FILE: OBJECTS_FILE, PROPERTIES_FILE: PROPERTIES_FILE, source: mended(tmp_path, source, change)}
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        read_knowledge(*paths.values())
