@@ -6,6 +6,7 @@ Prints how each property divides the objects, or every fault with its file and l
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,14 +18,13 @@ from agentsgym.envs.TwentyQuestions.knowledge import (
     VALUES,
     KnowledgeBase,
     form_faults,
-    object_of,
     read_knowledge,
-    read_rows,
 )
 from agentsgym.envs.TwentyQuestions.language import Language, Meaning
 from agentsgym.envs.TwentyQuestions.parsing import Guess, Reader, core, normalize
 
 FIRST_ROW_LINE = 2
+MIN_DIFFERENCES = 2  # by which two objects are told apart
 
 
 def check_files(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPERTIES_FILE) -> list[str]:
@@ -33,7 +33,7 @@ def check_files(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPE
     if found:
         return found
     knowledge = read_knowledge(objects_path, properties_path)
-    found = [*_check_rows(objects_path)]
+    found = [*_check_rows(knowledge, objects_path)]
     for key, counts in balance(knowledge).items():
         if not (counts["yes"] and counts["no"]):
             found.append(f"{objects_path.name}:1: {key} must be yes for some object and no for another")
@@ -62,22 +62,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check_rows(path: Path) -> Iterator[str]:
-    seen: list[tuple[int, str, dict[str, str]]] = []
-    for line, row in enumerate(read_rows(path), FIRST_ROW_LINE):
-        known = object_of(row)
-        for other_line, other, values in seen:
-            if not any({values[key], value} == {"yes", "no"} for key, value in known.values.items()):
-                pair = f"{known.name!r} and {other!r} (line {other_line})"
-                yield f"{path.name}:{line}: {pair} must differ by a yes and a no in some property"
-        seen.append((line, known.name, dict(known.values)))
+def _check_rows(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
+    known = [*enumerate(knowledge.objects.values(), FIRST_ROW_LINE)]
+    for (line, one), (other_line, other) in itertools.combinations(known, 2):
+        if sum(one.values[key] != other.values[key] for key in knowledge.properties) < MIN_DIFFERENCES:
+            pair = f"{other.name!r} and {one.name!r} (line {line})"
+            yield f"{path.name}:{other_line}: {pair} must differ in at least {MIN_DIFFERENCES} properties"
 
 
 def _check_names(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
     language = Language(knowledge)
     reader = Reader(knowledge, language)
     owners: dict[str, str] = {}
-    for line, known in enumerate((object_of(row) for row in read_rows(path)), FIRST_ROW_LINE):
+    for line, known in enumerate(knowledge.objects.values(), FIRST_ROW_LINE):
         for name in dict.fromkeys(known.names):
             owner = owners.setdefault(normalize(name), known.name)
             if owner != known.name or not name:

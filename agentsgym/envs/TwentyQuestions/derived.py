@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 #: The properties that say how big an object is, from the smallest size to the largest.
 SIZES = ("fist", "shoebox", "bigger", "car", "house")
 
+#: The kind of key that compares the object with another one.
+COMPARISON = "bigger_than"
+
 _NUMBERS = {
     word: str(n)
     for n, word in enumerate(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"])
@@ -57,7 +60,7 @@ def derived_key(text: str, names: Mapping[str, str]) -> tuple[str, bool] | None:
             return f"{kind}:{'1' if argument == 'single' else _NUMBERS.get(argument, argument)}", False
     match = _COMPARISON.fullmatch(text)
     name = names.get(match["what"]) if match else None
-    return None if match is None or name is None else (f"bigger_than:{name}", match["how"] == "smaller")
+    return None if match is None or name is None else (f"{COMPARISON}:{name}", match["how"] == "smaller")
 
 
 def derived_value(key: str, name: str, sizes: Callable[[str], tuple[str | None, ...]]) -> str | None:
@@ -69,7 +72,7 @@ def derived_value(key: str, name: str, sizes: Callable[[str], tuple[str | None, 
         sizes: Returns the values of :data:`SIZES` for an object.
     """
     kind, _, argument = key.partition(":")
-    if kind != "bigger_than":
+    if kind != COMPARISON:
         return "yes" if _VALUES[kind](name.lower(), argument) else "no"
     own, other = sizes(name), sizes(argument)
     if None in own or None in other:

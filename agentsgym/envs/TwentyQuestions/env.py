@@ -62,9 +62,10 @@ class TwentyQuestionsEnv(MultistepEnv):
 
     Keys of ``env_config`` in addition to the common ones:
 
-    - ``objects``: the possible secrets, relative to which information is measured: ``"all"`` or a list of names.
+    - ``objects``: the possible secrets, relative to which information is measured: a list of names, or ``"all"``
+      everyday objects.
     - ``properties``: the properties that the gamemaster can answer questions about: ``"all"`` or a list of keys.
-    - ``hardcore``: whether only objects marked as hard are used.
+    - ``hardcore``: whether only the rarer objects are used.
     - ``final_guess``: whether a wrong guess loses the game; otherwise it is only answered "No.".
     - ``reward_scheme``: ``"win_plus_information"`` (default), ``"win"`` or ``"lmrl"``; see
       :mod:`agentsgym.envs.TwentyQuestions.rewards`.
@@ -276,8 +277,8 @@ class TwentyQuestionsEnv(MultistepEnv):
 def _candidates(config: Mapping[str, Any]) -> Candidates:
     known = load_knowledge()
     objects = _selected_names("objects", config["objects"], known.objects)
-    if config["hardcore"]:
-        objects = [name for name in objects if known.objects[name].hard]
+    if config["hardcore"] or config["objects"] == "all":
+        objects = [name for name in objects if known.objects[name].hard == config["hardcore"]]
     if not objects:
         raise ConfigError("env_config['hardcore'] requires at least one hard object in env_config['objects'], got none")
     return Candidates(known, objects, _selected_names("properties", config["properties"], known.properties))

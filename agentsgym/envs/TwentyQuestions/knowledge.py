@@ -1,7 +1,8 @@
 """Read the knowledge base: ``knowledge.csv`` (objects and facts) and ``properties.csv`` (wordings of questions).
 
-Both files are meant to be edited by hand; ``python -m tools.check_knowledge`` checks them. A value describes a typical
-instance of the object, and is ``sometimes`` if instances vary or people would disagree.
+Both files are meant to be edited by hand; ``python -m tools.check_knowledge`` checks them. A row of ``knowledge.csv``
+lists the properties that are true of a typical instance of the object ("yes"), and those that vary between instances or
+on which people disagree ("sometimes"); all others are "no".
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import csv
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ PROPERTIES_FILE = FOLDER / "properties.csv"
 WORDINGS_FILE = FOLDER / "wordings.csv"
 CATEGORIES_FILE = FOLDER / "categories.txt"
 
-OBJECT_COLUMNS = ("object", "article", "plural", "aliases", "category", "hard")
+OBJECT_COLUMNS = ("object", "article", "plural", "aliases", "category", "hard", "yes", "sometimes")
 PROPERTY_COLUMNS = ("property", "question", "phrases", "context")
 VALUES = ("yes", "no", "sometimes")
 
@@ -51,7 +53,7 @@ class KnownObject:
         plural: The plural.
         aliases: Other names of the same object.
         category: The group that the object belongs to, such as ``"tool"``.
-        hard: Whether the object is marked as hard.
+        hard: Whether the object is one of the rarer ones, which ``hardcore`` selects.
         values: The value of each property: ``"yes"``, ``"no"`` or ``"sometimes"``.
     """
 
@@ -171,13 +173,22 @@ def table_faults(path: Path, columns: Sequence[str], choices: Mapping[str, Seque
 def form_faults(objects_path: Path, properties_path: Path) -> Iterator[str]:
     """Yield what is wrong with the form of the two files."""
     yield from table_faults(properties_path, PROPERTY_COLUMNS, {})
-    keys = [row.get("property") or "" for row in read_rows(properties_path)]
-    choices = {"hard": ("yes", "no"), "article": ("a", "an", "the", ""), **dict.fromkeys(keys, VALUES)}
-    yield from table_faults(objects_path, (*OBJECT_COLUMNS, *keys), choices)
+    faults = [*table_faults(objects_path, OBJECT_COLUMNS, {"hard": ("yes", "no"), "article": ("a", "an", "the", "")})]
+    yield from faults
+    keys = {row.get("property") for row in read_rows(properties_path)}
+    for line, row in enumerate([] if faults else read_rows(objects_path), 2):
+        listed = [(column, key) for column in ("yes", "sometimes") for key in row[column].split()]
+        for column, key in listed:
+            if key not in keys:
+                yield f"{objects_path.name}:{line}: {column} contains the unknown property {key!r}"
+        twice = [key for key, count in Counter(key for _, key in listed).items() if count > 1]
+        if twice:
+            yield f"{objects_path.name}:{line}: yes and sometimes contain {twice[0]!r} twice"
 
 
-def object_of(row: Mapping[str, str]) -> KnownObject:
-    """Convert a row of ``knowledge.csv``."""
+def object_of(row: Mapping[str, str], keys: Sequence[str]) -> KnownObject:
+    """Convert a row of ``knowledge.csv``; ``keys`` are those of all properties."""
+    listed = {key: value for value in ("yes", "sometimes") for key in row[value].split()}
     return KnownObject(
         name=row["object"],
         article=row["article"],
@@ -185,7 +196,7 @@ def object_of(row: Mapping[str, str]) -> KnownObject:
         aliases=split_list(row["aliases"]),
         category=row["category"],
         hard=row["hard"] == "yes",
-        values={key: value for key, value in row.items() if key not in OBJECT_COLUMNS},
+        values={key: listed.get(key, "no") for key in keys},
     )
 
 
@@ -207,8 +218,9 @@ def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PR
     """
     for fault in form_faults(objects_path, properties_path):
         raise ConfigError(fault)
-    objects = [object_of(row) for row in read_rows(objects_path)]
     properties = [property_of(row) for row in read_rows(properties_path)]
+    keys = [entry.key for entry in properties]
+    objects = [object_of(row, keys) for row in read_rows(objects_path)]
     return KnowledgeBase(
         objects={known.name: known for known in objects},
         properties={entry.key: entry for entry in properties},

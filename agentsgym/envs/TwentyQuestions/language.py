@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentsgym.envs.TwentyQuestions.derived import derived_key
+from agentsgym.envs.TwentyQuestions.derived import COMPARISON, derived_key
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, Property, load_wordings
 from agentsgym.envs.TwentyQuestions.parsing import AUXILIARY, PRONOUN, TAG, core, normalize
 
@@ -104,11 +104,14 @@ class Language:
     def _read(self, question: str) -> tuple[Meaning, ...]:
         """Return the property that a question is about, or the properties if it asks several questions in one."""
         text = self.simplify(question)
+        derived = derived_key(text, self._names)
+        if derived and not derived[0].startswith(COMPARISON):  # a property of this size comes first
+            return (Meaning(key=derived[0], opposite=derived[1]),)
         terms = self._terms(text)
         found = self._meanings(terms)
         if not found and (bare := _ASIDE.sub("", text)) != text:
             found = self._meanings(self._terms(bare))
-        if not found and (derived := derived_key(text, self._names)):
+        if not found and derived:
             found = (Meaning(key=derived[0], opposite=derived[1]),)
         return found or self._listed(text, terms)
 

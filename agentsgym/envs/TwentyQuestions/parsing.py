@@ -133,7 +133,7 @@ def core(sentence: str) -> str:
     text = sentence.strip()
     while text != previous:
         previous = text
-        text = _FILLER.sub("", text, count=1)
+        text = _FILLER.sub("", text, count=1) or text  # a filler alone may be a name, such as "well"
         if text == previous:  # punctuation may hide a filler
             text = text.strip(" ?!.,:;'\n")
     return text

@@ -42,7 +42,7 @@ from agentsgym.types import Action, Message, TurnRequest
 from tools.gamemaster_agreement import Comparison, compare, drawn, main
 
 GAME = {"objects": OBJECTS, "properties": PROPERTIES, "max_steps_per_episode": 3}
-RED = "Is it usually red?"  # the knowledge base has no colors
+RED = "Is it usually rare?"  # the knowledge base does not know
 NO_WAIT: dict[str, Any] = {"max_retries": 0, "retry_delay_s": 0}
 
 
@@ -159,7 +159,7 @@ def test_the_agent_is_asked_only_what_the_knowledge_base_does_not_know() -> None
     assert (replies, errors) == ([NO, YES, NO], [None] * 3)
     ((system, user),) = agent.prompts
     assert all(reply in system["content"] for reply in REPLIES)
-    assert user["content"] == "SECRET OBJECT\n| rose\n\nQUESTION\n| is it usually red?"
+    assert user["content"] == "SECRET OBJECT\n| rose\n\nQUESTION\n| is it usually rare?"
 
 
 def test_the_agent_may_be_asked_everything() -> None:
@@ -178,7 +178,7 @@ def test_a_question_cannot_leave_its_quotation() -> None:
 def test_the_same_question_costs_once_however_it_is_worded() -> None:
     agent = Answering("Yes", "No")
     gamemaster = AgentGamemaster(DirectOutputAgent(agent))
-    questions = [RED, "is it usually RED", "Okay, my next question: Is the object usually red?"]
+    questions = [RED, "is it usually RARE", "Okay, my next question: Is the object usually rare?"]
     assert [gamemaster.answer(name, question) for name in ("Rose", "a rose") for question in questions] == [YES] * 6
     assert gamemaster.answer("tree", RED) == NO
     assert len(agent.prompts) == 2
@@ -249,7 +249,7 @@ def test_an_answer_that_cannot_be_read_fails_its_episode_alone(tmp_path: Path) -
     replies, errors = asked_by(AgentGamemaster(DirectOutputAgent(agent), **options), [RED, "Is it rare?"])
     assert replies == [YES]
     sentence = (
-        "AgentError: asked 'is it usually red?', the gamemaster (DirectOutputAgent) gave an answer that cannot be"
+        "AgentError: asked 'is it usually rare?', the gamemaster (DirectOutputAgent) gave an answer that cannot be"
     )
     assert sentence in (errors[0] or "")
     assert errors[1] is None
@@ -266,7 +266,7 @@ def test_an_answer_that_cannot_be_read_may_count_as_unknown(tmp_path: Path) -> N
 
 def test_an_agent_that_fails_is_named_with_the_question() -> None:
     _, (error,) = asked_by(AgentGamemaster(Raising(), **NO_WAIT), [RED])
-    assert "asked 'is it usually red?', the gamemaster (Raising) failed: " in (error or "")
+    assert "asked 'is it usually rare?', the gamemaster (Raising) failed: " in (error or "")
     assert "OSError: the line is dead" in (error or "")
     with pytest.raises(AgentError, match=r"asked 'is it usually red\?'"):
         AgentGamemaster(Raising(), **NO_WAIT, on_unreadable="unknown").answer("rose", RED)

@@ -24,7 +24,7 @@ def test_the_own_question_is_understood(key: str) -> None:
 def test_opposites_are_answered_right() -> None:
     assert GAMEMASTER("dog", "Is it inanimate?") == NO
     assert GAMEMASTER("hammer", "Is it an inanimate object?") == YES
-    assert GAMEMASTER("apple", "Is it inanimate?") == SOMETIMES
+    assert GAMEMASTER("leaf", "Is it inanimate?") == SOMETIMES
     assert GAMEMASTER("ring", "Is it smaller than a person?") == YES
 
 

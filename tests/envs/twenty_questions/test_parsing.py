@@ -55,7 +55,7 @@ def test_every_name_of_every_object_is_guessed_in_every_form(form: str) -> None:
         "Is it an animal?",
         "What is it?",
         "Is it a wooden chair?",
-        "Is it water?",
+        "Is it zinc?",
     ],
 )
 def test_questions_that_are_no_guess(text: str) -> None:
