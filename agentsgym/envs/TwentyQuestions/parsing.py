@@ -76,7 +76,7 @@ _FILLER = re.compile(
 )
 _QUESTION_OPENING = re.compile(
     r"(?:is|are|was|were|does|do|did|can|could|would|will|has|have|had|might|may|should"
-    r"|what|who|whose|which|where|when|why|how|tell me|i want to know|i would like to know|i wonder)\b"
+    r"|if|what|who|whose|which|where|when|why|how|tell me|i want to know|i would like to know|i wonder)\b"
 )
 AUXILIARY = "is|are|was|were|does|do|did|has|have|had|can|ca|could|would|wo|will|should|might"
 PRONOUN = r"(?:it|they|you|we|i|one|people|there|someone|anyone|most people)"
