@@ -77,7 +77,8 @@ AUXILIARY = "is|are|was|were|does|do|did|has|have|had|can|ca|could|would|wo|will
 PRONOUN = r"(?:it|they|you|we|i|one|people|there|someone|anyone|most people)"
 #: The end of a sentence that makes it a question
 TAG = re.compile(
-    rf"[ ,]+(?:(?P<inverted>(?:{AUXILIARY})(?:n'?t)? {PRONOUN}(?: not)?)|(?:is (?:that|this) |am i )?(?:right|correct|true|so)"
+    rf"[ ,]+(?:(?P<inverted>(?:{AUXILIARY})(?:n'?t)? {PRONOUN}(?: not)?)"
+    r"|(?:is (?:that|this) |am i )?(?:right|correct|true|so)"
     r"|yes|no|yeah|huh|eh|or not|isn't that (?:right|so))$"
 )
 _ASKING = re.compile(r"\b(?:whether|wonder|wondering|ask|tell me|know if)\b")
