@@ -23,6 +23,7 @@ MAX_CHARACTERS = 400
 MAX_TAG = 30
 
 _INVERTED = re.compile(rf"^({AUXILIARY})n'?t (?={PRONOUN}\b)")
+_OPENING = re.compile(rf"(?:{AUXILIARY}) ")
 _OPEN_QUESTION = re.compile(r"(?:what|who|whose|which|where|when|why|how)\b")
 _HAVE_GOT = re.compile(r"^(?:has|have|hasn't) ((?:(?:the|this|its) )?\w+) got\b")
 _EITHER = re.compile(r"\b(bigger|larger|smaller) or (bigger|larger|smaller) than (.+)")
@@ -33,7 +34,7 @@ _ASIDE = re.compile(
 )
 _WORD = re.compile(r"[a-z0-9']+|[^\s\w.,:;!?()/\[\]'\"&-]|\w+")
 _LISTING = frozenset(("or", "and"))
-_CONNECTIVES = _LISTING | {"not", "but", "thing", "as"}
+_CONNECTIVES = _LISTING | {"not", "but", "thing", "as", "of"}
 _LATE = "-"  # marks the meanings of words that are replaced only once phrases with them are recognized
 _NOTHING: dict[str, Any] = {}
 
@@ -83,6 +84,9 @@ class Language:
                     phrases.keys.add(entry.key)
                 if is_key or entry.key not in phrases.negates:
                     phrases.negates[entry.key] = negates
+        # "Does it drink?" does not ask whether it is drunk
+        patient = "|".join(wordings["@patient"])
+        self._acts = re.compile(rf"(?:does|do|can|could|will|would|did) (?:it|they|animals) (?:{patient})\b")
         self.read = functools.lru_cache(maxsize=8192)(self._read)
 
     def understand(self, question: str) -> Meaning | None:
@@ -118,12 +122,13 @@ class Language:
     def simplify(self, question: str) -> str:
         """Return a question without what follows its point; empty if it is too long or not a yes/no question."""
         text = core(normalize(question)) if len(question) <= MAX_CHARACTERS else ""
-        if _OPEN_QUESTION.match(text):
+        if _OPEN_QUESTION.match(text) or self._acts.match(text):
             return ""
         text = _HAVE_GOT.sub(r"\1 have", text)
         text = _INVERTED.sub(r"\1 ", text)
         tag = TAG.search(text, max(0, len(text) - MAX_TAG))
-        text = text[: tag.start()] if tag else text
+        if tag and not (tag["inverted"] and _OPENING.match(text)):  # "would you have it" has no tag
+            text = text[: tag.start()]
         return _EITHER.sub(r"\1 than \3 or \2 than \3", text) if " or " in text else text
 
     def _meanings(self, terms: Sequence[str]) -> tuple[Meaning, ...]:

@@ -52,14 +52,9 @@ _CONTRACTIONS = {
     "i'm": "i am",
     "let's": "let us",
 }
-_CHARACTERS = str.maketrans(
-    {
-        **dict.fromkeys('"\u201c\u201d`*_'),
-        **dict.fromkeys("-\u2010\u2011\u2012\u2013\u2014", " "),
-        "\u2018": "'",
-        "\u2019": "'",
-    }
-)
+_MARKUP = dict.fromkeys('"\u201c\u201d`*_')
+_DASHES = dict.fromkeys("-\u2010\u2011\u2012\u2013\u2014", " ")
+_CHARACTERS = str.maketrans({**_MARKUP, **_DASHES, "\u2018": "'", "\u2019": "'"})
 _CONTRACTION = re.compile(r"\b(?:" + "|".join(_CONTRACTIONS) + r")\b")
 _SUBJECT = re.compile(
     r"\b(?:(?:the|this|your) (?:secret |mystery |hidden )?(?:object|thing|item|answer|word)"
@@ -76,13 +71,14 @@ _FILLER = re.compile(
 )
 _QUESTION_OPENING = re.compile(
     r"(?:is|are|was|were|does|do|did|can|could|would|will|has|have|had|might|may|should"
-    r"|what|who|whose|which|where|when|why|how|tell me|i want to know|i would like to know|i wonder)\b"
+    r"|if|what|who|whose|which|where|when|why|how|tell me|i want to know|i would like to know|i wonder)\b"
 )
 AUXILIARY = "is|are|was|were|does|do|did|has|have|had|can|ca|could|would|wo|will|should|might"
 PRONOUN = r"(?:it|they|you|we|i|one|people|there|someone|anyone|most people)"
 #: The end of a sentence that makes it a question
 TAG = re.compile(
-    rf"[ ,]+(?:(?:{AUXILIARY})(?:n'?t)? {PRONOUN}(?: not)?|(?:is (?:that|this) |am i )?(?:right|correct|true|so)"
+    rf"[ ,]+(?:(?P<inverted>(?:{AUXILIARY})(?:n'?t)? {PRONOUN}(?: not)?)"
+    r"|(?:is (?:that|this) |am i )?(?:right|correct|true|so)"
     r"|yes|no|yeah|huh|eh|or not|isn't that (?:right|so))$"
 )
 _ASKING = re.compile(r"\b(?:whether|wonder|wondering|ask|tell me|know if)\b")
