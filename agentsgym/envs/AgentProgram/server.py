@@ -99,6 +99,8 @@ class PolicyEndpoint:
 
     async def stop(self) -> None:
         """Stop listening, fail the episodes of running programs, and end every connection."""
+        if not self.is_listening:
+            return
         self.is_listening = False
         with contextlib.suppress(NotImplementedError):  # by the event loop of Windows
             asyncio.get_running_loop().remove_reader(self._listener)
