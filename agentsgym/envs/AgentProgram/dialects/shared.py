@@ -213,12 +213,6 @@ def finite(logprobs: Sequence[float], unknown: float | None = None) -> list[floa
     return [value if math.isfinite(value) else unknown for value in logprobs]
 
 
-def openai_error(error: CallError) -> dict[str, Any]:
-    """Return the body of an error in the form of OpenAI's APIs."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
-
-
 def event(data: Mapping[str, Any], name: str | None = None) -> str:
     """Return one server-sent event."""
     head = "" if name is None else f"event: {name}\n"
