@@ -216,10 +216,10 @@ def _digests(messages: Sequence[Message], tools: Tools) -> list[bytes]:
 
 def _digest(before: bytes, message: Message) -> bytes:
     """The digest of a conversation and one more message."""
-    role, content = message["role"], message["content"].strip()
-    if not message.get("tool_calls"):
+    role, content, called = message["role"], message["content"].strip(), message.get("tool_calls")
+    if not called:
         return _hash(f"{len(role)} {role}{content}", before)
-    calls = [[call["function"]["name"], _parsed(call["function"]["arguments"])] for call in message["tool_calls"]]
+    calls = [[call["function"]["name"], _parsed(call["function"]["arguments"])] for call in called]
     return _hash(_canonical([role, content, calls]), before)
 
 
