@@ -42,6 +42,7 @@ Answered = tuple[GivenReward, bool, dict[str, Any]]
 """The reward, whether the episode is over, and info."""
 CUT_OFF = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
 _CONTINUE = "That is not the end of the task. Call a tool or answer."
+_COUNTS = ("num_calls", "num_failed_calls", "num_unreadable_calls")
 
 TOOL_FIELDS: dict[str, Field] = {
     "tools": Field(
@@ -212,14 +213,7 @@ class ToolEnv(MultistepEnv):
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         self._process.begin(session_id, task_data, self.rng(session_id))
-        return {
-            "task": task_data,
-            "pending": None,
-            "num_calls": 0,
-            "num_failed_calls": 0,
-            "num_unreadable_calls": 0,
-            "done": False,
-        }
+        return {"task": task_data, "pending": None, **dict.fromkeys(_COUNTS, 0), "done": False}
 
     def _format_prompt(self, state: State, step: int) -> str | list[Message]:
         return self._question(state) if state["pending"] is None else state["pending"]
@@ -395,4 +389,4 @@ class ToolEnv(MultistepEnv):
         return next_state, reward, False, info
 
     def _counts(self, state: State) -> dict[str, int]:
-        return {name: state[name] for name in ("num_calls", "num_failed_calls", "num_unreadable_calls")}
+        return {name: state[name] for name in _COUNTS}
