@@ -22,7 +22,7 @@ from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
 from agentsgym.envs.Tools.results import ToolResult
 from agentsgym.envs.Tools.sources import Sources
 from agentsgym.errors import ConfigError, EnvError, TaskError
-from agentsgym.fields import Field, choice_field, is_int, is_number, is_str, is_strings, or_none
+from agentsgym.fields import Field, choice_field, is_dict, is_int, is_number, is_str, is_strings, or_none
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Action, Message, ToolCall
 
@@ -99,13 +99,9 @@ class SearchEnv(ToolEnv):
         "corpus_columns": Field(
             default=None,
             expected="a dict from 'text' or 'title' to a column's name, or None",
-            valid=or_none(lambda value: isinstance(value, Mapping) and all(map(is_str, cast("Any", value).values()))),
+            valid=or_none(lambda value: is_dict(value) and all(map(is_str, value.values()))),
         ),
-        "world": Field(
-            default={},
-            expected="a dict of options of the generated world",
-            valid=lambda value: isinstance(value, Mapping),
-        ),
+        "world": Field(default={}, expected="a dict of options of the generated world", valid=is_dict),
         "retriever": Field(
             default=None, expected="a callable (query, k) -> passages, or None", valid=or_none(callable)
         ),
@@ -258,13 +254,8 @@ class SearchEnv(ToolEnv):
     def _answer(self, session_id: str, state: State, text: str) -> tuple[float, bool, dict[str, Any]]:
         answers: list[str] = state["task"]["answers"]
         is_match = exact_match(text, answers)
-        info = {
-            "success": is_match == 1.0,
-            "answer": normalized(text),
-            "exact_match": is_match,
-            "f1": f1(text, answers),
-        }
-        return self._score(text, answers), True, info
+        info = {"success": is_match == 1.0, "answer": normalized(text), "exact_match": is_match}
+        return self._score(text, answers), True, {**info, "f1": f1(text, answers)}
 
     def _call_tool(self, session_id: str, state: State, call: ToolCall) -> ToolResult | Awaitable[ToolResult]:
         if call.name != TOOL:
