@@ -155,13 +155,8 @@ class Connection:
             from mcp.client import streamable_http  # noqa: PLC0415  # optional dependency
 
             http: Any = streamable_http
-            headers = dict(server.headers)
-            if hasattr(http, "streamable_http_client"):
-                client = await stack.enter_async_context(http.create_mcp_http_client(headers=headers))
-                opened = http.streamable_http_client(server.url, http_client=client)
-            else:
-                opened = http.streamablehttp_client(server.url, headers=headers)
-            streams = await stack.enter_async_context(opened)
+            client = await stack.enter_async_context(http.create_mcp_http_client(headers=dict(server.headers)))
+            streams = await stack.enter_async_context(http.streamable_http_client(server.url, http_client=client))
         session = mcp.ClientSession(_WatchedStream(streams[0], self._mark_lost), streams[1])
         await stack.enter_async_context(session)
         await session.initialize()
