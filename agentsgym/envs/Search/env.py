@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
-from agentsgym.credit.components import GivenReward, add_rewards
-from agentsgym.envs.contract import State
+from agentsgym.credit.components import add_rewards
+from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.datasets.questions import is_text
 from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, is_source
 from agentsgym.envs.Search import SPEC, formats, world
@@ -222,9 +222,7 @@ class SearchEnv(ToolEnv):
             return [*messages[:-1], cast("Message", {**last, "content": f"{last['content']}\n\n{LAST_TURN}"})]
         return messages
 
-    def _step_action(
-        self, session_id: str, state: State, action: Action
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _step_action(self, session_id: str, state: State, action: Action) -> Stepped:
         move, text = formats.parse_tagged_turn(action.text) if self._in_tags else ("", "")
         if not self._in_tags:
             turn = super()._step_action(session_id, state, formats.strip_queries(action))
@@ -245,7 +243,7 @@ class SearchEnv(ToolEnv):
             info["recall"] = len(evidence & seen) / len(evidence)
         return next_state, add_rewards(rewards), done, info
 
-    def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _play_answer(self, session_id: str, state: State, text: str) -> Stepped:
         answer = formats.extract_answer(text)
         if not answer:
             return self._reject_turn(state, formats.NO_ANSWER_MESSAGE)
@@ -279,9 +277,7 @@ class SearchEnv(ToolEnv):
             "num_mistakes": state["num_mistakes"] + num_refused + plan.num_unreadable,
         }
 
-    def _reject_turn(
-        self, state: State, complaint: str, num_unreadable: int = 0
-    ) -> tuple[State, float, bool, dict[str, Any]]:
+    def _reject_turn(self, state: State, complaint: str, num_unreadable: int = 0) -> Stepped:
         next_state, reward, done, info = super()._reject_turn(state, complaint, num_unreadable)
         return {**next_state, "num_mistakes": state["num_mistakes"] + max(1, num_unreadable)}, reward, done, info
 

@@ -11,9 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from agentsgym.credit.components import GivenReward
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.contract import State
+from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, drawn_dataset, drawn_options, task_seed
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.Terminal import SPEC
@@ -22,7 +21,7 @@ from agentsgym.envs.Terminal.launch import HOME
 from agentsgym.envs.Terminal.output import printable
 from agentsgym.envs.Terminal.sandbox import ISOLATIONS, Sandbox, isolation_for
 from agentsgym.envs.Terminal.shell import Result, Shell
-from agentsgym.envs.Terminal.tasks import FAMILIES, GROUPS, LEVELS, Task, family_names, make_task
+from agentsgym.envs.Terminal.tasks import FAMILIES, GROUPS, LEVELS, Task, make_task
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import Field, choice_field, is_int, is_seconds, is_strings, or_none
 from agentsgym.texts import shown
@@ -124,7 +123,8 @@ class TerminalEnv(MultistepEnv):
             ConfigError: ``count`` or an option is invalid.
         """
         settings = checked_options({"size": count, "seed": seed, **options}, {**drawn_options(1000), **_OPTIONS})
-        families = family_names(settings["families"] or [*FAMILIES])
+        given = settings["families"] or FAMILIES
+        families = [*dict.fromkeys(family for name in given for family in GROUPS.get(name, (name,)))]
         levels = LEVELS if settings["level"] is None else (settings["level"],)
         return [
             {
@@ -170,9 +170,7 @@ class TerminalEnv(MultistepEnv):
     def _format_prompt(self, state: State, step: int) -> str:
         return state["reply"]
 
-    async def _step_episode(
-        self, session_id: str, state: State, action: str
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    async def _step_episode(self, session_id: str, state: State, action: str) -> Stepped:
         command, was_solved = read_command(action), all(state["passed"])
         problem = _problem_of(command)
         state = {**state}

@@ -462,8 +462,3 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "text": ("grep", "totals", "join", "top", "replace"),
     "programs": ("fix", "write"),
 }
-
-
-def family_names(families: Sequence[str]) -> list[str]:
-    """Return the families that names of families and groups stand for."""
-    return list(dict.fromkeys(name for given in families for name in GROUPS.get(given, (given,))))
