@@ -10,7 +10,6 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from agentsgym.envs.TextArena.catalogue import catalogue
@@ -51,19 +50,6 @@ def base_id(game: str | None) -> str:
         names = [name for name in known if not name.endswith(_SUFFIXES)]
         raise ConfigError(f"env_config['game'] {shown(game)} is not a game of TextArena{did_you_mean(game, names)}")
     return game
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of one move.
-
-    Attributes:
-        done: Whether the game is over.
-        invalid: Whether the move was invalid.
-    """
-
-    done: bool
-    invalid: bool
 
 
 class GameFactory:
@@ -257,8 +243,8 @@ class PlayedGame:
                 for sender, message, kind in waiting
             ]
 
-    def move(self, action: str, error_allowance: int | None = None) -> Outcome:
-        """Play a move for the player to move.
+    def move(self, action: str, error_allowance: int | None = None) -> bool:
+        """Play a move for the player to move, and return whether it was valid.
 
         Args:
             action: The player's text.
@@ -282,14 +268,14 @@ class PlayedGame:
             state.set_invalid_move = count_complaint
         try:
             with self._context:
-                done, _ = self._game.step(action=action)
+                self._game.step(action=action)
         finally:
             if complain is not None:
                 del state.set_invalid_move
             if is_allowance_given:
                 state.error_allowance = own_allowance
         self._end_if_stuck(seat)
-        return Outcome(bool(done) or self.done, num_complaints > 0)
+        return num_complaints == 0
 
     def _end_if_stuck(self, mover: int) -> None:
         """End a game that would prompt an eliminated player forever, or in which only one player remains.
@@ -359,7 +345,7 @@ class PlayedGame:
         trial._game = deep_copy(self._game)  # not shared with the original
         trial._context = GameContext(random.Random(0), word_list=self._context.word_list)
         try:
-            return not trial.move(action, error_allowance=1).invalid
+            return trial.move(action, error_allowance=1)
         except Exception:  # noqa: BLE001  # a move that crashes the game is not legal
             return False
 
