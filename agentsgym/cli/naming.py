@@ -6,9 +6,7 @@ from typing import Any
 
 from agentsgym.cli.console import usage_errors
 from agentsgym.envs.datasets import naming
-from agentsgym.envs.datasets.naming import NamedEnv, completions, did_you_mean, known_names, nearest
-
-__all__ = ["NamedEnv", "completions", "did_you_mean", "find_env", "known_names", "nearest"]
+from agentsgym.envs.datasets.naming import NamedEnv
 
 
 def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:

@@ -13,7 +13,7 @@ from agentsgym.cli.console import UsageError
 
 
 def _environments(incomplete: str) -> list[str]:
-    from agentsgym.cli.naming import completions  # noqa: PLC0415
+    from agentsgym.envs.datasets.naming import completions  # noqa: PLC0415
 
     return completions(incomplete)
 

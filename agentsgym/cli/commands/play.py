@@ -13,9 +13,9 @@ from agentsgym.cli import options
 from agentsgym.cli.console import FailureError, out, remark, reported, usage_errors
 
 if TYPE_CHECKING:
-    from agentsgym.cli.naming import NamedEnv
     from agentsgym.cli.players import PlayerOptions
     from agentsgym.envs.base import MultistepEnv
+    from agentsgym.envs.datasets.naming import NamedEnv
 
 _MAX_TASKS = 64  # one of them is drawn
 

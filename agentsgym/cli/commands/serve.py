@@ -15,7 +15,7 @@ from agentsgym.cli.console import UsageError, cell, out, remark, reported, usage
 from agentsgym.interruptions import raising_on_sigterm
 
 if TYPE_CHECKING:
-    from agentsgym.cli.naming import NamedEnv
+    from agentsgym.envs.datasets.naming import NamedEnv
     from agentsgym.serving.served_env import ServedEnv
 
 
