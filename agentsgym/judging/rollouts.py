@@ -216,11 +216,7 @@ class Judging:
 
     def _finish_own(self, member: _Member) -> None:
         """Apply the judgments of the turns and the episode; if its task group is to be ranked, wait for the others."""
-        if member.error is not None:
-            member.trajectory = _failed(member.trajectory, member.error)
-        else:
-            judgments = [member.judgments[place] for place in sorted(member.judgments)]
-            self._apply(member, judgments)
+        self._apply(member)
         key = id(member.env), member.trajectory.task_index
         if key not in self._sizes:
             self._outbox.append((member.trajectory, member.may_retry))
@@ -259,17 +255,20 @@ class Judging:
                 member.num_open -= 1
                 if member.num_open:
                     continue
-                if member.error is not None:
-                    member.trajectory = _failed(member.trajectory, member.error)
-                else:
-                    self._apply(member, [member.judgments[at] for at in sorted(member.judgments)])
+                self._apply(member)
                 self._outbox.append((member.trajectory, False))  # the group is complete, so none of it is played again
 
-    def _apply(self, member: _Member, judgments: Sequence[Judgment]) -> None:
-        try:
-            member.trajectory = with_judgments(member.trajectory, judgments, partial(self._token_rewards, member.env))
-        except EpisodeError as failure:  # the environment's `_calculate_rewards` raised
-            member.trajectory = _failed(member.trajectory, failure)
+    def _apply(self, member: _Member) -> None:
+        error = member.error
+        if error is None:
+            judgments = [member.judgments[place] for place in sorted(member.judgments)]
+            token_rewards = partial(self._token_rewards, member.env)
+            try:
+                member.trajectory = with_judgments(member.trajectory, judgments, token_rewards)
+            except EpisodeError as failure:  # the environment's `_calculate_rewards` raised
+                error = failure
+        if error is not None:
+            member.trajectory = _failed(member.trajectory, error)
 
 
 class JudgingInOrder:
