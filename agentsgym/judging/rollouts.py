@@ -134,7 +134,7 @@ class Judging:
             if not tasks:
                 self._finish_own(member)
             for place, (judge, ask) in enumerate(tasks):
-                self._submit(judge, partial(self._judge_member, member, place, ask))
+                self._submit(judge, partial(self._judge, [member], place, ask, self._finish_own))
         self._flush()
 
     def wait(self, interrupt: Callable[[], None] | None = None) -> None:
@@ -200,19 +200,28 @@ class Judging:
                 self._num_open -= 1
                 self._changed.notify_all()
 
-    def _judge_member(self, member: _Member, place: int, ask: Callable[[Run], Judgment]) -> None:
-        judgment, error = None, None
+    def _judge(
+        self,
+        members: Sequence[_Member],
+        place: int,
+        ask: Callable[[Run], Judgment | list[Judgment]],
+        finish: Callable[[_Member], None],
+    ) -> None:
+        """Ask a judge about one rollout, or about the rollouts of a group, and finish those that no judge still has."""
+        judgments, error = list[Judgment](), None
         try:
-            judgment = ask(self._run)
+            given = ask(self._run)
+            judgments = given if isinstance(given, list) else [given]
         except EpisodeError as failure:
             error = failure
         with self._lock:
-            if judgment is not None:
-                member.judgments[place] = judgment
-            member.error = member.error or error
-            member.num_open -= 1
-            if not member.num_open:
-                self._finish_own(member)
+            for index, member in enumerate(members):
+                if error is None:
+                    member.judgments[place] = judgments[index]
+                member.error = member.error or error
+                member.num_open -= 1
+                if not member.num_open:
+                    finish(member)
 
     def _finish_own(self, member: _Member) -> None:
         """Apply the judgments of the turns and the episode; if its task group is to be ranked, wait for the others."""
@@ -239,24 +248,12 @@ class Judging:
         for member in members:
             member.judgments, member.num_open = {}, len(judges)
         for place, judge in enumerate(judges):
-            self._submit(judge, partial(self._judge_group, judge, members, place))
+            ask = partial(judge.judge_group, [one.trajectory for one in members])
+            self._submit(judge, partial(self._judge, members, place, ask, self._finish_ranked))
 
-    def _judge_group(self, judge: Judge, members: Sequence[_Member], place: int) -> None:
-        judgments, error = list[Judgment](), None
-        try:
-            judgments = judge.judge_group([one.trajectory for one in members], self._run)
-        except EpisodeError as failure:
-            error = failure
-        with self._lock:
-            for index, member in enumerate(members):
-                if error is None:
-                    member.judgments[place] = judgments[index]
-                member.error = member.error or error
-                member.num_open -= 1
-                if member.num_open:
-                    continue
-                self._apply(member)
-                self._outbox.append((member.trajectory, False))  # the group is complete, so none of it is played again
+    def _finish_ranked(self, member: _Member) -> None:
+        self._apply(member)
+        self._outbox.append((member.trajectory, False))  # the group is complete, so none of it is played again
 
     def _apply(self, member: _Member) -> None:
         error = member.error
