@@ -5,30 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from agentsgym.errors import MissingDependencyError
+from inspect_ai.log import EvalError, EvalSample, EvalSampleLimit
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageTool,
+    ChatMessageUser,
+    Content,
+    ContentReasoning,
+    ContentText,
+    ModelOutput,
+    ModelUsage,
+)
+from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, Score
+from inspect_ai.tool import ToolCall
+
 from agentsgym.store.records import StoredRollout
 from agentsgym.texts import as_json, visible
 from agentsgym.types import StopReason, Trajectory, Turn
-
-try:
-    from inspect_ai.log import EvalError, EvalSample, EvalSampleLimit
-    from inspect_ai.model import (
-        ChatCompletionChoice,
-        ChatMessage,
-        ChatMessageAssistant,
-        ChatMessageSystem,
-        ChatMessageTool,
-        ChatMessageUser,
-        Content,
-        ContentReasoning,
-        ContentText,
-        ModelOutput,
-        ModelUsage,
-    )
-    from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, Score
-    from inspect_ai.tool import ToolCall
-except ImportError as missing:
-    raise MissingDependencyError("inspect_ai", "inspect") from missing
 
 UNKNOWN_MODEL = "unknown"
 _RECORDED = ("source", "run", "agent", "step", "generation", "group", "policy_version")

@@ -55,9 +55,8 @@ def record_conversation(
         start, stop = transcript.act(action)
         if chat_format is not None:
             ids = transcript.record()[start:stop]
-            if (
-                ids and ids[-1] in chat_format.stop_token_ids
-            ):  # some tokenizers use one token for end of turn and unknown words
+            # Some tokenizers use one token for end of turn and unknown words.
+            if ids and ids[-1] in chat_format.stop_token_ids:
                 ids = ids[:-1]
             unknown = getattr(chat_format.tokenizer, "unk_token_id", None)
             if unknown is not None and unknown in ids:

@@ -96,8 +96,7 @@ def trajectory_from_training_trace(
         if (first := nodes.setdefault(turn["node_id"], index)) != index:
             raise ConfigError(
                 f"turns[{index}] must have a unique node_id, but turns[{first}] has the same one, "
-                f"{shown(turn['node_id'])}: "
-                f"a call shared by several branches must occur only once in a trace"
+                f"{shown(turn['node_id'])}: a call shared by several branches must occur only once in a trace"
             )
     if not any(call.trained for call in calls):
         raise ConfigError("a training trace must have a loss mask of 1 for at least one token")
@@ -190,9 +189,8 @@ def _turns_of(trace: Any) -> list[Mapping[str, Any]]:
         try:
             value = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
-            reason = (
-                error.strerror if isinstance(error, OSError) else sentence_of(error)
-            )  # the full text repeats the path
+            # The full text of an OSError repeats the path.
+            reason = error.strerror if isinstance(error, OSError) else sentence_of(error)
             raise ConfigError(f"{shown(str(path), 300)} cannot be read as JSON: {reason}") from error
     value = value.model_dump() if callable(getattr(value, "model_dump", None)) else value
     if not isinstance(value, Mapping):

@@ -82,9 +82,8 @@ class Answers:
             notes.append(f"{skipped} files of the store cannot be read and were skipped")
         return {
             "title": self.title,
-            "path": str(self.store.path)
-            if self._mode == "served"
-            else None,  # a written page may be shared with others
+            # A written page may be shared with others.
+            "path": str(self.store.path) if self._mode == "served" else None,
             "total": total,
             "shown": shown,
             "mode": self._mode,

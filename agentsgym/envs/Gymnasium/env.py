@@ -164,7 +164,6 @@ class GymnasiumEnv(MultistepEnv):
 
     @property
     def _description(self) -> EnvDescription | None:
-        """The description of a supported environment."""
         env_id = self.env_config["id"]
         return find_description(env_id) if isinstance(env_id, str) else None
 
