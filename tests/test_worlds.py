@@ -17,7 +17,7 @@ from guess_game import GuessEnv
 
 from agentsgym.cli.catalogue import entries
 from agentsgym.cli.console import UsageError
-from agentsgym.cli.naming import find_env
+from agentsgym.cli.options import find_env
 from agentsgym.envs import PACKAGED, EnvSpec, MultistepEnv, TextArenaEnv, TwentyQuestionsEnv, make, register
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.naming import completions, known_names, name_of_env

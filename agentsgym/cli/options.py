@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from agentsgym.cli.console import UsageError
+from agentsgym.cli.console import UsageError, usage_errors
+
+if TYPE_CHECKING:
+    from agentsgym.envs.datasets.naming import NamedEnv
 
 
 def _environments(incomplete: str) -> list[str]:
@@ -122,6 +125,18 @@ Where = Annotated[
 ]
 StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a rollout store.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
+    """Find an environment with :func:`agentsgym.envs.datasets.naming.find_env`.
+
+    Raises:
+        UsageError: The name is unknown; the message suggests the nearest names.
+    """
+    from agentsgym.envs.datasets import naming  # noqa: PLC0415
+
+    with usage_errors():
+        return naming.find_env(name, env_config)
 
 
 def key_values(texts: list[str] | None, option: str) -> dict[str, Any]:

@@ -55,11 +55,10 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
     only with a filter or --all.
     """
     from agentsgym.cli.catalogue import entries  # noqa: PLC0415
-    from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.envs.datasets.naming import nearest  # noqa: PLC0415
 
     if environment is not None:
-        show_env(find_env(environment), as_json=as_json)
+        show_env(options.find_env(environment), as_json=as_json)
         return
     if status is not None and status not in _STATUSES:
         near = nearest(status, _STATUSES, 1)

@@ -88,7 +88,6 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     continues from there.
     """
     from agentsgym.cli.agent_runs import Plan  # noqa: PLC0415
-    from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions  # noqa: PLC0415
     from agentsgym.cli.stores import check_store_path  # noqa: PLC0415
     from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
@@ -96,7 +95,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     if not agent:
         raise UsageError("eval requires an agent, such as --agent random or --agent policy:PATH")
     check_store_path(store, resume=resume)
-    named = find_env(environment, options.env_config(config, config_file))
+    named = options.find_env(environment, options.env_config(config, config_file))
     settings = PlayerOptions(
         seed=seed,
         base_url=base_url,

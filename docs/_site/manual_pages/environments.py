@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from agentsgym.cli.catalogue import Entry, config_rows, entries
-from agentsgym.cli.naming import find_env
+from agentsgym.cli.options import find_env
 from agentsgym.envs import PACKAGED
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.datasets.naming import NamedEnv
