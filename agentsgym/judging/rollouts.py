@@ -227,13 +227,10 @@ class Judging:
         """Apply the judgments of the turns and the episode; if its task group is to be ranked, wait for the others."""
         self._apply(member)
         key = id(member.env), member.trajectory.task_index
-        if key not in self._sizes:
+        if key not in self._sizes or member.trajectory.failed:
             self._outbox.append((member.trajectory, member.may_retry))
+        if key not in self._sizes or (member.trajectory.failed and member.may_retry):
             return
-        if member.trajectory.failed:
-            self._outbox.append((member.trajectory, member.may_retry))
-            if member.may_retry:
-                return
         group = self._groups.setdefault(key, [])
         group.append(member)
         if len(group) == self._sizes[key]:

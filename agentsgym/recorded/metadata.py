@@ -9,7 +9,7 @@ from typing import Any, Final, TypedDict, cast
 
 from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import Check, is_dict, is_int, is_number, is_str, require
+from agentsgym.fields import Check, is_dict, is_int, is_number, is_str, one_of, require
 from agentsgym.texts import shown
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 
@@ -38,18 +38,15 @@ class RecordingMetadata(TypedDict, total=False):
     info: Mapping[str, Any]
 
 
+_REASONS: Final = [reason for reason in StopReason if reason is not StopReason.FAILED]
 _VALID: Final[Mapping[str, tuple[Check, str]]] = {
-    "stop_reason": (
-        lambda value: is_str(value) and value in _REASONS,
-        f"one of {', '.join(reason for reason in StopReason if reason != 'failed')}",
-    ),
+    "stop_reason": (one_of(*_REASONS), f"one of {', '.join(_REASONS)}"),
     "session_id": (is_str, "a string"),
     "task_index": (is_int(0), "an int of at least 0"),
     "rollout_index": (is_int(0), "an int of at least 0"),
     "task_data": (is_dict, "a dict"),
     "info": (is_dict, "a dict"),
 }
-_REASONS: Final = [reason for reason in StopReason if reason is not StopReason.FAILED]
 
 
 def plain_rewards(rewards: Any) -> Any:

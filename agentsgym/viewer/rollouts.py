@@ -206,9 +206,8 @@ def _actions(record: StoredRollout) -> list[dict[str, Any]]:
         begin = turn.message_index + 1
         message = messages[turn.message_index] if 0 <= turn.message_index < len(messages) else dict[str, Any]()
         calls = [f"{call['name']}({call['arguments']})" for call in _calls(message)]
-        text, num_omitted = truncate(
-            "\n".join(filter(None, [text_of(message.get("content")), *calls])), _MAX_ACTION_CHARS
-        )
+        parts = filter(None, [text_of(message.get("content")), *calls])
+        text, num_omitted = truncate("\n".join(parts), _MAX_ACTION_CHARS)
         advantages = record.advantages[turn.start : turn.stop] if record.advantages is not None else ()
         actions.append(
             {
@@ -252,13 +251,11 @@ def _calls(message: Mapping[str, Any]) -> list[dict[str, str]]:
     calls: list[dict[str, str]] = []
     for call in cast("Sequence[Any]", given) if isinstance(given, Sequence) else ():
         function: Any = cast("Mapping[str, Any]", call).get("function") if isinstance(call, Mapping) else None
-        is_function_call = isinstance(function, Mapping)
-        name, arguments = (
-            (text_of(function.get(field)) for field in ("name", "arguments"))
-            if is_function_call
-            else ("", text_of(call))
+        known = (
+            cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else {"name": "", "arguments": call}
         )
-        calls.append({"name": name, "arguments": _shortened(arguments, _MAX_MESSAGE_CHARS)})
+        arguments = _shortened(text_of(known.get("arguments")), _MAX_MESSAGE_CHARS)
+        calls.append({"name": text_of(known.get("name")), "arguments": arguments})
     return calls
 
 
