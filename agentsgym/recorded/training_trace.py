@@ -245,9 +245,13 @@ def _parse_call(turn: Any, where: str, vocabulary_size: float) -> _Call:
 
 
 def _check_tokens(fields: Mapping[str, Any], where: str, vocabulary_size: float) -> None:
+    of_ids: tuple[Check, str] = (
+        lambda value: type(value) is int and 0 <= value < vocabulary_size,
+        f"ints in [0, {vocabulary_size})",
+    )
     checks: dict[str, tuple[Check, str]] = {
-        "prompt_token_ids": (_is_id(vocabulary_size), f"ints in [0, {vocabulary_size})"),
-        "completion_token_ids": (_is_id(vocabulary_size), f"ints in [0, {vocabulary_size})"),
+        "prompt_token_ids": of_ids,
+        "completion_token_ids": of_ids,
         "per_token_logps": (
             lambda value: type(value) in {int, float} and -sys.float_info.max <= value <= 0,
             "finite log-probabilities, at most 0",
@@ -275,10 +279,6 @@ def _check_tokens(fields: Mapping[str, Any], where: str, vocabulary_size: float)
         )
     if any(mask[: len(prompt)]):
         raise ConfigError(f"{where}['loss_mask'] must be 0 on the prompt, got 1 at index {list(mask).index(1)}")
-
-
-def _is_id(vocabulary_size: float) -> Check:
-    return lambda value: type(value) is int and 0 <= value < vocabulary_size
 
 
 def _messages_of(fields: Mapping[str, Any], where: str) -> tuple[list[Message] | None, Message | None]:
