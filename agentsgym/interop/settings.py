@@ -69,12 +69,9 @@ _UNSUPPORTED_BY_TURN: Final[tuple[Rule, ...]] = (
 
 
 def check_trainer(trainer: Any, *, by_turn: bool, rollouts_per_group: int | None) -> None:
-    """Raise :class:`ConfigError` if a trainer's settings would silently produce wrong results.
+    """Raise :class:`ConfigError` if the settings of a ``GRPOTrainer`` would silently produce wrong results.
 
-    Args:
-        trainer: A ``GRPOTrainer``, or an instance of a subclass.
-        by_turn: Whether rows are parts of rollouts.
-        rollouts_per_group: The number of rollouts that share the rows of a task group; None for one per row.
+    With ``by_turn``, rows are parts of rollouts, of which ``rollouts_per_group`` share the rows of a task group.
     """
     args = trainer.args
     for name, reason in _structural_errors(trainer):

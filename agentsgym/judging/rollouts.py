@@ -80,11 +80,7 @@ class Judging:
         self._error: BaseException | None = None
 
     def expect(self, trials: Iterable[JudgedTrial], agent: Any = None) -> bool:
-        """Announce trials, complete task groups of them; return whether any will be judged.
-
-        Args:
-            trials: The trials.
-            agent: The agent that plays them.
+        """Announce trials that an agent plays, complete task groups of them; return whether any will be judged.
 
         Raises:
             ConfigError: The judges of an environment are invalid, a task that is ranked has only one rollout, or a

@@ -115,12 +115,7 @@ def build_trajectory(
 ) -> Trajectory:
     """Build the trajectory, and compute its per-token rewards from the turn rewards as an environment does by default.
 
-    Args:
-        token_ids: The tokens, (T,).
-        turns: The turns with their rewards, at least one.
-        messages: The conversation.
-        logprobs: The log-probabilities, (T,), or None.
-        metadata: The result of :func:`check_metadata`.
+    There is at least one turn; tokens and log-probabilities are (T,); the metadata come from :func:`check_metadata`.
     """
     if metadata["stop_reason"] is StopReason.INVALID:  # the invalid action that exceeded ``error_allowance``
         turns = [*turns[:-1], replace(turns[-1], invalid=True)]

@@ -25,13 +25,8 @@ def record_conversation(
 ) -> list[AnswerSpan]:
     """Record a conversation in a transcript, as an environment does with an agent that responds in text.
 
-    Messages after the last assistant message are not recorded.
-
-    Args:
-        transcript: An empty transcript, to which the messages and tokens are added.
-        messages: The conversation.
-        actions: The action of each assistant message by the message's index, in order.
-        chat_format: The transcript's chat format, or None.
+    Messages after the last assistant message are not recorded. ``actions`` has the action of each assistant message by
+    the message's index, in order.
 
     Returns:
         The location of each assistant message.

@@ -157,11 +157,7 @@ class Answers:
         return {"rows": sorted(rows), "complete": True}
 
     def what_if(self, key: int, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """Return a task group's advantages under another estimator, discount, scale or turn credit.
-
-        Args:
-            key: The group.
-            parameters: The parameters of :func:`~agentsgym.viewer.what_if.request_of`.
+        """Return a task group's advantages under other settings: those of :func:`~agentsgym.viewer.what_if.request_of`.
 
         Raises:
             ConfigError: The list does not contain the group, a parameter is invalid, or the estimator cannot be

@@ -69,14 +69,7 @@ def rollout_data(row: int, record: StoredRollout, decode: DecodeTokens) -> dict[
 
 
 def group_data(key: int, label: str, rows: Sequence[int], records: Sequence[StoredRollout]) -> dict[str, Any]:
-    """Return the page's data for a task group.
-
-    Args:
-        key: The key of the group.
-        label: The name of the group.
-        rows: The indices of its rollouts in the folder, (G,).
-        records: The rollouts, (G,).
-    """
+    """Return the page's data for a task group of rollouts, (G,), with their indices in the folder, (G,)."""
     first = records[0].trajectory
     diverges_at = [None, *(first_difference(first, one.trajectory) for one in records[1:])]
     members = [

@@ -35,11 +35,7 @@ class LocalServer:
     """
 
     def __init__(self, server: OpenEnvServer, port: int | None = None) -> None:
-        """Start the server and wait until it responds.
-
-        Args:
-            server: The server, which must have a command.
-            port: The port; None for any free port.
+        """Start the command of a server on a port, None for any free one, and wait until it responds.
 
         Raises:
             ConfigError: See :meth:`OpenEnvServer.request_headers`.

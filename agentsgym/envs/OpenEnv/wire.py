@@ -67,10 +67,6 @@ class Connection:
     def __init__(self, server: OpenEnvServer, url: str) -> None:
         """Connect, and request the state, since a full server reports this only in a response.
 
-        Args:
-            server: The server.
-            url: The server's URL; for a program, known only once it runs.
-
         Raises:
             ConfigError: A header's environment variable is not set.
             FullServerError: The server has reached its maximum number of sessions.

@@ -106,10 +106,7 @@ def is_mathematical(gold: str) -> bool:
 def by_generator(task_data: Mapping[str, Any], answers: Sequence[str], limit_s: float) -> Verdict:
     """Grade the answer to a ``reasoning-gym`` problem with the problem's generator.
 
-    Args:
-        task_data: The problem.
-        answers: One or more readings of the answer, of which the best score counts.
-        limit_s: The time limit for grading each reading, in seconds.
+    Of several readings of the answer, the best score counts; grading each may take ``limit_s`` seconds.
     """
     task, difficulty, item = (task_data[name] for name in ("task", "difficulty", "item"))
     problem = generated.make_item(task, difficulty, item)

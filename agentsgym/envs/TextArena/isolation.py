@@ -81,12 +81,7 @@ def current_context() -> GameContext | None:
 
 
 class Standin:
-    """An object that stands in for another one, except for some attributes.
-
-    Args:
-        real: The object that provides all other attributes.
-        **attributes: The attributes that differ.
-    """
+    """An object that stands in for the real one, except for the given attributes."""
 
     def __init__(self, real: Any, **attributes: Any) -> None:
         self._real = real
@@ -149,9 +144,7 @@ def _bind_random(module: ModuleType) -> None:
 def import_game_module(path: str, *binders: Callable[[ModuleType], None]) -> ModuleType:
     """Import a TextArena module and replace names with stand-ins, in it and in every TextArena module that it imports.
 
-    Args:
-        path: The module's dotted path.
-        *binders: Functions that replace further names of a module; each is called once per module.
+    The binders replace further names of a module; each is called once per module.
 
     Raises:
         Exception: Any exception that the import raises.

@@ -29,15 +29,11 @@ class IntervalValues:
 
 
 def interval_values(num_numbers: int, turns: int) -> IntervalValues:
-    """Solve the game by dynamic programming over intervals.
+    """Solve the game with N numbers and T turns, at least 1 each, by dynamic programming over intervals.
 
     A right guess is rewarded with 1, and a wrong guess on the last turn with ``1 − |guess − number| / (N − 1)``, as in
     TextArena. With t turns left and an interval of length L,
     ``W_t(L) = 1 + max_k [W_{t-1}(k) + W_{t-1}(L − 1 − k)]``; with one turn left, the best guess is the middle.
-
-    Args:
-        num_numbers: N, at least 1.
-        turns: T, at least 1.
     """
     lengths = np.arange(num_numbers + 1)
     total, guess = np.zeros((turns + 1, num_numbers + 1)), np.zeros((turns + 1, num_numbers + 1), dtype=np.int64)

@@ -46,9 +46,6 @@ class GreedyTree:
     Ties go to a code that may be the secret, then to the first. With the 360 codes of ``Mastermind-v0`` it needs 4.03
     guesses on average and 5 at most.
 
-    Args:
-        codes: Every code.
-
     Attributes:
         guesses: The number of guesses for each code, (C,).
     """
