@@ -23,11 +23,7 @@ def _environments(incomplete: str) -> list[str]:
 
 def one_of(*values: str) -> Callable[[str], list[str]]:
     """Return a completion function for a few values."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [value for value in values if value.startswith(incomplete)]
-
-    return complete
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
 _agents = one_of("random", "reference", "scripted:", "policy:", "openai:")

@@ -67,13 +67,7 @@ def serve(
 
 
 class ViewerServer(ThreadingHTTPServer):
-    """Serves the page, with a thread per connection.
-
-    Attributes:
-        answers: The responses to requests for data.
-        assets: The style and script of the page.
-        url: The URL of the page.
-    """
+    """Serves the page, with a thread per connection."""
 
     daemon_threads = True
     request_queue_size = 128

@@ -27,11 +27,7 @@ _checked_lock = threading.Lock()
 
 
 class ServerConnections:
-    """The connections of one process, created at first use.
-
-    Attributes:
-        pid: The id of the process.
-    """
+    """The connections of one process, created at first use."""
 
     def __init__(self, server: OpenEnvServer, url: str | None = None) -> None:
         """Store the server, and the URL of a program that another process started, if any."""

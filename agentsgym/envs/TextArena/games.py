@@ -53,13 +53,9 @@ def base_id(game: str | None) -> str:
 
 
 class GameFactory:
-    """Creates games of one kind: the factory builds a prototype, of which all games are copies.
+    """Creates games of a base id: the factory builds a prototype, of which all games are copies.
 
-    Args:
-        game: A base id.
-        options: Arguments of the game's constructor that replace the registered ones.
-        word_list: ``"hunspell"`` or ``"nltk"``.
-        has_gamemaster: Whether a gamemaster responds to the game's prompts.
+    The options are arguments of the game's constructor that replace the registered ones.
 
     Attributes:
         module: The module of the game's class.
@@ -175,16 +171,7 @@ class GameFactory:
 class PlayedGame:
     """A game that has started.
 
-    Args:
-        game: A game that has not started.
-        context: The random streams, word data and gamemaster that the game uses.
-        num_players: The number of players.
-        seed: The game's seed.
-        max_moves: The maximum number of moves of all players together, if the game has a limit, which can only be
-            lowered; None for the game's limit.
-
-    Attributes:
-        num_players: The number of players.
+    If the game limits the moves of all players together, ``max_moves`` lowers its limit.
     """
 
     def __init__(
