@@ -18,8 +18,13 @@ def number(value: Any) -> float | str | None:
     >>> number(float("nan")), number(float("-inf")), number(0.5), number(2**60)
     (None, '-inf', 0.5, '1152921504606846976')
     """
-    is_inexact = isinstance(value, int) and not -_EXACT <= value <= _EXACT
-    return shown(value) if is_inexact else as_json(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if -_EXACT <= value <= _EXACT else shown(value)
+    if math.isfinite(value):
+        return float(value)
+    return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
 
 
 def numbers(values: Iterable[Any] | None) -> list[Any] | None:

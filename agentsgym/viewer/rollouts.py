@@ -244,11 +244,13 @@ def _calls(message: Mapping[str, Any]) -> list[dict[str, str]]:
     calls: list[dict[str, str]] = []
     for call in cast("Sequence[Any]", given) if isinstance(given, Sequence) else ():
         function: Any = cast("Mapping[str, Any]", call).get("function") if isinstance(call, Mapping) else None
-        known = (
-            cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else {"name": "", "arguments": call}
+        is_function_call = isinstance(function, Mapping)
+        name, arguments = (
+            (text_of(function.get(field)) for field in ("name", "arguments"))
+            if is_function_call
+            else ("", text_of(call))
         )
-        arguments = _shortened(text_of(known.get("arguments")), _MAX_MESSAGE_CHARS)
-        calls.append({"name": text_of(known.get("name")), "arguments": arguments})
+        calls.append({"name": name, "arguments": _shortened(arguments, _MAX_MESSAGE_CHARS)})
     return calls
 
 

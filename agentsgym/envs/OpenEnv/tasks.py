@@ -17,7 +17,7 @@ from agentsgym.envs.datasets.options import (
     rows_of,
 )
 from agentsgym.errors import ConfigError
-from agentsgym.fields import Field, is_dict, or_none
+from agentsgym.fields import Field, or_none
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -46,7 +46,9 @@ _OPTIONS: Mapping[str, Field] = {
         expected="a list of at least one dict, or None",
         valid=or_none(
             lambda value: (
-                isinstance(value, Sequence) and bool(value) and all(map(is_dict, cast("Sequence[Any]", value)))
+                isinstance(value, Sequence)
+                and len(cast("Sequence[Any]", value)) > 0
+                and all(isinstance(one, Mapping) for one in cast("Sequence[Any]", value))
             )
         ),
     ),
