@@ -78,12 +78,7 @@ class Caller:
         return transcript
 
     def call(self, request: TurnRequest, run: Run, cost: Cost) -> Action:
-        """Call the agent, as often as the limits allow until it answers.
-
-        Args:
-            request: The request.
-            run: The run of which the call is a part, which may be stopped.
-            cost: Receives the cost of the calls.
+        """Call the agent, as often as the limits allow until it answers, and add to the cost.
 
         Raises:
             AgentError: Every attempt failed.
@@ -154,14 +149,7 @@ class Dialog:
     """One conversation with an agent: a request, and perhaps a second one after an answer that cannot be read."""
 
     def __init__(self, caller: Caller, messages: Sequence[Message], *, key: str, seed: int) -> None:
-        """Begin without calling the agent.
-
-        Args:
-            caller: Calls the agent.
-            messages: The first messages.
-            key: Identifies the conversation.
-            seed: Random seed of the conversation.
-        """
+        """Begin without calling the agent; ``key`` identifies the conversation."""
         self._caller, self._session_id, self._seed = caller, f"judge-{key[:16]}", seed
         self._transcript, self._state = caller.conversation(messages), None
 

@@ -15,7 +15,17 @@ from typing import Any, Final, cast, get_args
 
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.errors import AgentError, ConfigError, JudgeError
-from agentsgym.fields import check_choice, is_fraction, is_int, is_number, is_positive_number, is_str, or_none, require
+from agentsgym.fields import (
+    check_choice,
+    is_fraction,
+    is_int,
+    is_number,
+    is_positive_number,
+    is_str,
+    is_text,
+    or_none,
+    require,
+)
 from agentsgym.judging.cache import AnswerCache, name_in_cache, request_key
 from agentsgym.judging.calls import Caller, Cost, Dialog, Run
 from agentsgym.judging.prompts import (
@@ -287,7 +297,7 @@ class Judge:
 
     def _check(self, given: dict[str, Any]) -> None:
         checks: dict[str, tuple[Any, str]] = {
-            "name": (_is_name, "a non-empty string"),
+            "name": (is_text, "a non-empty string"),
             "reference": (or_none(is_str), "a key of task_data or None"),
             "on_judge_failure": (or_none(is_fraction), "a number in [0, 1] or None"),
             "cache": (or_none(lambda value: isinstance(value, str | Path)), "a folder or None"),
@@ -377,10 +387,6 @@ def _verdict_of(action: Action, question: Question) -> Verdict:
     if action.finish_reason == "length":
         raise VerdictError("it was cut off at the token limit")
     return read_verdict(action.text, question.criteria, len(question.order) or None)
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
 
 
 class LeftBehind:

@@ -15,7 +15,7 @@ from http_server import HANG_UP, Asked, Reply, chat, serving
 
 from agentsgym.agents.scripted import RandomAgent
 from agentsgym.cli.agent_runs import Plan, run_agent
-from agentsgym.cli.naming import find_env
+from agentsgym.cli.options import find_env
 from agentsgym.cli.players import Player
 from agentsgym.envs.TwentyQuestions import RandomPlayer, TwentyQuestionsEnv
 from agentsgym.evaluation.run import evaluate
