@@ -11,7 +11,7 @@ from agentsgym.envs.TwentyQuestions import SPEC
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
-from agentsgym.envs.TwentyQuestions.parsing import Fault, Question
+from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question
 from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCHEMES, Outcome, information_fraction
 from agentsgym.envs.TwentyQuestions.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.user_checks import is_async
@@ -177,7 +177,9 @@ class TwentyQuestionsEnv(MultistepEnv):
             info = {"success": False, "invalid": True, "reason": move.name.lower()}
             return {**state, "observation": move.value}, reward, False, info
         if isinstance(move, Question):
-            return self._step_question(state, move, action)
+            if not move.name or self._is_answered(move.text):
+                return self._step_question(state, move, action)
+            move = Guess(name=move.name)  # this game knows only the object of that name
         info = {"success": move.name == state["solution"], "guess": move.name}
         if info["success"]:
             next_state = {**state, "candidates": state["secret_bit"], "observation": YES}
@@ -207,6 +209,10 @@ class TwentyQuestionsEnv(MultistepEnv):
             turns="1 turn" if turns == 1 else f"{turns} turns", wrong_guess=_WRONG_GUESS[self.env_config["final_guess"]]
         )
 
+    def _is_answered(self, question: str) -> bool:
+        meaning = self._language.understand(question)
+        return meaning is not None and meaning.key in self.candidates.properties
+
     def _step_question(
         self, state: dict[str, Any], question: Question, action: str
     ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
@@ -218,10 +224,10 @@ class TwentyQuestionsEnv(MultistepEnv):
             reply = awaited(self.env_config["gamemaster"](state["solution_as_given"], text))
             if not isinstance(reply, str):
                 raise EnvError(f"the gamemaster must answer with a str, got {shown(reply)}")
-        kept = -1
+        kept = ~self.candidates.bit.get(question.name, 0)
         if meaning and reply == expected != UNKNOWN:
             value = self.knowledge.value(state["solution"], meaning.key) or ""
-            kept = self.candidates.mask(self.knowledge, meaning.key, value) | state["secret_bit"]
+            kept &= self.candidates.mask(self.knowledge, meaning.key, value) | state["secret_bit"]
         topic = f"property {meaning.key}" if meaning else f"question {question.text}"
         penalty: float = self.env_config["unknown_penalty"] if reply == UNKNOWN else 0.0
         next_state, outcome = self._rule_out(state, topic, kept=kept, penalty=penalty)
