@@ -9,7 +9,7 @@ import argparse
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from agentsgym.envs.TwentyQuestions.knowledge import (
@@ -37,7 +37,9 @@ def check_files(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPE
     for key, counts in balance(knowledge).items():
         if not (counts["yes"] and counts["no"]):
             found.append(f"{objects_path.name}:1: {key} must be yes for some object and no for another")
-    return [*found, *_check_names(knowledge, objects_path), *_check_questions(knowledge, properties_path)]
+    language = Language(knowledge)
+    found += _check_names(knowledge, language, objects_path)
+    return [*found, *_check_questions(knowledge, language, properties_path)]
 
 
 def balance(knowledge: KnowledgeBase) -> dict[str, Counter[str]]:
@@ -63,15 +65,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_rows(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
-    known = [*enumerate(knowledge.objects.values(), FIRST_ROW_LINE)]
-    for (line, one), (other_line, other) in itertools.combinations(known, 2):
-        if sum(one.values[key] != other.values[key] for key in knowledge.properties) < MIN_DIFFERENCES:
+    known = [
+        (line, it, _mask(it.values, "yes"), _mask(it.values, "sometimes"))
+        for line, it in enumerate(knowledge.objects.values(), FIRST_ROW_LINE)
+    ]
+    for (line, one, yes, sometimes), (other_line, other, other_yes, other_sometimes) in itertools.combinations(
+        known, 2
+    ):
+        if ((yes ^ other_yes) | (sometimes ^ other_sometimes)).bit_count() < MIN_DIFFERENCES:
             pair = f"{other.name!r} and {one.name!r} (line {line})"
             yield f"{path.name}:{other_line}: {pair} must differ in at least {MIN_DIFFERENCES} properties"
 
 
-def _check_names(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
-    language = Language(knowledge)
+def _mask(values: Mapping[str, str], value: str) -> int:
+    """Return the properties with a value as bits, in order."""
+    return sum(1 << bit for bit, each in enumerate(values.values()) if each == value)
+
+
+def _check_names(knowledge: KnowledgeBase, language: Language, path: Path) -> Iterator[str]:
     reader = Reader(knowledge, language)
     owners: dict[str, str] = {}
     for line, known in enumerate(knowledge.objects.values(), FIRST_ROW_LINE):
@@ -81,12 +92,11 @@ def _check_names(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
                 yield f"{path.name}:{line}: the name {name!r} is empty or also a name of {owner!r}"
             elif reader.canonical(name) != known.name:
                 yield f"{path.name}:{line}: {name!r} is parsed as {reader.canonical(name)!r}"
-        if reader.parse(known.guess) != Guess(name=known.name):
+        if reader.parse(known.guess, known.name) != Guess(name=known.name):
             yield f"{path.name}:{line}: the guess {known.guess!r} is parsed as a question"
 
 
-def _check_questions(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
-    language = Language(knowledge)
+def _check_questions(knowledge: KnowledgeBase, language: Language, path: Path) -> Iterator[str]:
     asked: dict[str, str] = {}
     for line, entry in enumerate(knowledge.properties.values(), FIRST_ROW_LINE):
         owner = asked.setdefault(core(normalize(entry.question)), entry.key)

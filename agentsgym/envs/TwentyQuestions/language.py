@@ -37,7 +37,8 @@ _SIZE = r"(?:more big|bigger|larger|smaller)"
 _COMPARED = re.compile(rf"^compared (?:to|with) (?P<what>[\w ]+?),? (?:is (?:it )?)?(?P<how>{_SIZE})$")
 # "Would a car be smaller than it?"
 _SWAPPED = re.compile(
-    rf"^(?!is it|it\b)(?:(?:is|are|would) )?(?P<what>[\w' ]+?) (?:(?:is|be|are) )?(?P<how>{_SIZE}|(?:look|seem|appear) (?:small|tiny|big|huge))"
+    rf"^(?!is it|it\b)(?:(?:is|are|would) )?(?P<what>[\w' ]+?) (?:(?:is|be|are) )?"
+    rf"(?P<how>{_SIZE}|(?:look|seem|appear) (?:small|tiny|big|huge))"
     r" (?:than|beside|next to) (?:it|your thing)(?: thing)?$"
 )
 _NEITHER = re.compile(r"(?<=nothing)(.*), neither\b")
@@ -254,8 +255,11 @@ def _signs(key: str, terms: Sequence[str], matches: Sequence[Sequence[tuple[int,
             if (rest := best[end])
         ]
         best[start] = max(divisions, default=None)
-    if best[0] is None:
-        return 0, set()
+    return (0, set()) if best[0] is None else (best[0][0], _divided_signs(terms, best))
+
+
+def _divided_signs(terms: Sequence[str], best: Sequence[tuple[int, int, bool, bool] | None]) -> set[bool]:
+    """Return whether the parts of the best division deny the property, for each part that names it."""
     signs: set[bool] = set()
     negated = spent = is_last = False
     start = 0
@@ -265,15 +269,15 @@ def _signs(key: str, terms: Sequence[str], matches: Sequence[Sequence[tuple[int,
             signs.add(negated != negates)
             spent = True
         elif negates:
+            is_last = len(signs) == 1 and end < len(terms) and terms[start - 1] not in _LISTING
             negated = spent or not negated
             spent = False
-            is_last = len(signs) == 1 and terms[start - 1] not in _LISTING and start + 1 < len(terms)
         elif terms[start] == "but":
             negated = False
         start = end
     if is_last and not spent:  # "A kitchen isn't where you find it" denies what comes before
-        return best[0][0], {not sign for sign in signs}
-    return best[0][0], signs if spent else set()
+        return {not sign for sign in signs}
+    return signs if spent else set()
 
 
 def _insert(trie: dict[str, Any], words: Iterable[str], payload: Any) -> Any:

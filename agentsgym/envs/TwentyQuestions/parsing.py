@@ -193,9 +193,9 @@ class Reader:
         self._categories = knowledge.categories
         self._language = language
         self._names = {normalize(name): target for name, target in knowledge.names.items()}
-        asked = {key: _ASKED_GUESS.fullmatch(core(normalize(it.question))) for key, it in knowledge.properties.items()}
-        kinds = {self._names.get(_without_article(_group(match))) for match in asked.values() if match}
-        self._kinds = frozenset(name for name in kinds if name)
+        questions = (normalize(entry.question).replace("a kind of ", "") for entry in knowledge.properties.values())
+        kinds = (_ASKED_GUESS.fullmatch(core(question)) for question in questions)
+        self._kinds = frozenset(self._names.get(_without_article(_group(match))) for match in kinds if match)
         for name, target in list(self._names.items()):
             for plural in _plurals(name):
                 self._names.setdefault(plural, target)

@@ -259,3 +259,22 @@ def test_the_vocabulary_holds_every_word_of_a_game() -> None:
         _, state = play(env, "bee", [action])
         assert env._format_prompt(state, step) in texts
     assert ENV._system_prompt() in ENV.vocabulary_texts()
+
+
+def test_a_kind_that_is_also_a_name_is_answered_as_a_property_and_rules_out_the_object_of_that_name() -> None:
+    env = TwentyQuestionsEnv(None, {"final_guess": True})
+    for action, solution, reply in (("Is it a fish?", "shark", "Yes."), ("Is it a tree?", "dog", "No.")):
+        turns, state = play(env, solution, [action])
+        assert state["observation"] == reply
+        assert not turns[0][2]
+        left = env.candidates.names(state["candidates"])
+        assert solution in left
+        assert action[8:-1] not in left
+    won, _ = play(env, "tree", ["Is it a tree?"])
+    assert won[0][2]
+
+
+def test_a_kind_that_the_game_does_not_answer_is_a_guess() -> None:
+    [turn], state = play(ENV, "bee", ["Is it a fish?"])
+    assert turn[3]["guess"] == "fish"
+    assert state["observation"] == "No."

@@ -34,7 +34,7 @@ def asked(question: str) -> Meaning | None:
 
 
 # People wrote these questions without knowing the phrases; (file, smallest share understood, largest share wrong)
-@pytest.mark.parametrize(("file", "understood", "wrong"), [("paraphrases.csv", 0.97, 0.005)])
+@pytest.mark.parametrize(("file", "understood", "wrong"), [("paraphrases.csv", 0.97, 0.003)])
 def test_free_wordings_are_understood(file: str, understood: float, wrong: float) -> None:
     with (FOLDER / file).open(encoding="utf-8", newline="") as rows:
         questions = list(csv.DictReader(rows))
@@ -110,6 +110,16 @@ def test_no_word_is_ignored(phrase: tuple[str, str, bool], extra: str, data: st.
         ("Can it fly?", "fly", False),
         ("Is it soft rather than hard?", "soft", False),
         ("Is it a tool, like a hammer or a saw?", "tool", False),
+        ("Would a car be smaller than it?", "car", False),
+        ("Compared with a fist, is it bigger?", "fist", False),
+        ("A garage isn't where you'd find it, is it?", "garage", True),
+        ("No lid belongs to it, right?", "lid", True),
+        ("It neither lives nor grows below the ground, correct?", "underground", True),
+        ("Would a gardener call it a flower?", "flower", False),
+        ("So zoologists wouldn't call it a fish?", "fish", True),
+        ("beakless?", "beak", True),
+        ("do u have it in ur bathroom", "bathroom", False),
+        ("Is it a fish?", "fish", False),
     ],
 )
 def test_the_meaning_of_a_question(question: str, key: str, opposite: bool) -> None:
@@ -131,6 +141,12 @@ def test_the_meaning_of_a_question(question: str, key: str, opposite: bool) -> N
         "Is it sometimes red?",
         "Is it almost round?",
         "Is its handle made of wood?",
+        "Is it public transport?",
+        "Does it have six legs?",
+        "Is it plugged into a wall socket?",
+        "Is it made of wool?",
+        "Does it have sharp teeth?",
+        "Hello there?",
         "Does it have a long tail?",
         "Is it used to cut hair?",
         "Is it in a vehicle?",
@@ -199,5 +215,5 @@ def test_any_text_has_at_most_one_meaning(text: str) -> None:
 
 def test_an_object_with_an_article_is_a_guess() -> None:
     for known in KNOWLEDGE.objects.values():
-        assert READER.parse(known.guess) == Guess(name=known.name)
-        assert READER.parse(f"Is it the {known.name}?") == Guess(name=known.name)
+        assert READER.parse(known.guess, known.name) == Guess(name=known.name)
+        assert READER.parse(f"Is it the {known.name}?", known.name) == Guess(name=known.name)

@@ -36,7 +36,7 @@ def test_every_name_of_every_object_is_guessed_in_every_form(form: str) -> None:
     for name, target in NAMES:
         article = "an " if name[0] in "aeiou" else "a "
         for text in (form.format(a=article, x=name), form.format(a="", x=name).upper().replace("THINK>", "think>")):
-            assert READER.parse(text) == Guess(name=target), text
+            assert READER.parse(text, target) == Guess(name=target), text
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,19 @@ def test_unknown_objects_can_be_guessed(text: str) -> None:
     assert READER.parse(text) == expected
     assert READER.parse(text, "zeppelin") == Guess(name="zeppelin")
     assert READER.parse("Is it zeppelins?", "zeppelin") == Guess(name="zeppelin")
+
+
+@pytest.mark.parametrize("text", ["Is it a fish?", "Is it fish?", "fish?", "Could it be a fish?", "[Is it a fish?]"])
+def test_a_name_of_a_kind_is_a_question_unless_it_is_the_secret(text: str) -> None:
+    move = READER.parse(text, "shark")
+    assert isinstance(move, Question)
+    assert move.name == "fish"
+    assert READER.parse(text, "fish") == Guess(name="fish")
+
+
+@pytest.mark.parametrize("text", ["[fish]", "My final guess is: a fish", "fish"])
+def test_a_name_of_a_kind_that_is_marked_as_a_guess_is_one(text: str) -> None:
+    assert READER.parse(text, "shark") == Guess(name="fish")
 
 
 def test_a_list_of_objects_names_none_of_them() -> None:
