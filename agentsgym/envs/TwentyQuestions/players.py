@@ -173,7 +173,7 @@ def anchors_of(env: TwentyQuestionsEnv) -> Callable[[Mapping[str, Any]], Anchors
             statistics.fmean(one.final_reward for one in env.rollout(tasks, player, num_rollouts=number))
             for player, number in ((RandomPlayer(env), 4), (GreedyPlayer(env), 1))
         )
-        return Anchors(random=random_mean, optimal=max(random_mean, greedy_mean))
+        return Anchors(random=random_mean, optimal=max(random_mean, greedy_mean), exact=False)
 
     return lambda task: played() if env.is_candidate(task["solution"]) else None
 
