@@ -91,7 +91,8 @@ def test_what_is_known_exactly_stands_beside_and_is_not_played() -> None:
     game = ("TextArena:GuessTheNumber-v0", "-c", "max_steps_per_episode=4", "-a", "reference", "-n", "30")
     found = results(ran("eval", *game, "--json"))
     assert list(found) == ["reference"]
-    assert found["reference"]["known_rewards"] == pytest.approx({"random": 0.705, "optimal": 0.986, "exact": True}, abs=1e-3)
+    known = {"random": 0.705, "optimal": 0.986, "exact": True}
+    assert found["reference"]["known_rewards"] == pytest.approx(known, abs=1e-3)
     shown = ran("eval", *game, columns=60)
     assert "random*" in shown.out
     assert "of optimal" in shown.out
