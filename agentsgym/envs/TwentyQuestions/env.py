@@ -11,7 +11,7 @@ from agentsgym.envs.TwentyQuestions import SPEC
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, UNKNOWN, YES, Gamemaster, load_language, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
-from agentsgym.envs.TwentyQuestions.parsing import Fault, Question
+from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question
 from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCHEMES, Outcome, information_fraction
 from agentsgym.envs.TwentyQuestions.styles import STYLES
 from agentsgym.envs.TwentyQuestions.tasks import DatasetOptions, task_dataset
@@ -168,7 +168,9 @@ class TwentyQuestionsEnv(MultistepEnv):
             info = {"success": False, "invalid": True, "reason": move.name.lower()}
             return {**state, "observation": move.value}, reward, False, info
         if isinstance(move, Question):
-            return self._step_question(state, move, action)
+            if not move.name or self._is_answered(move.text):
+                return self._step_question(state, move, action)
+            move = Guess(name=move.name)  # this game knows only the object of that name
         info = {"success": move.name == state["solution"], "guess": move.name}
         if info["success"]:
             next_state = {**state, "candidates": state["secret_bit"], "observation": self.style.replies[YES]}
@@ -195,6 +197,10 @@ class TwentyQuestionsEnv(MultistepEnv):
     def _system_prompt(self) -> str | None:
         return self.style.system_prompt()
 
+    def _is_answered(self, question: str) -> bool:
+        meaning = self._language.understand(question)
+        return meaning is not None and meaning.key in self.candidates.properties
+
     def _step_question(
         self, state: dict[str, Any], question: Question, action: str
     ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
@@ -206,10 +212,10 @@ class TwentyQuestionsEnv(MultistepEnv):
             reply = awaited(self.env_config["gamemaster"](state["solution_as_given"], text))
             if not isinstance(reply, str):
                 raise EnvError(f"the gamemaster must answer with a str, got {shown(reply)}")
-        kept = -1
+        kept = ~self.candidates.bit.get(question.name, 0)
         if meaning and reply == expected != UNKNOWN:
             value = self.knowledge.value(state["solution"], meaning.key) or ""
-            kept = self.candidates.mask(self.knowledge, meaning.key, value) | state["secret_bit"]
+            kept &= self.candidates.mask(self.knowledge, meaning.key, value) | state["secret_bit"]
         topic = f"property {meaning.key}" if meaning else f"question {question.text}"
         penalty: float = self.env_config["unknown_penalty"] if reply == UNKNOWN else 0.0
         next_state, outcome = self._rule_out(state, topic, kept=kept, penalty=penalty)

@@ -21,13 +21,26 @@ from agentsgym.envs.TwentyQuestions.parsing import AUXILIARY, PRONOUN, TAG, core
 #: A longer text is not understood, whatever it says.
 MAX_CHARACTERS = 400
 MAX_TAG = 30
+_MAX_REWRITES = 3  # a replacement may complete another phrase
 
 _INVERTED = re.compile(rf"^({AUXILIARY})n'?t (?={PRONOUN}\b)")
 _OPENING = re.compile(rf"(?:{AUXILIARY}) ")
-_OPEN_QUESTION = re.compile(r"(?:what|who|whose|which|where|when|why|how)\b")
+_OPEN_QUESTION = re.compile(
+    r"(?:what|who|whose|which|where|when|why|how)\b(?! about\b)(?!(?<=when) (?:i|you|we|one|people|someone|somebody)\b)"
+)
 _HAVE_GOT = re.compile(r"^(?:has|have|hasn't) ((?:(?:the|this|its) )?\w+) got\b")
 _EITHER = re.compile(r"\b(bigger|larger|smaller) or (bigger|larger|smaller) than (.+)")
 _AND_OR = re.compile(r",? (?:and|or) ")
+_SECOND = re.compile(r",? (?:and|or),? (?=(?:is|are|does|do|can|could|has|have) (?:it|they|you|people|i|we|one)\b)")
+_THEN = re.compile(r"\b(bigger|larger|smaller) then\b")
+_SIZE = r"(?:more big|bigger|larger|smaller)"
+_COMPARED = re.compile(rf"^compared (?:to|with) (?P<what>[\w ]+?),? (?:is (?:it )?)?(?P<how>{_SIZE})$")
+# "Would a car be smaller than it?"
+_SWAPPED = re.compile(
+    rf"^(?!is it|it\b)(?:(?:is|are|would) )?(?P<what>[\w' ]+?) (?:(?:is|be|are) )?(?P<how>{_SIZE}|(?:look|seem|appear) (?:small|tiny|big|huge))"
+    r" (?:than|beside|next to) (?:it|your thing)(?: thing)?$"
+)
+_NEITHER = re.compile(r"(?<=nothing)(.*), neither\b")
 # An illustration or a reason at the end, which a question is also understood without
 _ASIDE = re.compile(
     r"(?:,? (?:such as|for example|for instance)|, (?:like|say|because|since|so|assuming|as)| like(?=.* or ))\b.*"
@@ -87,6 +100,14 @@ class Language:
         # "Does it drink?" does not ask whether it is drunk
         patient = "|".join(wordings["@patient"])
         self._acts = re.compile(rf"(?:does|do|can|could|will|would|did) (?:it|they|animals) (?:{patient})\b")
+        experts = "|".join(wordings["@experts"])
+        self._opinion = re.compile(
+            rf"^(?:(?:would|could|do|does|did|might|should) (?:not )?)?(?:an? |the |any |most |your |some )?"
+            rf"(?:ordinary |real |trained |typical |average )?(?:{experts})s? "
+            r"(?:(?:would|could|do|does|did)(?P<not>n'?t| not)? )?"
+            r"(?:call|say|consider|agree|classify|describe|list|regard|label|refer to|count|name|deem|file|class|treat)"
+            r"(?: that)?(?: it(?: is)?)(?: as| among)? "
+        )
         self.read = functools.lru_cache(maxsize=8192)(self._read)
 
     def understand(self, question: str) -> Meaning | None:
@@ -111,6 +132,11 @@ class Language:
         derived = derived_key(text, self._names)
         if derived and not derived[0].startswith(COMPARISON):  # a property of this size comes first
             return (Meaning(key=derived[0], opposite=derived[1]),)
+        clauses = _SECOND.split(text)
+        if len(clauses) > 1:
+            found = {meaning: None for clause in clauses for meaning in self._meanings(self._terms(clause))}
+            if len({meaning.key for meaning in found}) > 1:
+                return tuple(found)
         terms = self._terms(text)
         found = self._meanings(terms)
         if not found and (bare := _ASIDE.sub("", text)) != text:
@@ -124,11 +150,13 @@ class Language:
         text = core(normalize(question)) if len(question) <= MAX_CHARACTERS else ""
         if _OPEN_QUESTION.match(text) or self._acts.match(text):
             return ""
+        text = self._opinion.sub(lambda match: f"is it {'not ' * bool(match['not'])}", _THEN.sub(r"\1 than", text))
         text = _HAVE_GOT.sub(r"\1 have", text)
-        text = _INVERTED.sub(r"\1 ", text)
+        text = _NEITHER.sub(r"\1", _INVERTED.sub(r"\1 ", text))
         tag = TAG.search(text, max(0, len(text) - MAX_TAG))
         if tag and not (tag["inverted"] and _OPENING.match(text)):  # "would you have it" has no tag
             text = text[: tag.start()]
+        text = _turned(text)
         return _EITHER.sub(r"\1 than \3 or \2 than \3", text) if " or " in text else text
 
     def _meanings(self, terms: Sequence[str]) -> tuple[Meaning, ...]:
@@ -168,19 +196,24 @@ class Language:
     def _terms(self, text: str) -> list[str]:
         """Reduce a text to the terms that carry its meaning."""
         words = self._words(text)
-        terms: list[str] = []
-        start = 0
-        while start < len(words):
-            found = _matches(self._rewrites, words, start)
-            end, replacement = found[-1] if found else (start + 1, words[start])
-            terms += replacement.split()
-            start = end
-        return terms
+        for _ in range(_MAX_REWRITES):
+            terms: list[str] = []
+            start = 0
+            while start < len(words):
+                found = _matches(self._rewrites, words, start)
+                end, replacement = found[-1] if found else (start + 1, words[start])
+                terms += replacement.split()
+                start = end
+            if terms == words:
+                break
+            words = terms
+        return words
 
     def _words(self, text: str) -> list[str]:
         """Return the canonical words of a text; "on it" becomes one word, and any other "it" is dropped."""
         words: list[str] = []
-        for term in map(self._term, _WORD.findall(text)):
+        terms = (term for word in _WORD.findall(text) for term in self._term(word).split())
+        for term in terms:
             if term != "it":
                 words += [term] if term else []
             elif words and words[-1] in self._prepositions:
@@ -189,8 +222,22 @@ class Language:
 
     def _canonical(self, word: str) -> str:
         word = word.removesuffix("'s")
+        if word.endswith("less") and len(word) > 7 and word not in self._uninflected and word not in self._synonyms:
+            return f"not have {self._term(word.removesuffix('less'))}"
         stem = word if word in self._uninflected else _stem(word)
         return self._synonyms.get(word, self._synonyms.get(stem, stem))
+
+
+def _turned(text: str) -> str:
+    """Put the object first in a comparison: "would a car be smaller than it" becomes "is it bigger than a car"."""
+    match = _COMPARED.match(text)
+    if match:
+        return f"is it {match['how']} than {match['what']}"
+    match = _SWAPPED.match(text)
+    if not match:
+        return text
+    is_smaller = match["how"].endswith(("smaller", "small", "tiny"))
+    return f"is it {'bigger' if is_smaller else 'smaller'} than {match['what']}"
 
 
 def _signs(key: str, terms: Sequence[str], matches: Sequence[Sequence[tuple[int, _Phrases]]]) -> tuple[int, set[bool]]:
@@ -210,7 +257,7 @@ def _signs(key: str, terms: Sequence[str], matches: Sequence[Sequence[tuple[int,
     if best[0] is None:
         return 0, set()
     signs: set[bool] = set()
-    negated = spent = False
+    negated = spent = is_last = False
     start = 0
     while start < len(terms) and (part := best[start]):
         _, end, negates, is_key = part
@@ -220,9 +267,12 @@ def _signs(key: str, terms: Sequence[str], matches: Sequence[Sequence[tuple[int,
         elif negates:
             negated = spent or not negated
             spent = False
+            is_last = len(signs) == 1 and terms[start - 1] not in _LISTING and start + 1 < len(terms)
         elif terms[start] == "but":
             negated = False
         start = end
+    if is_last and not spent:  # "A kitchen isn't where you find it" denies what comes before
+        return best[0][0], {not sign for sign in signs}
     return best[0][0], signs if spent else set()
 
 

@@ -25,9 +25,15 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question about the object, as a normalized sentence without filler words."""
+    """A question about the object.
+
+    Attributes:
+        text: A normalized sentence without filler words.
+        name: The object that the question names too, if the name is also a kind of object, as in "Is it a fish?".
+    """
 
     text: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +57,32 @@ _CONTRACTIONS = {
     "i'll": "i will",
     "i'm": "i am",
     "let's": "let us",
+    "ain't": "is not",
+}
+_ENDINGS = {"d": "would", "ll": "will", "re": "are", "ve": "have"}
+#: Words as they are typed in a hurry
+_SPELLINGS = {
+    "u": "you",
+    "ur": "your",
+    "r": "are",
+    "n": "and",
+    "gotta": "have to",
+    "outta": "out of",
+    "wanna": "want to",
+    "cause": "because",
+    "cuz": "because",
+    "cos": "because",
+    "probly": "probably",
+    "prolly": "probably",
+    "dont": "do not",
+    "cant": "can not",
+    "ppl": "people",
 }
 _MARKUP = dict.fromkeys('"\u201c\u201d`*_')
 _DASHES = dict.fromkeys("-\u2010\u2011\u2012\u2013\u2014", " ")
 _CHARACTERS = str.maketrans({**_MARKUP, **_DASHES, "\u2018": "'", "\u2019": "'"})
-_CONTRACTION = re.compile(r"\b(?:" + "|".join(_CONTRACTIONS) + r")\b")
+_CONTRACTION = re.compile(r"\b(?:" + "|".join(_CONTRACTIONS) + r")\b|\b(\w+)'(d|ll|re|ve)\b")
+_SPELLING = re.compile(r"\b(?<!')(?:" + "|".join(_SPELLINGS) + r")\b(?!')")
 _SUBJECT = re.compile(
     r"\b(?:(?:the|this|your) (?:secret |mystery |hidden )?(?:object|thing|item|answer|word)"
     r"(?: (?:that )?(?:you are thinking of|you have in mind|you are thinking about|in question))?|this)(?= |$|\?)"
@@ -63,23 +90,26 @@ _SUBJECT = re.compile(
 _SENTENCE = re.compile(r"([^.!?\n]+)([.!?\n]*)")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _FILLER = re.compile(
-    r"^(?:(?:ok|okay|so|well|hmm|now|then|alright|great|good|thanks|thank you|and|yes|no|please|sure|first|next)\b"
+    r"^(?:(?:ok|okay|so|well|hmm|now|then|alright|great|good|thanks|thank you|and|please|sure|first|next)\b"
     r"[ ,:]*"
+    r"|(?:yes|no)\b(?: *[,:.!]+ *| (?=(?:is|are|was|does|do|did|can|could|would|will|has|it)\b))"
     r"|(?:my |the )?(?:first |next |last |final )?question(?: number)?(?: \d+)?(?: is)? ?[:,]+ *"
     r"|(?:my |the )(?:first |next |last |final )?question (?:number )?(?:\d+ )?is[:,]? *"
-    r"|q?\d+ *[):]+ *|[ ,:;>#]+)"
+    r"|next (?:one|up) ?[:,]+ *|q?\d+ *[):]+ *|[ ,:;>#]+)"
 )
 _QUESTION_OPENING = re.compile(
     r"(?:is|are|was|were|does|do|did|can|could|would|will|has|have|had|might|may|should"
-    r"|if|what|who|whose|which|where|when|why|how|tell me|i want to know|i would like to know|i wonder)\b"
+    r"|if|am i|what|who|whose|which|where|when|why|how|tell me|i want to know|i would like to know|i wonder)\b"
 )
 AUXILIARY = "is|are|was|were|does|do|did|has|have|had|can|ca|could|would|wo|will|should|might"
 PRONOUN = r"(?:it|they|you|we|i|one|people|there|someone|anyone|most people)"
 #: The end of a sentence that makes it a question
 TAG = re.compile(
-    rf"[ ,]+(?:(?P<inverted>(?:{AUXILIARY})(?:n'?t)? {PRONOUN}(?: not)?)"
-    r"|(?:is (?:that|this) |am i )?(?:right|correct|true|so)"
-    r"|yes|no|yeah|huh|eh|or not|isn't that (?:right|so))$"
+    rf"[ ,]+(?:(?P<inverted>(?:{AUXILIARY})(?:n'?t| not)? {PRONOUN}(?: not)?)"
+    r"|(?:is (?:that|this) |am i )?(?:right|correct|true|so)|which (?:one|of them)|one or the other"
+    r"|(?:yes|yeah|true|right) or (?:no|nah|false|wrong)|or (?:no|nah|nope|what)|you know|i (?:presume|suppose|take it)"
+    r"|yes|no|yeah|huh|eh|innit|or not|isn't that (?:right|so)|is (?:that|it) not so"
+    r"|(?<=, )(?:dear|deary|dearie|sweetie|honey|love|darling|buddy|mate|pal|dude|bro|man|sir|please|though|then))$"
 )
 _ASKING = re.compile(r"\b(?:whether|wonder|wondering|ask|tell me|know if)\b")
 _STATEMENT = re.compile(r"\b(?:it|its|they|that|this|there) (?:is|are|was|has|can|does)?\b")
@@ -115,8 +145,13 @@ def normalize(text: str) -> str:
     text = text if text.isascii() else unicodedata.normalize("NFKC", text)
     text = text.lower().replace("i.e.", "that is").replace("e.g.", "such as").translate(_CHARACTERS)
     text = re.sub(r"[^\S\n]+", " ", text)
-    text = _CONTRACTION.sub(lambda match: _CONTRACTIONS[match.group()], text)
+    text = _CONTRACTION.sub(_written_out, text)
+    text = _SPELLING.sub(lambda match: _SPELLINGS[match.group()], text)
     return re.sub(r" *\n *", "\n", _SUBJECT.sub("it", text)).strip()
+
+
+def _written_out(match: re.Match[str]) -> str:
+    return f"{match[1]} {_ENDINGS[match[2]]}" if match[1] else _CONTRACTIONS[match.group()]
 
 
 def core(sentence: str) -> str:
@@ -158,6 +193,9 @@ class Reader:
         self._categories = knowledge.categories
         self._language = language
         self._names = {normalize(name): target for name, target in knowledge.names.items()}
+        asked = {key: _ASKED_GUESS.fullmatch(core(normalize(it.question))) for key, it in knowledge.properties.items()}
+        kinds = {self._names.get(_without_article(_group(match))) for match in asked.values() if match}
+        self._kinds = frozenset(name for name in kinds if name)
         for name, target in list(self._names.items()):
             for plural in _plurals(name):
                 self._names.setdefault(plural, target)
@@ -178,7 +216,7 @@ class Reader:
         if not core(text):
             return Fault.EMPTY
         bare = self._known(core(text), solution)
-        if bare is not None:
+        if bare is not None and not (text.endswith("?") and self._is_kind(bare, solution)):
             return Guess(name=bare)
         moves = self._moves(text, solution)
         if len(moves) == 1:
@@ -224,6 +262,8 @@ class Reader:
         asked = _ASKED_GUESS.fullmatch(sentence)
         words = _group(asked) if asked else sentence
         name = self._known(words, solution)
+        if name is not None and is_property and self._is_kind(name, solution):
+            return [Question(text=sentence, name=name)]
         if name is not None and not (is_property and words in ADJECTIVES):
             return [Guess(name=name)]
         if is_property:
@@ -232,6 +272,10 @@ class Reader:
             return [question, question]
         name = self._object(words, solution) if asked else None
         return [question if name is None else Guess(name=name)]
+
+    def _is_kind(self, name: str, solution: str) -> bool:
+        """Return whether a name asks for a kind of object, as in "Is it a fish?", unless it is the secret."""
+        return name != solution and name in self._kinds
 
     def _is_choice(self, words: str, solution: str) -> bool:
         names = words.split(" or ")
