@@ -1,17 +1,22 @@
 """Check ``knowledge.csv`` and ``properties.csv``: ``python -m tools.check_knowledge``.
 
-Prints how each property divides the objects, or every fault with its file and line, and then exits with status 1.
+Prints how each property divides the objects, the pairs that are hardest to tell apart, and how greedy play compares
+with the lower bound; or every fault with its file and line, and then exits with status 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from agentsgym.envs.TwentyQuestions import GreedyPlayer, TwentyQuestionsEnv, lower_bound_questions
 from agentsgym.envs.TwentyQuestions.knowledge import (
     OBJECTS_FILE,
     PROPERTIES_FILE,
@@ -59,27 +64,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     knowledge = read_knowledge(options.objects, options.properties)
     print(f"{len(knowledge.objects)} objects, {len(knowledge.properties)} properties: no fault")
-    for key, counts in balance(knowledge).items():
-        print(f"{key:12}", *(f"{value} {counts[value]:3}" for value in VALUES), sep="  ")
+    for key, counts in sorted(balance(knowledge).items(), key=lambda item: -entropy(item[1])):
+        print(f"{key:14}", *(f"{value} {counts[value]:3}" for value in VALUES), f"{entropy(counts):.2f} bits", sep="  ")
+    for number, one, other in closest_pairs(knowledge)[:5]:
+        print(f"{one} and {other} differ in {number} properties")
+    if options.objects == OBJECTS_FILE and options.properties == PROPERTIES_FILE:
+        print(greedy_play("everyday", {}), greedy_play("rarer", {"hardcore": True}), sep="\n")
     return 0
 
 
+def entropy(counts: Counter[str]) -> float:
+    """Return the information in the answer to a question about a property, in bits, if all objects are equally likely.
+
+    >>> entropy(Counter(yes=2, no=2))
+    1.0
+    """
+    total = counts.total()
+    return -sum(count / total * math.log2(count / total) for count in counts.values() if count)
+
+
+def closest_pairs(knowledge: KnowledgeBase) -> list[tuple[int, str, str]]:
+    """Return all pairs of objects with the number of properties in which they differ, the most similar first."""
+    pairs = itertools.combinations(zip(knowledge.objects, _masks(knowledge), strict=True), 2)
+    return sorted((differences(masks, others), one, other) for (one, masks), (other, others) in pairs)
+
+
+def differences(one: tuple[int, int], other: tuple[int, int]) -> int:
+    """Count the properties in which two objects differ, from the masks of those that are "yes" and "sometimes"."""
+    return ((one[0] ^ other[0]) | (one[1] ^ other[1])).bit_count()
+
+
+def greedy_play(label: str, env_config: dict[str, Any]) -> str:
+    """Play once for every object with the greedy player, and compare the number of turns with the lower bound."""
+    env = TwentyQuestionsEnv(None, env_config)
+    played = env.rollout([{"solution": name} for name in env.candidates.objects], GreedyPlayer(env))
+    turns = [len(one.turns) for one in played]
+    bound = lower_bound_questions(len(played), answers=3)
+    return (
+        f"{label} objects: greedy play wins {sum(bool(one.success) for one in played)} of {len(played)} games, in "
+        f"{statistics.fmean(turns):.2f} turns on average and at most {max(turns)}; no play needs less than {bound:.2f}"
+    )
+
+
 def _check_rows(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
-    known = [
-        (line, it, _mask(it.values, "yes"), _mask(it.values, "sometimes"))
-        for line, it in enumerate(knowledge.objects.values(), FIRST_ROW_LINE)
-    ]
-    for (line, one, yes, sometimes), (other_line, other, other_yes, other_sometimes) in itertools.combinations(
-        known, 2
-    ):
-        if ((yes ^ other_yes) | (sometimes ^ other_sometimes)).bit_count() < MIN_DIFFERENCES:
+    known = [*enumerate(zip(knowledge.objects.values(), _masks(knowledge), strict=True), FIRST_ROW_LINE)]
+    for (line, (one, masks)), (other_line, (other, other_masks)) in itertools.combinations(known, 2):
+        if differences(masks, other_masks) < MIN_DIFFERENCES:
             pair = f"{other.name!r} and {one.name!r} (line {line})"
             yield f"{path.name}:{other_line}: {pair} must differ in at least {MIN_DIFFERENCES} properties"
 
 
-def _mask(values: Mapping[str, str], value: str) -> int:
-    """Return the properties with a value as bits, in order."""
-    return sum(1 << bit for bit, each in enumerate(values.values()) if each == value)
+def _masks(knowledge: KnowledgeBase) -> list[tuple[int, int]]:
+    """Return, for each object, the properties that are "yes" and those that are "sometimes" as bit masks."""
+    bits = {key: 1 << i for i, key in enumerate(knowledge.properties)}
+    return [
+        (_mask(known.values, "yes", bits), _mask(known.values, "sometimes", bits))
+        for known in knowledge.objects.values()
+    ]
+
+
+def _mask(values: Mapping[str, str], value: str, bits: Mapping[str, int]) -> int:
+    return sum(bits[key] for key, each in values.items() if each == value)
 
 
 def _check_names(knowledge: KnowledgeBase, language: Language, path: Path) -> Iterator[str]:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from agentsgym.cli.naming import find_env
 
 from agentsgym.cli import options
 from agentsgym.cli.console import FailureError, UsageError, cell, new_table, out, reported, usage_errors
+from agentsgym.cli.options import find_env
 from agentsgym.cli.players import PlayerOptions, make_player
 from agentsgym.envs.TwentyQuestions import AgentGamemaster
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, SOMETIMES, UNKNOWN, YES

@@ -67,7 +67,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--references/--no-references",
             help="Also evaluate ENV's random and reference agents, once per task, unless the rewards of random and "
-            "optimal play are known.",
+            "optimal play are known exactly.",
         ),
     ] = True,
     store: Annotated[
@@ -128,7 +128,7 @@ def _played(
 ) -> list[AgentRun]:
     """Evaluate the agents one after another until one is interrupted, then the environment's reference agents.
 
-    The environment's random and reference agents play each task once, and only if the anchors are unknown.
+    The environment's random and reference agents play each task once, and only if the anchors are not known exactly.
     """
     from agentsgym.cli.agent_runs import run_agent  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions, make_player  # noqa: PLC0415
@@ -141,7 +141,7 @@ def _played(
         if runs[-1].ended_by is not None:
             return runs
     random_agent = ["random"] if has_random_player(named.env_class) else []
-    for name in [*random_agent, "reference"] if references and runs[0].anchors is None else []:
+    for name in [*random_agent, "reference"] if references and not (runs[0].anchors and runs[0].anchors.exact) else []:
         if name in names:
             continue
         try:

@@ -45,12 +45,61 @@ def test_the_knowledge_base_is_large_enough() -> None:
         ("knife", "sharp", "yes"),
         ("snake", "legs", "no"),
         ("car", "wheels", "yes"),
-        ("chair", "wood", "sometimes"),
+        ("car", "red", "sometimes"),
         ("bread", "man_made", "yes"),
     ],
 )
 def test_facts_that_anybody_would_agree_with(name: str, key: str, value: str) -> None:
     assert load_knowledge().value(name, key) == value
+
+
+IMPLICATIONS = (
+    *(("mammal", "animal"), ("bird", "animal"), ("fish", "animal"), ("insect", "animal"), ("reptile", "animal")),
+    *(("animal", "alive"), ("pet", "animal"), ("zoo", "animal"), ("tree", "plant"), ("bird", "feathers")),
+    *(("bird", "beak"), ("bird", "wings"), ("bird", "eggs"), ("mammal", "backbone"), ("bird", "backbone")),
+    *(("fish", "backbone"), ("reptile", "backbone"), ("fish", "swim"), ("fish", "water"), ("four_legs", "legs")),
+    *(("pocket", "one_hand"), ("one_hand", "lift"), ("house", "car"), ("car", "bigger"), ("bigger", "shoebox")),
+    *(("shoebox", "fist"), ("clothing", "wearable"), ("jewelry", "wearable"), ("head", "wearable")),
+    *(("battery", "electric"), ("screen", "electric"), ("electronic", "electric"), ("vehicle", "ride")),
+    *(("dessert", "sweet"), ("instrument", "music"), ("music", "noise"), ("drink", "liquid"), ("toy", "play")),
+    *(("appliance", "home"), *((key, "man_made") for key in ("appliance", "vehicle", "furniture", "tool", "toy"))),
+    *((key, "man_made") for key in ("instrument", "weapon", "building", "clothing")),
+)
+EXCLUSIONS = (
+    *(("alive", "man_made"), ("mammal", "bird"), ("mammal", "fish"), ("mammal", "insect"), ("bird", "fish")),
+    *(("reptile", "fish"), ("animal", "plant"), ("edible", "drink"), ("bigger", "pocket"), ("bigger", "one_hand")),
+    *(("car", "lift"), ("building", "lift"), ("wood", "plastic"), ("metal", "cloth"), ("metal", "wood")),
+    *(("cloth", "paper"), ("stone", "wood"), ("liquid", "alive"), ("fur", "feathers"), ("cold", "hot")),
+)
+
+
+@pytest.mark.parametrize(("key", "implied"), IMPLICATIONS)
+def test_what_has_one_property_has_the_other(key: str, implied: str) -> None:
+    for name, known in load_knowledge().objects.items():
+        value, other = known.values[key], known.values[implied]
+        assert not (value == "yes" and other != "yes"), name
+        assert not (value == "sometimes" and other == "no"), name
+
+
+@pytest.mark.parametrize(("key", "other"), EXCLUSIONS)
+def test_what_has_one_property_lacks_the_other(key: str, other: str) -> None:
+    both = [
+        name for name, known in load_knowledge().objects.items() if known.values[key] == known.values[other] == "yes"
+    ]
+    assert both == []
+
+
+def test_only_animals_and_one_plant_eat_meat() -> None:
+    known = load_knowledge().objects.values()
+    assert [one.name for one in known if one.values["eats_meat"] == "yes" != one.values["animal"]] == ["Venus flytrap"]
+
+
+def test_sizes_are_transitive() -> None:
+    knowledge = load_knowledge()
+    sizes = ("fist", "shoebox", "bigger", "car", "house")
+    for known in knowledge.objects.values():
+        ranks = [("no", "sometimes", "yes").index(known.values[size]) for size in sizes]
+        assert ranks == sorted(ranks, reverse=True), known.name
 
 
 def test_the_rows_of_the_demo_differ() -> None:
