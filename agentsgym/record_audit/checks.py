@@ -16,9 +16,7 @@ from agentsgym.texts import shown
 from agentsgym.types import StopReason, Trajectory
 
 _LOGPROB_TOLERANCE = 1e-4  # rounding can make the log-probability of a certain token slightly positive
-_is_close = partial(
-    math.isclose, rel_tol=1e-6, abs_tol=1e-6
-)  # for rewards, which may have been rounded to single precision
+_is_close = partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6)  # for rewards, perhaps rounded to single precision
 
 _Finding = tuple[Check, int | None, str]  # the int is the index of the turn concerned
 _Findings = Iterator[_Finding]
@@ -101,10 +99,6 @@ def _is_index(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _is_number(value: Any) -> bool:
-    return _are_numbers([value])
-
-
 def _are_numbers(values: Any) -> bool:
     # Checking types instead of values is fast: a row has thousands of tokens, but only one or two types of numbers.
     return _is_list(values) and all(kind is not bool and issubclass(kind, Real) for kind in set[Any](map(type, values)))
@@ -116,7 +110,11 @@ def _is_message(value: Any) -> bool:
 
 
 _Kinds = Mapping[tuple[str, Callable[[Any], bool]], tuple[str, ...]]
-_INDEX, _LIST, _NUMBER = (("an int >= 0", _is_index), ("a list", _is_list), ("a number", _is_number))
+_INDEX, _LIST, _NUMBER = (
+    ("an int >= 0", _is_index),
+    ("a list", _is_list),
+    ("a number", lambda value: _are_numbers([value])),
+)
 _TRAJECTORY_FIELDS: _Kinds = {
     _LIST: ("token_ids", "turns", "messages"),
     _NUMBER: ("final_reward",),

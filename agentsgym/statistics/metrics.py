@@ -343,5 +343,4 @@ def _fraction(
         return None
     keys, values = [key for key, _ in placed], np.array([row for _, row in placed], dtype=np.float64)  # (N, 3)
     sums, _ = cluster_totals(values, keys if len(set(keys)) > 1 else range(len(keys)))
-    estimate = fraction_with_interval(sums, confidence=confidence, seed=seed)
-    return None if estimate is None else Estimate(mean=estimate[0], low=estimate[1], high=estimate[2])
+    return fraction_with_interval(sums, confidence=confidence, seed=seed)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import rotate_checkpoints
 
+from agentsgym.cached_folders import sync_folder
 from agentsgym.errors import AgentsGymError, CheckpointError
 from agentsgym.fields import is_int, is_number
 from agentsgym.ranks import DeferredError, all_gather_objects
@@ -112,7 +113,7 @@ class CheckpointWriter:
                 replaced.rename(place)
             raise
         shutil.rmtree(folder.parent, ignore_errors=True)
-        _sync_folder(place.parent)
+        sync_folder(place.parent)
         rotate_checkpoints(
             output_dir=str(place.parent),
             save_total_limit=self._args.save_total_limit,
@@ -127,17 +128,8 @@ def _sync(folder: Path) -> None:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         else:
-            _sync_folder(path)
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not every file system supports it
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            sync_folder(path)
+    sync_folder(folder)
 
 
 MANIFEST: Final = "agentsgym_checkpoint.json"
