@@ -153,10 +153,7 @@ _MODEL: Final[dict[str, tuple[str, ...]]] = {
 }
 _TO_CONTINUE: Final[dict[str, tuple[str, ...]]] = {
     "the optimizer's state": ("optimizer.pt", "optimizer.bin", "optimizer_*", "global_step*/*optim_states.pt"),
-    "the learning rate schedule": (
-        "scheduler.pt",
-        _ZERO_MODEL,
-    ),  # DeepSpeed stores a scheduler of its own with the model
+    "the learning rate schedule": ("scheduler.pt", _ZERO_MODEL),  # DeepSpeed stores its own with the model
     "the state of the random generators": ("rng_state.pth", "rng_state_0.pth"),
 }
 
@@ -250,9 +247,8 @@ def _problems(folder: Path, max_steps: int | None) -> Iterator[str]:
         is_model = manifest is not None and manifest.get("save_only_model")
         reason = ": it was saved with save_only_model=True, so it contains the model but not the state of the run"
         yield from _lacking(folder, _TO_CONTINUE, reason if is_model else "")
-        if (folder / "rng_state_0.pth").exists() and count_ranks(
-            folder
-        ) == 1:  # a single rank writes rng_state.pth instead
+        # A single rank writes rng_state.pth instead.
+        if (folder / "rng_state_0.pth").exists() and count_ranks(folder) == 1:
             yield "rng_state_1.pth is missing"
 
 
