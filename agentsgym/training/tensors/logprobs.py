@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Protocol, Self
 
 import torch
 
@@ -17,15 +17,29 @@ from agentsgym.training.tensors.importance import (
     row_log_ratios,
 )
 
-if TYPE_CHECKING:
-    from agentsgym.training.config import GRPOEnvConfig
-
 KnownLogprobs = Literal["all", "some", "none"]
 """Whether all, some or none of a rollout's agent tokens have a log-probability from the sampler."""
 
 Score = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """(ids, attention mask, mask of the tokens to score), each (B, L) → log-probabilities and entropies, each (B, L), 0.0
 elsewhere."""
+
+
+class LogprobSettings(Protocol):
+    """The settings used here; :class:`~agentsgym.training.config.GRPOEnvConfig` has them."""
+
+    use_vllm: bool
+    off_policy_mask_threshold: float | None
+
+    @property
+    def importance_correction(self) -> ImportanceCorrection | None:
+        """The importance correction for the sampler; None if it is off."""
+        ...
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether updates use rollouts from earlier weights."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +70,7 @@ class LogprobPlan:
 
     @classmethod
     def of(
-        cls, args: GRPOEnvConfig, known: Collection[KnownLogprobs], *, is_trained_policy: bool, compares: bool
+        cls, args: LogprobSettings, known: Collection[KnownLogprobs], *, is_trained_policy: bool, compares: bool
     ) -> Self:
         """Decide from the settings and from what the sampler recorded.
 
