@@ -23,8 +23,6 @@ _Findings = Iterator[_Finding]
 
 
 class _Expected(NamedTuple):
-    """Expected properties of the data, as given by the caller."""
-
     vocabulary_size: float
     turn_credit: str | None
     token_credit: str | None

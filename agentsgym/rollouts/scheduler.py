@@ -204,7 +204,6 @@ class Scheduler(Generic[Result]):
         self._handle_posted()
 
     def _handle_posted(self) -> None:
-        """Handle all events posted so far."""
         for _ in range(self._inbox.qsize()):
             function, arguments = self._inbox.get()
             function(*arguments)

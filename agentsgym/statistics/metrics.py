@@ -94,7 +94,6 @@ class Evaluation:
         return f"<Evaluation of {', '.join(parts)}>"
 
     def _repr_html_(self) -> str:
-        """Return the HTML that a notebook displays."""
         return _html_of(self)
 
     def to_pandas(self, by: Literal["rollout", "turn"] = "rollout") -> DataFrame:

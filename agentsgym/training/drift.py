@@ -72,8 +72,6 @@ class Drift:
 
 
 class _Token(NamedTuple):
-    """One agent token to be scored."""
-
     turn: int
     place: int  # in the trajectory
     recorded: float

@@ -158,7 +158,6 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._build(tokenizer, agent)
 
     def _build(self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> None:
-        """Build the parts of the pipeline."""
         args, trl = self.args, self._trl
         policy, accelerator = trl.policy(), self.accelerator
         flags = {"has_aux_loss": trl.has_aux_loss, "has_own_scheduler": self.lr_scheduler is not None}
