@@ -29,9 +29,9 @@ def training_settings(values: Mapping[str, Any], *, output_dir: str) -> GRPOEnvC
     Raises:
         ConfigError: A field is unknown, of the wrong type, or not valid.
     """
-    checked = checked_values(GRPOEnvConfig, values)
+    settings = {"output_dir": output_dir} | common_defaults() | checked_values(GRPOEnvConfig, values)
     with foreign_checks("GRPOEnvConfig"):
-        return GRPOEnvConfig(**{"output_dir": output_dir, **common_defaults(), **checked})
+        return GRPOEnvConfig(**settings)
 
 
 def model_settings(values: Mapping[str, Any]) -> ModelConfig:

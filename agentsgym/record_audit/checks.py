@@ -97,6 +97,10 @@ def _is_index(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
+def _is_number(value: Any) -> bool:
+    return _are_numbers([value])
+
+
 def _are_numbers(values: Any) -> bool:
     # Checking types instead of values is fast: a row has thousands of tokens, but only one or two types of numbers.
     return _is_list(values) and all(kind is not bool and issubclass(kind, Real) for kind in set[Any](map(type, values)))
@@ -108,11 +112,7 @@ def _is_message(value: Any) -> bool:
 
 
 _Kinds = Mapping[tuple[str, Callable[[Any], bool]], tuple[str, ...]]
-_INDEX, _LIST, _NUMBER = (
-    ("an int >= 0", _is_index),
-    ("a list", _is_list),
-    ("a number", lambda value: _are_numbers([value])),
-)
+_INDEX, _LIST, _NUMBER = (("an int >= 0", _is_index), ("a list", _is_list), ("a number", _is_number))
 _TRAJECTORY_FIELDS: _Kinds = {
     _LIST: ("token_ids", "turns", "messages"),
     _NUMBER: ("final_reward",),
