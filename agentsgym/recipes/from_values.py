@@ -29,7 +29,7 @@ def training_settings(values: Mapping[str, Any], *, output_dir: str) -> GRPOEnvC
     Raises:
         ConfigError: A field is unknown, of the wrong type, or not valid.
     """
-    settings = {"output_dir": output_dir} | common_defaults() | checked_values(GRPOEnvConfig, values)
+    settings: dict[str, Any] = {"output_dir": output_dir, **common_defaults(), **checked_values(GRPOEnvConfig, values)}
     with foreign_checks("GRPOEnvConfig"):
         return GRPOEnvConfig(**settings)
 
