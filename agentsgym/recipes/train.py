@@ -74,11 +74,7 @@ def train(
 def prepare(
     config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mapping[str, Any] | None = None
 ) -> PreparedRun:
-    """Check a configuration and build everything that its run needs; nothing is played or written yet.
-
-    Args:
-        config: Configuration, as for :func:`train`.
-        overrides: Values that replace those of ``config``, as for :func:`train`.
+    """Check a configuration of :func:`train` and build what its run needs; nothing is played or written yet.
 
     Raises:
         ConfigError: A key is unknown or a value is invalid; the key is named.

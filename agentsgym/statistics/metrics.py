@@ -21,19 +21,6 @@ from agentsgym.types import StopReason, Trajectory
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = [
-    "Estimate",
-    "Evaluation",
-    "bootstrap_intervals",
-    "fraction_of_optimal",
-    "pass_at_k",
-    "pass_at_k_interval",
-    "pass_hat_k",
-    "pass_hat_k_interval",
-    "summarize",
-    "summarize_outcomes",
-]
-
 _html_of = deferred("agentsgym.reports.html", "evaluation_html")
 _frame_of = deferred("agentsgym.reports.frames", "rollouts_frame")
 
