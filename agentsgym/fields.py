@@ -71,6 +71,11 @@ def is_str(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def is_text(value: Any) -> bool:
+    """Accept strings that are not only whitespace."""
+    return is_str(value) and bool(value.strip())
+
+
 def is_strings(value: Any) -> bool:
     """Accept lists of strings."""
     return isinstance(value, list | tuple) and all(map(is_str, cast("list[Any]", value)))

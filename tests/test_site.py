@@ -22,7 +22,7 @@ from manual_pages.reference import public_paths
 
 import agentsgym
 from agentsgym.cli.catalogue import config_rows, entries
-from agentsgym.cli.naming import find_env
+from agentsgym.cli.options import find_env
 from agentsgym.envs import PACKAGED
 from agentsgym.envs.config import COMMON_FIELDS
 

@@ -17,10 +17,10 @@ from guess_game import GuessEnv
 
 from agentsgym.cli.catalogue import entries
 from agentsgym.cli.console import UsageError
-from agentsgym.cli.naming import completions, find_env, known_names
+from agentsgym.cli.options import find_env
 from agentsgym.envs import PACKAGED, EnvSpec, MultistepEnv, TextArenaEnv, TwentyQuestionsEnv, make, register
 from agentsgym.envs.dataset_rows import class_path
-from agentsgym.envs.datasets.naming import name_of_env
+from agentsgym.envs.datasets.naming import completions, known_names, name_of_env
 from agentsgym.envs.players import anchors_of, has_random_player, imitation_player, random_player, reference_player
 from agentsgym.envs.spec import imported, packaged_specs
 from agentsgym.envs.TextArena import LegalAgent

@@ -1,42 +1,45 @@
 """Check ``knowledge.csv`` and ``properties.csv``: ``python -m tools.check_knowledge``.
 
-Prints how each property divides the objects, or every fault with its file and line, and then exits with status 1.
+Prints how each property divides the objects, the pairs that are hardest to tell apart, and how greedy play compares
+with the lower bound; or every fault with its file and line, and then exits with status 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import itertools
+import math
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from agentsgym.envs.TwentyQuestions.gamemaster import Language, Meaning, phrases
+from agentsgym.envs.TwentyQuestions import GreedyPlayer, TwentyQuestionsEnv, lower_bound_questions
 from agentsgym.envs.TwentyQuestions.knowledge import (
-    OBJECT_COLUMNS,
     OBJECTS_FILE,
-    PHRASE_KINDS,
     PROPERTIES_FILE,
     VALUES,
     KnowledgeBase,
-    object_of,
+    KnownObject,
+    form_faults,
     read_knowledge,
-    read_rows,
 )
-from agentsgym.envs.TwentyQuestions.parsing import Reader, core, normalize
+from agentsgym.envs.TwentyQuestions.language import Language, Meaning
+from agentsgym.envs.TwentyQuestions.parsing import Guess, Reader, core, normalize
 
 FIRST_ROW_LINE = 2
-PROPERTY_COLUMNS = ("property", "question", *PHRASE_KINDS)
+MIN_DIFFERENCES = 2  # by which two objects are told apart
 
 
 def check_files(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPERTIES_FILE) -> list[str]:
     """Return every error in the two files, with its line; the meaning is checked only once the format is valid."""
-    found = [*_check_form(objects_path, properties_path)]
+    found = [*form_faults(objects_path, properties_path)]
     if found:
         return found
     knowledge = read_knowledge(objects_path, properties_path)
-    found = [*_check_rows(objects_path)]
+    found = [*_check_rows(knowledge, objects_path)]
     for key, counts in balance(knowledge).items():
         if not (counts["yes"] and counts["no"]):
             found.append(f"{objects_path.name}:1: {key} must be yes for some object and no for another")
@@ -60,75 +63,84 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     knowledge = read_knowledge(options.objects, options.properties)
     print(f"{len(knowledge.objects)} objects, {len(knowledge.properties)} properties: no fault")
-    for key, counts in balance(knowledge).items():
-        print(f"{key:12}", *(f"{value} {counts[value]:3}" for value in VALUES), sep="  ")
+    for key, counts in sorted(balance(knowledge).items(), key=lambda item: -entropy(item[1])):
+        print(f"{key:14}", *(f"{value} {counts[value]:3}" for value in VALUES), f"{entropy(counts):.2f} bits", sep="  ")
+    for number, one, other in closest_pairs(knowledge)[:5]:
+        print(f"{one} and {other} differ in {number} properties")
+    if options.objects == OBJECTS_FILE and options.properties == PROPERTIES_FILE:
+        print(greedy_play("everyday", {}), greedy_play("rarer", {"hardcore": True}), sep="\n")
     return 0
 
 
-def _check_form(objects_path: Path, properties_path: Path) -> Iterator[str]:
-    properties = read_rows(properties_path)
-    keys = [row.get("property") or "" for row in properties]
-    for path, wanted in ((objects_path, (*OBJECT_COLUMNS, *keys)), (properties_path, PROPERTY_COLUMNS)):
-        with path.open(encoding="utf-8") as file:
-            columns = tuple(file.readline().rstrip("\r\n").split(","))
-        if columns != wanted:
-            odd = sorted(set(columns) ^ set(wanted)) or "their order"
-            yield f"{path.name}:1: the columns differ from the expected ones in {odd}"
-        with path.open(newline="", encoding="utf-8") as file:
-            for line, cells in enumerate(csv.reader(file), FIRST_ROW_LINE - 1):
-                if len(cells) != len(columns):
-                    yield f"{path.name}:{line}: the row must have {len(columns)} cells, got {len(cells)}"
+def entropy(counts: Counter[str]) -> float:
+    """Return the information in the answer to a question about a property, in bits, if all objects are equally likely.
+
+    >>> entropy(Counter(yes=2, no=2))
+    1.0
+    """
+    total = counts.total()
+    return -sum(count / total * math.log2(count / total) for count in counts.values() if count)
 
 
-def _check_rows(path: Path) -> Iterator[str]:
-    seen: list[tuple[int, str, dict[str, str]]] = []
-    for line, row in enumerate(read_rows(path), FIRST_ROW_LINE):
-        known = object_of(row)
-        if known.article not in ("a", "an", ""):
-            yield f"{path.name}:{line}: article must be 'a', 'an' or empty, got {known.article!r}"
-        if row["hard"] not in ("yes", "no"):
-            yield f"{path.name}:{line}: hard must be 'yes' or 'no', got {row['hard']!r}"
-        for key, value in known.values.items():
-            if value not in VALUES:
-                yield f"{path.name}:{line}: {key} must be one of {', '.join(VALUES)}, got {value!r}"
-        for other_line, other, values in seen:
-            if not any({values[key], value} == {"yes", "no"} for key, value in known.values.items()):
-                pair = f"{known.name!r} and {other!r} (line {other_line})"
-                yield f"{path.name}:{line}: {pair} must differ by a yes and a no in some property"
-        seen.append((line, known.name, dict(known.values)))
+def closest_pairs(knowledge: KnowledgeBase) -> list[tuple[int, str, str]]:
+    """Return all pairs of objects with the number of properties in which they differ, the most similar first."""
+    pairs = itertools.combinations(knowledge.objects.values(), 2)
+    return sorted((differences(one, other), one.name, other.name) for one, other in pairs)
+
+
+def differences(one: KnownObject, other: KnownObject) -> int:
+    """Count the properties in which two objects differ."""
+    return sum(value != other.values[key] for key, value in one.values.items())
+
+
+def greedy_play(label: str, env_config: dict[str, Any]) -> str:
+    """Play once for every object with the greedy player, and compare the number of turns with the lower bound."""
+    env = TwentyQuestionsEnv(None, env_config)
+    played = env.rollout([{"solution": name} for name in env.candidates.objects], GreedyPlayer(env))
+    turns = [len(one.turns) for one in played]
+    bound = lower_bound_questions(len(played), answers=3)
+    return (
+        f"{label} objects: greedy play wins {sum(bool(one.success) for one in played)} of {len(played)} games, in "
+        f"{statistics.fmean(turns):.2f} turns on average and at most {max(turns)}; no play needs less than {bound:.2f}"
+    )
+
+
+def _check_rows(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
+    known = [*enumerate(knowledge.objects.values(), FIRST_ROW_LINE)]
+    for (line, one), (other_line, other) in itertools.combinations(known, 2):
+        if differences(one, other) < MIN_DIFFERENCES:
+            pair = f"{other.name!r} and {one.name!r} (line {line})"
+            yield f"{path.name}:{other_line}: {pair} must differ in at least {MIN_DIFFERENCES} properties"
 
 
 def _check_names(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
     language = Language(knowledge)
-    reader = Reader(knowledge, lambda question: language.understand(question) is not None)
+    reader = Reader(knowledge, language)
     owners: dict[str, str] = {}
-    for line, known in enumerate((object_of(row) for row in read_rows(path)), FIRST_ROW_LINE):
+    for line, known in enumerate(knowledge.objects.values(), FIRST_ROW_LINE):
         for name in dict.fromkeys(known.names):
             owner = owners.setdefault(normalize(name), known.name)
             if owner != known.name or not name:
                 yield f"{path.name}:{line}: the name {name!r} is empty or also a name of {owner!r}"
             elif reader.canonical(name) != known.name:
                 yield f"{path.name}:{line}: {name!r} is parsed as {reader.canonical(name)!r}"
-        if language.understand(known.guess):
+        if reader.parse(known.guess) != Guess(name=known.name):
             yield f"{path.name}:{line}: the guess {known.guess!r} is parsed as a question"
 
 
 def _check_questions(knowledge: KnowledgeBase, path: Path) -> Iterator[str]:
     language = Language(knowledge)
     asked: dict[str, str] = {}
-    meant: dict[tuple[str, str], Meaning] = {}
     for line, entry in enumerate(knowledge.properties.values(), FIRST_ROW_LINE):
         owner = asked.setdefault(core(normalize(entry.question)), entry.key)
         if owner != entry.key:
             yield f"{path.name}:{line}: {entry.question!r} is also the question of {owner}"
-        found = {(meaning.key, meaning.opposite) for meaning in language.meanings(entry.question)}
-        if found != {(entry.key, False)}:
-            yield f"{path.name}:{line}: {entry.question!r} is understood as {sorted(found) or 'nothing'}"
-        for form, phrase, opposite in phrases(entry):
-            meaning = Meaning(key=entry.key, opposite=opposite)
-            first = meant.setdefault((form, phrase), meaning)
-            if first != meaning:
-                yield f"{path.name}:{line}: the phrase {phrase!r} also belongs to {first.key}"
+        for text, negates in [(entry.question, False), *((t, n) for t, n, is_key in language.phrases(entry) if is_key)]:
+            wanted = Meaning(key=entry.key, opposite=negates)
+            found = language.read(f"it {text}")
+            if found != (wanted,):
+                shown = [f"{'not ' * meaning.opposite}{meaning.key}" for meaning in found]
+                yield f"{path.name}:{line}: {text!r} is understood as {shown or 'nothing'}"
 
 
 if __name__ == "__main__":

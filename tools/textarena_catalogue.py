@@ -102,11 +102,11 @@ class Session:
         self.texts.append(text)
         action = self.player.answer(text, self.game)
         start = time.thread_time()  # the process's clock is coarse under a limit of its time
-        outcome, seat = self.game.move(action), self.game.player
+        is_valid, seat = self.game.move(action), self.game.player
         self.seconds += time.thread_time() - start
         waiting = self.game.state.observations[seat]
         is_shown = any(one[2].name == "PLAYER_ACTION" and one[1] == action for one in waiting)
-        self.is_public &= outcome.done or outcome.invalid or is_shown
+        self.is_public &= self.game.done or not is_valid or is_shown
         self.num_steps += 1
         if self.game.done:
             self.texts.append(repr(sorted(self.game.rewards().items())))

@@ -4,9 +4,8 @@
 
     app         the entry point, with all commands
     commands/   one module per command; hub has push and pull
-    options     options that several commands share
+    options     options that several commands share, and what their values name
     console     output with and without color, and failures
-    naming      from a name, a path or a file to an environment
     catalogue   the available environments
     tasks       the tasks to play
     players     from a name to an agent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentsgym.cli.console import TERMINATED, cell, err, remark
 from agentsgym.cli.players import Player
+from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.players import anchors_of
 from agentsgym.errors import AgentsGymError
@@ -21,7 +22,6 @@ from agentsgym.store.reader import RolloutStore
 from agentsgym.texts import sentence_of
 
 if TYPE_CHECKING:
-    from agentsgym.envs.anchors import Anchors
     from agentsgym.types import Trajectory
 
 
@@ -76,7 +76,7 @@ class AgentRun:
     num_resumed: int = 0
     ended_by: str | None = None
     exit_code: int = 1
-    anchors: Mapping[str, float] | None = None
+    anchors: Anchors | None = None
 
 
 _ENDS = {Terminated: ("stopped by SIGTERM", TERMINATED), KeyboardInterrupt: ("stopped by Ctrl-C", 1)}
@@ -148,9 +148,7 @@ def _partial(player: Player, plan: Plan, played: Sequence[Trajectory], reference
     return summarize(played, clusters=clusters, seed=plan.seed, anchors=anchors)
 
 
-def _mean_anchors(
-    player: Player, plan: Plan, played: Sequence[Trajectory], references: Any
-) -> Mapping[str, float] | None:
+def _mean_anchors(player: Player, plan: Plan, played: Sequence[Trajectory], references: Any) -> Anchors | None:
     """Average the anchors over the episodes that did not fail; None unless all are known."""
     if references is None:
         found: list[Anchors | None] = [anchors_of_info(one.info) for one in played if not one.failed]
@@ -160,10 +158,11 @@ def _mean_anchors(
     known = [one for one in found if one is not None]
     if not known or len(known) < len(found):
         return None
-    return {
-        "random": sum(one.random for one in known) / len(known),
-        "optimal": sum(one.optimal for one in known) / len(known),
-    }
+    return Anchors(
+        random=sum(one.random for one in known) / len(known),
+        optimal=sum(one.optimal for one in known) / len(known),
+        exact=all(one.exact for one in known),
+    )
 
 
 @contextmanager

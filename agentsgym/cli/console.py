@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
+from agentsgym.errors import AgentsGymError, ConfigError, TaskError
 from agentsgym.interruptions import Interruption, Terminated
+from agentsgym.texts import sentence_of, shortened, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,8 +80,6 @@ def plain(text: str, max_bytes: int = _MAX_BYTES, style: str = "") -> Text:
     """Escape the control characters of an untrusted text, and cut the middle out of a long one."""
     from rich.text import Text  # noqa: PLC0415
 
-    from agentsgym.texts import shortened, visible  # noqa: PLC0415
-
     return Text(visible(shortened(text, max_bytes)).expandtabs(8), style=style)
 
 
@@ -127,9 +127,6 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        from agentsgym.errors import AgentsGymError  # noqa: PLC0415
-        from agentsgym.texts import sentence_of  # noqa: PLC0415
-
         with _set_up():
             try:
                 command(*args, **kwargs)
@@ -153,9 +150,6 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
 @contextmanager
 def usage_errors() -> Generator[None]:
     """Report configuration and task errors raised in the ``with`` block as invalid usage."""
-    from agentsgym.errors import ConfigError, TaskError  # noqa: PLC0415
-    from agentsgym.texts import sentence_of  # noqa: PLC0415
-
     try:
         yield
     except (ConfigError, TaskError) as error:

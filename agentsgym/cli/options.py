@@ -5,26 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from agentsgym.cli.console import UsageError
+from agentsgym.cli.console import UsageError, usage_errors
+
+if TYPE_CHECKING:
+    from agentsgym.envs.datasets.naming import NamedEnv
 
 
 def _environments(incomplete: str) -> list[str]:
-    from agentsgym.cli.naming import completions  # noqa: PLC0415
+    from agentsgym.envs.datasets.naming import completions  # noqa: PLC0415
 
     return completions(incomplete)
 
 
 def one_of(*values: str) -> Callable[[str], list[str]]:
     """Return a completion function for a few values."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [value for value in values if value.startswith(incomplete)]
-
-    return complete
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
 _agents = one_of("random", "reference", "scripted:", "policy:", "openai:")
@@ -122,6 +121,18 @@ Where = Annotated[
 ]
 StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="Folder of a rollout store.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def find_env(name: str, env_config: dict[str, Any] | None = None) -> NamedEnv:
+    """Find an environment with :func:`agentsgym.envs.datasets.naming.find_env`.
+
+    Raises:
+        UsageError: The name is unknown; the message suggests the nearest names.
+    """
+    from agentsgym.envs.datasets import naming  # noqa: PLC0415
+
+    with usage_errors():
+        return naming.find_env(name, env_config)
 
 
 def key_values(texts: list[str] | None, option: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agentsgym.agents.key_mask import without_credentials
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.cli.console import UsageError, usage_errors
-from agentsgym.cli.naming import NamedEnv
+from agentsgym.envs.datasets.naming import NamedEnv
 from agentsgym.envs.players import random_player, reference_player
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.seeding import derive_seed

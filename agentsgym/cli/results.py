@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.cli.console import cell, new_table, out
@@ -57,17 +58,18 @@ def passes(evaluation: Evaluation, seed: int, cluster_of: Mapping[int, Any] | No
 
 def show_runs(runs: Sequence[AgentRun], seed: int, cluster_of: Mapping[int, Any] | None = None) -> None:
     """Print a table of results, and the stop reasons of each agent's episodes."""
-    known = next((one.anchors for one in runs if one.anchors is not None), None)
+    known = next((one.anchors for one in runs if one.anchors is not None and one.anchors.exact), None)
     table = new_table()
     table.add_column("", no_wrap=True)
     ends = ("random*", "optimal*") if known is not None else ()
+    ends_of_reward = (known.random, known.optimal) if known is not None else ()
     for label in [*(one.label for one in runs), *ends]:
         table.add_column(cell(label), justify="right", overflow="fold")
     estimates = [_estimates(one.evaluation, seed, cluster_of) for one in runs]
     forms = {name: form for name, _, form in _MEASURES}
     for name in dict.fromkeys(name for found in estimates for name, value in found.items() if value is not None):
         form = forms.get(name, _NUMBER if name.startswith((_INFO, _REWARDS)) else _PERCENT)
-        ends_of_row = [_NUMBER.format(value) if name == "reward" else "" for value in (known or {}).values()]
+        ends_of_row = [_NUMBER.format(value) if name == "reward" else "" for value in ends_of_reward]
         table.add_row(cell(name), *(_cell(found.get(name), form) for found in estimates), *ends_of_row)
     table.add_row("episodes", *(str(one.evaluation.num_episodes if one.evaluation else 0) for one in runs))
     if any(one.evaluation and one.evaluation.num_failed for one in runs):
@@ -75,7 +77,7 @@ def show_runs(runs: Sequence[AgentRun], seed: int, cluster_of: Mapping[int, Any]
         table.add_row("failed", *failed, style="red")
     out().print(table)
     if known is not None:
-        out().print("* mean rewards of random and optimal play on these tasks", style="dim")
+        out().print("* rewards of random and optimal play, known exactly for these tasks", style="dim")
     for one in runs:
         if one.evaluation is not None:
             reasons = ", ".join(f"{reason} {count}" for reason, count in one.evaluation.stop_reasons.items())
@@ -90,7 +92,7 @@ def run_as_dict(one: AgentRun, seed: int, cluster_of: Mapping[int, Any] | None =
         "agent": one.label,
         "results": None if found is None else found.as_dict(),
         "passes": {name: {"mean": e.mean, "interval": [e.low, e.high]} for name, e in estimates.items()},
-        "known_rewards": None if one.anchors is None else dict(one.anchors),
+        "known_rewards": None if one.anchors is None else asdict(one.anchors),
         "num_planned": one.planned,
         "num_resumed": one.num_resumed,
         "ended_by": one.ended_by,

@@ -39,15 +39,9 @@ def read_tasks(path: Path) -> list[Any]:
 def tasks_for(
     env: MultistepEnv, *, path: Path | None, split: str, options: Mapping[str, Any], most: int, seed: int = 0
 ) -> list[Any]:
-    """Return the tasks to play.
+    """Return up to ``most`` tasks to play: those in a file, or those of a split of the environment's dataset.
 
-    Args:
-        env: The environment.
-        path: File of tasks; None for the environment's tasks.
-        split: Split of the environment's tasks, ``"train"`` or ``"eval"``.
-        options: Options for the environment's dataset.
-        most: Maximum number of tasks.
-        seed: Random seed from which the task seeds are drawn if the environment has no dataset.
+    If the environment has no dataset, the tasks are seeds drawn from ``seed``.
     """
     if split not in {"train", "eval"}:
         raise UsageError(f"--split must be train or eval, got {split!r}")

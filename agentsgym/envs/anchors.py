@@ -17,13 +17,15 @@ class Anchors:
     Attributes:
         random: Mean reward of a player that chooses each legal action with equal probability.
         optimal: Mean reward of the best possible player; not below ``random``.
+        exact: Whether these are the exact means; False for estimates, such as the mean reward of a strong player.
 
     >>> Anchors(random=0.25, optimal=1.0)
-    Anchors(random=0.25, optimal=1.0)
+    Anchors(random=0.25, optimal=1.0, exact=True)
     """
 
     random: float
     optimal: float
+    exact: bool = True
 
     def __post_init__(self) -> None:
         if not (is_number()(self.random) and is_number()(self.optimal)):

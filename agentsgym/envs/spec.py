@@ -36,7 +36,7 @@ class EnvSpec:
         reference: Dotted name of the best player, called in the same way.
         imitation: Dotted name of the demonstrator for a warm start, called in the same way.
         anchors: Dotted name of a function that takes the environment, and returns a function from a task to the
-            mean rewards of random and optimal play (or of close to optimal play), or None if they are unknown.
+            mean rewards of random and optimal play, or None if they are unknown.
     """
 
     packages: tuple[str, ...] = ()

@@ -5,30 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from agentsgym.errors import MissingDependencyError
+from inspect_ai.log import EvalError, EvalSample, EvalSampleLimit
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageTool,
+    ChatMessageUser,
+    Content,
+    ContentReasoning,
+    ContentText,
+    ModelOutput,
+    ModelUsage,
+)
+from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, Score
+from inspect_ai.tool import ToolCall
+
 from agentsgym.store.records import StoredRollout
 from agentsgym.texts import as_json, visible
 from agentsgym.types import StopReason, Trajectory, Turn
-
-try:
-    from inspect_ai.log import EvalError, EvalSample, EvalSampleLimit
-    from inspect_ai.model import (
-        ChatCompletionChoice,
-        ChatMessage,
-        ChatMessageAssistant,
-        ChatMessageSystem,
-        ChatMessageTool,
-        ChatMessageUser,
-        Content,
-        ContentReasoning,
-        ContentText,
-        ModelOutput,
-        ModelUsage,
-    )
-    from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, Score
-    from inspect_ai.tool import ToolCall
-except ImportError as missing:
-    raise MissingDependencyError("inspect_ai", "inspect") from missing
 
 UNKNOWN_MODEL = "unknown"
 _RECORDED = ("source", "run", "agent", "step", "generation", "group", "policy_version")
@@ -37,10 +33,7 @@ _RECORDED = ("source", "run", "agent", "step", "generation", "group", "policy_ve
 def sample_of(record: StoredRollout, *, sample_id: int | str, epoch: int) -> EvalSample:
     """Convert a rollout to a sample: its conversation, scores, usage, and metadata.
 
-    Args:
-        record: The rollout.
-        sample_id: The sample's id in the log, one per task.
-        epoch: The index among the rollouts of that task, from 1; unique together with ``sample_id``.
+    A task has one ``sample_id``; the epoch is the index among its rollouts, from 1.
     """
     trajectory = record.trajectory
     turns = {turn.message_index: (index, turn) for index, turn in enumerate(trajectory.turns)}
@@ -155,21 +148,18 @@ def _answer(message: Mapping[str, Any], content: str, notes: dict[str, Any] | No
 
 def _notes(record: StoredRollout, index: int, turn: Turn) -> dict[str, Any]:
     """Return the metadata of an answer."""
-    notes: dict[str, Any] = {"turn": index, "reward": turn.reward}
-    if turn.components is not None:
-        notes["rewards"] = dict(turn.components)
-    if turn.parent is not None:
-        notes["parent"] = turn.parent
-    if turn.invalid:
-        notes["invalid"] = True
-    if turn.role is not None:
-        notes["role"] = turn.role
-    if turn.prompt_messages is not None:
-        notes["prompt"] = turn.prompt_messages
-    if record.advantages is not None and turn.stop > turn.start:
-        span = record.advantages[turn.start : turn.stop]
-        notes["advantage"] = sum(span) / len(span)
-    return clean(notes)
+    span = () if record.advantages is None else record.advantages[turn.start : turn.stop]
+    notes: dict[str, Any] = {
+        "turn": index,
+        "reward": turn.reward,
+        "rewards": turn.components,
+        "parent": turn.parent,
+        "invalid": turn.invalid or None,
+        "role": turn.role,
+        "prompt": turn.prompt_messages,
+        "advantage": sum(span) / len(span) if len(span) else None,
+    }
+    return clean({name: value for name, value in notes.items() if value is not None})
 
 
 def _metadata(record: StoredRollout) -> dict[str, Any]:

@@ -179,7 +179,6 @@ def _with_signature(
 
 
 def _python_type(schema: Mapping[str, Any]) -> Any:
-    """Return the Python type of a JSON schema."""
     if schema.get("enum"):
         return Literal[tuple(schema["enum"])]
     named = schema.get("type") or [one.get("type") for one in schema.get("anyOf", ())]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS
 from agentsgym.credit.settings import CreditSettings
 from agentsgym.errors import ConfigError
-from agentsgym.fields import is_fraction, is_int, is_strings, or_none, require
+from agentsgym.fields import is_fraction, is_int, is_strings, one_of, or_none, require
 from agentsgym.interop.player import GroupPlayer, PlayerSettings
 from agentsgym.interop.prompts import row_of
 from agentsgym.interop.rows import StockRow, group_rows, whole_row
@@ -177,10 +177,8 @@ def rollout_func(  # noqa: PLR0913  # keywords, most of them usually omitted
     require("max_failed_fraction", max_failed_fraction, is_fraction, "a number in [0, 1]")
     require("discount", discount, is_fraction, "a number in [0, 1]")
     require("rollouts_per_group", rollouts_per_group, or_none(is_int(1)), "a positive int or None")
-    require("credit", credit, lambda value: value in {"final", "turn"}, "'final' or 'turn'")
-    require(
-        "scale_rewards", scale_rewards, lambda value: value in {"none", "group", "batch"}, "'none', 'group' or 'batch'"
-    )
+    require("credit", credit, one_of("final", "turn"), "'final' or 'turn'")
+    require("scale_rewards", scale_rewards, one_of("none", "group", "batch"), "'none', 'group' or 'batch'")
     if (rollouts_per_group is None) == (credit == "turn"):
         raise ConfigError(
             "rollouts_per_group (the number of rollouts that share the num_generations rows of a task group) must be "

@@ -76,20 +76,12 @@ class Played:
 
 
 class GroupPlayer:
-    """Generates rollouts for one trainer.
-
-    Attributes:
-        environments: The environments of the trainer's rows.
-        agent: The agent that plays.
-        filler: A token for otherwise empty rows.
-    """
+    """Generates rollouts for one trainer."""
 
     def __init__(self, trainer: Any, settings: PlayerSettings) -> None:
-        """Build the environments and the agent without starting an episode.
+        """Build the environments and the agent without starting an episode, and add a callback to the trainer.
 
-        Args:
-            trainer: A ``GRPOTrainer``, to which a callback is added; only public attributes are used.
-            settings: The rollout settings.
+        Only public attributes of the ``GRPOTrainer`` are used.
 
         Raises:
             ConfigError: The environment or the model is unsuitable.
@@ -98,7 +90,7 @@ class GroupPlayer:
         self._args, self._settings = trainer.args, settings
         self._numbers = _BatchNumbers()
         trainer.add_callback(self._numbers)
-        self.filler: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.filler: int = tokenizer.pad_token_id or 0  # in otherwise empty rows
         self.environments = Environments(
             _environment(settings.env, tokenizer),
             tokenizer,

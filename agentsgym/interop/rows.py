@@ -42,8 +42,7 @@ class StockRow:
     def columns(self, filler: int) -> dict[str, Any]:
         """Return the row's entries of the dict that TRL expects, by key.
 
-        Args:
-            filler: A token for otherwise empty entries: TRL reads the last token of every row.
+        ``filler`` is a token for otherwise empty entries: TRL reads the last token of every row.
         """
         rollout = self.rollout
         if rollout is None or not rollout.turns or not rollout.token_ids:
@@ -83,13 +82,7 @@ def agent_positions(trajectory: Trajectory) -> list[int]:
 
 
 def whole_row(trajectory: Trajectory, advantages: Sequence[float], *, included: bool) -> StockRow:
-    """Make a rollout's only row, whose reward is the final reward.
-
-    Args:
-        trajectory: The rollout.
-        advantages: The advantages of its tokens, (T,), for reward functions.
-        included: Whether the rollout is used for training and baselines.
-    """
+    """Make a rollout's only row, whose reward is the final reward; the advantages, (T,), are for reward functions."""
     positions = agent_positions(trajectory) if included else []
     reward = averaged_exactly(trajectory.final_reward) if included else None
     return StockRow(rollout=trajectory, advantages=advantages, positions=positions, reward=reward)

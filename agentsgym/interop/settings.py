@@ -16,6 +16,10 @@ Rule = tuple[str, Callable[[Any], bool], str]
 
 _IS_SET: Final[Callable[[Any], bool]] = lambda value: value is not None  # noqa: E731  # an entry of the table
 
+_NO_EFFECT: Final = (
+    "it would have no effect, since rollout_func samples itself and keeps its own key/value cache across turns"
+)
+
 _UNSUPPORTED: Final[tuple[Rule, ...]] = (
     (
         "mask_truncated_completions",
@@ -23,16 +27,8 @@ _UNSUPPORTED: Final[tuple[Rule, ...]] = (
         "TRL detects truncation by the last token, which is an end of turn even if a turn limit ended the episode, and "
         "is not one if only the last turn was truncated: remove it",
     ),
-    (
-        "use_transformers_paged",
-        bool,
-        "it would have no effect, since rollout_func samples itself and keeps its own key/value cache across turns",
-    ),
-    (
-        "use_transformers_continuous_batching",
-        bool,
-        "it would have no effect, since rollout_func samples itself and keeps its own key/value cache across turns",
-    ),
+    ("use_transformers_paged", bool, _NO_EFFECT),
+    ("use_transformers_continuous_batching", bool, _NO_EFFECT),
     ("cache_implementation", _IS_SET, "rollouts keep their own key/value cache across turns"),
     ("max_tool_calling_iterations", _IS_SET, "the environment counts turns: set env_config['max_steps_per_episode']"),
     ("temperature", lambda value: not value > 0, "the loss divides by it: it must be a positive number"),
@@ -49,9 +45,8 @@ _UNSUPPORTED_BY_TURN: Final[tuple[Rule, ...]] = (
     (
         "loss_type",
         lambda value: value not in _TURN_LOSSES,
-        f"it would weight each row by its number of tokens or by its neighbors, but a row is a part of a rollout: use "
-        f"one of "
-        f"{', '.join(_TURN_LOSSES)}",
+        "it would weight each row by its number of tokens or by its neighbors, but a row is a part of a rollout: use "
+        f"one of {', '.join(_TURN_LOSSES)}",
     ),
     (
         "importance_sampling_level",
@@ -74,12 +69,9 @@ _UNSUPPORTED_BY_TURN: Final[tuple[Rule, ...]] = (
 
 
 def check_trainer(trainer: Any, *, by_turn: bool, rollouts_per_group: int | None) -> None:
-    """Raise :class:`ConfigError` if a trainer's settings would silently produce wrong results.
+    """Raise :class:`ConfigError` if the settings of a ``GRPOTrainer`` would silently produce wrong results.
 
-    Args:
-        trainer: A ``GRPOTrainer``, or an instance of a subclass.
-        by_turn: Whether rows are parts of rollouts.
-        rollouts_per_group: The number of rollouts that share the rows of a task group; None for one per row.
+    With ``by_turn``, rows are parts of rollouts, of which ``rollouts_per_group`` share the rows of a task group.
     """
     args = trainer.args
     for name, reason in _structural_errors(trainer):

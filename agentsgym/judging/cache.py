@@ -1,4 +1,4 @@
-"""Keep the answers of judges on disk, one file for each request, so that no request is sent twice."""
+"""Keep the answers of judges and gamemasters on disk, one file for each request, so that no request is sent twice."""
 
 from __future__ import annotations
 
@@ -23,6 +23,22 @@ def request_key(*parts: Any) -> str:
     """Hash the parts of a request (JSON values) to the name of its file, the same in every process."""
     text = json.dumps([_FORMAT, *parts], sort_keys=True)
     return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=20).hexdigest()
+
+
+def name_in_cache(agent: Any, name: str | None, cache: str | Path | None) -> str | None:
+    """Return the name that identifies an agent in a cache: ``name``, or what the agent says itself; None if unknown.
+
+    Raises:
+        ConfigError: There is a cache, and the name is unknown.
+    """
+    describe = getattr(agent, "cache_name", None)
+    found = name or (cast("str", describe()) if callable(describe) else None)
+    if cache is not None and found is None:
+        raise ConfigError(
+            f"cache requires agent_name, a name for {type(agent).__name__} and its settings, since the answers of "
+            "other agents must not be taken for its own"
+        )
+    return found
 
 
 class AnswerCache:
@@ -65,7 +81,7 @@ class AnswerCache:
         except OSError as error:
             if not self._is_warned:
                 self._is_warned = True
-                logger.warning("answers of a judge are not kept in %s: %s", self.folder, sentence_of(error))
+                logger.warning("answers are not kept in %s: %s", self.folder, sentence_of(error))
 
     def _file(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"

@@ -1,24 +1,27 @@
-"""Call a judge's agent from many threads: within a limit, retried, and with its tokens counted."""
+"""Call the agent of a judge or a gamemaster from many threads: within a limit, retried, and with its tokens counted."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from agentsgym.agents.base import Agent, answer
 from agentsgym.agents.usage import counted_tokens
 from agentsgym.errors import AgentError, TemplateError
 from agentsgym.event_loop import agents_loop
+from agentsgym.judging.verdicts import VerdictError
 from agentsgym.rollouts.agent_calls import call_agent
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.tokens.transcript import Transcript
 from agentsgym.types import Action, Message, TurnRequest
+
+T = TypeVar("T")
 
 _MAX_DELAY_S: Final = 30.0
 
@@ -75,12 +78,7 @@ class Caller:
         return transcript
 
     def call(self, request: TurnRequest, run: Run, cost: Cost) -> Action:
-        """Call the agent, as often as the limits allow until it answers.
-
-        Args:
-            request: The request.
-            run: The run of which the call is a part, which may be stopped.
-            cost: Receives the cost of the calls.
+        """Call the agent, as often as the limits allow until it answers, and add to the cost.
 
         Raises:
             AgentError: Every attempt failed.
@@ -151,14 +149,7 @@ class Dialog:
     """One conversation with an agent: a request, and perhaps a second one after an answer that cannot be read."""
 
     def __init__(self, caller: Caller, messages: Sequence[Message], *, key: str, seed: int) -> None:
-        """Begin without calling the agent.
-
-        Args:
-            caller: Calls the agent.
-            messages: The first messages.
-            key: Identifies the conversation.
-            seed: Random seed of the conversation.
-        """
+        """Begin without calling the agent; ``key`` identifies the conversation."""
         self._caller, self._session_id, self._seed = caller, f"judge-{key[:16]}", seed
         self._transcript, self._state = caller.conversation(messages), None
 
@@ -175,6 +166,40 @@ class Dialog:
         self._transcript.act(action)
         self._state = action.agent_state
         return action
+
+    def read(
+        self,
+        parse: Callable[[Action], T],
+        correction: Callable[[str], Message],
+        *,
+        num_corrections: int,
+        run: Run,
+        cost: Cost,
+    ) -> tuple[T, str]:
+        """Call the agent until its answer can be read; after one that cannot, it receives the reason.
+
+        Args:
+            parse: Reads an answer, and raises :class:`~agentsgym.judging.verdicts.VerdictError` if that is impossible.
+            correction: Makes the message that requests another answer, from the reason.
+            num_corrections: Maximum number of these messages.
+            run: The run of which the calls are a part.
+            cost: Receives their cost.
+
+        Returns:
+            What was read, and the text of the answer.
+
+        Raises:
+            VerdictError: The last answer cannot be read either.
+            AgentError: The agent failed; the other errors of :meth:`Caller.call` too.
+        """
+        action = self.answer(run, cost)
+        for _ in range(num_corrections):
+            try:
+                return parse(action), action.text
+            except VerdictError as error:
+                self.add(correction(str(error)))
+            action = self.answer(run, cost)
+        return parse(action), action.text
 
     def add(self, message: Message) -> None:
         """Add a message that follows the last answer."""

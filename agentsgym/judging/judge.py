@@ -9,13 +9,24 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.errors import AgentError, ConfigError, JudgeError
-from agentsgym.fields import check_choice, is_fraction, is_int, is_number, is_positive_number, is_str, or_none, require
-from agentsgym.judging.cache import AnswerCache, request_key
+from agentsgym.fields import (
+    check_choice,
+    is_fraction,
+    is_int,
+    is_number,
+    is_positive_number,
+    is_str,
+    is_text,
+    or_none,
+    require,
+)
+from agentsgym.judging.cache import AnswerCache, name_in_cache, request_key
 from agentsgym.judging.calls import Caller, Cost, Dialog, Run
 from agentsgym.judging.prompts import (
     Question,
@@ -148,12 +159,7 @@ class Judge:
         self.rubric, self.scope, self.name, self.reference = as_rubric(rubric, scope), scope, name, reference
         self.on_judge_failure, self.num_orders, self.seed = on_judge_failure, num_orders, seed
         self.max_concurrent, self.max_characters = max_concurrent, max_characters
-        self.agent_name = agent_name or _name_of(agent)
-        if cache is not None and self.agent_name is None:
-            raise ConfigError(
-                f"cache requires agent_name, a name for {type(agent).__name__} and its settings, since the answers of "
-                "other agents must not be taken for its own"
-            )
+        self.agent_name = name_in_cache(agent, agent_name, cache)
         self._cache = None if cache is None else AnswerCache(cache)
         self._caller = Caller(
             self.agent,
@@ -291,7 +297,7 @@ class Judge:
 
     def _check(self, given: dict[str, Any]) -> None:
         checks: dict[str, tuple[Any, str]] = {
-            "name": (_is_name, "a non-empty string"),
+            "name": (is_text, "a non-empty string"),
             "reference": (or_none(is_str), "a key of task_data or None"),
             "on_judge_failure": (or_none(is_fraction), "a number in [0, 1] or None"),
             "cache": (or_none(lambda value: isinstance(value, str | Path)), "a folder or None"),
@@ -351,23 +357,17 @@ class Judge:
             cost.cached += 1
             return known
         dialog = Dialog(self._caller, question.messages, key=key, seed=derive_seed("judge", self.seed, key))
-        problem = ""
-        for attempt in range(2):
-            if attempt:
-                dialog.add(correction(problem))
-            try:
-                action = dialog.answer(run, cost)
-            except AgentError as error:
-                raise self._error(f"failed: {sentence_of(error)}") from error
-            try:
-                verdict = _verdict_of(action, question)
-            except VerdictError as error:
-                problem = str(error)
-                continue
-            if self._cache is not None:
-                self._cache.put(key, question.messages, action.text)
-            return verdict, action.text
-        raise self._error(f"gave two answers that cannot be read: of the second, {problem}")
+        try:
+            verdict, text = dialog.read(
+                partial(_verdict_of, question=question), correction, num_corrections=1, run=run, cost=cost
+            )
+        except AgentError as error:
+            raise self._error(f"failed: {sentence_of(error)}") from error
+        except VerdictError as error:
+            raise self._error(f"gave two answers that cannot be read: of the second, {error}") from error
+        if self._cache is not None:
+            self._cache.put(key, question.messages, text)
+        return verdict, text
 
     def _known(self, key: str, question: Question) -> tuple[Verdict, str] | None:
         """Return the cached answer; None if there is none, or none that can be read."""
@@ -389,21 +389,11 @@ def _verdict_of(action: Action, question: Question) -> Verdict:
     return read_verdict(action.text, question.criteria, len(question.order) or None)
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
 class LeftBehind:
     """Stands for a judge in a pickled environment."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-
-
-def _name_of(agent: Any) -> str | None:
-    """Return the name of an agent that can say by itself what determines its answers; None for any other."""
-    describe = getattr(agent, "cache_name", None)
-    return cast("str", describe()) if callable(describe) else None
 
 
 def judges_of(env: Any) -> tuple[Judge, ...]:

@@ -80,11 +80,7 @@ class Judging:
         self._error: BaseException | None = None
 
     def expect(self, trials: Iterable[JudgedTrial], agent: Any = None) -> bool:
-        """Announce trials, complete task groups of them; return whether any will be judged.
-
-        Args:
-            trials: The trials.
-            agent: The agent that plays them.
+        """Announce trials that an agent plays, complete task groups of them; return whether any will be judged.
 
         Raises:
             ConfigError: The judges of an environment are invalid, a task that is ranked has only one rollout, or a
@@ -134,7 +130,7 @@ class Judging:
             if not tasks:
                 self._finish_own(member)
             for place, (judge, ask) in enumerate(tasks):
-                self._submit(judge, partial(self._judge_member, member, place, ask))
+                self._submit(judge, partial(self._judge, [member], place, ask, self._finish_own))
         self._flush()
 
     def wait(self, interrupt: Callable[[], None] | None = None) -> None:
@@ -200,35 +196,37 @@ class Judging:
                 self._num_open -= 1
                 self._changed.notify_all()
 
-    def _judge_member(self, member: _Member, place: int, ask: Callable[[Run], Judgment]) -> None:
-        judgment, error = None, None
+    def _judge(
+        self,
+        members: Sequence[_Member],
+        place: int,
+        ask: Callable[[Run], Judgment | list[Judgment]],
+        finish: Callable[[_Member], None],
+    ) -> None:
+        """Ask a judge about one rollout, or about the rollouts of a group, and finish those that no judge still has."""
+        judgments, error = list[Judgment](), None
         try:
-            judgment = ask(self._run)
+            given = ask(self._run)
+            judgments = given if isinstance(given, list) else [given]
         except EpisodeError as failure:
             error = failure
         with self._lock:
-            if judgment is not None:
-                member.judgments[place] = judgment
-            member.error = member.error or error
-            member.num_open -= 1
-            if not member.num_open:
-                self._finish_own(member)
+            for index, member in enumerate(members):
+                if error is None:
+                    member.judgments[place] = judgments[index]
+                member.error = member.error or error
+                member.num_open -= 1
+                if not member.num_open:
+                    finish(member)
 
     def _finish_own(self, member: _Member) -> None:
         """Apply the judgments of the turns and the episode; if its task group is to be ranked, wait for the others."""
-        if member.error is not None:
-            member.trajectory = _failed(member.trajectory, member.error)
-        else:
-            judgments = [member.judgments[place] for place in sorted(member.judgments)]
-            self._apply(member, judgments)
+        self._apply(member)
         key = id(member.env), member.trajectory.task_index
-        if key not in self._sizes:
+        if key not in self._sizes or member.trajectory.failed:
             self._outbox.append((member.trajectory, member.may_retry))
+        if key not in self._sizes or (member.trajectory.failed and member.may_retry):
             return
-        if member.trajectory.failed:
-            self._outbox.append((member.trajectory, member.may_retry))
-            if member.may_retry:
-                return
         group = self._groups.setdefault(key, [])
         group.append(member)
         if len(group) == self._sizes[key]:
@@ -243,33 +241,24 @@ class Judging:
         for member in members:
             member.judgments, member.num_open = {}, len(judges)
         for place, judge in enumerate(judges):
-            self._submit(judge, partial(self._judge_group, judge, members, place))
+            ask = partial(judge.judge_group, [one.trajectory for one in members])
+            self._submit(judge, partial(self._judge, members, place, ask, self._finish_ranked))
 
-    def _judge_group(self, judge: Judge, members: Sequence[_Member], place: int) -> None:
-        judgments, error = list[Judgment](), None
-        try:
-            judgments = judge.judge_group([one.trajectory for one in members], self._run)
-        except EpisodeError as failure:
-            error = failure
-        with self._lock:
-            for index, member in enumerate(members):
-                if error is None:
-                    member.judgments[place] = judgments[index]
-                member.error = member.error or error
-                member.num_open -= 1
-                if member.num_open:
-                    continue
-                if member.error is not None:
-                    member.trajectory = _failed(member.trajectory, member.error)
-                else:
-                    self._apply(member, [member.judgments[at] for at in sorted(member.judgments)])
-                self._outbox.append((member.trajectory, False))  # the group is complete, so none of it is played again
+    def _finish_ranked(self, member: _Member) -> None:
+        self._apply(member)
+        self._outbox.append((member.trajectory, False))  # the group is complete, so none of it is played again
 
-    def _apply(self, member: _Member, judgments: Sequence[Judgment]) -> None:
-        try:
-            member.trajectory = with_judgments(member.trajectory, judgments, partial(self._token_rewards, member.env))
-        except EpisodeError as failure:  # the environment's `_calculate_rewards` raised
-            member.trajectory = _failed(member.trajectory, failure)
+    def _apply(self, member: _Member) -> None:
+        error = member.error
+        if error is None:
+            judgments = [member.judgments[place] for place in sorted(member.judgments)]
+            token_rewards = partial(self._token_rewards, member.env)
+            try:
+                member.trajectory = with_judgments(member.trajectory, judgments, token_rewards)
+            except EpisodeError as failure:  # the environment's `_calculate_rewards` raised
+                error = failure
+        if error is not None:
+            member.trajectory = _failed(member.trajectory, error)
 
 
 class JudgingInOrder:

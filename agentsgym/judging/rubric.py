@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from agentsgym.credit.components import UNNAMED
 from agentsgym.errors import ConfigError
-from agentsgym.fields import is_number, require
+from agentsgym.fields import is_number, is_text, require
 from agentsgym.texts import shown
 
 Scope = Literal["turn", "episode", "group"]
@@ -50,7 +50,7 @@ class Criterion:
                 "the name of a criterion must be a word of letters, digits, '_' and '-' other than "
                 f"{' and '.join(map(repr, sorted(_RESERVED)))}, got {shown(name)}"
             )
-        require(f"the question of criterion {name!r}", self.question, _is_text, "a text that is not empty")
+        require(f"the question of criterion {name!r}", self.question, is_text, "a text that is not empty")
         require(f"the weight of criterion {name!r}", self.weight, is_number(), "a finite number")
         scale: Any = self.scale
         require(f"the scale of criterion {name!r}", scale, _is_scale, "a pair (lowest, highest) of numbers, or None")
@@ -98,10 +98,6 @@ def as_rubric(given: Any, scope: Scope) -> tuple[Criterion, ...]:
             "one: omit it, or use scope='episode'"
         )
     return criteria
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
 
 
 def _is_scale(value: Any) -> bool:

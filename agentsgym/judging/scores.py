@@ -29,10 +29,7 @@ def with_judgments(trajectory: Trajectory, judgments: Sequence[Judgment], token_
     The cost is in the numbers, and so metrics, ``judge_calls``, ``judge_cached``, ``judge_failures``, ``judge_seconds``
     and, if known, ``judge_tokens``.
 
-    Args:
-        trajectory: A rollout that did not fail.
-        judgments: Its judgments.
-        token_rewards: Computes the per-token rewards of the result.
+    The rollout must not have failed; ``token_rewards`` computes the per-token rewards of the result.
 
     Raises:
         ConfigError: See :func:`with_scores`.

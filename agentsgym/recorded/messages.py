@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Unpack, cast
 
 from agentsgym.errors import ConfigError, TemplateError
-from agentsgym.fields import one_of, require
+from agentsgym.fields import is_dict, one_of, or_none, require
 from agentsgym.recorded.chat_shapes import parse_messages
 from agentsgym.recorded.metadata import (
     RecordingMetadata,
@@ -72,13 +72,12 @@ def trajectory_from_messages(
         raise ConfigError(f"messages must contain an assistant message, got {shown(messages)}")
     reward_of_turn = turn_rewards(rewards, len(actions), "assistant message")
     require("tools", tools, _are_schemas, "a list of JSON schemas")
-    template_options = chat_template_kwargs
-    require("chat_template_kwargs", template_options, lambda value: isinstance(value, Mapping | None), "a dict or None")
+    require("chat_template_kwargs", chat_template_kwargs, or_none(is_dict), "a dict or None")
     check_tokenizer(tokenizer)
     chat_format = None
     if tokenizer is not None:
         chat_format = ChatFormat.of(
-            tokenizer, append=history != "rerender", tools=tools, template_options=template_options
+            tokenizer, append=history != "rerender", tools=tools, template_options=chat_template_kwargs
         )
     transcript = Transcript(chat_format, history)
     spans = record_conversation(transcript, parsed, actions, chat_format)
@@ -91,7 +90,7 @@ def trajectory_from_messages(
 
 
 def _are_schemas(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(one, Mapping) for one in cast("Sequence[Any]", value))
+    return isinstance(value, list | tuple) and all(map(is_dict, cast("Sequence[Any]", value)))
 
 
 def trajectories_from_messages(

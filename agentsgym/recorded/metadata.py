@@ -9,7 +9,7 @@ from typing import Any, Final, TypedDict, cast
 
 from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import Check, is_int, is_number, is_str, require
+from agentsgym.fields import Check, is_dict, is_int, is_number, is_str, one_of, require
 from agentsgym.texts import shown
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 
@@ -38,22 +38,15 @@ class RecordingMetadata(TypedDict, total=False):
     info: Mapping[str, Any]
 
 
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
+_REASONS: Final = [reason for reason in StopReason if reason is not StopReason.FAILED]
 _VALID: Final[Mapping[str, tuple[Check, str]]] = {
-    "stop_reason": (
-        lambda value: is_str(value) and value in _REASONS,
-        f"one of {', '.join(reason for reason in StopReason if reason != 'failed')}",
-    ),
+    "stop_reason": (one_of(*_REASONS), f"one of {', '.join(_REASONS)}"),
     "session_id": (is_str, "a string"),
     "task_index": (is_int(0), "an int of at least 0"),
     "rollout_index": (is_int(0), "an int of at least 0"),
-    "task_data": (_is_dict, "a dict"),
-    "info": (_is_dict, "a dict"),
+    "task_data": (is_dict, "a dict"),
+    "info": (is_dict, "a dict"),
 }
-_REASONS: Final = [reason for reason in StopReason if reason is not StopReason.FAILED]
 
 
 def plain_rewards(rewards: Any) -> Any:
@@ -122,12 +115,7 @@ def build_trajectory(
 ) -> Trajectory:
     """Build the trajectory, and compute its per-token rewards from the turn rewards as an environment does by default.
 
-    Args:
-        token_ids: The tokens, (T,).
-        turns: The turns with their rewards, at least one.
-        messages: The conversation.
-        logprobs: The log-probabilities, (T,), or None.
-        metadata: The result of :func:`check_metadata`.
+    There is at least one turn; tokens and log-probabilities are (T,); the metadata come from :func:`check_metadata`.
     """
     if metadata["stop_reason"] is StopReason.INVALID:  # the invalid action that exceeded ``error_allowance``
         turns = [*turns[:-1], replace(turns[-1], invalid=True)]

@@ -25,13 +25,8 @@ def record_conversation(
 ) -> list[AnswerSpan]:
     """Record a conversation in a transcript, as an environment does with an agent that responds in text.
 
-    Messages after the last assistant message are not recorded.
-
-    Args:
-        transcript: An empty transcript, to which the messages and tokens are added.
-        messages: The conversation.
-        actions: The action of each assistant message by the message's index, in order.
-        chat_format: The transcript's chat format, or None.
+    Messages after the last assistant message are not recorded. ``actions`` has the action of each assistant message by
+    the message's index, in order.
 
     Returns:
         The location of each assistant message.
@@ -55,9 +50,8 @@ def record_conversation(
         start, stop = transcript.act(action)
         if chat_format is not None:
             ids = transcript.record()[start:stop]
-            if (
-                ids and ids[-1] in chat_format.stop_token_ids
-            ):  # some tokenizers use one token for end of turn and unknown words
+            # Some tokenizers use one token for end of turn and unknown words.
+            if ids and ids[-1] in chat_format.stop_token_ids:
                 ids = ids[:-1]
             unknown = getattr(chat_format.tokenizer, "unk_token_id", None)
             if unknown is not None and unknown in ids:

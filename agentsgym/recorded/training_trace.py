@@ -96,8 +96,7 @@ def trajectory_from_training_trace(
         if (first := nodes.setdefault(turn["node_id"], index)) != index:
             raise ConfigError(
                 f"turns[{index}] must have a unique node_id, but turns[{first}] has the same one, "
-                f"{shown(turn['node_id'])}: "
-                f"a call shared by several branches must occur only once in a trace"
+                f"{shown(turn['node_id'])}: a call shared by several branches must occur only once in a trace"
             )
     if not any(call.trained for call in calls):
         raise ConfigError("a training trace must have a loss mask of 1 for at least one token")
@@ -190,9 +189,8 @@ def _turns_of(trace: Any) -> list[Mapping[str, Any]]:
         try:
             value = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
-            reason = (
-                error.strerror if isinstance(error, OSError) else sentence_of(error)
-            )  # the full text repeats the path
+            # The full text of an OSError repeats the path.
+            reason = error.strerror if isinstance(error, OSError) else sentence_of(error)
             raise ConfigError(f"{shown(str(path), 300)} cannot be read as JSON: {reason}") from error
     value = value.model_dump() if callable(getattr(value, "model_dump", None)) else value
     if not isinstance(value, Mapping):
@@ -247,9 +245,13 @@ def _parse_call(turn: Any, where: str, vocabulary_size: float) -> _Call:
 
 
 def _check_tokens(fields: Mapping[str, Any], where: str, vocabulary_size: float) -> None:
+    of_ids: tuple[Check, str] = (
+        lambda value: type(value) is int and 0 <= value < vocabulary_size,
+        f"ints in [0, {vocabulary_size})",
+    )
     checks: dict[str, tuple[Check, str]] = {
-        "prompt_token_ids": (_is_id(vocabulary_size), f"ints in [0, {vocabulary_size})"),
-        "completion_token_ids": (_is_id(vocabulary_size), f"ints in [0, {vocabulary_size})"),
+        "prompt_token_ids": of_ids,
+        "completion_token_ids": of_ids,
         "per_token_logps": (
             lambda value: type(value) in {int, float} and -sys.float_info.max <= value <= 0,
             "finite log-probabilities, at most 0",
@@ -277,10 +279,6 @@ def _check_tokens(fields: Mapping[str, Any], where: str, vocabulary_size: float)
         )
     if any(mask[: len(prompt)]):
         raise ConfigError(f"{where}['loss_mask'] must be 0 on the prompt, got 1 at index {list(mask).index(1)}")
-
-
-def _is_id(vocabulary_size: float) -> Check:
-    return lambda value: type(value) is int and 0 <= value < vocabulary_size
 
 
 def _messages_of(fields: Mapping[str, Any], where: str) -> tuple[list[Message] | None, Message | None]:

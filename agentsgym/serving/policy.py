@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.credit.components import GivenReward
-from agentsgym.envs.AgentProgram import AgentProgramEnv, Endpoint, ProgramOutcome
+from agentsgym.envs.AgentProgram import AgentProgramEnv, Endpoint
 from agentsgym.envs.AgentProgram.calls import CallError
 from agentsgym.envs.AgentProgram.server import current_endpoint
 from agentsgym.envs.AgentProgram.session import Session
@@ -170,7 +170,7 @@ class PolicyServer:
         require("on_rollout", on_rollout, or_none(callable), "a function of a rollout, or None")
         self._limits = {"max_turn_tokens": max_turn_tokens, "max_completion_length": max_completion_length}
         self._on_rollout, self._idle_s = on_rollout, idle_s
-        self._env = AgentProgramEnv(tokenizer, env_config, program=self._play, grade=_grade)
+        self._env = AgentProgramEnv(tokenizer, env_config, program=self._play)
         self._sessions: dict[str, PolicySession] = {}
         self._named: dict[str, asyncio.Future[PolicySession]] = {}
         self._endpoint = run_coroutine(current_endpoint(port))
@@ -232,10 +232,6 @@ class PolicyServer:
         if self._on_rollout is not None:
             self._on_rollout(rollout)
         session.store(rollout)
-
-
-def _grade(_task_data: dict[str, Any], outcome: ProgramOutcome) -> Any:
-    return (0.0, {}) if outcome.output is None else outcome.output
 
 
 def serve_policy(

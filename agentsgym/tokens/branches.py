@@ -90,14 +90,14 @@ class BranchingTranscript(Transcript):
             TemplateError: The chat template does not allow these messages.
             RuntimeError: The last observation is still waiting for its action.
         """
-        self._check_can_observe()
+        mark = self._new_mark()
         digests = _digests(messages, tools)
         chat_format = self._format_of(tools)
         found = next((self._answered[one] for one in reversed(digests[:-1]) if one in self._answered), None)
         new = None if found is None else self._continuation(chat_format, found, messages[found.num_messages :])
         if new is None:
             found, new = None, _whole(chat_format, messages)
-        self._write(found, new, messages, 0 if found is None else found.num_messages)
+        self._write(mark, found, new, messages, 0 if found is None else found.num_messages)
         self.chat_format, self._digest = chat_format, digests[-1]
 
     def observe_text(self, prompt: str | Sequence[int]) -> None:
@@ -107,7 +107,7 @@ class BranchingTranscript(Transcript):
             TemplateError: It has token ids, but there is no tokenizer; or it is empty.
             RuntimeError: The last observation is still waiting for its action.
         """
-        self._check_can_observe()
+        mark = self._new_mark()
         if not prompt:
             raise TemplateError("the prompt is empty")
         if not isinstance(prompt, str) and self._tokenizer is None:
@@ -117,7 +117,7 @@ class BranchingTranscript(Transcript):
         found, new = next(((one, rest) for one, rest in candidates if rest is not None), (None, None))
         if new is None:
             new = self._encoded(prompt, is_first=True) if isinstance(prompt, str) else [*prompt]
-        self._write(found, new, [Message(role="user", content=self._text)], 0)
+        self._write(mark, found, new, [Message(role="user", content=self._text)], 0)
         self.chat_format, self._digest = self._format_of(()), None
 
     def act(self, action: Action, limit: int | None = None) -> tuple[int, int]:
@@ -143,10 +143,6 @@ class BranchingTranscript(Transcript):
         self._num_turns += 1
         return start, stop
 
-    def _check_can_observe(self) -> None:
-        if self._mark is not None:
-            raise RuntimeError("observe() was called before the last observation was answered: call act() first")
-
     def _tokens(self, answered: _Answered) -> list[int]:
         start = self.segment_start
         if answered.start == start:
@@ -167,11 +163,10 @@ class BranchingTranscript(Transcript):
                 return None
         return token_ids
 
-    def _write(self, found: _Answered | None, new: list[int], messages: Sequence[Message], num_known: int) -> None:
-        shown = self.prompt_messages
-        self._mark = Mark(
-            len(self.messages), shown, len(shown), len(self._earlier), self.token_ids, len(self.token_ids)
-        )
+    def _write(
+        self, mark: Mark, found: _Answered | None, new: list[int], messages: Sequence[Message], num_known: int
+    ) -> None:
+        self._mark = mark
         is_appended = found is not None and found.stop == len(self._earlier) + len(self.token_ids)
         if not is_appended:
             before = [] if found is None else self._tokens(found)
@@ -221,12 +216,10 @@ def _digests(messages: Sequence[Message], tools: Tools) -> list[bytes]:
 
 def _digest(before: bytes, message: Message) -> bytes:
     """The digest of a conversation and one more message."""
-    role, content = message["role"], message["content"].strip()
-    if not message.get("tool_calls"):
+    role, content, called = message["role"], message["content"].strip(), message.get("tool_calls")
+    if not called:
         return _hash(f"{len(role)} {role}{content}", before)
-    calls = [
-        [call["function"]["name"], _parsed(call["function"]["arguments"])] for call in message.get("tool_calls", ())
-    ]
+    calls = [[call["function"]["name"], _parsed(call["function"]["arguments"])] for call in called]
     return _hash(_canonical([role, content, calls]), before)
 
 

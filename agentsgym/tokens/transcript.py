@@ -95,17 +95,8 @@ class Transcript:
             TemplateError: The chat template does not allow messages of these roles at this point.
             RuntimeError: The last observation is still waiting for its action.
         """
-        if self._mark is not None:
-            raise RuntimeError("observe() was called before the last observation was answered: call act() first")
+        mark = self._new_mark()
         messages = self._with_call_ids(messages)
-        mark = Mark(
-            len(self.messages),
-            self.prompt_messages,
-            len(self.prompt_messages),
-            len(self._earlier),
-            self.token_ids,
-            len(self.token_ids),
-        )
         prompt_messages = self.prompt_messages
         rendered: list[Message] | None = None  # the conversation to render again; None to append the new messages
         if callable(self._history):
@@ -128,6 +119,13 @@ class Transcript:
         self.prompt_messages = prompt_messages
         self.messages += messages
         self._mark = mark
+
+    def _new_mark(self) -> Mark:
+        """Return the state to which :meth:`retract` returns; raise if the last observation still waits."""
+        if self._mark is not None:
+            raise RuntimeError("observe() was called before the last observation was answered: call act() first")
+        shown = self.prompt_messages
+        return Mark(len(self.messages), shown, len(shown), len(self._earlier), self.token_ids, len(self.token_ids))
 
     def _with_call_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Add to tool results the names and ids of the calls that they respond to."""

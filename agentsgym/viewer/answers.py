@@ -82,9 +82,8 @@ class Answers:
             notes.append(f"{skipped} files of the store cannot be read and were skipped")
         return {
             "title": self.title,
-            "path": str(self.store.path)
-            if self._mode == "served"
-            else None,  # a written page may be shared with others
+            # A written page may be shared with others.
+            "path": str(self.store.path) if self._mode == "served" else None,
             "total": total,
             "shown": shown,
             "mode": self._mode,
@@ -158,11 +157,7 @@ class Answers:
         return {"rows": sorted(rows), "complete": True}
 
     def what_if(self, key: int, parameters: Mapping[str, str]) -> dict[str, Any]:
-        """Return a task group's advantages under another estimator, discount, scale or turn credit.
-
-        Args:
-            key: The group.
-            parameters: The parameters of :func:`~agentsgym.viewer.what_if.request_of`.
+        """Return a task group's advantages under other settings: those of :func:`~agentsgym.viewer.what_if.request_of`.
 
         Raises:
             ConfigError: The list does not contain the group, a parameter is invalid, or the estimator cannot be

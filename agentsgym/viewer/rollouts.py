@@ -69,14 +69,7 @@ def rollout_data(row: int, record: StoredRollout, decode: DecodeTokens) -> dict[
 
 
 def group_data(key: int, label: str, rows: Sequence[int], records: Sequence[StoredRollout]) -> dict[str, Any]:
-    """Return the page's data for a task group.
-
-    Args:
-        key: The key of the group.
-        label: The name of the group.
-        rows: The indices of its rollouts in the folder, (G,).
-        records: The rollouts, (G,).
-    """
+    """Return the page's data for a task group of rollouts, (G,), with their indices in the folder, (G,)."""
     first = records[0].trajectory
     diverges_at = [None, *(first_difference(first, one.trajectory) for one in records[1:])]
     members = [
@@ -206,9 +199,8 @@ def _actions(record: StoredRollout) -> list[dict[str, Any]]:
         begin = turn.message_index + 1
         message = messages[turn.message_index] if 0 <= turn.message_index < len(messages) else dict[str, Any]()
         calls = [f"{call['name']}({call['arguments']})" for call in _calls(message)]
-        text, num_omitted = truncate(
-            "\n".join(filter(None, [text_of(message.get("content")), *calls])), _MAX_ACTION_CHARS
-        )
+        parts = filter(None, [text_of(message.get("content")), *calls])
+        text, num_omitted = truncate("\n".join(parts), _MAX_ACTION_CHARS)
         advantages = record.advantages[turn.start : turn.stop] if record.advantages is not None else ()
         actions.append(
             {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 import socketserver
+import sys
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -66,13 +67,7 @@ def serve(
 
 
 class ViewerServer(ThreadingHTTPServer):
-    """Serves the page, with a thread per connection.
-
-    Attributes:
-        answers: The responses to requests for data.
-        assets: The style and script of the page.
-        url: The URL of the page.
-    """
+    """Serves the page, with a thread per connection."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -101,15 +96,11 @@ class ViewerServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a closed connection; print any other error as usual."""
-        import sys  # noqa: PLC0415
-
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Handles the requests of a connection."""
-
     server: ViewerServer  # pyright: ignore[reportIncompatibleVariableOverride]  # always a ViewerServer
     protocol_version = "HTTP/1.1"
     server_version = "agentsgym"

@@ -40,14 +40,9 @@ class TokenTexts:
             self._shared = TokenDecoder(read_tokenizer(path / "tokenizer.json" if path.is_dir() else path))
 
     def texts(self, name: str | None, ids: Sequence[int]) -> list[str] | None:
-        """Decode the tokens of a rollout to one text per token, (T,), as in :meth:`TokenDecoder.texts`.
+        """Decode the tokens of a rollout, (T,), as :meth:`TokenDecoder.texts` does, with the tokenizer of its name.
 
-        Args:
-            name: The name of the rollout's tokenizer.
-            ids: The rollout's token ids, (T,).
-
-        Returns:
-            The texts; None if the tokenizer is unknown or damaged.
+        Returns None if the tokenizer is unknown or damaged.
         """
         with self._lock:
             decoder = self._shared

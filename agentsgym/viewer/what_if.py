@@ -55,9 +55,8 @@ class Request:
         check_number("discount", self.settings.discount, 0.0, 1.0)
         if self.turn_credit is not None:
             check_choice("turn_credit", self.turn_credit, TURN_CREDITS)
-        options = {**self.settings.options}
         known = options_of(name)
-        for option, value in options.items():
+        for option, value in self.settings.options.items():
             if option not in known:
                 hint = did_you_mean(option, known) if known else " (it has no options here)"
                 raise ConfigError(f"the estimator {name!r} has no option {option!r} in a what-if{hint}")

@@ -93,9 +93,6 @@ def included_requests(run: CreditSettings | None) -> list[Request]:
 
     The first are the run's settings, if known, with every turn credit. They are followed by every estimator with its
     defaults, with the scales "group" and "none", and with each choice of its options.
-
-    Args:
-        run: The settings of the run; None if unknown.
     """
     base = CreditSettings() if run is None else replace(run, value_head=None)
     names = available()

@@ -15,7 +15,7 @@ import yaml
 from command_line import GAME, ROOT, ran
 
 from agentsgym.cli.catalogue import entries
-from agentsgym.cli.naming import find_env
+from agentsgym.cli.options import find_env
 from agentsgym.envs import PACKAGED
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.envs.TextArena import catalogue

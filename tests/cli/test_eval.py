@@ -15,8 +15,9 @@ from http_server import HANG_UP, Asked, Reply, chat, serving
 
 from agentsgym.agents.scripted import RandomAgent
 from agentsgym.cli.agent_runs import Plan, run_agent
-from agentsgym.cli.naming import find_env
+from agentsgym.cli.options import find_env
 from agentsgym.cli.players import Player
+from agentsgym.envs.players import anchors_of
 from agentsgym.envs.TwentyQuestions import RandomPlayer, TwentyQuestionsEnv
 from agentsgym.evaluation.run import evaluate
 from agentsgym.statistics.passing import pass_at_k_interval, pass_hat_k_interval
@@ -80,7 +81,8 @@ def test_its_own_players_are_played_beside() -> None:
     config = {"objects": ["clock", "cat", "car", "tree"], "max_steps_per_episode": 5}
     env = TwentyQuestionsEnv(env_config=config)
     rows = env.get_eval_dataset(split="all", size=8)
-    assert found["random"]["results"] == evaluate(env, RandomPlayer(env), rows).as_dict()
+    assert found["random"]["results"] == evaluate(env, RandomPlayer(env), rows, references=anchors_of(env)).as_dict()
+    assert found["random"]["known_rewards"]["exact"] is False
     alone = ran("eval", "TwentyQuestions", *TWENTY, "-a", "random", "-n", "8", "--json", "--no-references")
     assert list(results(alone)) == ["random"]
 
@@ -89,7 +91,8 @@ def test_what_is_known_exactly_stands_beside_and_is_not_played() -> None:
     game = ("TextArena:GuessTheNumber-v0", "-c", "max_steps_per_episode=4", "-a", "reference", "-n", "30")
     found = results(ran("eval", *game, "--json"))
     assert list(found) == ["reference"]
-    assert found["reference"]["known_rewards"] == pytest.approx({"random": 0.705, "optimal": 0.986}, abs=1e-3)
+    known = {"random": 0.705, "optimal": 0.986, "exact": True}
+    assert found["reference"]["known_rewards"] == pytest.approx(known, abs=1e-3)
     shown = ran("eval", *game, columns=60)
     assert "random*" in shown.out
     assert "of optimal" in shown.out

@@ -12,7 +12,8 @@ import pytest
 from command_line import GAME, ran
 
 from agentsgym.cli.console import UsageError
-from agentsgym.cli.naming import find_env, known_names
+from agentsgym.cli.options import find_env
+from agentsgym.envs.datasets.naming import known_names
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 
 

@@ -9,7 +9,7 @@ import pytest
 from command_line import GAME, ran
 
 from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
-from agentsgym.cli.naming import find_env
+from agentsgym.cli.options import find_env
 from agentsgym.evaluation.run import evaluate
 
 

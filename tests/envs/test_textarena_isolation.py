@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
 from agentsgym.envs.TextArena.games import GameFactory, PlayedGame
-from agentsgym.envs.TextArena.isolation import GameContext, NumpyStandin, RandomStandin, textarena
+from agentsgym.envs.TextArena.isolation import GameContext, numpy_standin, random_standin, textarena
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 
 MOVES = {
@@ -144,7 +144,7 @@ def test_a_game_draws_what_the_global_generator_would_have_given(game: str) -> N
 
 
 def test_outside_of_a_session_a_standin_is_the_module() -> None:
-    standin = RandomStandin(random)
+    standin = random_standin()
     state = random.getstate()
     found = standin.random()
     random.setstate(state)
@@ -153,7 +153,7 @@ def test_outside_of_a_session_a_standin_is_the_module() -> None:
 
 
 def test_numpys_global_generator_is_private_too() -> None:
-    standin = NumpyStandin(np)
+    standin = numpy_standin(np)
     before = np.random.get_state()[1].tolist()
     draws = []
     for _ in range(2):
@@ -165,14 +165,14 @@ def test_numpys_global_generator_is_private_too() -> None:
 
 
 def test_a_generator_kept_by_a_constructor_is_that_of_each_session() -> None:
-    standin = RandomStandin(random)
+    standin = random_standin()
     kept = SimpleNamespace(draw=standin.random)
     with GameContext(random.Random(5)):
         assert kept.draw() == random.Random(5).random()
 
 
 def test_nested_contexts_leave_the_outer_one_in_place() -> None:
-    standin = RandomStandin(random)
+    standin = random_standin()
     with GameContext(random.Random(1)):
         first = standin.random()
         with GameContext(random.Random(1)):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from agentsgym.reports.colors import BLUE, REFERENCES, VERMILION
-from agentsgym.reports.plots import learning_curve, moving_average, spread
+from agentsgym.reports.plots.curve import learning_curve, moving_average, spread
 from agentsgym.statistics.metrics import Estimate
 
 POINTS = [(float(64 * batch), 0.4 + 0.004 * batch) for batch in range(1, 100)]

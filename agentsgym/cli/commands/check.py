@@ -43,12 +43,11 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
     Without --agent, a built-in agent takes exploratory random actions (not ENV's own random agent). The exit code is 1
     if an error is found, or with --strict if a warning is found.
     """
-    from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions, make_player, tokenizer_of  # noqa: PLC0415
     from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
     from agentsgym.envs.check.run import check_env  # noqa: PLC0415
 
-    named = find_env(environment, options.env_config(config, config_file))
+    named = options.find_env(environment, options.env_config(config, config_file))
     with usage_errors():
         player = None if agent is None else make_player(agent, named, PlayerOptions(seed=seed))
         env: Any = named.build(tokenizer_of(tokenizer)) if player is None or tokenizer else player.env

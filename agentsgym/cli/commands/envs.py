@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,9 +11,10 @@ import typer
 
 from agentsgym.cli import options
 from agentsgym.cli.console import UsageError, cell, new_table, out, print_json, print_text, reported
+from agentsgym.texts import shown
 
 if TYPE_CHECKING:
-    from agentsgym.cli.naming import NamedEnv
+    from agentsgym.envs.datasets.naming import NamedEnv
 
 _STATUSES = ("ok", "words", "gamemaster", "broken", "missing")
 _COLORS = {"ok": "green", "words": "green", "gamemaster": "yellow", "missing": "yellow", "broken": "red"}
@@ -53,10 +55,10 @@ def envs(  # noqa: PLR0913, PLR0917  # options of a command
     only with a filter or --all.
     """
     from agentsgym.cli.catalogue import entries  # noqa: PLC0415
-    from agentsgym.cli.naming import find_env, nearest  # noqa: PLC0415
+    from agentsgym.envs.datasets.naming import nearest  # noqa: PLC0415
 
     if environment is not None:
-        show_env(find_env(environment), as_json=as_json)
+        show_env(options.find_env(environment), as_json=as_json)
         return
     if status is not None and status not in _STATUSES:
         near = nearest(status, _STATUSES, 1)
@@ -95,8 +97,6 @@ def show_env(named: NamedEnv, *, as_json: bool) -> None:
     if as_json:
         print_json(detail)
         return
-    from agentsgym.texts import shown  # noqa: PLC0415
-
     out().print(cell(detail["name"], "bold"))
     print_text(detail["about"])
     out().print(cell(f"class: {detail['env_class_path']}", "dim"))
@@ -117,11 +117,9 @@ def show_env(named: NamedEnv, *, as_json: bool) -> None:
 
 def _details(named: NamedEnv) -> dict[str, Any]:
     """Describe an environment in JSON values."""
-    import inspect  # noqa: PLC0415
-
     from agentsgym.cli.catalogue import config_rows  # noqa: PLC0415
-    from agentsgym.cli.naming import did_you_mean  # noqa: PLC0415
     from agentsgym.envs.dataset_rows import class_path  # noqa: PLC0415
+    from agentsgym.envs.datasets.naming import did_you_mean  # noqa: PLC0415
 
     spec = named.env_class.spec
     games, game = spec.known_games(), named.env_config.get(spec.game_key)

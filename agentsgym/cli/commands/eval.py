@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,12 +11,13 @@ import typer
 
 from agentsgym.cli import options
 from agentsgym.cli.console import FailureError, UsageError, cell, out, print_json, remark, reported, usage_errors
+from agentsgym.errors import did_you_mean
 from agentsgym.interruptions import raising_on_sigterm
 
 if TYPE_CHECKING:
     from agentsgym.cli.agent_runs import AgentRun, Plan
-    from agentsgym.cli.naming import NamedEnv
     from agentsgym.cli.players import PlayerOptions
+    from agentsgym.envs.datasets.naming import NamedEnv
 
 _BIAS = "; the shortest episodes finish first, so these means are biased"
 
@@ -65,7 +67,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
         typer.Option(
             "--references/--no-references",
             help="Also evaluate ENV's random and reference agents, once per task, unless the rewards of random and "
-            "optimal play are known.",
+            "optimal play are known exactly.",
         ),
     ] = True,
     store: Annotated[
@@ -86,7 +88,6 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     continues from there.
     """
     from agentsgym.cli.agent_runs import Plan  # noqa: PLC0415
-    from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions  # noqa: PLC0415
     from agentsgym.cli.stores import check_store_path  # noqa: PLC0415
     from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
@@ -94,7 +95,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     if not agent:
         raise UsageError("eval requires an agent, such as --agent random or --agent policy:PATH")
     check_store_path(store, resume=resume)
-    named = find_env(environment, options.env_config(config, config_file))
+    named = options.find_env(environment, options.env_config(config, config_file))
     settings = PlayerOptions(
         seed=seed,
         base_url=base_url,
@@ -127,10 +128,8 @@ def _played(
 ) -> list[AgentRun]:
     """Evaluate the agents one after another until one is interrupted, then the environment's reference agents.
 
-    The environment's random and reference agents play each task once, and only if the anchors are unknown.
+    The environment's random and reference agents play each task once, and only if the anchors are not known exactly.
     """
-    from dataclasses import replace  # noqa: PLC0415
-
     from agentsgym.cli.agent_runs import run_agent  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions, make_player  # noqa: PLC0415
     from agentsgym.envs.players import has_random_player  # noqa: PLC0415
@@ -142,7 +141,7 @@ def _played(
         if runs[-1].ended_by is not None:
             return runs
     random_agent = ["random"] if has_random_player(named.env_class) else []
-    for name in [*random_agent, "reference"] if references and runs[0].anchors is None else []:
+    for name in [*random_agent, "reference"] if references and not (runs[0].anchors and runs[0].anchors.exact) else []:
         if name in names:
             continue
         try:
@@ -157,8 +156,6 @@ def _played(
 
 def _resumed_options(name: str, settings: PlayerOptions, plan: Plan) -> PlayerOptions:
     """Add the number of stored episodes when a run is resumed, so that the agent draws new random numbers."""
-    from dataclasses import replace  # noqa: PLC0415
-
     from agentsgym.cli.players import stored_name  # noqa: PLC0415
     from agentsgym.store.reader import RolloutStore  # noqa: PLC0415
 
@@ -201,8 +198,6 @@ def _show(
 
 def _clusters(tasks: Sequence[Any], key: str | None) -> dict[int, Any] | None:
     """Return the cluster of each task by its index; None if every task is a cluster by itself."""
-    from agentsgym.errors import did_you_mean  # noqa: PLC0415
-
     if key is None:
         return None
     clusters: dict[int, Any] = {}

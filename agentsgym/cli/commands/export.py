@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from agentsgym.cli import options
 from agentsgym.cli.console import FailureError, UsageError, cell, out, reported, usage_errors
-from agentsgym.errors import AgentsGymError
+from agentsgym.errors import AgentsGymError, StoreError
 
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
@@ -113,8 +114,6 @@ def _write_inspect(store: RolloutStore, path: Path) -> None:
 
 
 def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[str]:
-    import json  # noqa: PLC0415
-
     from agentsgym.export import examples  # noqa: PLC0415
     from agentsgym.store.jsonl import record_to_line  # noqa: PLC0415
 
@@ -131,8 +130,6 @@ def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[s
 
 def _write_lines(path: Path, lines: Iterable[str]) -> int:
     """Write lines to a new file, delete it if writing fails, and return the number of lines."""
-    from agentsgym.errors import StoreError  # noqa: PLC0415
-
     try:
         file = path.open("x", encoding="utf-8", errors="backslashreplace", newline="\n")  # lone surrogates
     except FileExistsError as error:

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from agentsgym.cli import options
 from agentsgym.cli.console import FailureError, UsageError, out, plain, reported
 
 MAX_BYTES = 100_000_000
@@ -69,7 +70,6 @@ def pull(
     Without --trust, no downloaded code runs. Hidden files are left out, because editors and tools obey some of them.
     """
     from agentsgym.cli.commands.envs import show_env  # noqa: PLC0415
-    from agentsgym.cli.naming import find_env  # noqa: PLC0415
 
     folder = folder or Path(repo.rpartition("/")[2])
     if folder.exists():
@@ -87,7 +87,7 @@ def pull(
         _print("Nothing was imported. Read the files before you use them:")
     for name in names:
         if trust:
-            show_env(find_env(name), as_json=False)
+            show_env(options.find_env(name), as_json=False)
         else:
             _print(f"  agentsgym check {name}", "bold")
 

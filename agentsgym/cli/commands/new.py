@@ -62,11 +62,7 @@ def class_and_module_names(name: str) -> tuple[str, str]:
 def file_contents(class_name: str, module: str, *, has_tools: bool, has_server: bool) -> dict[str, str]:
     """Return the contents of the files, by file name.
 
-    Args:
-        class_name: Name of the environment's class.
-        module: Name of its module.
-        has_tools: Whether the agent calls tools instead of only replying in text.
-        has_server: Whether an MCP server, in a separate file, provides the tools.
+    The agent may call tools instead of only replying in text, and an MCP server, in a separate file, may provide them.
     """
     prefix = "tool_" if has_tools else ""
     parts = {  # in this order: a part may contain a later placeholder

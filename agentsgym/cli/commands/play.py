@@ -13,9 +13,9 @@ from agentsgym.cli import options
 from agentsgym.cli.console import FailureError, out, remark, reported, usage_errors
 
 if TYPE_CHECKING:
-    from agentsgym.cli.naming import NamedEnv
     from agentsgym.cli.players import PlayerOptions
     from agentsgym.envs.base import MultistepEnv
+    from agentsgym.envs.datasets.naming import NamedEnv
 
 _MAX_TASKS = 64  # one of them is drawn
 
@@ -51,14 +51,13 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     """
     from agentsgym.agents.human import PlayerLeft  # noqa: PLC0415
     from agentsgym.cli.display import show_summary  # noqa: PLC0415
-    from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions, stored_name  # noqa: PLC0415
     from agentsgym.cli.stores import check_store_path, store_episode  # noqa: PLC0415
     from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
 
     check_store_path(store)
     draw = random.Random(seed)
-    named = find_env(environment, options.env_config(config, config_file))
+    named = options.find_env(environment, options.env_config(config, config_file))
     settings = PlayerOptions(
         seed=draw.getrandbits(31) if seed is None else seed,
         base_url=base_url,

@@ -48,9 +48,7 @@ def replay(
 
     env_of = RecordEnvironments(env_config=options.key_values(config, "--config"))
     if environment is not None:
-        from agentsgym.cli.naming import find_env  # noqa: PLC0415
-
-        named = find_env(environment, options.key_values(config, "--config"))
+        named = options.find_env(environment, options.key_values(config, "--config"))
         env_of = RecordEnvironments(named.env_class, named.env_config)
     store = open_store(path, where)[:limit]
     records, played = tee(store.records())  # one at a time: a store may be larger than memory

@@ -15,7 +15,7 @@ from agentsgym.cli.console import UsageError, cell, out, remark, reported, usage
 from agentsgym.interruptions import raising_on_sigterm
 
 if TYPE_CHECKING:
-    from agentsgym.cli.naming import NamedEnv
+    from agentsgym.envs.datasets.naming import NamedEnv
     from agentsgym.serving.served_env import ServedEnv
 
 
@@ -84,11 +84,10 @@ def serve(  # noqa: PLR0913, PLR0917  # options of a command
         return
     if not environments:
         raise UsageError("name an environment to serve, or a policy with --policy")
-    from agentsgym.cli.naming import find_env  # noqa: PLC0415
     from agentsgym.serving.server import EpisodeServer  # noqa: PLC0415
     from agentsgym.serving.server import serve as serve_envs  # noqa: PLC0415
 
-    named = [find_env(one, options.env_config(config, config_file)) for one in environments]
+    named = [options.find_env(one, options.env_config(config, config_file)) for one in environments]
     given = options.key_values(dataset, "--dataset")
     envs = _served(named, path=tasks, given=given, split=split, most=num_tasks)
 

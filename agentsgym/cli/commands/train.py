@@ -6,12 +6,15 @@ import contextlib
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentsgym.cli import options
 from agentsgym.cli.console import FailureError, out, plain, print_json, reported, usage_errors
+
+if TYPE_CHECKING:
+    from agentsgym.statistics.metrics import Evaluation
 
 
 @reported
@@ -62,14 +65,9 @@ def train(
     if as_json:
         print_json({"output_dir": str(run.output), **run.summary()})
     else:
-        rows = {
-            label: one
-            for name, found in run.evaluations.items()
-            for label, one in {
-                name: found,
-                **{f"{name}, {env}": part for env, part in found.by_environment.items()},
-            }.items()
-        }
+        rows: dict[str, Evaluation] = {}
+        for name, found in run.evaluations.items():
+            rows |= {name: found, **{f"{name}, {env}": part for env, part in found.by_environment.items()}}
         out().print(plain(comparison_table(rows)), soft_wrap=True)
         names = [name for name in ("untrained", "before", "after") if name in run.evaluations]
         files = ", ".join(["model/, summary.json, learning_curve.png", *(f"transcripts_{name}.txt" for name in names)])

@@ -10,16 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError, Reply
 from agentsgym.envs.AgentProgram.parents import CallTree
 from agentsgym.envs.AgentProgram.programs import (
     CommandLimits,
     Endpoint,
-    EpisodeRewards,
     Program,
     ProgramOutcome,
-    Running,
     RunningCommand,
     RunningFunction,
 )
@@ -95,7 +94,13 @@ class AgentProgramEnv(MultistepEnv):
         """
         SPEC.check_installed()
         super().__init__(tokenizer, env_config)
-        self._program = _checked(self.program if program is None else program, type(self).__name__)
+        given: Any = self.program if program is None else program
+        if not (callable(given) or (is_strings(given) and given)):
+            raise ConfigError(
+                f"{type(self).__name__} needs a program: a function of the task and the endpoint, or the arguments of "
+                f"a command such as ['python', 'agent.py', '{{question}}'], got {shown(given)}"
+            )
+        self._program: Program = given
         if grade is not None and not callable(grade):
             raise ConfigError(f"grade must be a function of the task and the outcome, got {shown(grade)}")
         self._grade_given = grade
@@ -143,7 +148,7 @@ class AgentProgramEnv(MultistepEnv):
         counts = {"num_rejected": 0, "num_undelivered": 0}
         return {"done": False, "server": server, "session": session, "running": running, **counts}
 
-    async def _started(self, task_data: dict[str, Any], endpoint: Endpoint) -> Running:
+    async def _started(self, task_data: dict[str, Any], endpoint: Endpoint) -> RunningFunction | RunningCommand:
         program = self._program
         if callable(program):
             return RunningFunction(program, task_data, endpoint)
@@ -217,31 +222,15 @@ class AgentProgramEnv(MultistepEnv):
         timeout_s = self.env_config["reward_timeout_s"]
         if timeout_s:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await session.all_rewards()
+                await asyncio.wait_for(session.has_all_rewards.wait(), timeout_s)
         return await running.outcome
 
-    async def _graded(self, state: State, task_data: dict[str, Any], outcome: ProgramOutcome) -> EpisodeRewards:
-        """Grade the outcome, and collect the rewards of calls."""
+    async def _graded(self, task_data: dict[str, Any], outcome: ProgramOutcome) -> tuple[GivenReward, dict[str, Any]]:
+        """Grade the outcome: the reward that the last turn receives, and what the grade adds to ``info``."""
         given: Any = (self._grade_given or self._grade)(task_data, outcome)
         if inspect.isawaitable(given):
             given = await given
-        call_rewards = state["session"].rewards
         if isinstance(given, tuple):
-            reward, info = cast("Any", given)
-            return EpisodeRewards(reward=reward, call_rewards=call_rewards, info=info)
-        return EpisodeRewards(reward=given, call_rewards=call_rewards)
-
-
-def _checked(program: Any, name: str) -> Program:
-    if callable(program) or _is_command(program):
-        return program
-    raise ConfigError(
-        f"{name} needs a program: a function of the task and the endpoint, or the arguments of a command such as "
-        f"['python', 'agent.py', '{{question}}'], got {shown(program)}"
-    )
-
-
-def _is_command(value: Any) -> bool:
-    arguments = [*cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else []
-    return bool(arguments) and is_strings(arguments)
+            given, info = cast("Any", given)
+            return given, info
+        return given, {}

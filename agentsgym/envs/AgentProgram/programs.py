@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram.server import MODEL
@@ -93,44 +93,14 @@ class ProgramOutcome:
     is_complete: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeRewards:
-    """The rewards of an episode.
-
-    Attributes:
-        reward: The reward of the outcome, which the last turn receives.
-        call_rewards: The rewards of calls by id.
-        info: What the grade adds to ``info``, such as ``"success"``.
-    """
-
-    reward: GivenReward = 0.0
-    call_rewards: Sequence[tuple[str, GivenReward]] = ()
-    info: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-class Running(Protocol):
-    """A program that was started.
-
-    Attributes:
-        outcome: Its outcome, or the exception that ended it.
-    """
-
-    outcome: asyncio.Future[ProgramOutcome]
-
-    async def stop(self) -> None:
-        """End it if it still runs."""
-        ...
-
-    def clean_up(self) -> None:
-        """Remove what it left."""
-        ...
-
-
 class RunningFunction:
     """A function in a separate thread; a coroutine runs on an event loop that all programs of the process share.
 
     Many async clients stay bound to the loop on which they were first used, and some packages share one among all
     agents. A function that does not end cannot be killed: once the episode is over, its calls are rejected.
+
+    Attributes:
+        outcome: Its outcome, or the exception that ended it.
     """
 
     def __init__(self, function: Callable[..., Any], task_data: dict[str, Any], endpoint: Endpoint) -> None:
@@ -209,7 +179,11 @@ class CommandLimits:
 
 
 class RunningCommand:
-    """A command in a separate process group and a temporary folder."""
+    """A command in a separate process group and a temporary folder.
+
+    Attributes:
+        outcome: Its outcome, or the exception that ended it.
+    """
 
     def __init__(self, folder: Path, process: asyncio.subprocess.Process) -> None:
         self._folder, self._process = folder, process

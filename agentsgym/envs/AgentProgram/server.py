@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
 from agentsgym.envs.AgentProgram.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect, answer_message
 from agentsgym.envs.AgentProgram.session import GONE, NOTHING_TO_REWARD, Session
 from agentsgym.errors import ConfigError
+from agentsgym.fields import is_number
 from agentsgym.texts import sentence_of
 from agentsgym.types import Message
 
@@ -99,6 +99,8 @@ class PolicyEndpoint:
 
     async def stop(self) -> None:
         """Stop listening, fail the episodes of running programs, and end every connection."""
+        if not self.is_listening:
+            return
         self.is_listening = False
         with contextlib.suppress(NotImplementedError):  # by the event loop of Windows
             asyncio.get_running_loop().remove_reader(self._listener)
@@ -243,9 +245,7 @@ async def _until_disconnected(request: Request) -> None:
 
 
 def _is_finite(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e300 and math.isfinite(value)
-    )
+    return is_number(-1e300)(value) and value <= 1e300
 
 
 def _number_or_named(value: Any, name: str) -> float | dict[str, float]:

@@ -69,7 +69,7 @@ class Session:
     Attributes:
         key: The API key by which the endpoint knows the program.
         rewards: The rewards in the order in which they arrived, each with the id of its call.
-        has_all_rewards: Whether the program has announced that no reward follows.
+        has_all_rewards: Set once the program has announced that no reward follows.
         last_used: When the last call arrived, on the monotonic clock.
         on_final: Called when no reward follows.
         conversations: The conversations that a request may continue by the id of a response (``/v1/responses``).
@@ -79,7 +79,7 @@ class Session:
         self.key = f"sk-{secrets.token_hex(16)}"
         self.rewards: list[tuple[str, GivenReward]] = []
         self._answered: list[str] = []  # ids of calls
-        self.has_all_rewards = False
+        self.has_all_rewards = asyncio.Event()
         self.last_used = time.monotonic()
         self.on_final: Callable[[], None] = lambda: None
         self.conversations: dict[str, Sequence[Message]] = {}
@@ -169,15 +169,8 @@ class Session:
 
     def finish_rewards(self) -> None:
         """Announce that no reward follows."""
-        self.has_all_rewards = True
-        self._changed.set()
+        self.has_all_rewards.set()
         self.on_final()
-
-    async def all_rewards(self) -> None:
-        """Wait until no reward follows."""
-        while not self.has_all_rewards:
-            self._changed.clear()
-            await self._changed.wait()
 
     def ended(self) -> None:
         """Note that the program has ended."""

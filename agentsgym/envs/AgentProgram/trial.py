@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, cast
 from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.AgentProgram.calls import CallError, Reply
 from agentsgym.envs.AgentProgram.parents import CallTree
-from agentsgym.envs.AgentProgram.programs import EpisodeRewards, ProgramOutcome
+from agentsgym.envs.AgentProgram.programs import ProgramOutcome
 from agentsgym.envs.AgentProgram.session import ProgramCall
 from agentsgym.envs.boundary import Step, as_reward, call_environment
 from agentsgym.envs.contract import PlayableEnv, State
@@ -55,8 +55,8 @@ class ProgramEnv(PlayableEnv, Protocol):
     def _finish(self, state: State, /) -> Coroutine[Any, Any, ProgramOutcome]: ...
 
     def _graded(
-        self, state: State, task_data: dict[str, Any], outcome: ProgramOutcome, /
-    ) -> Coroutine[Any, Any, EpisodeRewards]: ...
+        self, task_data: dict[str, Any], outcome: ProgramOutcome, /
+    ) -> Coroutine[Any, Any, tuple[GivenReward, dict[str, Any]]]: ...
 
 
 class CallTrial(Trial):
@@ -74,12 +74,9 @@ class CallTrial(Trial):
 
     def _new_conversation(self) -> Conversation:
         conversation = Conversation(None, "append")
-        conversation.transcript = BranchingTranscript(self._format_of, self._programs.tokenizer)
+        conversation.transcript = BranchingTranscript(self._programs._format_with, self._programs.tokenizer)
         self._tree, self._call, self._is_cut = CallTree(), None, False
         return conversation
-
-    def _format_of(self, tools: Sequence[Mapping[str, Any]]) -> ChatFormat | None:
-        return self._programs._format_with(tools)
 
     def _tools(self) -> Sequence[Mapping[str, Any]]:
         return () if self._call is None else self._call.request.tools
@@ -166,7 +163,7 @@ class CallTrial(Trial):
             call_id=call.call_id,
             text=returned["content"],
             reasoning=action.reasoning,
-            tool_calls=[_tool_call(one) for one in returned.get("tool_calls", ())],
+            tool_calls=[ToolCall(id=one["id"], **one["function"]) for one in returned.get("tool_calls", ())],
             finish_reason=action.finish_reason,
             stopped_by=self._stopped_by,
             prompt_ids=transcript.token_ids[: len(transcript.token_ids) - len(token_ids)] if token_ids else (),
@@ -189,10 +186,10 @@ class CallTrial(Trial):
     def _reward_episode(self, turns: Sequence[Turn], rewards: list[float]) -> None:
         """End the program, and add the rewards of its calls and of its outcome."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
-        given = call_environment(self._programs._graded, state, self.task_data, self._outcome(state))
-        conversation.info = {**self._programs._counts(state, self._tree), **given.info}
-        by_turn: dict[int, list[GivenReward]] = {len(turns) - 1: [given.reward]}
-        for call_id, reward in given.call_rewards:
+        reward, info = call_environment(self._programs._graded, self.task_data, self._outcome(state))
+        conversation.info = {**self._programs._counts(state, self._tree), **info}
+        by_turn: dict[int, list[GivenReward]] = {len(turns) - 1: [reward]}
+        for call_id, reward in state["session"].rewards:
             place = self._tree.index(call_id)
             if place is not None:  # otherwise its answer is not recorded, since a budget ended the episode
                 by_turn.setdefault(place, []).append(reward)
@@ -207,11 +204,6 @@ def _without_call(outcome: ProgramOutcome) -> str:
     how = "" if outcome.exit_code is None else f" with exit code {outcome.exit_code}"
     last = f"; its standard error ended with:\n{outcome.errors}" if outcome.errors else ""
     return f"the program ended{how} without calling the policy, so it has no turns to train on{last}"
-
-
-def _tool_call(call: Mapping[str, Any]) -> ToolCall:
-    function = call["function"]
-    return ToolCall(name=function["name"], arguments=function["arguments"], id=call["id"])
 
 
 def _stopped(action: Action, stops: Sequence[str], chat_format: ChatFormat | None) -> tuple[Action, str | None]:

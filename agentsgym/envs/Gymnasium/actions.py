@@ -93,13 +93,7 @@ def is_actions(value: Any) -> bool:
 
 
 def action_table(setting: Any, space: Any, default_names: Iterable[str] | None) -> ActionTable:
-    """Create the table of an action space.
-
-    Args:
-        setting: The value of ``env_config["actions"]``.
-        space: The environment's action space.
-        default_names: The names of the space's actions, in order; None if they are unknown.
-    """
+    """Create the table of an action space from ``env_config["actions"]`` and its usual names, None if unknown."""
     from gymnasium.spaces import Discrete  # noqa: PLC0415  # optional dependency
 
     if not isinstance(space, Discrete):

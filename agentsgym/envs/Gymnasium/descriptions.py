@@ -15,33 +15,6 @@ from agentsgym.errors import EnvError
 Won = Callable[[Any, float, bool], bool]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvDescription:
-    """The description of one Gymnasium environment; only ``show`` must be picklable.
-
-    Attributes:
-        actions: The names of the actions, in order.
-        rules: The rules, written for the agent.
-        show: Renders the agent's observation.
-        won: Determines whether an episode succeeded.
-        transitions: Returns the exact transition table; None if there is none.
-        frames: Returns every frame that the agent may see, with the number of its state.
-        state: Returns the number of the current state, given the environment and the observation.
-        needs_ansi_rendering: Whether the environment is created with ``render_mode="ansi"``.
-        has_maps: Whether a task may define a custom map.
-    """
-
-    actions: tuple[str, ...]
-    rules: str
-    show: Renderer
-    won: Won
-    transitions: Callable[[Any], Transitions | None] = outcomes_of
-    frames: Callable[[Any, Renderer], dict[str, int]]
-    state: Callable[[Any, Any], int]
-    needs_ansi_rendering: bool = True
-    has_maps: bool = False
-
-
 def find_description(env_id: str) -> EnvDescription | None:
     """Look up the description of an id, regardless of its version."""
     return _DESCRIPTIONS.get(env_id.rpartition("-v")[0])
@@ -101,6 +74,31 @@ def _reached_goal(env: Any, _reward: float, terminated: bool) -> bool:
     return terminated and bytes(inner.desc[row, column]) == b"G"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvDescription:
+    """The description of one Gymnasium environment; only ``show`` must be picklable.
+
+    Attributes:
+        actions: The names of the actions, in order.
+        rules: The rules, written for the agent.
+        show: Renders the agent's observation.
+        won: Determines whether an episode succeeded.
+        transitions: Returns the exact transition table; None if there is none.
+        frames: Returns every frame that the agent may see, with the number of its state.
+        state: Returns the number of the current state, given the environment and the observation.
+        has_maps: Whether a task may define a custom map.
+    """
+
+    actions: tuple[str, ...]
+    rules: str
+    show: Renderer
+    won: Won
+    transitions: Callable[[Any], Transitions | None] = outcomes_of
+    frames: Callable[[Any, Renderer], dict[str, int]] = _frames_of_states
+    state: Callable[[Any, Any], int] = lambda env, _observation: int(env.unwrapped.s)
+    has_maps: bool = False
+
+
 _NUMBER_OF_HAND: Mapping[Hand, int] = {hand: number for number, hand in enumerate(blackjack_hands())}
 
 _FROZEN_LAKE = EnvDescription(
@@ -111,8 +109,6 @@ _FROZEN_LAKE = EnvDescription(
     ),
     show=_frozen_lake_frame,
     won=_reached_goal,
-    frames=_frames_of_states,
-    state=lambda env, _: int(env.unwrapped.s),
     has_maps=True,
 )
 _TAXI = EnvDescription(
@@ -124,8 +120,6 @@ _TAXI = EnvDescription(
     ),
     show=_taxi_frame,
     won=lambda _env, _reward, terminated: terminated,
-    frames=_frames_of_states,
-    state=lambda env, _: int(env.unwrapped.s),
 )
 _CLIFF_WALKING = EnvDescription(
     actions=("up", "right", "down", "left"),
@@ -135,8 +129,6 @@ _CLIFF_WALKING = EnvDescription(
     ),
     show=render_frame,
     won=lambda _env, _reward, terminated: terminated,
-    frames=_frames_of_states,
-    state=lambda env, _: int(env.unwrapped.s),
 )
 _BLACKJACK = EnvDescription(
     actions=("stick", "hit"),
@@ -149,7 +141,6 @@ _BLACKJACK = EnvDescription(
     transitions=lambda env: blackjack_transitions(natural=bool(env.unwrapped.natural), sab=bool(env.unwrapped.sab)),
     frames=lambda _env, _show: {_blackjack_text(hand): number for hand, number in _NUMBER_OF_HAND.items()},
     state=lambda env, observation: _NUMBER_OF_HAND[_hand(env, observation)],
-    needs_ansi_rendering=False,
 )
 _DESCRIPTIONS = {
     "FrozenLake": _FROZEN_LAKE,

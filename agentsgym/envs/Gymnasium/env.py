@@ -9,8 +9,8 @@ from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
-from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.contract import Stepped
 from agentsgym.envs.Gymnasium import SPEC
 from agentsgym.envs.Gymnasium.actions import ActionTable, action_table, is_actions
 from agentsgym.envs.Gymnasium.creation import is_bare, make_env, render_modes, spec_of
@@ -164,7 +164,6 @@ class GymnasiumEnv(MultistepEnv):
 
     @property
     def _description(self) -> EnvDescription | None:
-        """The description of a supported environment."""
         env_id = self.env_config["id"]
         return find_description(env_id) if isinstance(env_id, str) else None
 
@@ -243,9 +242,8 @@ class GymnasiumEnv(MultistepEnv):
         info: dict[str, float] = {}
         if exact is not None and self._description is not None:
             start = self._description.state(env, observation)
-            random, optimal = (float(values[-1, start]) for values in (exact.values.random, exact.values.optimal))
-            anchors = Anchors(random=random, optimal=optimal)
-            info = {"random_reward": anchors.random, "optimal_reward": anchors.optimal}
+            values = {"random_reward": exact.values.random, "optimal_reward": exact.values.optimal}
+            info = {name: float(own[-1, start]) for name, own in values.items()}
         return {**state, "anchors": info, "observation": observation, "shown": self._shown(env, observation)}
 
     def _shown(self, env: Any, observation: Any) -> str:
@@ -259,9 +257,7 @@ class GymnasiumEnv(MultistepEnv):
         starts_episode = step == 0 and config["keep_history"] and config["episodes_per_trial"] > 1
         return f"{NEW_GAME}{state['shown']}" if starts_episode else state["shown"]
 
-    def _step_episode(
-        self, session_id: str, state: dict[str, Any], action: str
-    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Stepped:
         number = self.actions.parse(action)
         if number is None:
             info = {**state["anchors"], "invalid": True, "success": self._success(state["env"], 0.0, False)}
@@ -294,12 +290,8 @@ class GymnasiumEnv(MultistepEnv):
         state["env"].close()
 
     def _system_prompt(self) -> str:
-        rules = (
-            self._description.rules
-            if self._description
-            else f"You play {self._name()}. Earn as much reward as you can."
-        )
-        return f"{rules} {self._hint()}"
+        unknown = f"You play {self._name()}. Earn as much reward as you can."
+        return f"{self._description.rules if self._description else unknown} {self._hint()}"
 
     def _hint(self) -> str:
         return self.actions.as_hint() if self.actions.parser is None else "Answer with an action."
@@ -324,7 +316,7 @@ class GymnasiumEnv(MultistepEnv):
         system = self._system_prompt() if custom is None else custom
         messages = [system, f"Invalid action. {self._hint()}", *exact.frames]
         if self.has_maps:  # the cells of any map, with the player's position
-            cells = " ".join(letter for letter in "SFHG" * 2)
+            cells = " ".join("SFHG" * 2)
             marked = [f"[{letter}]" for letter in "SFHG"]
             messages += [cells, *(f"{cell} {other}\n{other} {cell}" for cell in marked for other in (*"SFHG", *marked))]
         actions = [form for name in self.actions.by_name for form in (name, f"[{name}]")]

@@ -27,19 +27,10 @@ _checked_lock = threading.Lock()
 
 
 class ServerConnections:
-    """The connections of one process, created at first use.
-
-    Attributes:
-        pid: The id of the process.
-    """
+    """The connections of one process, created at first use."""
 
     def __init__(self, server: OpenEnvServer, url: str | None = None) -> None:
-        """Store the server.
-
-        Args:
-            server: The server.
-            url: The URL of a program that another process started; None if this process starts it.
-        """
+        """Store the server, and the URL of a program that another process started, if any."""
         self.pid = os.getpid()
         self._server = server
         self._url = server.url or url

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -14,9 +15,9 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
-from agentsgym.credit.components import GivenReward, add_rewards
+from agentsgym.credit.components import add_rewards
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.contract import State
+from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.OpenEnv import SPEC
 from agentsgym.envs.OpenEnv.connections import ServerConnections
@@ -142,7 +143,6 @@ class OpenEnvEnv(MultistepEnv):
         self._by_process: dict[int, ServerConnections] = {}  # by process id
         self._known_url: str | None = None  # the URL of a program that another process started
         self._interface: ServerInterface | None = None
-        self._made_conversion: _Conversion | None = None
         self._opening = threading.Lock()
         super().__init__(tokenizer, env_config)
         self.spec.check_installed()
@@ -160,9 +160,7 @@ class OpenEnvEnv(MultistepEnv):
         connections = self._by_process.get(os.getpid())
         url = self._known_url if connections is None else connections.known_url
         state: dict[str, Any] = {**super().__getstate__(), "_by_process": {}, "_known_url": url}
-        state["_made_conversion"] = None
-        del state["_opening"]
-        return state
+        return {name: value for name, value in state.items() if name not in {"_opening", "_conversion"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_opening": threading.Lock()})
@@ -213,18 +211,16 @@ class OpenEnvEnv(MultistepEnv):
                 weakref.finalize(self, made.close)
         return connections
 
-    @property
+    @functools.cached_property
     def _conversion(self) -> _Conversion:
-        if self._made_conversion is None:
-            config, interface, label = self.env_config, self.interface, self.server.label
-            chosen = interface.format(config["format"])
-            read = action_reader(config["action"], interface.action, label, chosen)
-            write_reset, write_step = (
-                observation_writer(config["observation"], schema, config["max_result_length"])
-                for schema in (interface.reset_observation, interface.observation)
-            )
-            self._made_conversion = _Conversion(chosen, read, write_reset, write_step)
-        return self._made_conversion
+        config, interface = self.env_config, self.interface
+        chosen = interface.format(config["format"])
+        read = action_reader(config["action"], interface.action, self.server.label, chosen)
+        write_reset, write_step = (
+            observation_writer(config["observation"], schema, config["max_result_length"])
+            for schema in (interface.reset_observation, interface.observation)
+        )
+        return _Conversion(chosen, read, write_reset, write_step)
 
     def close(self) -> None:
         """Close this process's connections, and stop a server that it started; the environment can be used again."""
@@ -287,17 +283,13 @@ class OpenEnvEnv(MultistepEnv):
     def _format_prompt(self, state: State, step: int) -> str | list[Message]:
         return state["pending"]
 
-    def _step_episode(
-        self, session_id: str, state: State, action: str
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _step_episode(self, session_id: str, state: State, action: str) -> Stepped:
         given = Action(text=action)
         if self._conversion.format == "tools":
             given = with_calls(given, self.chat_format, self.tool_schemas)
         return self._step_action(session_id, state, given)
 
-    def _step_action(
-        self, session_id: str, state: State, action: Action
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _step_action(self, session_id: str, state: State, action: Action) -> Stepped:
         if self._conversion.format != "tools":
             return self._play_text(session_id, state, action)
         if action.tool_calls:
@@ -308,9 +300,7 @@ class OpenEnvEnv(MultistepEnv):
             return {**state, "pending": ""}, 0.0, True, self._counts(state)
         return self._invalid(state, "Call a tool.")
 
-    def _play_text(
-        self, session_id: str, state: State, action: Action
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _play_text(self, session_id: str, state: State, action: Action) -> Stepped:
         text = strip_reasoning(action.text).strip()
         if not text:
             return self._invalid(state, "Invalid action: the answer is empty.")
@@ -364,13 +354,11 @@ class OpenEnvEnv(MultistepEnv):
             info["truncated"] = True
         return info
 
-    def _invalid(self, state: State, complaint: str) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _invalid(self, state: State, complaint: str) -> Stepped:
         info = {"invalid": True, **self._unsolved, **self._counts(state)}
         return {**state, "pending": complaint}, self.env_config["invalid_reward"], False, info
 
-    def _play_calls(
-        self, session_id: str, state: State, action: Action
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _play_calls(self, session_id: str, state: State, action: Action) -> Stepped:
         limits = {**self.env_config, "submit_tool": None}
         plan = plan_calls(action, self.tool_schemas, limits, num_made=state["num_calls"])
         info: dict[str, Any] = self._unsolved

@@ -22,13 +22,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def get_json(server: OpenEnvServer, url: str, path: str, *, limit_s: float) -> dict[str, Any]:
-    """Request a JSON object from a server.
-
-    Args:
-        server: The server.
-        url: The server's URL.
-        path: The path, such as ``"schema"``.
-        limit_s: The time limit for the complete response, in seconds.
+    """Request a JSON object from a path on a server, whose complete response may take ``limit_s`` seconds.
 
     Raises:
         ConfigError: A header's environment variable is not set.

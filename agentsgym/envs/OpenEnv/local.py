@@ -26,20 +26,10 @@ _Process = subprocess.Popen[bytes]
 
 
 class LocalServer:
-    """A server started on this machine.
-
-    Attributes:
-        url: URL of the server.
-        port: Port of the server.
-        stop: Function that terminates the server, and kills it if it does not exit.
-    """
+    """A server started on this machine; ``stop()`` terminates it, and kills it if it does not exit."""
 
     def __init__(self, server: OpenEnvServer, port: int | None = None) -> None:
-        """Start the server and wait until it responds.
-
-        Args:
-            server: The server, which must have a command.
-            port: The port; None for any free port.
+        """Start the command of a server on a port, None for any free one, and wait until it responds.
 
         Raises:
             ConfigError: See :meth:`OpenEnvServer.request_headers`.

@@ -131,12 +131,7 @@ def _check_url(url: Any) -> None:
 
 
 def address_of(url: str, scheme: str, path: str) -> str:
-    """Return the address of a path on a server.
-
-    Args:
-        url: URL of the server.
-        scheme: ``"http"`` or ``"ws"``; with TLS if the server's URL has it.
-        path: Path on the server, such as ``"ws"``.
+    """Return the address of a path on a server; the scheme, ``"http"`` or ``"ws"``, is with TLS if the URL's is.
 
     >>> address_of("https://example.org/games/", "ws", "ws")
     'wss://example.org/games/ws'

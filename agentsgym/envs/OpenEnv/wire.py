@@ -67,10 +67,6 @@ class Connection:
     def __init__(self, server: OpenEnvServer, url: str) -> None:
         """Connect, and request the state, since a full server reports this only in a response.
 
-        Args:
-            server: The server.
-            url: The server's URL; for a program, known only once it runs.
-
         Raises:
             ConfigError: A header's environment variable is not set.
             FullServerError: The server has reached its maximum number of sessions.
@@ -132,9 +128,8 @@ class Connection:
         """Send a message and return the data of the server's response."""
         if self.problem is not None:
             raise EnvError(f"{self._server.label} {self.problem}")
-        raw = self._exchanged(
-            kind, json.dumps({"type": kind} if data is None else {"type": kind, "data": data}), limit_s
-        )
+        message = {"type": kind} if data is None else {"type": kind, "data": data}
+        raw = self._exchanged(kind, json.dumps(message), limit_s)
         try:
             answer: Any = json.loads(raw)
         except (ValueError, RecursionError):
@@ -168,7 +163,6 @@ class Connection:
             self._break(f"can no longer be reached: {sentence_of(error)}")
 
     def _raise(self, data: Any) -> Never:
-        """Raise the error that the server reported."""
         fields = as_fields(data) or {"message": shown(data)}
         code, message = str(fields.get("code")), str(fields.get("message"))[:1000]
         if code == "CAPACITY_REACHED":

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.contract import Stepped
 from agentsgym.envs.ReasoningEvals import SPEC
 from agentsgym.envs.ReasoningEvals.extraction import (
     EXTRACTORS,
@@ -23,7 +24,7 @@ from agentsgym.envs.ReasoningEvals.grading import GRADES, Verdict, by_generator,
 from agentsgym.envs.ReasoningEvals.tasks import DatasetOptions, are_choices, task_dataset
 from agentsgym.envs.shared.numbers import canonical, strip_reasoning
 from agentsgym.errors import ConfigError, EnvError, MissingDependencyError, TaskError
-from agentsgym.fields import Field, is_bool, is_fraction, is_int, is_number, is_seconds
+from agentsgym.fields import Field, is_bool, is_fraction, is_int, is_number, is_seconds, is_text
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Action
 
@@ -125,7 +126,7 @@ class ReasoningEvalsEnv(MultistepEnv):
             return
         for name in ("question", "answer"):
             value = task_data.get(name)
-            if not (isinstance(value, str) and value.strip()):
+            if not is_text(value):
                 raise TaskError(f"task_data[{name!r}] must be a string, got {shown(value)}")
         choices = task_data.get("choices")
         if choices is not None:
@@ -166,14 +167,10 @@ class ReasoningEvalsEnv(MultistepEnv):
     def _format_prompt(self, state: dict[str, Any], step: int) -> str:
         return state["observation"]
 
-    def _step_episode(
-        self, session_id: str, state: dict[str, Any], action: str
-    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Stepped:
         return self._step_action(session_id, state, Action(text=action))
 
-    def _step_action(
-        self, session_id: str, state: dict[str, Any], action: Action
-    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+    def _step_action(self, session_id: str, state: dict[str, Any], action: Action) -> Stepped:
         answer = self._extract(action, state["kind"])
         num_attempts = state["num_attempts"] + 1
         num_left = self.env_config["max_attempts"] - num_attempts

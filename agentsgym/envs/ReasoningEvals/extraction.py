@@ -17,14 +17,13 @@ Extractor = Callable[[str], str | None]
 
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-_CHOICE = (
-    re.compile(  # "Answer A" and "Answer: a" only at the end of a line, since elsewhere "a" may be an ordinary word
-        r"\b(?i:answer)\s*(?:(?i:is|(?:would|should|must)\s+be)\b|[:=])[\s:*]*(?:(?i:\w+ly|option)\s+)?"
-        r"\**\(?([A-Z])\b(?!\s+or\b)"
-        r"|\b(?:(?i:answer(?:\s+is)?)[\s:=*]*\(?([A-Za-z])"
-        r"|(?i:thus|hence|therefore|so)\b[\s:,*]*\(?([A-HJ-Z]))\)?[*.!]*[ \t]*$",
-        re.MULTILINE,
-    )
+# "Answer A" and "Answer: a" only at the end of a line, since elsewhere "a" may be an ordinary word.
+_CHOICE = re.compile(
+    r"\b(?i:answer)\s*(?:(?i:is|(?:would|should|must)\s+be)\b|[:=])[\s:*]*(?:(?i:\w+ly|option)\s+)?"
+    r"\**\(?([A-Z])\b(?!\s+or\b)"
+    r"|\b(?:(?i:answer(?:\s+is)?)[\s:=*]*\(?([A-Za-z])"
+    r"|(?i:thus|hence|therefore|so)\b[\s:,*]*\(?([A-HJ-Z]))\)?[*.!]*[ \t]*$",
+    re.MULTILINE,
 )
 _LONE_CHOICE = re.compile(r"\**\(?([A-Za-z])[).:]?\**\.?")
 _LEADING_CHOICE = re.compile(r"\**(?:\(([A-Z])\)(?!.*\([A-Z]\))|([A-Z])[).:])\**(?:\s[^\n]*)?", re.DOTALL)

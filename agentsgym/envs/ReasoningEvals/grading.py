@@ -77,7 +77,7 @@ def by_math(answer: str, gold: str, limit_s: float) -> Verdict:
             verdict = by_auto(side, gold, limit_s)
             if verdict.score < 1.0:
                 return verdict
-    return _verdict(grader.shared.grade({"kind": "math", "answer": answer, "gold": gold}, limit_s))
+    return Verdict(**grader.shared.grade({"kind": "math", "answer": answer, "gold": gold}, limit_s))
 
 
 def by_auto(answer: str, gold: str, limit_s: float) -> Verdict:
@@ -106,10 +106,7 @@ def is_mathematical(gold: str) -> bool:
 def by_generator(task_data: Mapping[str, Any], answers: Sequence[str], limit_s: float) -> Verdict:
     """Grade the answer to a ``reasoning-gym`` problem with the problem's generator.
 
-    Args:
-        task_data: The problem.
-        answers: One or more readings of the answer, of which the best score counts.
-        limit_s: The time limit for grading each reading, in seconds.
+    Of several readings of the answer, the best score counts; grading each may take ``limit_s`` seconds.
     """
     task, difficulty, item = (task_data[name] for name in ("task", "difficulty", "item"))
     problem = generated.make_item(task, difficulty, item)
@@ -117,7 +114,7 @@ def by_generator(task_data: Mapping[str, Any], answers: Sequence[str], limit_s: 
         return Verdict(1.0)
     of_problem = {"task": task, "difficulty": difficulty, "entry": generated.pack(problem)}
     requests = [{"kind": "generated", **of_problem, "answer": one} for one in answers]
-    verdicts = [_verdict(grader.shared.grade(request, limit_s)) for request in requests]
+    verdicts = [Verdict(**grader.shared.grade(request, limit_s)) for request in requests]
     return max(verdicts, key=lambda verdict: verdict.score)
 
 
@@ -129,10 +126,6 @@ GRADES: Mapping[str, Grade] = {
     "choice": by_letter,
     "math": by_math,
 }
-
-
-def _verdict(reply: Mapping[str, Any]) -> Verdict:
-    return Verdict(reply["score"], reply.get("note"))
 
 
 def _letter(text: str) -> str:

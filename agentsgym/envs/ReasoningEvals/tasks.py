@@ -15,7 +15,7 @@ from agentsgym.envs.datasets.sources import Column
 from agentsgym.envs.ReasoningEvals.extraction import gold_answer
 from agentsgym.envs.ReasoningEvals.generated import Difficulty, check_generated, make_item
 from agentsgym.errors import ConfigError
-from agentsgym.fields import Field, is_int, is_number, is_strings, require
+from agentsgym.fields import Field, is_int, is_number, is_strings, is_text, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
 
@@ -64,9 +64,7 @@ def are_choices(value: Any) -> bool:
 _COLUMNS = {
     "question": questions.QUESTION,
     "answer": Column(
-        default="answer",
-        valid=lambda value: is_number()(value) or questions.is_text(value),
-        expected="a string or a number",
+        default="answer", valid=lambda value: is_number()(value) or is_text(value), expected="a string or a number"
     ),
     "choices": Column(default="choices", valid=are_choices, expected="a list of 2 to 26 strings", is_optional=True),
 }

@@ -42,10 +42,9 @@ _COLUMNS = {
 class ProcessCache:
     """A cache of the most recently used values, shared by all environments and threads of a process."""
 
-    def __init__(self, num_kept: int = _NUM_KEPT) -> None:
+    def __init__(self) -> None:
         self._values: OrderedDict[Hashable, Any] = OrderedDict()
         self._lock = threading.Lock()
-        self._num_kept = num_kept
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
         """Return the value of a key; the first caller creates it while the others wait."""
@@ -53,7 +52,7 @@ class ProcessCache:
             if key not in self._values:
                 self._values[key] = make()
             self._values.move_to_end(key)
-            while len(self._values) > self._num_kept:
+            while len(self._values) > _NUM_KEPT:
                 self._values.popitem(last=False)
             return self._values[key]
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
-from agentsgym.credit.components import GivenReward, add_rewards
-from agentsgym.envs.contract import State
+from agentsgym.credit.components import add_rewards
+from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.datasets.questions import is_text
 from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, is_source
 from agentsgym.envs.Search import SPEC, formats, world
@@ -22,7 +22,7 @@ from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
 from agentsgym.envs.Tools.results import ToolResult
 from agentsgym.envs.Tools.sources import Sources
 from agentsgym.errors import ConfigError, EnvError, TaskError
-from agentsgym.fields import Field, choice_field, is_int, is_number, is_str, is_strings, or_none
+from agentsgym.fields import Field, choice_field, is_dict, is_int, is_number, is_str, is_strings, or_none
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Action, Message, ToolCall
 
@@ -99,13 +99,9 @@ class SearchEnv(ToolEnv):
         "corpus_columns": Field(
             default=None,
             expected="a dict from 'text' or 'title' to a column's name, or None",
-            valid=or_none(lambda value: isinstance(value, Mapping) and all(map(is_str, cast("Any", value).values()))),
+            valid=or_none(lambda value: is_dict(value) and all(map(is_str, value.values()))),
         ),
-        "world": Field(
-            default={},
-            expected="a dict of options of the generated world",
-            valid=lambda value: isinstance(value, Mapping),
-        ),
+        "world": Field(default={}, expected="a dict of options of the generated world", valid=is_dict),
         "retriever": Field(
             default=None, expected="a callable (query, k) -> passages, or None", valid=or_none(callable)
         ),
@@ -226,9 +222,7 @@ class SearchEnv(ToolEnv):
             return [*messages[:-1], cast("Message", {**last, "content": f"{last['content']}\n\n{LAST_TURN}"})]
         return messages
 
-    def _step_action(
-        self, session_id: str, state: State, action: Action
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _step_action(self, session_id: str, state: State, action: Action) -> Stepped:
         move, text = formats.parse_tagged_turn(action.text) if self._in_tags else ("", "")
         if not self._in_tags:
             turn = super()._step_action(session_id, state, formats.strip_queries(action))
@@ -249,7 +243,7 @@ class SearchEnv(ToolEnv):
             info["recall"] = len(evidence & seen) / len(evidence)
         return next_state, add_rewards(rewards), done, info
 
-    def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _play_answer(self, session_id: str, state: State, text: str) -> Stepped:
         answer = formats.extract_answer(text)
         if not answer:
             return self._reject_turn(state, formats.NO_ANSWER_MESSAGE)
@@ -258,13 +252,8 @@ class SearchEnv(ToolEnv):
     def _answer(self, session_id: str, state: State, text: str) -> tuple[float, bool, dict[str, Any]]:
         answers: list[str] = state["task"]["answers"]
         is_match = exact_match(text, answers)
-        info = {
-            "success": is_match == 1.0,
-            "answer": normalized(text),
-            "exact_match": is_match,
-            "f1": f1(text, answers),
-        }
-        return self._score(text, answers), True, info
+        info = {"success": is_match == 1.0, "answer": normalized(text), "exact_match": is_match}
+        return self._score(text, answers), True, {**info, "f1": f1(text, answers)}
 
     def _call_tool(self, session_id: str, state: State, call: ToolCall) -> ToolResult | Awaitable[ToolResult]:
         if call.name != TOOL:
@@ -288,9 +277,7 @@ class SearchEnv(ToolEnv):
             "num_mistakes": state["num_mistakes"] + num_refused + plan.num_unreadable,
         }
 
-    def _reject_turn(
-        self, state: State, complaint: str, num_unreadable: int = 0
-    ) -> tuple[State, float, bool, dict[str, Any]]:
+    def _reject_turn(self, state: State, complaint: str, num_unreadable: int = 0) -> Stepped:
         next_state, reward, done, info = super()._reject_turn(state, complaint, num_unreadable)
         return {**next_state, "num_mistakes": state["num_mistakes"] + max(1, num_unreadable)}, reward, done, info
 

@@ -9,9 +9,9 @@ import stat
 import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 _MAX_BYTES = 1 << 20
 _MAX_UNPACKED_BYTES = 4 << 20
@@ -39,10 +39,6 @@ class Folder:
         except OSError:
             return None
 
-    def has(self, name: str) -> bool:
-        """Whether there is anything at this path."""
-        return self.mode(name) is not None
-
     def _open(self, name: str) -> int:
         """Open a file; a symbolic link in its path raises ``OSError``, and a pipe does not block."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -54,14 +50,6 @@ class Folder:
                 os.close(descriptor)
             descriptor = opened
         return descriptor
-
-
-class Check(Protocol):
-    """A predicate on a folder."""
-
-    def holds(self, folder: Folder) -> bool:
-        """Whether the folder is as it should be."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +69,7 @@ class HasText:
     def holds(self, folder: Folder) -> bool:
         """Whether the file has the text."""
         content = folder.read(self.path)
-        if content is None or (self.gone and folder.has(self.gone)):
+        if content is None or (self.gone and folder.mode(self.gone) is not None):
             return False
         return _lines(content.decode(errors="replace")) == _lines(self.text)
 
@@ -144,7 +132,10 @@ class Returns:
     path: str
     function: str
     calls: Sequence[Sequence[Any]]
-    expected: Sequence[Any] = field(default=())
+    expected: Sequence[Any]
+
+
+Check = HasText | HasMode | HasArchive
 
 
 def _lines(text: str) -> list[str]:

@@ -11,11 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from agentsgym.credit.components import GivenReward
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.contract import State
-from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
-from agentsgym.envs.datasets.registry import class_path
+from agentsgym.envs.contract import State, Stepped
+from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, drawn_dataset, drawn_options, task_seed
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.Terminal import SPEC
 from agentsgym.envs.Terminal.checks import Folder, Returns
@@ -23,14 +21,13 @@ from agentsgym.envs.Terminal.launch import HOME
 from agentsgym.envs.Terminal.output import printable
 from agentsgym.envs.Terminal.sandbox import ISOLATIONS, Sandbox, isolation_for
 from agentsgym.envs.Terminal.shell import Result, Shell
-from agentsgym.envs.Terminal.tasks import FAMILIES, GROUPS, LEVELS, Task, family_names, make_task
+from agentsgym.envs.Terminal.tasks import FAMILIES, GROUPS, LEVELS, Task, make_task
 from agentsgym.errors import ConfigError, TaskError
-from agentsgym.fields import Field, choice_field, is_int, is_seconds, is_strings
+from agentsgym.fields import Field, choice_field, is_int, is_seconds, is_strings, or_none
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 _SYSTEM_PROMPT = (
     "You work in a folder with a bash shell. In each turn, write one command, or one fenced code block with several "
@@ -57,6 +54,10 @@ for call in calls:
 _MAX_ANSWER_BYTES = 1 << 16
 
 
+def _is_level(value: Any) -> bool:
+    return is_int(1)(value) and value in LEVELS
+
+
 class TerminalOptions(DrawnOptions, total=False):
     """Options of the datasets.
 
@@ -73,16 +74,10 @@ _OPTIONS: Mapping[str, Field] = {
     "families": Field(
         default=None,
         expected=f"None or a non-empty list of names from {', '.join([*GROUPS, *FAMILIES])}",
-        valid=lambda value: (
-            value is None or (is_strings(value) and len(value) > 0 and {*value} <= {*GROUPS, *FAMILIES})
-        ),
+        valid=or_none(lambda value: is_strings(value) and len(value) > 0 and {*value} <= {*GROUPS, *FAMILIES}),
     ),
-    "level": Field(default=None, expected="1, 2, 3 or None", valid=lambda value: value is None or _is_level(value)),
+    "level": Field(default=None, expected="1, 2, 3 or None", valid=or_none(_is_level)),
 }
-
-
-def _is_level(value: Any) -> bool:
-    return is_int(1)(value) and value in LEVELS
 
 
 class TerminalEnv(MultistepEnv):
@@ -92,7 +87,7 @@ class TerminalEnv(MultistepEnv):
     result, drawn from these values. :meth:`tasks` draws such tasks. Progress is the fraction of the checks
     achieved, minus the fraction broken of those that held at the start: from 0 at the start to 1. A turn is rewarded
     with its change, and with another 1 (the named reward ``success``) when all checks pass. An episode ends when the
-    agent writes ``submit``, or at the turn limit.
+    agent writes ``submit``, or at the turn limit. On Windows, the constructor raises ``ConfigError``.
 
     Keys of ``env_config`` in addition to the common ones:
 
@@ -115,18 +110,6 @@ class TerminalEnv(MultistepEnv):
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 12, "error_allowance": 3}
     task_fields = ("family", "level", "part")
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
-    ) -> None:
-        """Check the configuration; the arguments are those of every environment.
-
-        Raises:
-            ConfigError: A key is unknown, its value is invalid, or this is Windows.
-        """
-        if sys.platform == "win32":
-            raise ConfigError("TerminalEnv requires Linux or macOS, since it runs bash; on Windows, use it inside WSL")
-        super().__init__(tokenizer, env_config)
-
     def tasks(self, count: int, *, seed: int = 0, part: Part = "train", **options: Any) -> list[dict[str, Any]]:
         """Draw tasks, with equal numbers of all families, and of all levels.
 
@@ -140,7 +123,8 @@ class TerminalEnv(MultistepEnv):
             ConfigError: ``count`` or an option is invalid.
         """
         settings = checked_options({"size": count, "seed": seed, **options}, {**drawn_options(1000), **_OPTIONS})
-        families = family_names(settings["families"] or [*FAMILIES])
+        given = settings["families"] or FAMILIES
+        families = [*dict.fromkeys(family for name in given for family in GROUPS.get(name, (name,)))]
         levels = LEVELS if settings["level"] is None else (settings["level"],)
         return [
             {
@@ -151,6 +135,10 @@ class TerminalEnv(MultistepEnv):
             }
             for index in range(count)
         ]
+
+    def _check_config(self, config: dict[str, Any]) -> None:
+        if sys.platform == "win32":
+            raise ConfigError("TerminalEnv requires Linux or macOS, since it runs bash; on Windows, use it inside WSL")
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         family, level, part = task_data.get("family"), task_data.get("level"), task_data.get("part", "train")
@@ -182,10 +170,8 @@ class TerminalEnv(MultistepEnv):
     def _format_prompt(self, state: State, step: int) -> str:
         return state["reply"]
 
-    async def _step_episode(
-        self, session_id: str, state: State, action: str
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
-        command, was_solved = read_command(action), _is_solved(state)
+    async def _step_episode(self, session_id: str, state: State, action: str) -> Stepped:
+        command, was_solved = read_command(action), all(state["passed"])
         problem = _problem_of(command)
         state = {**state}
         if problem is not None:
@@ -194,7 +180,7 @@ class TerminalEnv(MultistepEnv):
             result: Result = await state["shell"].run(command, self.env_config["command_timeout_s"])
             state["reply"] = f"{_described(result)}{_prompt(state['shell'], state['sandbox'])}"
             state["passed"] = await self._passed(state)
-        is_solved = _is_solved(state)
+        is_solved = all(state["passed"])
         info = {"success": is_solved, "progress": _progress(state), "isolation": state["sandbox"].isolation}
         reward = {"success": float(is_solved) - float(was_solved)}
         return state, reward, command == "submit", {**info, "invalid": problem is not None}
@@ -220,9 +206,8 @@ class TerminalEnv(MultistepEnv):
         folder = Folder(state["sandbox"].home)
         passed: list[bool] = []
         for check in task.checks:
-            passed += (
-                await self._returned(state, check, folder) if isinstance(check, Returns) else [check.holds(folder)]
-            )
+            is_call = isinstance(check, Returns)
+            passed += await self._returned(state, check, folder) if is_call else [check.holds(folder)]
         return passed
 
     async def _returned(self, state: State, check: Returns, folder: Folder) -> list[bool]:
@@ -251,24 +236,14 @@ class TerminalEnv(MultistepEnv):
         cls, env_config: dict[str, Any] | None = None, **options: Unpack[TerminalOptions]
     ) -> Dataset:
         """Return rows to train on; the options are those of :class:`TerminalOptions` (1000 rows by default)."""
-        return _rows(cls, env_config, "train", options)
+        return drawn_dataset(cls, env_config, "train", options, **_OPTIONS)
 
     @classmethod
     def get_eval_dataset(  # type: ignore[override]
         cls, env_config: dict[str, Any] | None = None, **options: Unpack[TerminalOptions]
     ) -> Dataset:
         """Return rows to evaluate on, with other names and programs; otherwise like :meth:`get_train_dataset`."""
-        return _rows(cls, env_config, "eval", options)
-
-
-def _rows(
-    env_class: type[TerminalEnv], env_config: dict[str, Any] | None, part: Part, options: Mapping[str, Any]
-) -> Dataset:
-    settings = checked_options(options, {**drawn_options(1000), **_OPTIONS})
-    count = settings.pop("size")
-    return dataset_of(
-        env_class(env_config=env_config).tasks(count, part=part, **settings), class_path(env_class), env_config
-    )
+        return drawn_dataset(cls, env_config, "eval", options, **_OPTIONS)
 
 
 def read_command(text: str) -> str | None:
@@ -296,10 +271,6 @@ def _progress(state: State) -> float:
     achieved = [now for before, now in changes if not before]
     broken = [not now for before, now in changes if before]
     return sum(achieved) / len(achieved) - sum(broken) / max(1, len(broken))
-
-
-def _is_solved(state: State) -> bool:
-    return all(state["passed"])
 
 
 def _prompt(shell: Shell, sandbox: Sandbox) -> str:

@@ -284,11 +284,8 @@ def _totals(draw: Draw) -> Task:
         totals[good] += amount
     by_name, by_total = sorted(totals.items()), sorted(totals.items(), key=lambda item: (-item[1], item[0]))
     if draw.level == 1:
-        what, wanted, order = (
-            "the sum of the amounts of all rows, as a number and nothing else",
-            str(totals.total()),
-            "",
-        )
+        what, order = "the sum of the amounts of all rows, as a number and nothing else", ""
+        wanted = str(totals.total())
     elif draw.level == 2:
         what, order = "a line good,total for each good, sorted by good, without a header", "sort"
         wanted = "\n".join(f"{good},{total}" for good, total in by_name)
@@ -390,10 +387,6 @@ def _replace(draw: Draw) -> Task:
     )
 
 
-def _programs(draw: Draw) -> list[Program]:
-    return draw.stream.sample(TRAINING if draw.part == "train" else EVALUATION, draw.level)
-
-
 def _calls(program: Program, draw: Draw) -> Returns:
     """Draw calls of a function, with at least one among the first two that its bug makes go wrong."""
     names: dict[str, Callable[..., object]] = {}
@@ -423,7 +416,7 @@ def _unit_tests(check: Returns) -> str:
 
 
 def _program_task(draw: Draw, instruction: str, *, has_source: bool) -> Task:
-    programs = _programs(draw)
+    programs = draw.stream.sample(TRAINING if draw.part == "train" else EVALUATION, draw.level)
     checks = [_calls(program, draw) for program in programs]
     tests = {f"test_{program.name}.py": _unit_tests(check) for program, check in zip(programs, checks, strict=True)}
     sources = {f"{program.name}.py": program.source(has_bug=True) for program in programs} if has_source else {}
@@ -469,8 +462,3 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "text": ("grep", "totals", "join", "top", "replace"),
     "programs": ("fix", "write"),
 }
-
-
-def family_names(families: Sequence[str]) -> list[str]:
-    """Return the families that names of families and groups stand for."""
-    return list(dict.fromkeys(name for given in families for name in GROUPS.get(given, (given,))))

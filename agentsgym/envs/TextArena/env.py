@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
+from agentsgym.envs.contract import Stepped
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TextArena import SPEC
 from agentsgym.envs.TextArena.catalogue import GameEntry, catalogue
@@ -239,9 +240,7 @@ class TextArenaEnv(MultistepEnv):
     def _format_prompt(self, state: dict[str, Any], step: int) -> str | list[Message]:
         return state["observation"]
 
-    def _step_episode(
-        self, session_id: str, state: dict[str, Any], action: str
-    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Stepped:
         game: PlayedGame = state["game"]
         seat = game.player
         config = self.env_config
@@ -250,14 +249,14 @@ class TextArenaEnv(MultistepEnv):
             text = f"[{text}]"
         # The rest of the episode's allowance; the game only counts consecutive errors.
         num_allowed = config["error_allowance"] - state["num_invalid"]
-        outcome = game.move(text, min(config["errors_in_a_row"], num_allowed + game.num_errors))
-        state["num_invalid"] += outcome.invalid
+        is_valid = game.move(text, min(config["errors_in_a_row"], num_allowed + game.num_errors))
+        state["num_invalid"] += not is_valid
         state["num_turns"] += 1
         if seat in state["views"]:
             state["views"][seat].append({"role": "assistant", "content": action})
         self._to_agents_turn(state)
         reward, info = self._result(state, seat)
-        if outcome.invalid:
+        if not is_valid:
             info["invalid"] = True
         return state, reward, game.done or state["is_stalled"], info
 

@@ -10,7 +10,6 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from agentsgym.envs.TextArena.catalogue import catalogue
@@ -53,27 +52,10 @@ def base_id(game: str | None) -> str:
     return game
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of one move.
-
-    Attributes:
-        done: Whether the game is over.
-        invalid: Whether the move was invalid.
-    """
-
-    done: bool
-    invalid: bool
-
-
 class GameFactory:
-    """Creates games of one kind: the factory builds a prototype, of which all games are copies.
+    """Creates games of a base id: the factory builds a prototype, of which all games are copies.
 
-    Args:
-        game: A base id.
-        options: Arguments of the game's constructor that replace the registered ones.
-        word_list: ``"hunspell"`` or ``"nltk"``.
-        has_gamemaster: Whether a gamemaster responds to the game's prompts.
+    The options are arguments of the game's constructor that replace the registered ones.
 
     Attributes:
         module: The module of the game's class.
@@ -189,16 +171,7 @@ class GameFactory:
 class PlayedGame:
     """A game that has started.
 
-    Args:
-        game: A game that has not started.
-        context: The random streams, word data and gamemaster that the game uses.
-        num_players: The number of players.
-        seed: The game's seed.
-        max_moves: The maximum number of moves of all players together, if the game has a limit, which can only be
-            lowered; None for the game's limit.
-
-    Attributes:
-        num_players: The number of players.
+    If the game limits the moves of all players together, ``max_moves`` lowers its limit.
     """
 
     def __init__(
@@ -257,8 +230,8 @@ class PlayedGame:
                 for sender, message, kind in waiting
             ]
 
-    def move(self, action: str, error_allowance: int | None = None) -> Outcome:
-        """Play a move for the player to move.
+    def move(self, action: str, error_allowance: int | None = None) -> bool:
+        """Play a move for the player to move, and return whether it was valid.
 
         Args:
             action: The player's text.
@@ -282,14 +255,14 @@ class PlayedGame:
             state.set_invalid_move = count_complaint
         try:
             with self._context:
-                done, _ = self._game.step(action=action)
+                self._game.step(action=action)
         finally:
             if complain is not None:
                 del state.set_invalid_move
             if is_allowance_given:
                 state.error_allowance = own_allowance
         self._end_if_stuck(seat)
-        return Outcome(bool(done) or self.done, num_complaints > 0)
+        return num_complaints == 0
 
     def _end_if_stuck(self, mover: int) -> None:
         """End a game that would prompt an eliminated player forever, or in which only one player remains.
@@ -359,7 +332,7 @@ class PlayedGame:
         trial._game = deep_copy(self._game)  # not shared with the original
         trial._context = GameContext(random.Random(0), word_list=self._context.word_list)
         try:
-            return not trial.move(action, error_allowance=1).invalid
+            return trial.move(action, error_allowance=1)
         except Exception:  # noqa: BLE001  # a move that crashes the game is not legal
             return False
 

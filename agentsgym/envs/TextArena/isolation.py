@@ -81,12 +81,7 @@ def current_context() -> GameContext | None:
 
 
 class Standin:
-    """An object that stands in for another one, except for some attributes.
-
-    Args:
-        real: The object that provides all other attributes.
-        **attributes: The attributes that differ.
-    """
+    """An object that stands in for the real one, except for the given attributes."""
 
     def __init__(self, real: Any, **attributes: Any) -> None:
         self._real = real
@@ -103,15 +98,6 @@ class Standin:
         return self
 
 
-class RandomStandin(Standin):
-    """Stands in for the module ``random``."""
-
-    def __init__(self, real: Any) -> None:
-        super().__init__(real)
-        for name in _PYTHON_DRAWS:
-            setattr(self, name, _late_draw(random, name, lambda context: context.rng))
-
-
 class _NumpyRandomStandin(Standin):
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._real, name)
@@ -119,12 +105,14 @@ class _NumpyRandomStandin(Standin):
         return _late_draw(self._real, name, GameContext.numpy) if is_draw else real
 
 
-class NumpyStandin(Standin):
-    """Stands in for the package ``numpy``, whose ``numpy.random`` draws from the game's own generator."""
+def random_standin() -> Standin:
+    """Make a stand-in for the module ``random``."""
+    return Standin(random, **{name: _late_draw(random, name, lambda context: context.rng) for name in _PYTHON_DRAWS})
 
-    def __init__(self, real: Any) -> None:
-        super().__init__(real)
-        self.random = _NumpyRandomStandin(real.random)
+
+def numpy_standin(real: ModuleType) -> Standin:
+    """Make a stand-in for the package ``numpy``, whose ``numpy.random`` draws from the game's own generator."""
+    return Standin(real, random=_NumpyRandomStandin(real.random))
 
 
 def _late_draw(real: Any, name: str, generator: Callable[[GameContext], Any]) -> Callable[..., Any]:
@@ -146,9 +134,9 @@ def _bind_random(module: ModuleType) -> None:
     names = vars(module)
     for name, value in list(names.items()):
         if value is random:
-            names[name] = RandomStandin(random)
+            names[name] = random_standin()
         elif isinstance(value, ModuleType) and value.__name__ == "numpy":
-            names[name] = NumpyStandin(value)
+            names[name] = numpy_standin(value)
     if module.__name__.startswith("textarena.envs."):
         names.setdefault("print", _log_print)
 
@@ -156,9 +144,7 @@ def _bind_random(module: ModuleType) -> None:
 def import_game_module(path: str, *binders: Callable[[ModuleType], None]) -> ModuleType:
     """Import a TextArena module and replace names with stand-ins, in it and in every TextArena module that it imports.
 
-    Args:
-        path: The module's dotted path.
-        *binders: Functions that replace further names of a module; each is called once per module.
+    The binders replace further names of a module; each is called once per module.
 
     Raises:
         Exception: Any exception that the import raises.

@@ -64,10 +64,6 @@ def moves_by_rules(game: Any, rng: random.Random) -> list[str]:
     Some may be illegal, such as a path through a wall, since moves are tried before they are played. If there are too
     many to try, one of each kind is drawn: one allocation of all units, or one proposal in addition to accepting and
     rejecting the current one.
-
-    Args:
-        game: A TextArena game that has started.
-        rng: The generator for moves that are drawn rather than enumerated.
     """
     find = _RULES.get(folder_of(game))
     return [] if find is None else find(game, rng)

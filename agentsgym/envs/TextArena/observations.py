@@ -21,11 +21,8 @@ GAME_ID = -1
 def text_of(messages: Sequence[Any], seat: int, roles: Mapping[int, str], *, shared: bool = False) -> str:
     """Format the messages that are new to a player.
 
-    Args:
-        messages: The messages, in the game's format.
-        seat: The player.
-        roles: The players' names in the game.
-        shared: Whether all players' actions are in one conversation, so that none has to be repeated.
+    If the conversation is shared by all players, it contains their actions, so none has to be repeated. ``roles`` are
+    the players' names in the game.
 
     Raises:
         ValueError: A message is malformed.

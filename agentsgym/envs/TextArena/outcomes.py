@@ -25,13 +25,9 @@ _MAX_PROGRESS: Mapping[str, Callable[[Any], float]] = {
 
 
 def is_won(game: Any, rewards: Mapping[int, float], seat: int, outcome: Mapping[str, Any]) -> bool:
-    """Return whether a player won by the game's rules; a reward for progress is not a win.
+    """Return whether a player won by the rules of a game that is over; a reward for progress is not a win.
 
-    Args:
-        game: A TextArena game that is over.
-        rewards: Each player's reward.
-        seat: The player.
-        outcome: The game's info about the player.
+    ``outcome`` is the game's info about the player.
     """
     if outcome.get("invalid_move"):
         return False
@@ -42,12 +38,7 @@ def is_won(game: Any, rewards: Mapping[int, float], seat: int, outcome: Mapping[
 
 
 def worth(game: Any, reward: float) -> float:
-    """Return the worth of a single player's result, which is less than 1 if the game rewards mere progress with 1.
-
-    Args:
-        game: A single-player TextArena game.
-        reward: The game's reward, at the end or for the current progress.
-    """
+    """Return the worth of a single player's reward, which is less than 1 if the game rewards mere progress with 1."""
     max_progress = _MAX_PROGRESS.get(folder_of(game))
     if max_progress is None or reward < 1.0 or _WINS[folder_of(game)](game):
         return reward

@@ -262,12 +262,7 @@ class _Gamemaster:
 
 
 class Jury:
-    """A jury with the interface that TextArena's games use; the gamemaster is prompted once per juror.
-
-    Args:
-        options: The options that a juror may choose from.
-        jury_size: The number of jurors.
-    """
+    """A jury with the interface that TextArena's games use; the gamemaster is prompted once per juror."""
 
     def __init__(self, options: list[str], jury_size: int = 5, **_: Any) -> None:
         self.options = options

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from agentsgym.credit.components import GivenReward, add_rewards
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.calls.schemas import schemas_of
-from agentsgym.envs.contract import State
+from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.conversation import check_tool_use
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.Tools import SPEC
@@ -42,6 +42,7 @@ Answered = tuple[GivenReward, bool, dict[str, Any]]
 """The reward, whether the episode is over, and info."""
 CUT_OFF = "That was cut off by the limit of a turn's length, and nothing of it was done. Write less at a time."
 _CONTINUE = "That is not the end of the task. Call a tool or answer."
+_COUNTS = ("num_calls", "num_failed_calls", "num_unreadable_calls")
 
 TOOL_FIELDS: dict[str, Field] = {
     "tools": Field(
@@ -212,28 +213,17 @@ class ToolEnv(MultistepEnv):
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         self._process.begin(session_id, task_data, self.rng(session_id))
-        return {
-            "task": task_data,
-            "pending": None,
-            "num_calls": 0,
-            "num_failed_calls": 0,
-            "num_unreadable_calls": 0,
-            "done": False,
-        }
+        return {"task": task_data, "pending": None, **dict.fromkeys(_COUNTS, 0), "done": False}
 
     def _format_prompt(self, state: State, step: int) -> str | list[Message]:
         return self._question(state) if state["pending"] is None else state["pending"]
 
-    def _step_episode(
-        self, session_id: str, state: State, action: str
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _step_episode(self, session_id: str, state: State, action: str) -> Stepped:
         return self._step_action(
             session_id, state, with_calls(Action(text=action), self.chat_format, self.tool_schemas)
         )
 
-    def _step_action(
-        self, session_id: str, state: State, action: Action
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _step_action(self, session_id: str, state: State, action: Action) -> Stepped:
         if action.tool_calls:
             return self._play_calls(session_id, state, action, self.tool_schemas)
         if action.finish_reason == "length":
@@ -339,7 +329,7 @@ class ToolEnv(MultistepEnv):
 
     def _play_calls(
         self, session_id: str, state: State, action: Action, schemas: Sequence[Mapping[str, Any]]
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    ) -> Stepped:
         plan = plan_calls(action, schemas, self.env_config, num_made=state["num_calls"])
         if not plan.calls:
             return self._reject_turn(state, plan.complaint, num_unreadable=plan.num_unreadable)
@@ -377,14 +367,12 @@ class ToolEnv(MultistepEnv):
             "num_unreadable_calls": state["num_unreadable_calls"] + plan.num_unreadable,
         }
 
-    def _play_answer(self, session_id: str, state: State, text: str) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _play_answer(self, session_id: str, state: State, text: str) -> Stepped:
         reward, done, info = awaited(self._answer(session_id, state, text))
         next_state = {**state, "pending": [{"role": "user", "content": str(info.get("reply", _CONTINUE))}]}
         return next_state, reward, done, {**self._counts(state), "tool_failed": False, **info}
 
-    def _reject_turn(
-        self, state: State, complaint: str, num_unreadable: int = 0
-    ) -> tuple[State, float, bool, dict[str, Any]]:
+    def _reject_turn(self, state: State, complaint: str, num_unreadable: int = 0) -> Stepped:
         next_state = {
             **state,
             "pending": [{"role": "user", "content": complaint}],
@@ -395,4 +383,4 @@ class ToolEnv(MultistepEnv):
         return next_state, reward, False, info
 
     def _counts(self, state: State) -> dict[str, int]:
-        return {name: state[name] for name in ("num_calls", "num_failed_calls", "num_unreadable_calls")}
+        return {name: state[name] for name in _COUNTS}

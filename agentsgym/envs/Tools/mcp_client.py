@@ -22,6 +22,7 @@ from agentsgym.envs.Tools import SPEC
 from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.envs.Tools.results import ToolResult, as_text, failed_result
 from agentsgym.errors import EnvError
+from agentsgym.event_loop import LoopThread
 from agentsgym.texts import sentence_of, shown, visible
 
 logger = logging.getLogger(__name__)
@@ -154,13 +155,8 @@ class Connection:
             from mcp.client import streamable_http  # noqa: PLC0415  # optional dependency
 
             http: Any = streamable_http
-            headers = dict(server.headers)
-            if hasattr(http, "streamable_http_client"):
-                client = await stack.enter_async_context(http.create_mcp_http_client(headers=headers))
-                opened = http.streamable_http_client(server.url, http_client=client)
-            else:
-                opened = http.streamablehttp_client(server.url, headers=headers)
-            streams = await stack.enter_async_context(opened)
+            client = await stack.enter_async_context(http.create_mcp_http_client(headers=dict(server.headers)))
+            streams = await stack.enter_async_context(http.streamable_http_client(server.url, http_client=client))
         session = mcp.ClientSession(_WatchedStream(streams[0], self._mark_lost), streams[1])
         await stack.enter_async_context(session)
         await session.initialize()
@@ -282,8 +278,7 @@ class Connections:
         self._lock = threading.Lock()
         self._shared: dict[int, Connection] = {}
         self._opened: set[Connection] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
 
     def shared(self, server: McpServer) -> Connection:
         """Return the connection that all sessions share, opened at first use and reopened after a loss.
@@ -322,39 +317,30 @@ class Connections:
             return
         with self._lock:
             opened, self._opened = self._opened, set()
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+            thread, self._thread = self._thread, None
             self._shared = {}
         for connection in opened:
             connection.close()
-        if loop is None or thread is None:
-            return
-        with contextlib.suppress(Exception):
-            asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result(_CLOSING_S)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(timeout=1.0)
-        if not thread.is_alive():
-            loop.close()
+        if thread is not None:
+            with contextlib.suppress(Exception):
+                asyncio.run_coroutine_threadsafe(_wait_for_tasks(), thread.loop).result(_CLOSING_S)
+            thread.stop()
 
     def _connect(self, server: McpServer) -> Connection:
         SPEC.load("mcp")
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="agentsgym-mcp", daemon=True)
+        if self._thread is None:
+            self._thread = LoopThread("agentsgym-mcp")
             self._thread.start()
-        connection = Connection(server, self._loop)
+        connection = Connection(server, self._thread.loop)
         self._opened.add(connection)
         return connection
 
 
-async def _end_tasks() -> None:
-    """Wait for closing connections to finish, and cancel the remaining tasks."""
+async def _wait_for_tasks() -> None:
+    """Wait for closing connections to finish; the loop cancels the remaining tasks as it stops."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     if tasks:
-        _, left = await asyncio.wait(tasks, timeout=_CLOSING_S - 1.0)
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=0.5)
+        await asyncio.wait(tasks, timeout=_CLOSING_S - 1.0)
 
 
 class _WatchedStream:

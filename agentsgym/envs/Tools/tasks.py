@@ -15,8 +15,6 @@ from agentsgym.texts import shown
 if TYPE_CHECKING:
     from datasets import Dataset
 
-COLUMNS = {"question": "question", "answer": "answer"}
-
 
 class DatasetOptions(CommonOptions, total=False):
     """Options of the generated rows.
@@ -64,7 +62,7 @@ def tasks_from(data: Any, columns: Mapping[str, str] | None = None) -> list[dict
     Raises:
         ConfigError: The data is not a table, has no rows, or lacks a column.
     """
-    chosen = dict(COLUMNS if columns is None else columns)
+    chosen = {"question": "question", "answer": "answer"} if columns is None else dict(columns)
     if "question" not in chosen:
         raise ConfigError(f"columns must name the column of the 'question', got {shown(chosen)}")
     wanted = {key: Column(default=key, valid=lambda _: True, expected="anything") for key in chosen}

@@ -6,6 +6,7 @@ from agentsgym._lazy import lazy
 from agentsgym.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
+    from agentsgym.envs.TwentyQuestions.agent_gamemaster import AgentGamemaster
     from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv
     from agentsgym.envs.TwentyQuestions.knowledge import DEMO_OBJECTS, DEMO_PROPERTIES
     from agentsgym.envs.TwentyQuestions.players import (
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEMO_OBJECTS",
     "DEMO_PROPERTIES",
+    "AgentGamemaster",
     "GreedyPlayer",
     "ImitationPlayer",
     "RandomPlayer",

@@ -15,12 +15,18 @@ class Candidates:
         self.properties = tuple(properties)
         self.all = (1 << len(self.objects)) - 1
         self.bit = {name: 1 << i for i, name in enumerate(self.objects)}
-        self.mask_by_value = {
-            key: {
-                value: sum(self.bit[name] for name in self.objects if knowledge.value(name, key) == value)
-                for value in VALUES
-            }
-            for key in self.properties
+        self.mask_by_value = {key: self._masks(knowledge, key) for key in self.properties}
+
+    def mask(self, knowledge: KnowledgeBase, key: str, value: str) -> int:
+        """Return the objects with a value of a property, or of a question that is derived from names or sizes."""
+        if key not in self.mask_by_value:
+            self.mask_by_value[key] = self._masks(knowledge, key)
+        return self.mask_by_value[key][value]
+
+    def _masks(self, knowledge: KnowledgeBase, key: str) -> dict[str, int]:
+        return {
+            value: sum(self.bit[name] for name in self.objects if knowledge.value(name, key) == value)
+            for value in VALUES
         }
 
     def names(self, mask: int) -> list[str]:

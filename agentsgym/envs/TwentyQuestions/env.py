@@ -9,32 +9,21 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TwentyQuestions import SPEC
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
-from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
+from agentsgym.envs.TwentyQuestions.gamemaster import NO, UNKNOWN, YES, Gamemaster, load_language, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
-from agentsgym.envs.TwentyQuestions.parsing import Fault, Question
+from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question
 from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCHEMES, Outcome, information_fraction
+from agentsgym.envs.TwentyQuestions.styles import STYLES
 from agentsgym.envs.TwentyQuestions.tasks import DatasetOptions, task_dataset
+from agentsgym.envs.user_checks import is_async
 from agentsgym.errors import ConfigError, EnvError, TaskError, did_you_mean
+from agentsgym.event_loop import awaited
 from agentsgym.fields import Field, choice_field, is_bool, is_number, or_none
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
-
-FIRST_PROMPT = "I am thinking of an object. Ask your first question."
-LAST_TURN = "This is your last turn: name the object."
-
-_SYSTEM_PROMPT = (
-    "Let's play Twenty Questions. I am thinking of an object, and you find out which one it is. You have {turns}. "
-    'In each turn ask me one question about the object; I answer "Yes.", "No.", "Sometimes." or "I don\'t know.". '
-    'To guess the object, ask for it by name, as in "Is it a clock?", or write it in brackets, as in [clock]. '
-    "{wrong_guess} Answer with your question or your guess alone."
-)
-_WRONG_GUESS = {
-    True: "You have a single guess: a wrong one ends the game.",
-    False: 'A wrong guess is answered "No." like any other question.',
-}
 
 
 def _is_choice(value: Any) -> bool:
@@ -60,18 +49,22 @@ class TwentyQuestionsEnv(MultistepEnv):
 
     Keys of ``env_config`` in addition to the common ones:
 
-    - ``objects``: the possible secrets, relative to which information is measured: ``"all"`` or a list of names.
+    - ``objects``: the possible secrets, relative to which information is measured: a list of names, or ``"all"``
+      everyday objects.
     - ``properties``: the properties that the gamemaster can answer questions about: ``"all"`` or a list of keys.
-    - ``hardcore``: whether only objects marked as hard are used.
+    - ``hardcore``: whether only the rarer objects are used.
     - ``final_guess``: whether a wrong guess loses the game; otherwise it is only answered "No.".
+    - ``style``: ``"agentsgym"`` (default) or ``"textarena"``, the prompts, words and rules of guessing of TextArena's
+      ``TwentyQuestions-v0`` (which allows 21 turns): see :mod:`agentsgym.envs.TwentyQuestions.styles`.
     - ``reward_scheme``: ``"win_plus_information"`` (default), ``"win"`` or ``"lmrl"``; see
       :mod:`agentsgym.envs.TwentyQuestions.rewards`.
     - ``invalid_penalty``, ``repeat_penalty``: the costs of an invalid action and a repeated question, in any scheme; by
       default 0.1 and 0.05 under ``win_plus_information`` and 0 under the others, which keep their definitions.
     - ``unknown_penalty``: the cost of a question answered "I don't know."; 0 by default.
-    - ``gamemaster``: a callable ``(solution, question) -> str`` that replaces the built-in one. Its arguments are the
-      solution as written in the task, and the agent's text; guesses are judged by the environment. If the knowledge
-      base does not confirm its answer, the answer rules out no object.
+    - ``gamemaster``: a callable ``(solution, question) -> str`` that replaces the built-in one. It may be async, as an
+      :class:`~agentsgym.envs.TwentyQuestions.agent_gamemaster.AgentGamemaster` is. Its arguments are the solution as
+      written in the task, and the agent's text; guesses are judged by the environment. If the knowledge base does not
+      confirm its answer, the answer rules out no object.
     """
 
     spec = SPEC
@@ -80,6 +73,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         "properties": Field(default="all", expected="'all' or a list of property keys", valid=_is_choice),
         "hardcore": _SWITCH,
         "final_guess": _SWITCH,
+        "style": choice_field(*STYLES),
         "reward_scheme": choice_field(*REWARD_SCHEMES),
         "invalid_penalty": _PENALTY,
         "repeat_penalty": _PENALTY,
@@ -102,6 +96,10 @@ class TwentyQuestionsEnv(MultistepEnv):
         super().__init__(tokenizer, env_config)
         config = self.env_config
         self.knowledge = load_knowledge()
+        if config["gamemaster"] is not None:
+            own = (config["gamemaster"], type(config["gamemaster"]).__call__)
+            self.has_coroutines = type(self).has_coroutines or any(map(is_async, own))
+        self.style = STYLES[config["style"]](config)
         self.candidates = _candidates(config)
         self._reader = load_reader()
         self._language = load_language()
@@ -153,34 +151,36 @@ class TwentyQuestionsEnv(MultistepEnv):
             "candidates": self.candidates.all | secret_bit,
             "num_at_start": (self.candidates.all | secret_bit).bit_count(),
             "asked": frozenset[str](),
-            "observation": FIRST_PROMPT,
+            "observation": self.style.first_prompt(solution),
             "done": False,
         }
 
     def _format_prompt(self, state: dict[str, Any], step: int) -> str:
         is_last = step >= self.env_config["max_steps_per_episode"] - 1
-        return f"{state['observation']} {LAST_TURN}" if is_last else state["observation"]
+        return f"{state['observation']} {self.style.last_turn}" if is_last else state["observation"]
 
     def _step_episode(
         self, session_id: str, state: dict[str, Any], action: str
     ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        move = self._reader.parse(action, state["solution"])
+        move = self.style.parse(self._reader, action, state["solution"])
         if isinstance(move, Fault):
             reward = self._reward(Outcome(penalty=self._invalid_penalty))
             info = {"success": False, "invalid": True, "reason": move.name.lower()}
             return {**state, "observation": move.value}, reward, False, info
         if isinstance(move, Question):
-            return self._step_question(state, move, action)
+            if not move.name or self._is_answered(move.text):
+                return self._step_question(state, move, action)
+            move = Guess(name=move.name)  # this game knows only the object of that name
         info = {"success": move.name == state["solution"], "guess": move.name}
         if info["success"]:
-            next_state = {**state, "candidates": state["secret_bit"], "observation": YES}
+            next_state = {**state, "candidates": state["secret_bit"], "observation": self.style.replies[YES]}
             return next_state, self._reward(Outcome(correct=True)), True, info
         kept = ~self.candidates.bit.get(move.name, 0)
-        is_final: bool = self.env_config["final_guess"]
+        is_final = self.style.is_final_guess
         next_state, outcome = self._rule_out(
             state, f"guess {move.name}", kept=kept, penalty=0.0, is_rewarded=not is_final
         )
-        return {**next_state, "observation": NO}, self._reward(outcome), is_final, info
+        return {**next_state, "observation": self.style.replies[NO]}, self._reward(outcome), is_final, info
 
     def _state_key(self, state: dict[str, Any]) -> Hashable:
         """The objects that are consistent with all answers; states with equal sets have the same remaining task."""
@@ -194,32 +194,33 @@ class TwentyQuestionsEnv(MultistepEnv):
         """
         return -information_fraction(state["candidates"].bit_count(), 1, state["num_at_start"])
 
-    def _system_prompt(self) -> str:
-        turns = self.env_config["max_steps_per_episode"]
-        return _SYSTEM_PROMPT.format(
-            turns="1 turn" if turns == 1 else f"{turns} turns", wrong_guess=_WRONG_GUESS[self.env_config["final_guess"]]
-        )
+    def _system_prompt(self) -> str | None:
+        return self.style.system_prompt()
+
+    def _is_answered(self, question: str) -> bool:
+        meaning = self._language.understand(question)
+        return meaning is not None and meaning.key in self.candidates.properties
 
     def _step_question(
         self, state: dict[str, Any], question: Question, action: str
     ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         meaning = self._language.understand(question.text)
-        expected = self._gamemaster(state["solution"], question.text)
-        reply: Any = expected
+        known = self._gamemaster(state["solution"], question.text)
+        reply: Any = (expected := known if known in self.style.replies else UNKNOWN)
         if self.env_config["gamemaster"]:
             text = strip_reasoning(action).strip()
-            reply = self.env_config["gamemaster"](state["solution_as_given"], text)
+            reply = awaited(self.env_config["gamemaster"](state["solution_as_given"], text))
             if not isinstance(reply, str):
                 raise EnvError(f"the gamemaster must answer with a str, got {shown(reply)}")
-        kept = -1
+        kept = ~self.candidates.bit.get(question.name, 0)
         if meaning and reply == expected != UNKNOWN:
             value = self.knowledge.value(state["solution"], meaning.key) or ""
-            kept = self.candidates.mask_by_value[meaning.key][value] | state["secret_bit"]
+            kept &= self.candidates.mask(self.knowledge, meaning.key, value) | state["secret_bit"]
         topic = f"property {meaning.key}" if meaning else f"question {question.text}"
         penalty: float = self.env_config["unknown_penalty"] if reply == UNKNOWN else 0.0
         next_state, outcome = self._rule_out(state, topic, kept=kept, penalty=penalty)
         info = {"success": False, "property": meaning.key if meaning else None, "reply": reply}
-        return {**next_state, "observation": reply}, self._reward(outcome), False, info
+        return {**next_state, "observation": self.style.replies.get(reply, reply)}, self._reward(outcome), False, info
 
     def _rule_out(
         self, state: dict[str, Any], topic: str, *, kept: int, penalty: float, is_rewarded: bool = True
@@ -241,12 +242,12 @@ class TwentyQuestionsEnv(MultistepEnv):
 
         A word-level tokenizer built from these encodes and decodes whole games.
         """
-        replies = [*REPLIES, *(fault.value for fault in Fault)]
+        observations = [*self.style.first_prompts(), *self.style.replies.values(), *(fault.value for fault in Fault)]
         custom = self.env_config["system_prompt"]
         system = self._system_prompt() if custom is None else custom
-        prompts = [system, FIRST_PROMPT, *replies, *(f"{text} {LAST_TURN}" for text in (FIRST_PROMPT, *replies))]
+        prompts = [system, *observations, *(f"{text} {self.style.last_turn}" for text in observations)]
         questions = [self.knowledge.properties[key].question for key in self.candidates.properties]
-        guesses = [self.knowledge.objects[name].guess for name in self.candidates.objects]
+        guesses = [self.style.guess(self.knowledge.objects[name]) for name in self.candidates.objects]
         return [text for text in (*prompts, *questions, *guesses) if text]
 
     @classmethod
@@ -269,9 +270,11 @@ class TwentyQuestionsEnv(MultistepEnv):
 
 def _candidates(config: Mapping[str, Any]) -> Candidates:
     known = load_knowledge()
-    objects = _selected_names("objects", config["objects"], known.objects)
-    if config["hardcore"]:
-        objects = [name for name in objects if known.objects[name].hard]
+    if config["objects"] == "all":
+        objects = STYLES[config["style"]](config).objects(known)
+    else:
+        objects = _selected_names("objects", config["objects"], known.objects)
+        objects = [name for name in objects if known.objects[name].hard or not config["hardcore"]]
     if not objects:
         raise ConfigError("env_config['hardcore'] requires at least one hard object in env_config['objects'], got none")
     return Candidates(known, objects, _selected_names("properties", config["properties"], known.properties))

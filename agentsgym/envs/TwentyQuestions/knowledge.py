@@ -1,27 +1,34 @@
 """Read the knowledge base: ``knowledge.csv`` (objects and facts) and ``properties.csv`` (wordings of questions).
 
-Both files are meant to be edited by hand; ``python -m tools.check_knowledge`` checks them. A value describes a typical
-instance of the object, and is ``sometimes`` if instances vary or people would disagree.
+Both files are meant to be edited by hand; ``python -m tools.check_knowledge`` checks them. A row of ``knowledge.csv``
+lists the properties that are true of a typical instance of the object ("yes"), and those that vary between instances or
+on which people disagree ("sometimes"); all others are "no".
 """
 
 from __future__ import annotations
 
 import csv
 import functools
-import itertools
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from agentsgym.envs.TwentyQuestions.derived import SIZES, derived_value
+from agentsgym.errors import ConfigError
 
 FOLDER = Path(__file__).parent
 OBJECTS_FILE = FOLDER / "knowledge.csv"
 PROPERTIES_FILE = FOLDER / "properties.csv"
+WORDINGS_FILE = FOLDER / "wordings.csv"
 CATEGORIES_FILE = FOLDER / "categories.txt"
 
-OBJECT_COLUMNS = ("object", "article", "plural", "aliases", "hard")
-PHRASE_KINDS = ("is", "does", "can", "people_do", "people_can")
+OBJECT_COLUMNS = ("object", "article", "plural", "aliases", "category", "hard", "yes", "sometimes")
+PROPERTY_COLUMNS = ("property", "question", "phrases", "context")
 VALUES = ("yes", "no", "sometimes")
+
+_INNERMOST = re.compile(r"\(([^()]*)\)")
 
 #: A subset for very small models: the questions are short and differ only in their last word, and the properties
 #: distinguish all objects.
@@ -45,7 +52,8 @@ class KnownObject:
         article: ``"a"``, ``"an"`` or ``""`` (bread, scissors).
         plural: The plural.
         aliases: Other names of the same object.
-        hard: Whether the object is marked as hard.
+        category: The group that the object belongs to, such as ``"tool"``.
+        hard: Whether the object is one of the rarer ones, which ``hardcore`` selects.
         values: The value of each property: ``"yes"``, ``"no"`` or ``"sometimes"``.
     """
 
@@ -53,6 +61,7 @@ class KnownObject:
     article: str
     plural: str
     aliases: tuple[str, ...]
+    category: str
     hard: bool
     values: Mapping[str, str]
 
@@ -74,13 +83,14 @@ class Property:
     Attributes:
         key: The property's name in configurations and in ``knowledge.csv``.
         question: The question in canonical wording.
-        phrases: The phrases for the property, by kind: the text after "is it", "does it", "can it", "do you" and "can
-            you", with ``_`` in place of the object after the last two. A leading ``!`` marks a negation.
+        phrases: The phrases that name the property. A leading ``!`` marks a phrase that denies it.
+        context: The phrases that may accompany them without changing the meaning, or with ``!`` reverse it.
     """
 
     key: str
     question: str
-    phrases: Mapping[str, tuple[str, ...]]
+    phrases: tuple[str, ...]
+    context: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +103,9 @@ class KnowledgeBase:
     categories: frozenset[str]
 
     def value(self, name: str, key: str) -> str | None:
-        """Look up a property of an object; None if the knowledge base lacks the object or the property."""
+        """Look up a property of an object, or derive it; None if it is unknown."""
+        if ":" in key:
+            return derived_value(key, name, lambda which: tuple(self.value(which, size) for size in SIZES))
         known = self.objects.get(name)
         return None if known is None else known.values.get(key)
 
@@ -105,14 +117,26 @@ def expand(phrase: str) -> list[str]:
     (['made of wood', 'made from wood'], ['!alive'])
     """
     mark = "!" if phrase.startswith("!") else ""
-    parts = re.split(r"\(([^()]*)\)", phrase.removeprefix("!"))
-    choices = [part.split("/") if i % 2 else [part] for i, part in enumerate(parts)]
-    return [mark + " ".join("".join(choice).split()) for choice in itertools.product(*choices)]
+    texts = [phrase.removeprefix("!")]
+    done: list[str] = []
+    while texts:
+        text = texts.pop()
+        inner = _INNERMOST.search(text)
+        if inner:
+            texts += [f"{text[: inner.start()]}{choice}{text[inner.end() :]}" for choice in inner[1].split("/")]
+        else:
+            done.append(mark + " ".join(text.split()))
+    return done[::-1]
 
 
 def split_list(cell: str) -> tuple[str, ...]:
     """Return the entries of a cell, which are separated by semicolons."""
     return tuple(entry.strip() for entry in cell.split(";") if entry.strip())
+
+
+def expand_list(cell: str) -> tuple[str, ...]:
+    """Return the entries of a cell with their alternatives written out."""
+    return tuple(text for entry in split_list(cell) for text in expand(entry))
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -121,28 +145,82 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def object_of(row: Mapping[str, str]) -> KnownObject:
-    """Convert a row of ``knowledge.csv``."""
+def table_faults(path: Path, columns: Sequence[str], choices: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield what is wrong with the form of a CSV file, each fault with its file and line.
+
+    Args:
+        path: The file.
+        columns: The columns that it must have.
+        choices: The values that are allowed, by column.
+    """
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.reader(file)
+        head = next(rows, list[str]())
+        odd = sorted(set(head) ^ set(columns))
+        if odd or len(head) != len(columns):
+            yield f"{path.name}:1: the columns differ from the expected ones in {odd or 'their number'}"
+            return
+        for row in rows:
+            if len(row) != len(head):
+                yield f"{path.name}:{rows.line_num}: the row must have {len(head)} cells, got {len(row)}"
+                continue
+            for column, cell in zip(head, row, strict=True):
+                if cell not in choices.get(column, (cell,)):
+                    wanted = ", ".join(choices[column])
+                    yield f"{path.name}:{rows.line_num}: {column} must be one of {wanted}, got {cell!r}"
+
+
+def form_faults(objects_path: Path, properties_path: Path) -> Iterator[str]:
+    """Yield what is wrong with the form of the two files."""
+    yield from table_faults(properties_path, PROPERTY_COLUMNS, {})
+    faults = [*table_faults(objects_path, OBJECT_COLUMNS, {"hard": ("yes", "no"), "article": ("a", "an", "the", "")})]
+    yield from faults
+    keys = {row.get("property") for row in read_rows(properties_path)}
+    for line, row in enumerate([] if faults else read_rows(objects_path), 2):
+        listed = [(column, key) for column in ("yes", "sometimes") for key in row[column].split()]
+        for column, key in listed:
+            if key not in keys:
+                yield f"{objects_path.name}:{line}: {column} contains the unknown property {key!r}"
+        twice = [key for key, count in Counter(key for _, key in listed).items() if count > 1]
+        if twice:
+            yield f"{objects_path.name}:{line}: yes and sometimes contain {twice[0]!r} twice"
+
+
+def object_of(row: Mapping[str, str], keys: Sequence[str]) -> KnownObject:
+    """Convert a row of ``knowledge.csv``; ``keys`` are those of all properties."""
+    listed = {key: value for value in ("yes", "sometimes") for key in row[value].split()}
     return KnownObject(
         name=row["object"],
         article=row["article"],
         plural=row["plural"],
         aliases=split_list(row["aliases"]),
+        category=row["category"],
         hard=row["hard"] == "yes",
-        values={key: value for key, value in row.items() if key not in OBJECT_COLUMNS},
+        values={key: listed.get(key, "no") for key in keys},
     )
 
 
 def property_of(row: Mapping[str, str]) -> Property:
     """Convert a row of ``properties.csv``, and expand its alternatives."""
-    phrases = {kind: tuple(text for entry in split_list(row[kind]) for text in expand(entry)) for kind in PHRASE_KINDS}
-    return Property(key=row["property"], question=row["question"], phrases=phrases)
+    return Property(
+        key=row["property"],
+        question=row["question"],
+        phrases=expand_list(row["phrases"]),
+        context=expand_list(row["context"]),
+    )
 
 
 def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPERTIES_FILE) -> KnowledgeBase:
-    """Read the files without validation, which ``tools.check_knowledge`` does."""
-    objects = [object_of(row) for row in read_rows(objects_path)]
+    """Read the files; ``tools.check_knowledge`` checks what they say.
+
+    Raises:
+        ConfigError: The form of a file is wrong, such as a row with too few cells.
+    """
+    for fault in form_faults(objects_path, properties_path):
+        raise ConfigError(fault)
     properties = [property_of(row) for row in read_rows(properties_path)]
+    keys = [entry.key for entry in properties]
+    objects = [object_of(row, keys) for row in read_rows(objects_path)]
     return KnowledgeBase(
         objects={known.name: known for known in objects},
         properties={entry.key: entry for entry in properties},
@@ -155,3 +233,12 @@ def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PR
 def load_knowledge() -> KnowledgeBase:
     """Read the bundled knowledge base, once per process."""
     return read_knowledge()
+
+
+@functools.cache
+def load_wordings() -> Mapping[str, tuple[str, ...]]:
+    """Read the shared synonyms: the phrases that mean a term, that mean nothing (""), or that form a list ("@…")."""
+    wordings: dict[str, tuple[str, ...]] = {}
+    for row in read_rows(WORDINGS_FILE):
+        wordings[row["means"]] = (*wordings.get(row["means"], ()), *expand_list(row["phrases"]))
+    return wordings

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase
@@ -25,9 +25,15 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question about the object, as a normalized sentence without filler words."""
+    """A question about the object.
+
+    Attributes:
+        text: A normalized sentence without filler words.
+        name: The object that the question names too, if the name is also a kind of object, as in "Is it a fish?".
+    """
 
     text: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +48,41 @@ Move = Question | Guess | Fault
 _CONTRACTIONS = {
     "it's": "it is",
     "that's": "that is",
+    "there's": "there is",
+    "they're": "they are",
+    "what's": "what is",
     "you're": "you are",
     "you'd": "you would",
     "i'd": "i would",
     "i'll": "i will",
     "i'm": "i am",
     "let's": "let us",
+    "ain't": "is not",
 }
-_CONTRACTION = re.compile(r"\b(?:" + "|".join(_CONTRACTIONS) + r")\b")
+_ENDINGS = {"d": "would", "ll": "will", "re": "are", "ve": "have"}
+#: Words as they are typed in a hurry
+_SPELLINGS = {
+    "u": "you",
+    "ur": "your",
+    "r": "are",
+    "n": "and",
+    "gotta": "have to",
+    "outta": "out of",
+    "wanna": "want to",
+    "cause": "because",
+    "cuz": "because",
+    "cos": "because",
+    "probly": "probably",
+    "prolly": "probably",
+    "dont": "do not",
+    "cant": "can not",
+    "ppl": "people",
+}
+_MARKUP = dict.fromkeys('"\u201c\u201d`*_')
+_DASHES = dict.fromkeys("-\u2010\u2011\u2012\u2013\u2014", " ")
+_CHARACTERS = str.maketrans({**_MARKUP, **_DASHES, "\u2018": "'", "\u2019": "'"})
+_CONTRACTION = re.compile(r"\b(?:" + "|".join(_CONTRACTIONS) + r")\b|\b(\w+)'(d|ll|re|ve)\b")
+_SPELLING = re.compile(r"\b(?<!')(?:" + "|".join(_SPELLINGS) + r")\b(?!')")
 _SUBJECT = re.compile(
     r"\b(?:(?:the|this|your) (?:secret |mystery |hidden )?(?:object|thing|item|answer|word)"
     r"(?: (?:that )?(?:you are thinking of|you have in mind|you are thinking about|in question))?|this)(?= |$|\?)"
@@ -57,19 +90,34 @@ _SUBJECT = re.compile(
 _SENTENCE = re.compile(r"([^.!?\n]+)([.!?\n]*)")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _FILLER = re.compile(
-    r"^(?:(?:ok|okay|so|well|hmm|now|then|alright|great|good|thanks|thank you|and|yes|no|please|sure|first|next)\b"
+    r"^(?:(?:ok|okay|so|well|hmm|now|then|alright|great|good|thanks|thank you|and|please|sure|first|next)\b"
     r"[ ,:]*"
+    r"|(?:yes|no)\b(?: *[,:.!]+ *| (?=(?:is|are|was|does|do|did|can|could|would|will|has|it)\b))"
     r"|(?:my |the )?(?:first |next |last |final )?question(?: number)?(?: \d+)?(?: is)? ?[:,]+ *"
     r"|(?:my |the )(?:first |next |last |final )?question (?:number )?(?:\d+ )?is[:,]? *"
-    r"|q?\d+ *[):]+ *|[ ,:;>#]+)"
+    r"|next (?:one|up) ?[:,]+ *|q?\d+ *[):]+ *|[ ,:;>#]+)"
 )
 _QUESTION_OPENING = re.compile(
     r"(?:is|are|was|were|does|do|did|can|could|would|will|has|have|had|might|may|should"
-    r"|what|who|whose|which|where|when|why|how|tell me|i want to know|i would like to know|i wonder)\b"
+    r"|if|am i|what|who|whose|which|where|when|why|how|tell me|i want to know|i would like to know|i wonder)\b"
 )
+AUXILIARY = "is|are|was|were|does|do|did|has|have|had|can|ca|could|would|wo|will|should|might"
+PRONOUN = r"(?:it|they|you|we|i|one|people|there|someone|anyone|most people)"
+#: The end of a sentence that makes it a question
+TAG = re.compile(
+    rf"[ ,]+(?:(?P<inverted>(?:{AUXILIARY})(?:n'?t| not)? {PRONOUN}(?: not)?)"
+    r"|(?:is (?:that|this) |am i )?(?:right|correct|true|so)|which (?:one|of them)|one or the other"
+    r"|(?:yes|yeah|true|right) or (?:no|nah|false|wrong)|or (?:no|nah|nope|what)|you know|i (?:presume|suppose|take it)"
+    r"|yes|no|yeah|huh|eh|innit|or not|isn't that (?:right|so)|is (?:that|it) not so"
+    r"|(?<=, )(?:dear|deary|dearie|sweetie|honey|love|darling|buddy|mate|pal|dude|bro|man|sir|please|though|then))$"
+)
+_ASKING = re.compile(r"\b(?:whether|wonder|wondering|ask|tell me|know if)\b")
+_STATEMENT = re.compile(r"\b(?:it|its|they|that|this|there) (?:is|are|was|has|can|does)?\b")
 _DANGLING = re.compile(r"(?:is|could|might) it(?: be)?(?: an?| the)?")
 _ARTICLE = re.compile(r"(?:a|an|the|some)\s+")
 
+#: Names of objects that describe another object if they have no article, as in "Is it orange?"
+ADJECTIVES = frozenset({"orange"})
 _HEDGE = r"(?:(?:perhaps|possibly|maybe|by any chance|simply|just|actually|really) )?"
 _SURE_GUESS = re.compile(
     r"(?:(?:my|the) )?(?:(?:(?:final|last|best|first|next) )?(?:guess|answer)(?: is| would be| ?[:,])"
@@ -94,12 +142,16 @@ def normalize(text: str) -> str:
     >>> normalize("Is the object you're thinking of  *man-made*?")
     'is it man made?'
     """
-    text = unicodedata.normalize("NFKC", text).lower().replace("\u2019", "'").replace("\u2018", "'")
-    text = re.sub(r"[\"\u201c\u201d`*_]", "", text)
-    text = re.sub(r"[-\u2010-\u2014]", " ", text)
+    text = text if text.isascii() else unicodedata.normalize("NFKC", text)
+    text = text.lower().replace("i.e.", "that is").replace("e.g.", "such as").translate(_CHARACTERS)
     text = re.sub(r"[^\S\n]+", " ", text)
-    text = _CONTRACTION.sub(lambda match: _CONTRACTIONS[match.group()], text)
+    text = _CONTRACTION.sub(_written_out, text)
+    text = _SPELLING.sub(lambda match: _SPELLINGS[match.group()], text)
     return re.sub(r" *\n *", "\n", _SUBJECT.sub("it", text)).strip()
+
+
+def _written_out(match: re.Match[str]) -> str:
+    return f"{match[1]} {_ENDINGS[match[2]]}" if match[1] else _CONTRACTIONS[match.group()]
 
 
 def core(sentence: str) -> str:
@@ -112,10 +164,21 @@ def core(sentence: str) -> str:
     text = sentence.strip()
     while text != previous:
         previous = text
-        text = _FILLER.sub("", text, count=1)
+        text = _FILLER.sub("", text, count=1) or text  # a filler alone may be a name, such as "well"
         if text == previous:  # punctuation may hide a filler
             text = text.strip(" ?!.,:;'\n")
     return text
+
+
+class Understanding(Protocol):
+    """The part of a language that a reader needs."""
+
+    def understand(self, question: str) -> object | None:
+        """Return what a normalized question is about; None if that is unclear."""
+
+    def is_several(self, question: str) -> bool:
+        """Return whether a normalized sentence asks several questions."""
+        ...
 
 
 class Reader:
@@ -123,13 +186,16 @@ class Reader:
 
     Args:
         knowledge: Provides the names of objects, and category words, which are not guesses ("a mammal").
-        is_property: Returns whether a normalized question is about a property; such a question is never a guess.
+        language: Says which questions are about properties.
     """
 
-    def __init__(self, knowledge: KnowledgeBase, is_property: Callable[[str], bool]) -> None:
+    def __init__(self, knowledge: KnowledgeBase, language: Understanding) -> None:
         self._categories = knowledge.categories
-        self._is_property = is_property
+        self._language = language
         self._names = {normalize(name): target for name, target in knowledge.names.items()}
+        asked = {key: _ASKED_GUESS.fullmatch(core(normalize(it.question))) for key, it in knowledge.properties.items()}
+        kinds = {self._names.get(_without_article(_group(match))) for match in asked.values() if match}
+        self._kinds = frozenset(name for name in kinds if name)
         for name, target in list(self._names.items()):
             for plural in _plurals(name):
                 self._names.setdefault(plural, target)
@@ -150,7 +216,7 @@ class Reader:
         if not core(text):
             return Fault.EMPTY
         bare = self._known(core(text), solution)
-        if bare is not None:
+        if bare is not None and not (text.endswith("?") and self._is_kind(bare, solution)):
             return Guess(name=bare)
         moves = self._moves(text, solution)
         if len(moves) == 1:
@@ -162,7 +228,7 @@ class Reader:
         found: list[Question | Guess] = []
         for inner in bracketed:
             is_question = _QUESTION_OPENING.match(inner) is not None
-            found.append(self._question(inner, solution) if is_question else self._named(inner, solution))
+            found += self._question(inner, solution) if is_question else [self._named(inner, solution)]
         for match in _SENTENCE.finditer(_BRACKETS.sub(" ", text)):
             sentence, is_asked = core(match[1]), "?" in match[2]
             if sentence and not (bracketed and _DANGLING.fullmatch(sentence)):
@@ -175,19 +241,45 @@ class Reader:
         sure = _SURE_GUESS.fullmatch(sentence)
         if sure and _group(sure):
             return [self._named(_group(sure), solution)]
-        if is_asked or _QUESTION_OPENING.match(sentence):
-            return [self._question(sentence, solution)]
+        if is_asked or _QUESTION_OPENING.match(sentence) or self._is_question(sentence):
+            return self._question(sentence, solution)
         mild = _MILD_GUESS.fullmatch(sentence)
-        is_guess = mild is not None and not self._is_property(f"is it {_group(mild)}")
-        name = self._object(_group(mild), solution) if mild and is_guess else None
+        words = _group(mild) if mild else ""
+        name = self._known(words, solution)
+        if name is None and words and not self._language.understand(f"is it {words}"):
+            name = self._object(words, solution)
         return [] if name is None else [Guess(name=name)]
 
-    def _question(self, sentence: str, solution: str) -> Question | Guess:
-        if self._is_property(sentence):
-            return Question(text=sentence)
+    def _is_question(self, sentence: str) -> bool:
+        """Return whether a sentence without a question mark is a question, such as "it's soft, right" or "bladed"."""
+        is_statement = _STATEMENT.search(sentence) and not (TAG.search(sentence) or _ASKING.search(sentence))
+        return not is_statement and self._language.understand(sentence) is not None
+
+    def _question(self, sentence: str, solution: str) -> list[Question | Guess]:
+        """Return the questions of a sentence; a sentence that asks several things at once counts as two."""
+        question = Question(text=sentence)
+        is_property = self._language.understand(sentence) is not None
         asked = _ASKED_GUESS.fullmatch(sentence)
-        name = self._object(_group(asked), solution) if asked else self._known(sentence, solution)
-        return Question(text=sentence) if name is None else Guess(name=name)
+        words = _group(asked) if asked else sentence
+        name = self._known(words, solution)
+        if name is not None and is_property and self._is_kind(name, solution):
+            return [Question(text=sentence, name=name)]
+        if name is not None and not (is_property and words in ADJECTIVES):
+            return [Guess(name=name)]
+        if is_property:
+            return [question]
+        if self._language.is_several(sentence) or self._is_choice(words, solution):
+            return [question, question]
+        name = self._object(words, solution) if asked else None
+        return [question if name is None else Guess(name=name)]
+
+    def _is_kind(self, name: str, solution: str) -> bool:
+        """Return whether a name asks for a kind of object, as in "Is it a fish?", unless it is the secret."""
+        return name != solution and name in self._kinds
+
+    def _is_choice(self, words: str, solution: str) -> bool:
+        names = words.split(" or ")
+        return len(names) > 1 and all(self._known(name, solution) for name in names)
 
     def _object(self, words: str, solution: str) -> str | None:
         """Return the object meant by "a clock"; None for a possible description ("a clock radio", "a mammal")."""

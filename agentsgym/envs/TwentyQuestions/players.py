@@ -16,7 +16,7 @@ from typing import Any, Final
 from agentsgym.agents import scripted_player
 from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
-from agentsgym.envs.TwentyQuestions.env import FIRST_PROMPT, TwentyQuestionsEnv
+from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, SOMETIMES, YES
 from agentsgym.errors import ConfigError
 from agentsgym.types import TurnRequest
@@ -56,10 +56,11 @@ class Player(scripted_player.ScriptedPlayer[Notes]):
         super().__init__(env, seed)
         self._knowledge = env.knowledge
         self._table: Candidates = env.candidates
-        self._final_guess: bool = env.env_config["final_guess"]
+        self._style = env.style
+        self._first_prompts = tuple(env.style.first_prompts())
 
     def _is_new_episode(self, request: TurnRequest) -> bool:
-        return request.messages[-1]["content"].startswith(FIRST_PROMPT)
+        return request.messages[-1]["content"].startswith(self._first_prompts)
 
     def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
         return Notes(generator=generator, candidates=self._table.all, unasked=list(self._table.properties))
@@ -78,13 +79,17 @@ class Player(scripted_player.ScriptedPlayer[Notes]):
 
     def _ask(self, notes: Notes, key: str) -> str:
         notes.unasked.remove(key)
-        notes.mask_by_reply = {reply: self._table.mask_by_value[key][value] for reply, value in _VALUE_OF_REPLY.items()}
+        notes.mask_by_reply = {
+            reply: self._table.mask_by_value[key][_VALUE_OF_REPLY[meant]]
+            for meant, reply in self._style.replies.items()
+            if meant in _VALUE_OF_REPLY
+        }
         return self._knowledge.properties[key].question
 
     def _guess(self, notes: Notes, name: str) -> str:
         notes.guessed.add(name)
-        notes.mask_by_reply = {NO: ~self._table.bit[name]}
-        return self._knowledge.objects[name].guess
+        notes.mask_by_reply = {self._style.replies[NO]: ~self._table.bit[name]}
+        return self._style.guess(self._knowledge.objects[name])
 
     def _guess_any(self, notes: Notes) -> str:
         """Guess a random candidate, or any unguessed object if none is left (the secret is not one of the objects)."""
@@ -114,7 +119,7 @@ class GreedyPlayer(Player):
         best = max(notes.unasked, key=lambda key: self._information(notes.candidates, key))
         gain = self._information(notes.candidates, best)
         num = notes.candidates.bit_count()
-        guess_gain = 0.0 if self._final_guess or not num else _entropy([1, num - 1])
+        guess_gain = 0.0 if self._style.is_final_guess or not num else _entropy([1, num - 1])
         return self._guess_first(notes) if gain <= guess_gain + 1e-12 else self._ask(notes, best)
 
     def _information(self, candidates: int, key: str) -> float:
@@ -168,7 +173,7 @@ def anchors_of(env: TwentyQuestionsEnv) -> Callable[[Mapping[str, Any]], Anchors
             statistics.fmean(one.final_reward for one in env.rollout(tasks, player, num_rollouts=number))
             for player, number in ((RandomPlayer(env), 4), (GreedyPlayer(env), 1))
         )
-        return Anchors(random=random_mean, optimal=max(random_mean, greedy_mean))
+        return Anchors(random=random_mean, optimal=max(random_mean, greedy_mean), exact=False)
 
     return lambda task: played() if env.is_candidate(task["solution"]) else None
 

@@ -146,14 +146,18 @@ def shuffled(items: Sequence[Item], size: int | None, generator: random.Random) 
     return order[:count]
 
 
-def drawn_dataset(env_class: Any, env_config: dict[str, Any] | None, part: Part, options: Mapping[str, Any]) -> Dataset:
+def drawn_dataset(
+    env_class: Any, env_config: dict[str, Any] | None, part: Part, options: Mapping[str, Any], **own: Field
+) -> Dataset:
     """Make a dataset of the tasks that an environment's ``tasks(count, seed=…, part=…)`` draws, 1000 by default.
+
+    ``own`` describes further options, which ``tasks`` accepts as well.
 
     Raises:
         ConfigError: The configuration or an option is invalid.
     """
-    settings = checked_options(options, drawn_options(1000))
-    tasks = env_class(env_config=env_config).tasks(settings["size"], seed=settings["seed"], part=part)
+    settings = checked_options(options, {**drawn_options(1000), **own})
+    tasks = env_class(env_config=env_config).tasks(settings.pop("size"), part=part, **settings)
     return dataset_of(tasks, class_path(env_class), env_config)
 
 

@@ -7,23 +7,16 @@ from typing import Any
 
 from agentsgym.envs.datasets.options import COMMON_OPTIONS, Part, names_in_part
 from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, Column, is_source, read_columns, read_rows
-from agentsgym.fields import Field, is_str, or_none
+from agentsgym.fields import Field, is_dict, is_text, or_none
 
 #: Options of a dataset that is made from a table, in addition to those of the environment.
 OPTIONS: Mapping[str, Field] = {
     **COMMON_OPTIONS,
     "data": Field(default=None, expected=f"{EXPECTED_SOURCE}, or None", valid=or_none(is_source)),
     "columns": Field(
-        default=None,
-        expected="a dict from a task's key to a column of the data, or None",
-        valid=or_none(lambda value: isinstance(value, Mapping)),
+        default=None, expected="a dict from a task's key to a column of the data, or None", valid=or_none(is_dict)
     ),
 }
-
-
-def is_text(value: Any) -> bool:
-    """Whether a value is a string that is not only whitespace."""
-    return is_str(value) and bool(value.strip())
 
 
 QUESTION = Column(default="question", valid=is_text, expected="a string")

@@ -150,12 +150,9 @@ def lengths(
 def turn_means(
     rollouts: Sequence[DrawnRollout], rows: Sequence[int], value: Callable[[int, DrawnTurn], float | None]
 ) -> TurnMeans:
-    """Average a quantity by turn index, over the rollouts that have a turn with this index.
+    """Average a quantity by turn index, over those of the rollouts in ``rows`` that have a turn with this index.
 
-    Args:
-        rollouts: The rollouts.
-        rows: The indices of the rollouts to include.
-        value: A function that returns the quantity for a rollout's index and a turn, or None if it is unknown.
+    ``value`` returns the quantity for a rollout's index and a turn, or None if it is unknown.
     """
     known: dict[int, list[tuple[int, float]]] = {}
     for row in rows:

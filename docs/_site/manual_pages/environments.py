@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from agentsgym.cli.catalogue import Entry, config_rows, entries
-from agentsgym.cli.naming import NamedEnv, find_env
+from agentsgym.cli.options import find_env
 from agentsgym.envs import PACKAGED
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.datasets.naming import NamedEnv
 from agentsgym.envs.players import has_random_player, imitation_player, random_player, reference_player
 from agentsgym.envs.TextArena.references import REFERENCES
 from agentsgym.errors import AgentsGymError

@@ -13,7 +13,7 @@ from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.shaping import shaped
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.envs.TwentyQuestions.env import FIRST_PROMPT, LAST_TURN
+from agentsgym.envs.TwentyQuestions.styles import FIRST_PROMPT, LAST_TURN
 from agentsgym.types import StopReason
 
 GAME = {"objects": OBJECTS, "properties": PROPERTIES, "max_steps_per_episode": 7}

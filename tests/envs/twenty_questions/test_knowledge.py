@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from agentsgym.envs.TwentyQuestions.knowledge import (
     PROPERTIES_FILE,
     expand,
     load_knowledge,
+    read_knowledge,
 )
+from agentsgym.errors import ConfigError
 from tools.check_knowledge import balance, check_files, main
 
 
@@ -25,9 +28,11 @@ def test_the_shipped_files_have_no_fault(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_knowledge_base_is_large_enough() -> None:
     knowledge = load_knowledge()
-    assert len(knowledge.objects) >= 48
-    assert len(knowledge.properties) >= 32
-    assert sum(known.hard for known in knowledge.objects.values()) >= 10
+    num_hard = sum(known.hard for known in knowledge.objects.values())
+    assert num_hard >= 120
+    assert len(knowledge.objects) - num_hard >= 250
+    assert len(knowledge.properties) >= 120
+    assert len({known.category for known in knowledge.objects.values()}) >= 12
     assert all(counts["yes"] and counts["no"] for counts in balance(knowledge).values())
 
 
@@ -40,12 +45,61 @@ def test_the_knowledge_base_is_large_enough() -> None:
         ("knife", "sharp", "yes"),
         ("snake", "legs", "no"),
         ("car", "wheels", "yes"),
-        ("table", "wood", "sometimes"),
+        ("car", "red", "sometimes"),
         ("bread", "man_made", "yes"),
     ],
 )
 def test_facts_that_anybody_would_agree_with(name: str, key: str, value: str) -> None:
     assert load_knowledge().value(name, key) == value
+
+
+IMPLICATIONS = (
+    *(("mammal", "animal"), ("bird", "animal"), ("fish", "animal"), ("insect", "animal"), ("reptile", "animal")),
+    *(("animal", "alive"), ("pet", "animal"), ("zoo", "animal"), ("tree", "plant"), ("bird", "feathers")),
+    *(("bird", "beak"), ("bird", "wings"), ("bird", "eggs"), ("mammal", "backbone"), ("bird", "backbone")),
+    *(("fish", "backbone"), ("reptile", "backbone"), ("fish", "swim"), ("fish", "water"), ("four_legs", "legs")),
+    *(("pocket", "one_hand"), ("one_hand", "lift"), ("house", "car"), ("car", "bigger"), ("bigger", "shoebox")),
+    *(("shoebox", "fist"), ("clothing", "wearable"), ("jewelry", "wearable"), ("head", "wearable")),
+    *(("battery", "electric"), ("screen", "electric"), ("electronic", "electric"), ("vehicle", "ride")),
+    *(("dessert", "sweet"), ("instrument", "music"), ("music", "noise"), ("drink", "liquid"), ("toy", "play")),
+    *(("appliance", "home"), *((key, "man_made") for key in ("appliance", "vehicle", "furniture", "tool", "toy"))),
+    *((key, "man_made") for key in ("instrument", "weapon", "building", "clothing")),
+)
+EXCLUSIONS = (
+    *(("alive", "man_made"), ("mammal", "bird"), ("mammal", "fish"), ("mammal", "insect"), ("bird", "fish")),
+    *(("reptile", "fish"), ("animal", "plant"), ("edible", "drink"), ("bigger", "pocket"), ("bigger", "one_hand")),
+    *(("car", "lift"), ("building", "lift"), ("wood", "plastic"), ("metal", "cloth"), ("metal", "wood")),
+    *(("cloth", "paper"), ("stone", "wood"), ("liquid", "alive"), ("fur", "feathers"), ("cold", "hot")),
+)
+
+
+@pytest.mark.parametrize(("key", "implied"), IMPLICATIONS)
+def test_what_has_one_property_has_the_other(key: str, implied: str) -> None:
+    for name, known in load_knowledge().objects.items():
+        value, other = known.values[key], known.values[implied]
+        assert not (value == "yes" and other != "yes"), name
+        assert not (value == "sometimes" and other == "no"), name
+
+
+@pytest.mark.parametrize(("key", "other"), EXCLUSIONS)
+def test_what_has_one_property_lacks_the_other(key: str, other: str) -> None:
+    both = [
+        name for name, known in load_knowledge().objects.items() if known.values[key] == known.values[other] == "yes"
+    ]
+    assert both == []
+
+
+def test_only_animals_and_one_plant_eat_meat() -> None:
+    known = load_knowledge().objects.values()
+    assert [one.name for one in known if one.values["eats_meat"] == "yes" != one.values["animal"]] == ["Venus flytrap"]
+
+
+def test_sizes_are_transitive() -> None:
+    knowledge = load_knowledge()
+    sizes = ("fist", "shoebox", "bigger", "car", "house")
+    for known in knowledge.objects.values():
+        ranks = [("no", "sometimes", "yes").index(known.values[size]) for size in sizes]
+        assert ranks == sorted(ranks, reverse=True), known.name
 
 
 def test_the_rows_of_the_demo_differ() -> None:
@@ -78,17 +132,19 @@ def set_cell(line: int, column: str, text: str) -> Any:
 
 
 def copy_facts(rows: list[list[str]]) -> None:
-    rows[4][5:] = rows[3][5:]
+    rows[4][6:] = rows[3][6:]
+    rows[4][6] += " toy"  # one difference is too few
 
 
 @pytest.mark.parametrize(
     ("change", "line", "word"),
     [
-        (set_cell(3, "alive", "maybe"), 3, "alive must be one of yes, no, sometimes, got 'maybe'"),
+        (set_cell(3, "yes", "alive alife"), 3, "yes contains the unknown property 'alife'"),
+        (set_cell(3, "sometimes", "pet"), 3, "yes and sometimes contain 'pet' twice"),
         (set_cell(4, "aliases", "puppy"), 4, "'puppy'"),
         (set_cell(5, "hard", ""), 5, "hard must be"),
-        (set_cell(6, "article", "the"), 6, "article must be"),
-        (copy_facts, 5, "'cow' and 'horse' (line 4) must differ"),
+        (set_cell(6, "article", "that"), 6, "article must be"),
+        (copy_facts, 5, "'cow' and 'horse' (line 4) must differ in at least 2"),
         (lambda rows: rows[7].pop(), 8, "cells"),
         (lambda rows: rows[0].__setitem__(7, "plants"), 1, "columns"),
     ],
@@ -108,8 +164,9 @@ def test_faults_of_the_objects_are_named_with_their_line(
     [
         (set_cell(3, "question", "Is it alive?"), 3, "is also the question of alive"),
         (set_cell(4, "question", "Does it grow?"), 4, "understood as nothing"),
-        (set_cell(4, "is", "a plant; an animal"), 4, "the phrase 'an animal' also belongs to animal"),
-        (set_cell(4, "is", "a dog"), 2, "is parsed as a question"),
+        (set_cell(4, "phrases", "plant; !animal"), 4, "'animal' is understood as nothing"),
+        (lambda rows: rows[7].append("kept"), 8, "must have 4 cells, got 5"),
+        (lambda rows: rows[0].__setitem__(2, "words"), 1, "columns"),
     ],
 )
 def test_faults_of_the_questions_are_named_with_their_line(
@@ -120,3 +177,17 @@ def test_faults_of_the_questions_are_named_with_their_line(
     error = capsys.readouterr().err
     assert f":{line}: " in error
     assert word in error
+
+
+@pytest.mark.parametrize(
+    ("source", "change", "sentence"),
+    [
+        (OBJECTS_FILE, set_cell(3, "yes", "alife"), "knowledge.csv:3: yes contains the unknown property 'alife'"),
+        (OBJECTS_FILE, lambda rows: rows[7].pop(), "knowledge.csv:8: the row must have"),
+        (PROPERTIES_FILE, lambda rows: rows[7].pop(), "properties.csv:8: the row must have 4 cells, got 3"),
+    ],
+)
+def test_a_broken_file_is_not_loaded(tmp_path: Path, source: Path, change: Any, sentence: str) -> None:
+    paths = {OBJECTS_FILE: OBJECTS_FILE, PROPERTIES_FILE: PROPERTIES_FILE, source: mended(tmp_path, source, change)}
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        read_knowledge(*paths.values())

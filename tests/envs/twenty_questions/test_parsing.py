@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from agentsgym.envs.TwentyQuestions.gamemaster import load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
-from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question, core, normalize
+from agentsgym.envs.TwentyQuestions.parsing import ADJECTIVES, Fault, Guess, Question, core, normalize
 
 READER = load_reader()
 OBJECTS = load_knowledge().objects
-NAMES = [(name, known.name) for known in OBJECTS.values() for name in known.names]
+NAMES = [(name, known.name) for known in OBJECTS.values() for name in known.names if name not in ADJECTIVES]
 FORMS = [
     "Is it {a}{x}?",
     "[{x}]",
@@ -48,7 +48,6 @@ def test_every_name_of_every_object_is_guessed_in_every_form(form: str) -> None:
         "Is there a clock in it?",
         "Is it a mammal?",
         "Is it used with a clock?",
-        "Is it a clock or a watch?",
         "Is it big?",
         "Is it a kind of dog?",
         "Is it made in a car?",
@@ -56,7 +55,7 @@ def test_every_name_of_every_object_is_guessed_in_every_form(form: str) -> None:
         "Is it an animal?",
         "What is it?",
         "Is it a wooden chair?",
-        "Is it water?",
+        "Is it zinc?",
     ],
 )
 def test_questions_that_are_no_guess(text: str) -> None:

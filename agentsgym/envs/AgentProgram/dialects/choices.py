@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
+from agentsgym.envs.AgentProgram.calls import CallRequest, Reply
 from agentsgym.envs.AgentProgram.dialects.parts import Part
-from agentsgym.envs.AgentProgram.dialects.shared import (
-    budget,
-    common_fields,
-    event,
-    is_true,
-    openai_error,
-    record,
-    stop_texts,
-)
+from agentsgym.envs.AgentProgram.dialects.protocol import Dialect
+from agentsgym.envs.AgentProgram.dialects.shared import budget, common_fields, event, is_true, record, stop_texts
 from agentsgym.fields import is_int
 
 _MAX_ANSWERS = 128
@@ -37,7 +30,7 @@ def choice_fields(body: Part) -> Fields:
     }
 
 
-class ChoicesDialect(ABC):
+class ChoicesDialect(Dialect):
     """The responses of an API whose answers are ``choices``.
 
     Attributes:
@@ -80,10 +73,6 @@ class ChoicesDialect(ABC):
         if request.include_usage:
             yield event({**head, "choices": [], "usage": _usage(replies)})
         yield "data: [DONE]\n\n"
-
-    def error(self, error: CallError) -> Fields:
-        """Return the body of an error."""
-        return openai_error(error)
 
     def _head(self, request: CallRequest, replies: Sequence[Reply], created: int, kind: str) -> Fields:
         return {"id": self.prefix + replies[0].call_id, "object": kind, "created": created, "model": request.model}

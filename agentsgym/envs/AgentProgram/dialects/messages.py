@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
 from agentsgym.envs.AgentProgram.dialects.parts import Part, whole_body
-from agentsgym.envs.AgentProgram.dialects.protocol import Conversations
+from agentsgym.envs.AgentProgram.dialects.protocol import Conversations, Dialect
 from agentsgym.envs.AgentProgram.dialects.shared import (
     common_fields,
     conversation,
@@ -38,7 +38,7 @@ _ERROR_TYPES: Final = {
 Fields = dict[str, Any]
 
 
-class _Messages:
+class _Messages(Dialect):
     path = "/v1/messages"
 
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
 from agentsgym.envs.AgentProgram.dialects.parts import Part, whole_body
-from agentsgym.envs.AgentProgram.dialects.protocol import Conversations
+from agentsgym.envs.AgentProgram.dialects.protocol import Conversations, Dialect
 from agentsgym.envs.AgentProgram.dialects.shared import (
     arguments_text,
     budget,
@@ -17,7 +17,6 @@ from agentsgym.envs.AgentProgram.dialects.shared import (
     event,
     has_text,
     json_schema_of,
-    openai_error,
     record,
     reject,
     text_of,
@@ -49,7 +48,7 @@ _REPEATED: Final[Mapping[str, Any]] = {
 Fields = dict[str, Any]
 
 
-class _Responses:
+class _Responses(Dialect):
     path = "/v1/responses"
 
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
@@ -93,9 +92,6 @@ class _Responses:
         numbers = count()
         for data in self._events(request, replies, created):
             yield event({**data, "sequence_number": next(numbers)}, data["type"])
-
-    def error(self, error: CallError) -> Fields:
-        return openai_error(error)
 
     def _events(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[Fields]:
         begun: Fields = {**_head(request, replies[0], created), "status": "in_progress", "output": [], "usage": None}

@@ -14,6 +14,7 @@ from agentsgym.errors import ConfigError
 from agentsgym.fields import Check, is_bool, is_dict, is_int, is_number, is_str
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.values import MalformedCallError, whole_json
+from agentsgym.tokens.tool_messages import structured_calls
 from agentsgym.types import Message, ToolCall
 
 TEXT_KINDS: Final = ("text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal")
@@ -179,10 +180,7 @@ def answer_message(reply: Reply) -> Message:
     """Return the reply as the message that the program will send back as part of its next request."""
     message: Message = {"role": "assistant", "content": reply.text}
     if reply.tool_calls:
-        message["tool_calls"] = [
-            {"type": "function", "id": str(call.id), "function": {"name": call.name, "arguments": dict(call.arguments)}}
-            for call in reply.tool_calls
-        ]
+        message["tool_calls"] = structured_calls(reply.tool_calls, 0)
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
     return message
@@ -211,12 +209,6 @@ def record(request: CallRequest, replies: Sequence[Reply]) -> dict[str, Any]:
 def finite(logprobs: Sequence[float], unknown: float | None = None) -> list[float | None]:
     """Return log-probabilities with another value for those that are unknown, since JSON has no NaN."""
     return [value if math.isfinite(value) else unknown for value in logprobs]
-
-
-def openai_error(error: CallError) -> dict[str, Any]:
-    """Return the body of an error in the form of OpenAI's APIs."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def event(data: Mapping[str, Any], name: str | None = None) -> str:

@@ -97,11 +97,7 @@ class BanditValues:
         return float(self.values[-1][0])
 
     def best_button(self, pairs: Sequence[tuple[int, int]]) -> int:
-        """Return the button to press next or, when no presses remain, to choose.
-
-        Args:
-            pairs: The successes and failures of each button.
-        """
+        """Return the button to press next or, when no presses remain, to choose, by the results of each button."""
         played = [won + lost for won, lost in pairs]
         numbers = [total * (total + 1) // 2 + lost for total, (_, lost) in zip(played, pairs, strict=True)]
         left = len(self._levels) - 1 - sum(played)

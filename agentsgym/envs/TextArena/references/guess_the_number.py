@@ -28,24 +28,18 @@ class IntervalValues:
     guess: NDArray[np.int64]
 
 
-def interval_values(num_numbers: int, turns: int, *, partial_credit: bool = True) -> IntervalValues:
-    """Solve the game by dynamic programming over intervals.
+def interval_values(num_numbers: int, turns: int) -> IntervalValues:
+    """Solve the game with N numbers and T turns, at least 1 each, by dynamic programming over intervals.
 
-    A right guess is rewarded with 1. With ``partial_credit``, a wrong guess on the last turn is rewarded with
-    ``1 − |guess − number| / (N − 1)``, as in TextArena; without it, with 0, so that the total is the number of wins.
-    With t turns left and an interval of length L,
+    A right guess is rewarded with 1, and a wrong guess on the last turn with ``1 − |guess − number| / (N − 1)``, as in
+    TextArena. With t turns left and an interval of length L,
     ``W_t(L) = 1 + max_k [W_{t-1}(k) + W_{t-1}(L − 1 − k)]``; with one turn left, the best guess is the middle.
-
-    Args:
-        num_numbers: N, at least 1.
-        turns: T, at least 1.
-        partial_credit: Whether a wrong last guess is rewarded by its distance.
     """
     lengths = np.arange(num_numbers + 1)
     total, guess = np.zeros((turns + 1, num_numbers + 1)), np.zeros((turns + 1, num_numbers + 1), dtype=np.int64)
     guess[:] = np.maximum(0, (lengths - 1) // 2)
     distances = lengths**2 // 4  # the sum of the distances of all numbers from the middle one
-    credit = (lengths - 1) - distances / max(1, num_numbers - 1) if partial_credit else 0.0
+    credit = (lengths - 1) - distances / max(1, num_numbers - 1)
     total[1] = np.where(lengths > 0, 1.0 + credit, 0.0)
     for t in range(2, turns + 1):
         for length in range(1, num_numbers + 1):
@@ -56,7 +50,7 @@ def interval_values(num_numbers: int, turns: int, *, partial_credit: bool = True
     return IntervalValues(total=total, guess=guess)
 
 
-def random_value(num_numbers: int, turns: int, *, partial_credit: bool = True) -> float:
+def random_value(num_numbers: int, turns: int) -> float:
     """Return the expected reward of random guesses without repetition that ignore the hints.
 
     The number is among T guesses with probability ``T / N``; otherwise the last guess is a random other number, whose
@@ -65,8 +59,7 @@ def random_value(num_numbers: int, turns: int, *, partial_credit: bool = True) -
     if turns >= num_numbers:
         return 1.0
     won = turns / num_numbers
-    credit = 1 - (num_numbers + 1) / (3 * (num_numbers - 1)) if partial_credit else 0.0
-    return won + (1 - won) * credit
+    return won + (1 - won) * (1 - (num_numbers + 1) / (3 * (num_numbers - 1)))
 
 
 class GuessTheNumber(Reference):

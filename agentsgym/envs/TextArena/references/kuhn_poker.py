@@ -49,10 +49,7 @@ def equilibrium(alpha: Fraction = Fraction(1, 3)) -> Strategy:
 def round_outcomes(first: Strategy, second: Strategy, *, bet: int) -> dict[int, Fraction]:
     """Return the probability of each result of a round, in chips for the first player.
 
-    Args:
-        first: The strategy of the player who begins.
-        second: The strategy of the other player.
-        bet: The number of chips that a bet adds to the pot: 1 in Kuhn poker, 0 in the unpatched TextArena 0.7.4.
+    A bet adds ``bet`` chips to the pot: 1 in Kuhn poker, 0 in the unpatched TextArena 0.7.4.
     """
     results: dict[int, Fraction] = {}
     for mine, theirs in itertools.permutations(range(3), 2):
@@ -72,13 +69,7 @@ def round_outcomes(first: Strategy, second: Strategy, *, bet: int) -> dict[int, 
 
 
 def best_reply(opponent: Strategy, utility: Utility, *, is_first: bool, bet: int) -> tuple[Fraction, Strategy]:
-    """Solve one round against a known strategy.
-
-    Args:
-        opponent: The other player's strategy.
-        utility: The player's utility of a result in chips.
-        is_first: Whether the player begins.
-        bet: As in :func:`round_outcomes`.
+    """Solve one round against a known strategy, for a utility of results in chips.
 
     Returns:
         The expected utility, and the strategy, whose probabilities are 0 or 1.
@@ -125,12 +116,8 @@ def exploitability(strategy: Strategy, *, bet: int = 1) -> Fraction:
 class Match:
     """A match of several rounds against a random opponent; the player with more chips at the end wins.
 
-    Player 1 begins the odd rounds, counted from 1, and player 0 begins the even ones.
-
-    Args:
-        num_rounds: The number of rounds, at least 1.
-        bet: As in :func:`round_outcomes`.
-        seat: The player's seat, 0 or 1.
+    Player 1 begins the odd rounds, counted from 1, and player 0 begins the even ones. ``bet`` is that of
+    :func:`round_outcomes`.
     """
 
     def __init__(self, num_rounds: int, *, bet: int, seat: int) -> None:

@@ -1,4 +1,4 @@
-"""Mastermind: the optimum of small games by search, and a greedy player whose worst case is known."""
+"""Mastermind: a greedy player whose worst case is known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import math
 import random
 import re
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,7 +19,6 @@ from agentsgym.types import Message
 
 Code = tuple[int, ...]
 _MAX_CODES = 2000  # every pair is compared
-_MAX_SEARCHED_CODES = 40  # every strategy is compared
 
 
 def all_codes(length: int, num_numbers: int, *, duplicates: bool) -> list[Code]:
@@ -28,16 +26,6 @@ def all_codes(length: int, num_numbers: int, *, duplicates: bool) -> list[Code]:
     numbers = range(1, num_numbers + 1)
     codes = itertools.product(numbers, repeat=length) if duplicates else itertools.permutations(numbers, length)
     return list(codes)
-
-
-def feedback(guess: Code, secret: Code) -> tuple[int, int]:
-    """Count black and white pegs.
-
-    >>> feedback((1, 1, 2), (1, 2, 1))
-    (1, 2)
-    """
-    black = sum(one == other for one, other in zip(guess, secret, strict=True))
-    return black, (Counter(guess) & Counter(secret)).total() - black
 
 
 def feedback_table(codes: Sequence[Code]) -> NDArray[np.int16]:
@@ -52,47 +40,11 @@ def feedback_table(codes: Sequence[Code]) -> NDArray[np.int16]:
     return (black * (length + 1) + both - black).astype(np.int16)
 
 
-def best_expected_guesses(length: int, num_numbers: int, *, duplicates: bool) -> float:
-    """Return the mean number of guesses of the best strategy, including the right one, by search over strategies.
-
-    Raises:
-        ConfigError: There are more than 40 codes.
-
-    >>> best_expected_guesses(3, 4, duplicates=False)
-    3.0
-    """
-    codes = all_codes(length, num_numbers, duplicates=duplicates)
-    if len(codes) > _MAX_SEARCHED_CODES:
-        raise ConfigError(f"the search over strategies supports at most {_MAX_SEARCHED_CODES} codes, got {len(codes)}")
-    table = [[int(one) for one in row] for row in feedback_table(codes)]
-    solved = length * (length + 1)
-
-    @functools.cache
-    def total(left: frozenset[int]) -> int:
-        """Return the total number of guesses over the remaining secrets."""
-        if len(left) == 1:
-            return 1
-        best = len(left) ** 2
-        for row in table:
-            parts: defaultdict[int, list[int]] = defaultdict(list)
-            for secret in left:
-                parts[row[secret]].append(secret)
-            if len(parts) > 1:
-                later = (total(frozenset(part)) for reply, part in parts.items() if reply != solved)
-                best = min(best, len(left) + sum(later))
-        return best
-
-    return total(frozenset(range(len(codes)))) / len(codes)
-
-
 class GreedyTree:
     """The game tree of the player that makes the guess with the most expected information.
 
     Ties go to a code that may be the secret, then to the first. With the 360 codes of ``Mastermind-v0`` it needs 4.03
     guesses on average and 5 at most.
-
-    Args:
-        codes: Every code.
 
     Attributes:
         guesses: The number of guesses for each code, (C,).

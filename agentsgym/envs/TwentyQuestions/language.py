@@ -1,0 +1,315 @@
+"""Understand free-form questions: map a question to a property, or to none.
+
+The words of a question are reduced to a short sequence of terms by the shared ``wordings.csv``: words that add nothing
+are dropped, synonyms are unified. A question is understood as a property if the phrases of that property in
+``properties.csv`` account for every remaining term, and as nothing otherwise, since no answer is better than a wrong
+one.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentsgym.envs.TwentyQuestions.derived import COMPARISON, derived_key
+from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, Property, load_wordings
+from agentsgym.envs.TwentyQuestions.parsing import AUXILIARY, PRONOUN, TAG, core, normalize
+
+#: A longer text is not understood, whatever it says.
+MAX_CHARACTERS = 400
+MAX_TAG = 30
+_MAX_REWRITES = 3  # a replacement may complete another phrase
+
+_INVERTED = re.compile(rf"^({AUXILIARY})n'?t (?={PRONOUN}\b)")
+_OPENING = re.compile(rf"(?:{AUXILIARY}) ")
+_OPEN_QUESTION = re.compile(
+    r"(?:what|who|whose|which|where|when|why|how)\b(?! about\b)(?!(?<=when) (?:i|you|we|one|people|someone|somebody)\b)"
+)
+_HAVE_GOT = re.compile(r"^(?:has|have|hasn't) ((?:(?:the|this|its) )?\w+) got\b")
+_EITHER = re.compile(r"\b(bigger|larger|smaller) or (bigger|larger|smaller) than (.+)")
+_AND_OR = re.compile(r",? (?:and|or) ")
+_SECOND = re.compile(r",? (?:and|or),? (?=(?:is|are|does|do|can|could|has|have) (?:it|they|you|people|i|we|one)\b)")
+_THEN = re.compile(r"\b(bigger|larger|smaller) then\b")
+_SIZE = r"(?:more big|bigger|larger|smaller)"
+_COMPARED = re.compile(rf"^compared (?:to|with) (?P<what>[\w ]+?),? (?:is (?:it )?)?(?P<how>{_SIZE})$")
+# "Would a car be smaller than it?"
+_SWAPPED = re.compile(
+    rf"^(?!is it|it\b)(?:(?:is|are|would) )?(?P<what>[\w' ]+?) (?:(?:is|be|are) )?(?P<how>{_SIZE}|(?:look|seem|appear) (?:small|tiny|big|huge))"
+    r" (?:than|beside|next to) (?:it|your thing)(?: thing)?$"
+)
+_NEITHER = re.compile(r"(?<=nothing)(.*), neither\b")
+# An illustration or a reason at the end, which a question is also understood without
+_ASIDE = re.compile(
+    r"(?:,? (?:such as|for example|for instance)|, (?:like|say|because|since|so|assuming|as)| like(?=.* or ))\b.*"
+)
+_WORD = re.compile(r"[a-z0-9']+|[^\s\w.,:;!?()/\[\]'\"&-]|\w+")
+_LISTING = frozenset(("or", "and"))
+_CONNECTIVES = _LISTING | {"not", "but", "thing", "as", "of"}
+_LATE = "-"  # marks the meanings of words that are replaced only once phrases with them are recognized
+_NOTHING: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """The property that a question is about, and whether "Yes." means that it does not hold."""
+
+    key: str
+    opposite: bool = False
+
+
+@dataclass(slots=True)
+class _Phrases:
+    """What a sequence of terms means.
+
+    Attributes:
+        negates: Whether it denies a property, by property.
+        keys: The properties that it suffices to name; to the others it is context.
+    """
+
+    negates: dict[str, bool] = field(default_factory=dict[str, bool])
+    keys: set[str] = field(default_factory=set[str])
+
+
+class Language:
+    """Understands questions about the properties of a knowledge base."""
+
+    def __init__(self, knowledge: KnowledgeBase) -> None:
+        self._names = {normalize(name): target for name, target in knowledge.names.items()}
+        wordings = load_wordings()
+        self._lists = {name: texts for name, texts in wordings.items() if name.startswith("@")}
+        self._uninflected = frozenset(wordings["@uninflected"])
+        self._rewrites: dict[str, Any] = {}
+        self._prepositions = frozenset(map(_stem, wordings["@prepositions"]))
+        shared = [(means, text) for means, texts in wordings.items() if means not in self._lists for text in texts]
+        self._synonyms = {text: means for means, text in shared if " " not in text and _LATE not in means}
+        self._term = functools.lru_cache(maxsize=8192)(self._canonical)
+        for means, text in shared:
+            if " " in text or _LATE in means:
+                _insert(self._rewrites, self._words(text), means.replace(_LATE, ""))
+        self._phrases: dict[str, Any] = {}
+        for entry in knowledge.properties.values():
+            for text, negates, is_key in self.phrases(entry):
+                phrases: _Phrases = _insert(self._phrases, self._terms(text), _Phrases())
+                if is_key:
+                    phrases.keys.add(entry.key)
+                if is_key or entry.key not in phrases.negates:
+                    phrases.negates[entry.key] = negates
+        # "Does it drink?" does not ask whether it is drunk
+        patient = "|".join(wordings["@patient"])
+        self._acts = re.compile(rf"(?:does|do|can|could|will|would|did) (?:it|they|animals) (?:{patient})\b")
+        experts = "|".join(wordings["@experts"])
+        self._opinion = re.compile(
+            rf"^(?:(?:would|could|do|does|did|might|should) (?:not )?)?(?:an? |the |any |most |your |some )?"
+            rf"(?:ordinary |real |trained |typical |average )?(?:{experts})s? "
+            r"(?:(?:would|could|do|does|did)(?P<not>n'?t| not)? )?"
+            r"(?:call|say|consider|agree|classify|describe|list|regard|label|refer to|count|name|deem|file|class|treat)"
+            r"(?: that)?(?: it(?: is)?)(?: as| among)? "
+        )
+        self.read = functools.lru_cache(maxsize=8192)(self._read)
+
+    def understand(self, question: str) -> Meaning | None:
+        """Return the property that a question is about; None if there is none, or more than one."""
+        found = self.read(question)
+        return found[0] if len(found) == 1 else None
+
+    def is_several(self, question: str) -> bool:
+        """Return whether the text asks two questions in one, as in "Is it red or blue?"."""
+        return len(self.read(question)) > 1
+
+    def phrases(self, entry: Property) -> Iterator[tuple[str, bool, bool]]:
+        """Yield every phrase of a property as (text, whether it negates, whether it suffices for a question)."""
+        for texts, is_key in ((entry.phrases, True), (entry.context, False)):
+            for text in texts:
+                for phrase in self._lists.get(text, (text,)):
+                    yield phrase.removeprefix("!"), phrase.startswith("!"), is_key
+
+    def _read(self, question: str) -> tuple[Meaning, ...]:
+        """Return the property that a question is about, or the properties if it asks several questions in one."""
+        text = self.simplify(question)
+        derived = derived_key(text, self._names)
+        if derived and not derived[0].startswith(COMPARISON):  # a property of this size comes first
+            return (Meaning(key=derived[0], opposite=derived[1]),)
+        clauses = _SECOND.split(text)
+        if len(clauses) > 1:
+            found = {meaning: None for clause in clauses for meaning in self._meanings(self._terms(clause))}
+            if len({meaning.key for meaning in found}) > 1:
+                return tuple(found)
+        terms = self._terms(text)
+        found = self._meanings(terms)
+        if not found and (bare := _ASIDE.sub("", text)) != text:
+            found = self._meanings(self._terms(bare))
+        if not found and derived:
+            found = (Meaning(key=derived[0], opposite=derived[1]),)
+        return found or self._listed(text, terms)
+
+    def simplify(self, question: str) -> str:
+        """Return a question without what follows its point; empty if it is too long or not a yes/no question."""
+        text = core(normalize(question)) if len(question) <= MAX_CHARACTERS else ""
+        if _OPEN_QUESTION.match(text) or self._acts.match(text):
+            return ""
+        text = self._opinion.sub(lambda match: f"is it {'not ' * bool(match['not'])}", _THEN.sub(r"\1 than", text))
+        text = _HAVE_GOT.sub(r"\1 have", text)
+        text = _NEITHER.sub(r"\1", _INVERTED.sub(r"\1 ", text))
+        tag = TAG.search(text, max(0, len(text) - MAX_TAG))
+        if tag and not (tag["inverted"] and _OPENING.match(text)):  # "would you have it" has no tag
+            text = text[: tag.start()]
+        text = _turned(text)
+        return _EITHER.sub(r"\1 than \3 or \2 than \3", text) if " or " in text else text
+
+    def _meanings(self, terms: Sequence[str]) -> tuple[Meaning, ...]:
+        """Return the meaning whose phrases account for all terms; the one with the longest phrases if there are more.
+
+        A property that is both affirmed and denied, as in "soft or hard", is two meanings.
+        """
+        matches = [_matches(self._phrases, terms, start) for start in range(len(terms))]
+        keys = {key: None for found in matches for _, phrases in found for key in phrases.keys}
+        if terms and terms[0] not in _CONNECTIVES:  # most properties say nothing about the first term
+            keys = {key: None for key in keys if any(key in phrases.negates for _, phrases in matches[0])}
+        readings = [(key, *_signs(key, terms, matches)) for key in keys]
+        best = max((weight for _, weight, signs in readings if signs), default=0)
+        found = [(key, signs) for key, weight, signs in readings if signs and weight == best]
+        if len(found) != 1:
+            return ()
+        [(key, signs)] = found
+        return tuple(Meaning(key=key, opposite=sign) for sign in sorted(signs))
+
+    def _listed(self, text: str, terms: Sequence[str]) -> tuple[Meaning, ...]:
+        """Return the properties that a question names one after the other, if there are several."""
+        if _LISTING.isdisjoint(terms):
+            return ()
+        clauses = (derived_key(clause, self._names) for clause in _AND_OR.split(text))
+        found = {Meaning(key=clause[0], opposite=clause[1]): None for clause in clauses if clause}
+        start = 0
+        while start < len(terms):
+            named = [
+                (end, key, phrases) for end, phrases in _matches(self._phrases, terms, start) for key in phrases.keys
+            ]
+            end, key, phrases = named[-1] if named else (start + 1, "", None)
+            if phrases:
+                found[Meaning(key=key, opposite=phrases.negates[key])] = None
+            start = end
+        return tuple(found) if len(found) > 1 else ()
+
+    def _terms(self, text: str) -> list[str]:
+        """Reduce a text to the terms that carry its meaning."""
+        words = self._words(text)
+        for _ in range(_MAX_REWRITES):
+            terms: list[str] = []
+            start = 0
+            while start < len(words):
+                found = _matches(self._rewrites, words, start)
+                end, replacement = found[-1] if found else (start + 1, words[start])
+                terms += replacement.split()
+                start = end
+            if terms == words:
+                break
+            words = terms
+        return words
+
+    def _words(self, text: str) -> list[str]:
+        """Return the canonical words of a text; "on it" becomes one word, and any other "it" is dropped."""
+        words: list[str] = []
+        terms = (term for word in _WORD.findall(text) for term in self._term(word).split())
+        for term in terms:
+            if term != "it":
+                words += [term] if term else []
+            elif words and words[-1] in self._prepositions:
+                words[-1] += "it"
+        return words
+
+    def _canonical(self, word: str) -> str:
+        word = word.removesuffix("'s")
+        if word.endswith("less") and len(word) > 7 and word not in self._uninflected and word not in self._synonyms:
+            return f"not have {self._term(word.removesuffix('less'))}"
+        stem = word if word in self._uninflected else _stem(word)
+        return self._synonyms.get(word, self._synonyms.get(stem, stem))
+
+
+def _turned(text: str) -> str:
+    """Put the object first in a comparison: "would a car be smaller than it" becomes "is it bigger than a car"."""
+    match = _COMPARED.match(text)
+    if match:
+        return f"is it {match['how']} than {match['what']}"
+    match = _SWAPPED.match(text)
+    if not match:
+        return text
+    is_smaller = match["how"].endswith(("smaller", "small", "tiny"))
+    return f"is it {'bigger' if is_smaller else 'smaller'} than {match['what']}"
+
+
+def _signs(key: str, terms: Sequence[str], matches: Sequence[Sequence[tuple[int, _Phrases]]]) -> tuple[int, set[bool]]:
+    """Return how many terms name the property, and whether they deny it; no signs if a term remains unexplained."""
+    # The best division of the terms from each position on: (terms that name it, end of the first part, sign, is_key)
+    best: list[tuple[int, int, bool, bool] | None] = [*[None] * len(terms), (0, 0, False, False)]
+    for start in range(len(terms) - 1, -1, -1):
+        parts = [(end, it.negates[key], key in it.keys) for end, it in matches[start] if key in it.negates]
+        if terms[start] in _CONNECTIVES:
+            parts.append((start + 1, terms[start] == "not", False))
+        divisions = [
+            (rest[0] + (end - start) * is_key, end, negates, is_key)
+            for end, negates, is_key in parts
+            if (rest := best[end])
+        ]
+        best[start] = max(divisions, default=None)
+    if best[0] is None:
+        return 0, set()
+    signs: set[bool] = set()
+    negated = spent = is_last = False
+    start = 0
+    while start < len(terms) and (part := best[start]):
+        _, end, negates, is_key = part
+        if is_key:
+            signs.add(negated != negates)
+            spent = True
+        elif negates:
+            negated = spent or not negated
+            spent = False
+            is_last = len(signs) == 1 and terms[start - 1] not in _LISTING and start + 1 < len(terms)
+        elif terms[start] == "but":
+            negated = False
+        start = end
+    if is_last and not spent:  # "A kitchen isn't where you find it" denies what comes before
+        return best[0][0], {not sign for sign in signs}
+    return best[0][0], signs if spent else set()
+
+
+def _insert(trie: dict[str, Any], words: Iterable[str], payload: Any) -> Any:
+    """Return the payload at some words, after adding it if there is none."""
+    for word in words:
+        trie = trie.setdefault(word, {})
+    return trie.setdefault("", payload)
+
+
+def _matches(trie: dict[str, Any], words: Sequence[str], start: int) -> list[tuple[int, Any]]:
+    """Return (end, payload) of every entry that the words from ``start`` on begin with, the longest last."""
+    found: list[tuple[int, Any]] = []
+    for end in range(start, len(words)):
+        trie = trie.get(words[end], _NOTHING)
+        if not trie:
+            break
+        if "" in trie:
+            found.append((end + 1, trie[""]))
+    return found
+
+
+def _stem(word: str) -> str:
+    """Remove the endings of plurals, of the third person, and "-ing".
+
+    >>> [_stem(word) for word in ("legs", "boxes", "swimming", "makes", "making")]
+    ['leg', 'box', 'swim', 'mak', 'mak']
+    """
+    if len(word) < 4:
+        return word
+    if word.endswith("ies"):
+        word = word[:-3] + "y"
+    elif word.endswith(("ses", "xes", "zes", "ches", "shes")):
+        word = word[:-2]
+    elif word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        word = word[:-1]
+    if word.endswith("ing") and len(word) > 5:
+        word = word[:-3]
+        word = word[:-1] if word[-1] == word[-2] and word[-1] not in "lsze" else word
+    return word[:-1] if word.endswith("e") and len(word) > 3 and word[-2] != "e" else word

@@ -1,0 +1,134 @@
+"""The messages and the rules of guessing of each ``style`` of the game."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from importlib import resources
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final
+
+from agentsgym.envs.shared.numbers import strip_reasoning
+from agentsgym.envs.TextArena import SPEC as TEXT_ARENA
+from agentsgym.envs.TwentyQuestions.gamemaster import NO, SOMETIMES, UNKNOWN, YES
+from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, KnownObject
+from agentsgym.envs.TwentyQuestions.parsing import Guess, Move, Question, Reader, core, normalize
+
+FIRST_PROMPT: Final = "I am thinking of an object. Ask your first question."
+LAST_TURN: Final = "This is your last turn: name the object."
+
+_SYSTEM_PROMPT = (
+    "Let's play Twenty Questions. I am thinking of an object, and you find out which one it is. You have {turns}. "
+    'In each turn ask me one question about the object; I answer "Yes.", "No.", "Sometimes." or "I don\'t know.". '
+    'To guess the object, ask for it by name, as in "Is it a clock?", or write it in brackets, as in [clock]. '
+    "{wrong_guess} Answer with your question or your guess alone."
+)
+_WRONG_GUESS = {
+    True: "You have a single guess: a wrong one ends the game.",
+    False: 'A wrong guess is answered "No." like any other question.',
+}
+
+
+class Style:
+    """The style of this library.
+
+    Attributes:
+        last_turn: The sentence that ends the prompt of the last turn.
+        replies: The wording of each possible reply; any other counts as "I don't know.".
+        is_final_guess: Whether a wrong guess ends the game.
+    """
+
+    last_turn = LAST_TURN
+    replies: ClassVar[Mapping[str, str]] = {reply: reply for reply in (YES, NO, SOMETIMES, UNKNOWN)}
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.num_turns: int = config["max_steps_per_episode"]
+        self.is_final_guess: bool = config["final_guess"]
+        self._is_hard: bool = config["hardcore"]
+
+    def system_prompt(self) -> str | None:
+        """Return the system message."""
+        turns = "1 turn" if self.num_turns == 1 else f"{self.num_turns} turns"
+        return _SYSTEM_PROMPT.format(turns=turns, wrong_guess=_WRONG_GUESS[self.is_final_guess])
+
+    def first_prompts(self) -> list[str]:
+        """Return every message that can open a game."""
+        return [FIRST_PROMPT]
+
+    def first_prompt(self, solution: str) -> str:
+        """Return the message that opens a game with this secret."""
+        return FIRST_PROMPT
+
+    def objects(self, knowledge: KnowledgeBase) -> list[str]:
+        """Return the objects that are possible secrets by default."""
+        return [name for name, known in knowledge.objects.items() if known.hard == self._is_hard]
+
+    def guess(self, known: KnownObject) -> str:
+        """Return the guess of an object in canonical wording."""
+        return known.guess
+
+    def parse(self, reader: Reader, action: str, solution: str) -> Move:
+        """Parse an action."""
+        return reader.parse(action, solution)
+
+
+class TextArenaStyle(Style):
+    """The style of TextArena's ``TwentyQuestions-v0``, whose words and opening are read from the package.
+
+    Everything is a question except a guess in brackets, and a wrong guess loses. There is no "Sometimes", which is
+    answered "I don't know". TextArena accepts any guess that contains the secret; here it must be the object's name.
+    """
+
+    last_turn = "You have no more questions: write your guess in brackets."
+    replies: ClassVar[Mapping[str, str]] = {YES: "Yes", NO: "No", UNKNOWN: "I don't know"}
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self.is_final_guess = True
+        self._themes = _themes_of_words(self._is_hard)
+
+    def system_prompt(self) -> str | None:
+        """Return None, since the opening explains the game."""
+        return None
+
+    def first_prompts(self) -> list[str]:
+        """Return the opening of each theme."""
+        return [self._opening(theme) for theme in dict.fromkeys(self._themes.values())]
+
+    def first_prompt(self, solution: str) -> str:
+        """Return the opening, which names the theme of the secret ("things" if it is not one of TextArena's words)."""
+        return self._opening(self._themes.get(solution, "things"))
+
+    def objects(self, knowledge: KnowledgeBase) -> list[str]:
+        """Return those of TextArena's words that the knowledge base contains."""
+        return [*dict.fromkeys(knowledge.names[word] for word in self._themes if word in knowledge.names)]
+
+    def guess(self, known: KnownObject) -> str:
+        """Return the name in brackets."""
+        return f"[{known.name}]"
+
+    def parse(self, reader: Reader, action: str, solution: str) -> Move:
+        """Parse a guess in brackets; any other text is a question."""
+        text = strip_reasoning(action)
+        guess = re.search(r"\[([a-zA-Z\s-]+)\]", text)
+        if guess and "?" not in text:
+            return Guess(name=reader.canonical(guess[1]))
+        return Question(text=core(normalize(text)))
+
+    def _opening(self, theme: str) -> str:
+        game = TEXT_ARENA.load("textarena.envs.TwentyQuestions.env").TwentyQuestionsEnv
+        return game._prompt(SimpleNamespace(hardcore=self._is_hard, game_theme=theme), 0, {})
+
+
+@functools.cache
+def _themes_of_words(is_hard: bool) -> dict[str, str]:
+    """Return the theme of each of TextArena's words."""
+    module = TEXT_ARENA.load("textarena.envs.TwentyQuestions")
+    text = resources.files(module).joinpath("twenty_questions_words.json").read_text(encoding="utf-8")
+    by_theme: Mapping[str, list[str]] = json.loads(text)["hardcore" if is_hard else "basic"]
+    return {word: theme for theme, words in by_theme.items() for word in words}
+
+
+STYLES: Final[Mapping[str, type[Style]]] = {"agentsgym": Style, "textarena": TextArenaStyle}

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import csv
+import random
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentsgym.envs.TwentyQuestions.gamemaster import load_language, load_reader
+from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
+from agentsgym.envs.TwentyQuestions.language import Meaning
+from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question
+
+KNOWLEDGE = load_knowledge()
+LANGUAGE = load_language()
+READER = load_reader()
+FOLDER = Path(__file__).parent
+PHRASES = [
+    (entry.key, text, negates)
+    for entry in KNOWLEDGE.properties.values()
+    for text, negates, is_key in LANGUAGE.phrases(entry)
+    if is_key
+]
+
+
+def asked(question: str) -> Meaning | None:
+    """The meaning of an action that is one question about a property."""
+    move = READER.parse(question)
+    meaning = LANGUAGE.understand(move.text) if isinstance(move, Question) else None
+    return meaning if meaning and meaning.key in KNOWLEDGE.properties else None
+
+
+# People wrote these questions without knowing the phrases; (file, smallest share understood, largest share wrong)
+@pytest.mark.parametrize(("file", "understood", "wrong"), [("paraphrases.csv", 0.97, 0.005)])
+def test_free_wordings_are_understood(file: str, understood: float, wrong: float) -> None:
+    with (FOLDER / file).open(encoding="utf-8", newline="") as rows:
+        questions = list(csv.DictReader(rows))
+    right: list[str] = []
+    missed: list[str] = []
+    mistaken: list[str] = []
+    for row in questions:
+        meaning = asked(row["question"])
+        if row["property"] == "or":
+            refused = READER.parse(row["question"]) is Fault.SEVERAL
+            (mistaken if meaning else right if refused else missed).append(row["question"])
+        elif meaning is None:
+            (right if row["property"] == "none" else missed).append(row["question"])
+        else:
+            is_right = (meaning.key, meaning.opposite) == (row["property"], row["negated"] == "yes")
+            (right if is_right else mistaken).append(f"{row['question']} → {meaning}")
+    report = f"{len(right)} of {len(questions)} right, missed: {missed}, wrong: {mistaken}"
+    assert len(right) >= understood * len(questions), report
+    assert len(mistaken) <= wrong * len(questions), report
+
+
+@pytest.mark.parametrize(
+    ("frame", "reverses"),
+    [
+        ("Usually {}?", False),
+        ("is it {}", False),
+        ("Tell me, is the object {}?", False),
+        ("Would you say that it's usually {}?", False),
+        ("I was wondering whether this thing is {}.", False),
+        ("It isn't {}, is it?", True),
+    ],
+)
+def test_every_phrase_is_understood_as_its_own_property(frame: str, reverses: bool) -> None:
+    for key, phrase, negates in random.Random(frame).sample(PHRASES, 2000):
+        meaning = LANGUAGE.understand(frame.format(phrase))
+        assert meaning == Meaning(key=key, opposite=negates != reverses), frame.format(phrase)
+
+
+@given(
+    st.sampled_from(PHRASES), st.sampled_from(["zorp", "seventeen", "Brazil", "🦊", "ежедневно", "purple"]), st.data()
+)
+def test_no_word_is_ignored(phrase: tuple[str, str, bool], extra: str, data: st.DataObject) -> None:
+    words = phrase[1].split()
+    words.insert(data.draw(st.integers(0, len(words))), extra)
+    assert LANGUAGE.understand(f"is it {' '.join(words)}?") is None
+
+
+@pytest.mark.parametrize(
+    ("question", "key", "opposite"),
+    [
+        ("Is it something alive?", "alive", False),
+        ("IS THE OBJECT YOU ARE THINKING OF ALIVE?!", "alive", False),
+        ("Do you think it lives in water?", "water", False),
+        ("Could you tell me whether it has wheels?", "wheels", False),
+        ("Is it \u201cman\u2011made\u201d?", "man_made", False),
+        ("Is it not alive?", "alive", True),
+        ("Isn't it alive?", "alive", False),
+        ("It's alive, isn't it?", "alive", False),
+        ("it isn't man-made, is it?", "man_made", True),
+        ("it doesn't have any legs right", "legs", True),
+        ("Is it without wheels?", "wheels", True),
+        ("Is it inedible?", "edible", True),
+        ("Is it never worn?", "wearable", True),
+        ("Can't you eat it?", "edible", False),
+        ("It's not without a tail, is it?", "tail", False),
+        ("Is it smaller than a car?", "car", True),
+        ("bigger than me?", "bigger", False),
+        ("Would it be wrong to call it food?", "edible", True),
+        ("Is it metal or steel?", "metal", False),
+        ("Is it made of cloth or fabric?", "cloth", False),
+        ("Is it bigger than a person or a human?", "bigger", False),
+        ("Is it orange?", "orange", False),
+        ("Can it fly?", "fly", False),
+        ("Is it soft rather than hard?", "soft", False),
+        ("Is it a tool, like a hammer or a saw?", "tool", False),
+    ],
+)
+def test_the_meaning_of_a_question(question: str, key: str, opposite: bool) -> None:
+    assert asked(question) == Meaning(key=key, opposite=opposite)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Is it a big cat?",
+        "Is it a citrus fruit?",
+        "Is it bigger than a breadbox?",
+        "Does it have exactly two legs?",
+        "Does it have two wheels?",
+        "Does it eat people?",
+        "Does it eat insects?",
+        "Do you eat it for breakfast?",
+        "Is it always soft?",
+        "Is it sometimes red?",
+        "Is it almost round?",
+        "Is its handle made of wood?",
+        "Does it have a long tail?",
+        "Is it used to cut hair?",
+        "Is it in a vehicle?",
+        "Is it for animals?",
+        "Is it made of gold?",
+        "Is it eaten cold?",
+        "Do you wear it on your feet?",
+        "Is it alive or dead or both?",
+        "What color is it?",
+        "Where is it found in a kitchen?",
+        "Is it a",
+        "Is it",
+        "",
+    ],
+)
+def test_what_no_property_answers_is_not_understood(question: str) -> None:
+    assert asked(question) is None
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Is it red or blue?",
+        "Is it an animal or a plant?",
+        "Is it soft or hard?",
+        "Is it bigger or smaller than a car?",
+        "Is it bigger or smaller than a dog?",
+        "Can it swim and does it lay eggs?",
+        "Is it alive and bigger than a dog?",
+        "Is it a clock or a watch?",
+    ],
+)
+def test_two_questions_in_one_are_refused(question: str) -> None:
+    assert READER.parse(question) is Fault.SEVERAL
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 10_000,
+        "is it red " * 1000,
+        "is it " + "very " * 2000 + "red?",
+        "?!" * 5000,
+        "not " * 2500,
+        "[" * 10_000,
+        ", like a" * 1250,
+    ],
+)
+def test_long_text_is_read_quickly(text: str) -> None:
+    start = time.perf_counter()
+    assert asked(text) is None
+    assert time.perf_counter() - start < 1.0  # milliseconds; a quadratic reader takes seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["это животное?", "它是活的吗\uff1f", "🐶?", "is it 🔴?", "\x00\x07?", "is it red\u0000green?", "¿?", "…"]
+)
+def test_other_scripts_and_symbols_are_not_understood(text: str) -> None:
+    assert asked(text) is None
+
+
+@given(st.text(max_size=60))
+def test_any_text_has_at_most_one_meaning(text: str) -> None:
+    assert isinstance(LANGUAGE.understand(text), Meaning | None)
+
+
+def test_an_object_with_an_article_is_a_guess() -> None:
+    for known in KNOWLEDGE.objects.values():
+        assert READER.parse(known.guess) == Guess(name=known.name)
+        assert READER.parse(f"Is it the {known.name}?") == Guess(name=known.name)

@@ -1,0 +1,53 @@
+"""The style of TextArena, whose words and opening come from its package."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentsgym import ScriptedAgent
+from agentsgym.envs.TwentyQuestions import GreedyPlayer, RandomPlayer, TwentyQuestionsEnv
+from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
+
+pytest.importorskip("textarena")
+GAME = {"style": "textarena", "max_steps_per_episode": 21, "reward_scheme": "win"}
+ENV = TwentyQuestionsEnv(None, GAME)
+
+
+def told(env: TwentyQuestionsEnv, solution: str, *said: str) -> tuple[list[str], float]:
+    """Play a game; return what the environment says after its opening, and the reward."""
+    [one] = env.rollout([{"solution": solution}], ScriptedAgent([*said]))
+    assert one.error is None
+    return [message["content"] for message in one.messages if message["role"] == "user"][1:], one.final_reward
+
+
+def test_the_opening_and_the_words_are_those_of_the_package() -> None:
+    [one] = ENV.rollout([{"solution": "teacher"}], ScriptedAgent(["[pilot]"]))
+    assert [message["role"] for message in one.messages] == ["user", "assistant"]
+    assert "related to people" in one.messages[0]["content"]
+    assert "[diving bell]" in one.messages[0]["content"]
+    assert len(ENV.candidates.objects) > 100
+    assert set(ENV.candidates.objects) <= {*load_knowledge().objects}
+    hard = TwentyQuestionsEnv(None, {**GAME, "hardcore": True})
+    assert "Hardcore" in hard.style.first_prompts()[0]
+    assert {"telescope", "monocle"} <= {*hard.candidates.objects}
+
+
+def test_all_but_a_bracket_is_a_question_and_there_is_no_sometimes() -> None:
+    question = load_knowledge().properties["metal"].question
+    assert load_knowledge().value("chair", "metal") == "sometimes"
+    heard, reward = told(ENV, "chair", "Is it alive?", question, "I like turtles", "Is it [table]?", "[Chairs]")
+    assert heard == ["No", "I don't know", "I don't know", "I don't know"]
+    assert reward == 1.0
+
+
+def test_a_wrong_guess_loses() -> None:
+    [one] = ENV.rollout([{"solution": "chair"}], ScriptedAgent(["Is it alive?", "[table]", "[chair]"]))
+    assert (len(one.turns), one.final_reward, one.success) == (2, 0.0, False)
+
+
+@pytest.mark.parametrize("player", [RandomPlayer, GreedyPlayer])
+def test_players_know_the_style(player: type[RandomPlayer]) -> None:
+    tasks = [{"solution": name} for name in ENV.candidates.objects]
+    played = ENV.rollout(tasks, player(ENV))
+    assert all("[" in one.messages[-1]["content"] for one in played)
+    assert sum(bool(one.success) for one in played) > len(tasks) * 0.3
