@@ -1,4 +1,4 @@
-"""Cache expensive results in folders on disk: atomic, checksummed, safe for concurrent processes."""
+"""Write files and folders atomically; cached folders are checksummed, and safe for concurrent processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 from agentsgym.texts import sentence_of
 
@@ -70,6 +72,36 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         except OSError:
             if not folder.is_dir():
                 raise  # otherwise another process has already written the same contents
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[IO[bytes]]:
+    """Open a temporary file, which is synced to disk and renamed to ``path`` at the end of the block.
+
+    Raises:
+        OSError: The file cannot be written; no partial file remains.
+    """
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
+    try:
+        with unfinished.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync the names in a folder to disk, where the file system can do that."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _checksum(path: Path) -> str:

@@ -13,8 +13,11 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Generator
-from typing import Any, cast
+from collections.abc import Callable, Generator
+from typing import Any, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Interruption(BaseException):
@@ -77,7 +80,20 @@ def is_interruption(error: BaseException) -> bool:
         handler: Any = signal.getsignal(number)
         while isinstance(handler, functools.partial):
             handler = cast("Any", handler).func
-        handlers.add(
-            getattr(getattr(handler, "__func__", handler), "__code__", None)
-        )  # for a method, the code of its function
+        function = getattr(handler, "__func__", handler)  # of a method
+        handlers.add(getattr(function, "__code__", None))
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def attempt(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | BaseException:
+    """Call a function that runs user code; return its result, or what it raised unless that is an interruption.
+
+    >>> attempt(int, "seven")
+    ValueError("invalid literal for int() with base 10: 'seven'")
+    """
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        if is_interruption(error):
+            raise
+        return error

@@ -179,7 +179,7 @@ def ahead(setup: Setup, num_sampling: int, learn_s: float, max_staleness: int) -
             for update in range(batches):
                 played = rollouts.take(update, lambda: None)
                 waits.append(rollouts.waited_s * scale)
-                tokens.append(sum(len(one.turns) for group in played for one in group.trajectories))
+                tokens.append(sum(len(one.turns) for _, trajectories in played for one in trajectories))
                 time.sleep(learn_s / scale)
                 ends.append(time.perf_counter())
         finally:

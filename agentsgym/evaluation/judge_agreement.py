@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -114,9 +114,7 @@ def read_labels(path: str | Path, judge: Judge) -> list[LabeledItem]:
     return items
 
 
-def judge_agreement(
-    judge: Judge, items: Sequence[LabeledItem], *, seed: int = 0, on_judged: Callable[[], None] | None = None
-) -> Agreement:
+def judge_agreement(judge: Judge, items: Sequence[LabeledItem], *, seed: int = 0) -> Agreement:
     """Judge labeled items, and compare.
 
     Groups are judged in the judge's own orders and in the reverse of each, which shows a position bias.
@@ -125,12 +123,8 @@ def judge_agreement(
         ConfigError: The agent cannot be used at all.
     """
     work = partial(_judged_group if judge.scope == "group" else _judged_item, judge)
-    outcomes: list[_Outcome] = []
     with ThreadPoolExecutor(judge.max_concurrent) as pool:
-        for outcome in pool.map(work, items):
-            outcomes.append(outcome)
-            if on_judged is not None:
-                on_judged()
+        outcomes = [*pool.map(work, items)]
     finish_agent(judge.agent)
     found = [_compare(judge, one, outcomes, seed) for one in judge.rubric]
     tokens = [one.cost.tokens for one in outcomes if one.cost.tokens is not None]

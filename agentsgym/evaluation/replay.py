@@ -225,7 +225,6 @@ class _ExhaustedBudget(Budget):
 
 
 def _play(recorded: Trajectory, env: MultistepEnv, episodes: range | None, finishes: Sequence[FinishReason]) -> Played:
-    """Play exactly the recorded actions."""
     [trial] = env.trials([{"task_data": recorded.task_data}])
     note_turns = recorded.info.get("note_turns")
     trial.note_turns = note_turns if isinstance(note_turns, list) else None

@@ -216,7 +216,6 @@ def _check_order(env: Any, agent: Any, tasks: Any) -> None:
 
 
 def _is_env_or_agent(value: Any) -> bool:
-    """Whether a value is an environment or an agent."""
     return isinstance(value, MultistepEnv) or any(hasattr(value, name) for name in ("get_action", "act", "aact"))
 
 

@@ -75,7 +75,6 @@ def parse_options(
 
 
 def _parsed(parser: Any, argv: Sequence[str] | None) -> Any:
-    """Parse the command line and its config file."""
     *parsed, unknown = parser.parse_args_and_config(argv, return_remaining_strings=True)
     if unknown:
         raise ConfigError(f"unknown arguments: {' '.join(unknown)}")

@@ -127,7 +127,6 @@ class Worlds:
 
 
 def _world(recipe: Recipe, part: EnvironmentPart, index: int, taken: set[str]) -> World:
-    """Build an environment of a recipe."""
     if isinstance(part.class_, type):
         env_class: type[Any] = part.class_
         if not issubclass(env_class, MultistepEnv):

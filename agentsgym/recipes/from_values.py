@@ -6,35 +6,21 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from trl import ModelConfig, SFTConfig
 
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Field
 from agentsgym.recipes.command_line import check_model_config, common_defaults
+from agentsgym.recipes.sections import PlacedError
 from agentsgym.texts import shown
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.settings import foreign_checks, number_in
 
-SettingsT = TypeVar("SettingsT")
-
 # Types wider than the hints, which allow one type per setting for the command line.
 _WIDER: dict[str, Any] = dict.fromkeys(("resume_from_checkpoint", "fsdp"), bool | str | None)
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-
-
-class FieldError(ConfigError):
-    """A field of settings is unknown or of the wrong type.
-
-    Attributes:
-        name: Name of the field.
-        problem: The problem, as the end of a sentence that begins with the name.
-    """
-
-    def __init__(self, name: str, problem: str) -> None:
-        self.name, self.problem = name, problem
-        super().__init__(f"{name} {problem}")
 
 
 def training_settings(values: Mapping[str, Any], *, output_dir: str) -> GRPOEnvConfig:
@@ -43,8 +29,9 @@ def training_settings(values: Mapping[str, Any], *, output_dir: str) -> GRPOEnvC
     Raises:
         ConfigError: A field is unknown, of the wrong type, or not valid.
     """
-    checked = checked_values(GRPOEnvConfig, values)
-    return _made(GRPOEnvConfig, {"output_dir": output_dir, **common_defaults(), **checked})
+    settings: dict[str, Any] = {"output_dir": output_dir, **common_defaults(), **checked_values(GRPOEnvConfig, values)}
+    with foreign_checks("GRPOEnvConfig"):
+        return GRPOEnvConfig(**settings)
 
 
 def model_settings(values: Mapping[str, Any]) -> ModelConfig:
@@ -53,7 +40,9 @@ def model_settings(values: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ConfigError: A field is unknown, of the wrong type, or not supported.
     """
-    settings = _made(ModelConfig, checked_values(ModelConfig, values))
+    checked = checked_values(ModelConfig, values)
+    with foreign_checks("ModelConfig"):
+        settings = ModelConfig(**checked)
     check_model_config(settings)
     if settings.model_name_or_path:
         raise ConfigError("model_name_or_path cannot be set here: use the key 'model'")
@@ -76,14 +65,14 @@ def checked_values(settings: type[Any], values: Mapping[str, Any]) -> dict[str, 
     checked: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise FieldError(name, f"is unknown{did_you_mean(name, known)}")
+            raise PlacedError((name,), f"is unknown{did_you_mean(name, known)}")
         check: Field | None = known[name].metadata.get("check")  # in our settings, which may accept more than the type
         if check is None:
             checked[name] = _converted(value, hints[name], name)
             continue
         valid = [one for one in (value, number_in(value)) if check.valid(one)]
         if not valid:
-            raise FieldError(name, f"must be {check.expected}, got {shown(value)}")
+            raise PlacedError((name,), f"must be {check.expected}, got {shown(value)}")
         checked[name] = valid[0]
     return checked
 
@@ -106,9 +95,4 @@ def _converted(value: Any, hint: Any, name: str) -> Any:
         return value  # a user's estimator
     expected = [words for kind, words in _WORDS.items() if kind in wanted]
     expected += ["null"] if type(None) in kinds else []
-    raise FieldError(name, f"must be {' or '.join(expected)}, got {shown(value)}")
-
-
-def _made(settings: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
-    with foreign_checks(settings.__name__):
-        return settings(**values)
+    raise PlacedError((name,), f"must be {' or '.join(expected)}, got {shown(value)}")

@@ -12,8 +12,8 @@ from typing import Any, cast
 import yaml
 
 from agentsgym.errors import ConfigError
-from agentsgym.fields import is_bool, is_fraction, is_int, is_positive_number, is_str, or_none, require
-from agentsgym.recipes.sections import Keys, PlacedError, as_mapping, check_section, is_mapping, must_be, read_section
+from agentsgym.fields import has_str_keys, is_bool, is_fraction, is_int, is_positive_number, is_str, or_none, require
+from agentsgym.recipes.sections import Keys, PlacedError, as_mapping, check_section, mapping_of, must_be, read_section
 from agentsgym.recipes.yaml_text import values_of_yaml
 from agentsgym.texts import sentence_of
 
@@ -22,10 +22,6 @@ _WHOLE = "a positive int"
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
-
-
-def _is_class(value: Any) -> bool:
-    return _is_name(value) or isinstance(value, type)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +37,11 @@ class EnvironmentPart:
         label: Name in metrics; None to derive it from ``class``.
     """
 
-    class_: Any = field(metadata=must_be("the name of an environment", _is_class))
-    env_config: dict[str, Any] = field(default_factory=dict[str, Any], metadata=must_be("a mapping", is_mapping))
-    dataset: dict[str, Any] = field(default_factory=dict[str, Any], metadata=must_be("a mapping", is_mapping))
+    class_: Any = field(
+        metadata=must_be("the name of an environment", lambda one: _is_name(one) or isinstance(one, type))
+    )
+    env_config: dict[str, Any] = field(default_factory=dict[str, Any], metadata=must_be("a mapping", has_str_keys))
+    dataset: dict[str, Any] = field(default_factory=dict[str, Any], metadata=must_be("a mapping", has_str_keys))
     weight: float = field(default=1.0, metadata=must_be("a number above 0", is_positive_number))
     label: str | None = field(
         default=None,
@@ -72,14 +70,10 @@ class WarmStart:
     player: str = field(metadata=must_be("random, reference, imitation, or the folder of a rollout store", _is_name))
     noise: float = field(default=0.0, metadata=must_be("a number in [0, 1]", is_fraction))
     num_episodes: int = field(default=2000, metadata=must_be(_WHOLE, is_int(1)))
-    filters: dict[str, Any] = field(
-        default_factory=dict[str, Any], metadata=must_be("a mapping of columns to values", is_mapping)
-    )
+    filters: dict[str, Any] = field(default_factory=dict[str, Any], metadata=mapping_of("columns to values"))
     max_steps: int = field(default=300, metadata=must_be(_WHOLE, is_int(1)))
     observation_loss: bool = field(default=False, metadata=must_be("true or false", is_bool))
-    settings: dict[str, Any] = field(
-        default_factory=dict[str, Any], metadata=must_be("a mapping of fields of SFTConfig", is_mapping)
-    )
+    settings: dict[str, Any] = field(default_factory=dict[str, Any], metadata=mapping_of("fields of SFTConfig"))
 
     def __post_init__(self) -> None:
         check_section(self)
@@ -114,7 +108,7 @@ class EvaluationPart:
     num_tasks: int = field(default=200, metadata=must_be(_WHOLE, is_int(1)))
     num_rollouts: int = field(default=1, metadata=must_be(_WHOLE, is_int(1)))
     store: bool | None = field(default=None, metadata=must_be("true, false, or null", or_none(is_bool)))
-    env_config: dict[str, Any] = field(default_factory=dict[str, Any], metadata=must_be("a mapping", is_mapping))
+    env_config: dict[str, Any] = field(default_factory=dict[str, Any], metadata=must_be("a mapping", has_str_keys))
 
     def __post_init__(self) -> None:
         check_section(self)
@@ -141,16 +135,10 @@ class Recipe:
     model: str = field(
         default="tiny", metadata=must_be("tiny, smollm2, a folder, a GGUF file, or a name on the Hub", _is_name)
     )
-    tiny: dict[str, Any] = field(
-        default_factory=dict[str, Any], metadata=must_be("a mapping of sizes of the embedded policy", is_mapping)
-    )
-    model_settings: dict[str, Any] = field(
-        default_factory=dict[str, Any], metadata=must_be("a mapping of fields of ModelConfig", is_mapping)
-    )
+    tiny: dict[str, Any] = field(default_factory=dict[str, Any], metadata=mapping_of("sizes of the embedded policy"))
+    model_settings: dict[str, Any] = field(default_factory=dict[str, Any], metadata=mapping_of("fields of ModelConfig"))
     warm_start: WarmStart | None = None
-    training: dict[str, Any] = field(
-        default_factory=dict[str, Any], metadata=must_be("a mapping of fields of GRPOEnvConfig", is_mapping)
-    )
+    training: dict[str, Any] = field(default_factory=dict[str, Any], metadata=mapping_of("fields of GRPOEnvConfig"))
     num_train_tasks: int = field(default=10_000, metadata=must_be(_WHOLE, is_int(1)))
     evaluation: EvaluationPart = field(default_factory=EvaluationPart)
     folder: Path = Path()
@@ -273,7 +261,7 @@ def _replaced(values: Any, keys: Keys, value: Any, above: Keys) -> Any:
             raise PlacedError((*above, first), f"cannot be set: the list has {len(own)} items, counted from 0")
         own[first] = _replaced(own[first], tuple(rest), value, (*above, first))
         return own
-    if values is not None and not is_mapping(values):
+    if values is not None and not has_str_keys(values):
         raise PlacedError(above, f"is not a mapping, so {first!r} cannot be set")
     known: dict[str, Any] = {} if values is None else as_mapping(values)
     return {**known, str(first): _replaced(known.get(str(first)), tuple(rest), value, (*above, first))}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import Check
+from agentsgym.fields import Check, has_str_keys
 from agentsgym.texts import shown
 
 Keys = tuple[str | int, ...]
@@ -46,6 +46,11 @@ def must_be(expected: str, valid: Check) -> dict[str, Any]:
     return {"expected": expected, "valid": valid}
 
 
+def mapping_of(what: str) -> dict[str, Any]:
+    """Return the metadata of a field that is a mapping with strings as keys."""
+    return must_be(f"a mapping of {what}", has_str_keys)
+
+
 def check_section(section: Any) -> None:
     """Check every field; for ``__post_init__``."""
     for one in dataclasses.fields(section):
@@ -76,11 +81,6 @@ def as_mapping(values: Any) -> dict[str, Any]:
         if not isinstance(one, str):
             raise PlacedError((), f"must have strings as keys, got {shown(one)}")
     return dict(given)
-
-
-def is_mapping(value: Any) -> bool:
-    """Return whether a value is a mapping with text keys."""
-    return isinstance(value, Mapping) and all(isinstance(one, str) for one in cast("Mapping[Any, Any]", value))
 
 
 def _written(one: dataclasses.Field[Any]) -> str:

@@ -23,7 +23,7 @@ from agentsgym.envs.players import anchors_of, has_random_player, random_player
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import pooled
 from agentsgym.recipes.environments import Worlds
-from agentsgym.recipes.from_values import FieldError, imitation_values, model_settings, training_settings
+from agentsgym.recipes.from_values import imitation_values, model_settings, training_settings
 from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_recipe
 from agentsgym.recipes.run import TrainingRun
 from agentsgym.recipes.scripts import load_policy
@@ -74,11 +74,7 @@ def train(
 def prepare(
     config: str | Path | Mapping[str, Any] | Recipe, *, overrides: Mapping[str, Any] | None = None
 ) -> PreparedRun:
-    """Check a configuration and build everything that its run needs; nothing is played or written yet.
-
-    Args:
-        config: Configuration, as for :func:`train`.
-        overrides: Values that replace those of ``config``, as for :func:`train`.
+    """Check a configuration of :func:`train` and build what its run needs; nothing is played or written yet.
 
     Raises:
         ConfigError: A key is unknown or a value is invalid; the key is named.
@@ -333,9 +329,7 @@ def _in_section(*keys: str) -> Generator[None]:
     """Add the section to errors about its values."""
     try:
         yield
-    except PlacedError:
-        raise
-    except FieldError as error:
-        raise PlacedError((*keys, error.name), error.problem) from error
+    except PlacedError as error:
+        raise error.below(*keys) from error
     except (ConfigError, TypeError) as error:
         raise PlacedError(keys, f"is invalid: {sentence_of(error)}") from error

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from agentsgym.envs.conversation import chat_format_of
 from agentsgym.envs.players import imitation_player, random_player, reference_player
 from agentsgym.errors import ConfigError, StoreError, TemplateError
-from agentsgym.fields import is_number
-from agentsgym.recipes.sections import PlacedError, is_mapping
+from agentsgym.fields import has_str_keys, is_number
+from agentsgym.recipes.sections import PlacedError
 from agentsgym.recorded.replay import record_conversation
 from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
@@ -183,7 +183,7 @@ def _reencoded(record: StoredRollout, tokenizer: Any, formats: dict[str, ChatFor
 
 def _wanted(name: str, value: Any) -> Any:
     """Return a filter for a store: the value, or a function that checks the bounds."""
-    if not is_mapping(value):
+    if not has_str_keys(value):
         return value
     bounds: dict[str, Any] = value
     if not bounds or not {*bounds} <= {"min", "max"} or not all(map(is_number(), bounds.values())):

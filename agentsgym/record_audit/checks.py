@@ -16,17 +16,13 @@ from agentsgym.texts import shown
 from agentsgym.types import StopReason, Trajectory
 
 _LOGPROB_TOLERANCE = 1e-4  # rounding can make the log-probability of a certain token slightly positive
-_is_close = partial(
-    math.isclose, rel_tol=1e-6, abs_tol=1e-6
-)  # for rewards, which may have been rounded to single precision
+_is_close = partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6)  # for rewards, perhaps rounded to single precision
 
 _Finding = tuple[Check, int | None, str]  # the int is the index of the turn concerned
 _Findings = Iterator[_Finding]
 
 
 class _Expected(NamedTuple):
-    """Expected properties of the data, as given by the caller."""
-
     vocabulary_size: float
     turn_credit: str | None
     token_credit: str | None

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import wait
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from agentsgym.agents.base import answer
+from agentsgym.agents.base import Agent, answer
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.event_loop import agents_loop, is_on_agents_loop
 from agentsgym.failures import failure_of
@@ -23,19 +23,7 @@ from agentsgym.types import Action, TurnRequest
 logger = logging.getLogger(__name__)
 
 
-class AgentLike(Protocol):
-    """The driver's view of an agent; an agent that also has ``async def aact(request)`` is called through it."""
-
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Answer the requests in order, with an error for a session that cannot be answered."""
-        ...
-
-    def finish(self) -> None:
-        """Free whatever was kept between turns; called when all trials are over."""
-        ...
-
-
-def call_agent(agent: AgentLike, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+def call_agent(agent: Agent, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
     """Call an agent once for all requests; if that raises, split the batch to find the requests that cause it."""
     if not requests:
         return []
@@ -63,7 +51,7 @@ def call_agent(agent: AgentLike, requests: Sequence[TurnRequest]) -> Sequence[Ac
     return cast("list[Action | AgentError]", answers)
 
 
-def finish_agent(agent: AgentLike) -> None:
+def finish_agent(agent: Agent) -> None:
     """Call an agent's ``finish``; errors are logged, since every trial already has its result.
 
     Errors raised by a policy that is being trained are re-raised, since its ranks synchronize in ``finish``.
@@ -82,7 +70,7 @@ class BatchCaller:
 
     is_batched = True
 
-    def __init__(self, scheduler: Scheduler[Any], agent: AgentLike) -> None:
+    def __init__(self, scheduler: Scheduler[Any], agent: Agent) -> None:
         self._scheduler = scheduler
         self._agent = agent
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic
 
+from agentsgym.agents.base import Agent
 from agentsgym.errors import ConfigError, EpisodeError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
-from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCaller, call_agent, finish_agent
+from agentsgym.rollouts.agent_calls import BatchCaller, ConcurrentCaller, call_agent, finish_agent
 from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits, TrialGenerator
 from agentsgym.rollouts.loop_executor import OwnExecutor, has_coroutines
 from agentsgym.rollouts.scheduler import Pool, Scheduler
@@ -16,7 +17,7 @@ from agentsgym.types import TurnRequest
 
 def drive(  # noqa: PLR0913  # keywords, most of them usually omitted
     trials: Iterable[PlayableTrial[Result] | TrialGenerator[Result]],
-    agent: AgentLike,
+    agent: Agent,
     *,
     max_concurrent: int | None = None,
     on_finish: Callable[[Result], None] | None = None,
@@ -80,7 +81,7 @@ def drive(  # noqa: PLR0913  # keywords, most of them usually omitted
 
 def _lockstep(
     trials: Iterable[PlayableTrial[Result] | TrialGenerator[Result]],
-    agent: AgentLike,
+    agent: Agent,
     max_concurrent: int | None,
     on_finish: Callable[[Result], None] | None,
     interrupt: Callable[[], None] | None,

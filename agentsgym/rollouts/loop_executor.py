@@ -10,8 +10,18 @@ from typing import Any
 
 from agentsgym.errors import EpisodeError
 from agentsgym.event_loop import agents_loop, run_on_loop
-from agentsgym.rollouts.interfaces import GRACE_S, Finished, Input, Raised, TrialGenerator, TrialOutcome, advance
-from agentsgym.rollouts.scheduler import InlineExecutor, Scheduler
+from agentsgym.rollouts.interfaces import (
+    BATCHING_WINDOW_S,
+    GRACE_S,
+    Finished,
+    Input,
+    Raised,
+    TrialGenerator,
+    TrialOutcome,
+    advance,
+)
+from agentsgym.rollouts.scheduler import Scheduler
+from agentsgym.types import TurnRequest
 
 logger = logging.getLogger(__name__)
 
@@ -21,19 +31,43 @@ def has_coroutines(trial: Any) -> bool:
     return bool(getattr(getattr(trial, "env", None), "has_coroutines", False))
 
 
-class OwnExecutor(InlineExecutor):
-    """Advances trials with async hooks on the agents' event loop, and all others on the scheduler's own thread."""
+class OwnExecutor:
+    """Advances trials with async hooks on the agents' event loop, and all others on the scheduler's own thread.
+
+    A step on the thread cannot be interrupted.
+    """
+
+    max_live: int | None = None
 
     def __init__(self, scheduler: Scheduler[Any]) -> None:
-        super().__init__(scheduler)
+        self._scheduler = scheduler
+        self._generators: dict[int, TrialGenerator[Any]] = {}  # on the thread
         self._on_loop: LoopExecutor | None = None
 
+    def advance(self, inputs: dict[int, Input]) -> None:
+        """Advance trials for a short time, so that the request of a fast trial does not wait for all other steps."""
+        start = time.monotonic()
+        while inputs and time.monotonic() - start < BATCHING_WINDOW_S:
+            index = next(iter(inputs))
+            if has_coroutines(self._scheduler.trials[index]):
+                self._on_loop = self._on_loop or LoopExecutor(self._scheduler)
+                self._on_loop.advance({index: inputs.pop(index)})
+            else:
+                self._step(index, inputs.pop(index))
+
     def _step(self, index: int, given: Input) -> None:
-        if not has_coroutines(self._scheduler.trials[index]):
-            super()._step(index, given)
-            return
-        self._on_loop = self._on_loop or LoopExecutor(self._scheduler)
-        self._on_loop.advance({index: given})
+        limit = self._scheduler.limits.turn_s
+        generator = self._generators.get(index)
+        if generator is None:
+            generator = self._generators[index] = self._scheduler.trials[index].play()
+        began = time.monotonic()
+        outcome = advance(generator, given)
+        if limit is not None and time.monotonic() - began > limit and not isinstance(outcome, Raised):
+            generator.close()
+            outcome = Finished(self._scheduler.trials[index].abandon(self._scheduler.timeout_error(index)))
+        if not isinstance(outcome, TurnRequest):
+            del self._generators[index]
+        self._scheduler.on_outcome(index, outcome)
 
     def running(self) -> list[tuple[int, float]]:
         """The trials whose steps have begun on the loop, and since when."""
@@ -46,7 +80,8 @@ class OwnExecutor(InlineExecutor):
 
     def close(self) -> None:
         """End every live trial."""
-        super().close()
+        for generator in self._generators.values():
+            generator.close()
         if self._on_loop is not None:
             self._on_loop.close()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError, EnvError, EpisodeError
-from agentsgym.interruptions import is_interruption
+from agentsgym.interruptions import attempt
 from agentsgym.rollouts.interfaces import Finished, Input, Raised
 from agentsgym.rollouts.remote_trial import RemoteTrial
 from agentsgym.rollouts.scheduler import Scheduler
@@ -133,13 +133,11 @@ class ProcessExecutor:
         self._place_trials()
 
     def _read(self, worker: WorkerHandle, message: bytes) -> None:
-        try:
-            replies, is_last = load_replies(message)
-        except BaseException as error:  # user code: objects that an environment put into its messages
-            if is_interruption(error):
-                raise
-            worker.kill(f"it sent a message that cannot be unpickled: {type(error).__name__}: {sentence_of(error)}")
+        loaded = attempt(load_replies, message)  # the objects that an environment put into its messages
+        if isinstance(loaded, BaseException):
+            worker.kill(f"it sent a message that cannot be unpickled: {type(loaded).__name__}: {sentence_of(loaded)}")
             return
+        replies, is_last = loaded
         worker.is_busy = not is_last
         for reply in replies:
             self._handle(worker, reply)
@@ -273,25 +271,19 @@ class ProcessExecutor:
         trial = self._scheduler.trials[index]
         known = self._envs.get(id(trial.env))
         if known is None:
-            try:
-                dumped = pickle.dumps(trial.env, pickle.HIGHEST_PROTOCOL)
-            except BaseException as error:  # user code: an environment's attributes
-                if is_interruption(error):
-                    raise
+            dumped = attempt(pickle.dumps, trial.env, pickle.HIGHEST_PROTOCOL)
+            if isinstance(dumped, BaseException):
                 raise ConfigError(
                     f"an EnvProcessPool sends environments to its processes, but {type(trial.env).__name__} cannot be "
-                    f"pickled: {sentence_of(error)}"
-                ) from error
+                    f"pickled: {sentence_of(dumped)}"
+                ) from dumped
             known = self._envs[id(trial.env)] = (hashlib.sha256(dumped).hexdigest(), dumped)
         name, _ = known
-        try:
-            dumped = dump_trial(trial, name)
-        except BaseException as error:  # user code: values in the task
-            if is_interruption(error):
-                raise
+        dumped = attempt(dump_trial, trial, name)
+        if isinstance(dumped, BaseException):
             sentence = (
-                f"session {trial.session_id}: its task could not be sent to its process: {type(error).__name__}: "
-                f"{sentence_of(error)}; {_HINT}"
+                f"session {trial.session_id}: its task could not be sent to its process: {type(dumped).__name__}: "
+                f"{sentence_of(dumped)}; {_HINT}"
             )
             self._scheduler.on_outcome(index, Finished(trial.abandon(EnvError(sentence))))
             return
@@ -313,11 +305,8 @@ class ProcessExecutor:
             worker.known_envs |= needed
             worker.droppable_envs, worker.is_busy, worker.is_loading = set(), True, bool(envs)
             batch = WorkBatch(envs, dropped, items)
-            try:
-                message = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
-            except BaseException as error:  # user code: values that an agent put into its action
-                if is_interruption(error):
-                    raise
+            message = attempt(pickle.dumps, batch, pickle.HIGHEST_PROTOCOL)
+            if isinstance(message, BaseException):  # because of a value that an agent put into its action
                 message = pickle.dumps(batch._replace(items=[*map(self._sendable, items)]), pickle.HIGHEST_PROTOCOL)
             worker.send(message)
 
@@ -353,15 +342,10 @@ class ProcessExecutor:
             self._waiting.remove(remote)
 
     def _sendable(self, item: WorkItem) -> WorkItem:
-        try:
-            pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
-        except BaseException as error:  # as above
-            if is_interruption(error):
-                raise
-            remote = self._trials[item[0]]
-            sentence = (
-                f"session {remote.trial.session_id}: its action could not be sent to its process: {sentence_of(error)}"
-            )
-            remote.in_flight = AgentError(sentence)
-            return item[0], remote.in_flight
-        return item
+        dumped = attempt(pickle.dumps, item, pickle.HIGHEST_PROTOCOL)
+        if not isinstance(dumped, BaseException):
+            return item
+        remote = self._trials[item[0]]
+        sentence = f"its action could not be sent to its process: {sentence_of(dumped)}"
+        remote.in_flight = AgentError(f"session {remote.trial.session_id}: {sentence}")
+        return item[0], remote.in_flight

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentsgym.errors import EnvError, EpisodeError
-from agentsgym.interruptions import is_interruption
+from agentsgym.interruptions import attempt
 from agentsgym.rollouts.interfaces import Finished, PlayableTrial, Raised
 from agentsgym.rollouts.workers.handle import WorkerHandle
 from agentsgym.rollouts.workers.wire import RequestDelta, TrialEnd, WireInput
@@ -97,12 +97,10 @@ class RemoteTrial:
         """Unpickle the outcome of the trial."""
         if isinstance(end.outcome, str):
             return self.failed(f"its process could not send the result: {end.outcome}")
-        try:
-            return pickle.loads(end.outcome)
-        except BaseException as error:  # user code: objects that an environment put into its info
-            if is_interruption(error):
-                raise
-            return self.failed(f"its result could not be unpickled: {type(error).__name__}: {sentence_of(error)}")
+        outcome = attempt(pickle.loads, end.outcome)  # the objects that an environment put into its info
+        if isinstance(outcome, BaseException):
+            return self.failed(f"its result could not be unpickled: {type(outcome).__name__}: {sentence_of(outcome)}")
+        return outcome
 
     def failed(self, sentence: str) -> Finished:
         """Make the result of a trial that cannot continue."""

@@ -21,66 +21,19 @@ from typing import Any, Generic, Protocol
 
 from agentsgym.errors import AgentError, EnvError, EpisodeError
 from agentsgym.rollouts.interfaces import (
-    BATCHING_WINDOW_S,
     AgentCaller,
     Executor,
     Finished,
     Input,
     PlayableTrial,
-    Raised,
     Result,
     TimeLimits,
-    TrialGenerator,
     TrialOutcome,
-    advance,
 )
 from agentsgym.types import Action, TurnRequest
 
 _POLL_S = 0.5  # seconds between calls of ``interrupt`` while nothing happens
 _QUIET_S = 0.05  # without a new request, after which a batched agent no longer waits for programs
-
-
-class InlineExecutor:
-    """Advances trials on the scheduler's own thread, where a step cannot be interrupted."""
-
-    max_live: int | None = None
-
-    def __init__(self, scheduler: Scheduler[Any]) -> None:
-        self._scheduler = scheduler
-        self._generators: dict[int, TrialGenerator[Any]] = {}
-
-    def advance(self, inputs: dict[int, Input]) -> None:
-        """Advance trials for a short time, so that the request of a fast trial does not wait for all other steps."""
-        start = time.monotonic()
-        while inputs and time.monotonic() - start < BATCHING_WINDOW_S:
-            index = next(iter(inputs))
-            self._step(index, inputs.pop(index))
-
-    def _step(self, index: int, given: Input) -> None:
-        limit = self._scheduler.limits.turn_s
-        generator = self._generators.get(index)
-        if generator is None:
-            generator = self._generators[index] = self._scheduler.trials[index].play()
-        began = time.monotonic()
-        outcome = advance(generator, given)
-        if limit is not None and time.monotonic() - began > limit and not isinstance(outcome, Raised):
-            generator.close()
-            outcome = Finished(self._scheduler.trials[index].abandon(self._scheduler.timeout_error(index)))
-        if not isinstance(outcome, TurnRequest):
-            del self._generators[index]
-        self._scheduler.on_outcome(index, outcome)
-
-    def running(self) -> list[tuple[int, float]]:
-        """Return an empty list: no step runs outside of :meth:`advance`."""
-        return []
-
-    def abandon(self, index: int, error: EpisodeError) -> None:
-        """Do nothing: no step runs."""
-
-    def close(self) -> None:
-        """Close the generators of the live trials."""
-        for generator in self._generators.values():
-            generator.close()
 
 
 class Pool(Protocol):
@@ -251,7 +204,6 @@ class Scheduler(Generic[Result]):
         self._handle_posted()
 
     def _handle_posted(self) -> None:
-        """Handle all events posted so far."""
         for _ in range(self._inbox.qsize()):
             function, arguments = self._inbox.get()
             function(*arguments)

@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from agentsgym.agents.base import Agent
 from agentsgym.errors import AgentsGymError
-from agentsgym.rollouts.agent_calls import AgentLike, BatchCaller, ConcurrentCaller, finish_agent
+from agentsgym.rollouts.agent_calls import BatchCaller, ConcurrentCaller, finish_agent
 from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits
 from agentsgym.rollouts.loop_executor import OwnExecutor
 from agentsgym.rollouts.scheduler import Pool, Scheduler
@@ -79,7 +80,7 @@ class TrialStream:
 
     def __init__(
         self,
-        agent: AgentLike,
+        agent: Agent,
         on_finish: Callable[[Any], None],
         *,
         max_concurrent: int,

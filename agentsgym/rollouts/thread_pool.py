@@ -180,8 +180,6 @@ def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
 
 
 class _ThreadExecutor:
-    """The executor of one run in a thread pool."""
-
     max_live: int | None = None
 
     def __init__(

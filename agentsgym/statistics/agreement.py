@@ -10,6 +10,8 @@ import numpy as np
 from agentsgym.seeding import derive_seed
 from agentsgym.statistics.intervals import Estimate, bootstrap_intervals, exact_binomial_interval
 
+_NUM_RESAMPLES = 2000  # of a kappa, which is computed anew for each
+
 Kappa = Callable[[Sequence[float], Sequence[float]], float | None]
 
 
@@ -78,13 +80,7 @@ def share_estimate(values: Sequence[float], clusters: Sequence[Hashable], *, see
 
 
 def kappa_estimate(
-    kappa: Kappa,
-    labels: Sequence[float],
-    given: Sequence[float],
-    clusters: Sequence[Hashable],
-    *,
-    num_resamples: int = 2000,
-    seed: int = 0,
+    kappa: Kappa, labels: Sequence[float], given: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0
 ) -> Estimate | None:
     """Estimate a kappa, with a 95% percentile-bootstrap interval over clusters; None if it is undefined.
 
@@ -95,7 +91,6 @@ def kappa_estimate(
         labels: The labels, (N,).
         given: What was given instead, (N,).
         clusters: What may not be resampled apart, (N,).
-        num_resamples: Number of resamples.
         seed: Random seed of the bootstrap.
     """
     mean = kappa(labels, given)
@@ -107,7 +102,7 @@ def kappa_estimate(
     members = [*pairs.values()]
     rng = np.random.default_rng(derive_seed("kappa", seed))
     found: list[float] = []
-    for _ in range(num_resamples):
+    for _ in range(_NUM_RESAMPLES):
         drawn: list[tuple[float, float]] = []
         for index in map(int, rng.integers(len(members), size=len(members))):
             drawn += members[index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from agentsgym.seeding import derive_seed
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+NUM_RESAMPLES = 10_000
 _ENTRIES_PER_BLOCK = 1_000_000  # drawn indices in memory: a few tens of MB, however many tasks there are
 
 
@@ -36,7 +37,7 @@ def bootstrap_intervals(
     clusters: Sequence[Hashable],
     *,
     confidence: float = 0.95,
-    num_resamples: int = 10_000,
+    num_resamples: int = NUM_RESAMPLES,
     seed: int = 0,
 ) -> NDArray[np.float64]:
     """Compute a confidence interval for each column's mean by a percentile bootstrap over clusters.
@@ -60,18 +61,22 @@ def bootstrap_intervals(
     sums, counts = cluster_totals(np.asarray(values, dtype=np.float64), clusters)  # (C, M), (C, 1)
     num_clusters = len(sums)
     totals = np.ascontiguousarray(np.hstack([sums, counts]).T)  # (M + 1, C)
-    generator = np.random.default_rng(derive_seed("bootstrap", seed))
-    block = max(1, _ENTRIES_PER_BLOCK // num_clusters)
     means: list[NDArray[np.float64]] = []
-    for start in range(0, num_resamples, block):
-        size = (min(block, num_resamples - start), num_clusters)
-        drawn = generator.integers(num_clusters, size=size)  # (R, C)
+    for drawn in draws(num_clusters, num_resamples, derive_seed("bootstrap", seed)):
         # Counting how often each cluster was drawn is three times as fast as adding up the drawn clusters.
         slots = (drawn + num_clusters * np.arange(len(drawn))[:, None]).ravel()
-        times = np.bincount(slots, minlength=drawn.size).reshape(size)  # (R, C)
+        times = np.bincount(slots, minlength=drawn.size).reshape(drawn.shape)  # (R, C)
         resampled = np.einsum("rc,mc->rm", times.astype(np.float64), totals)  # (R, M + 1)
         means.append(resampled[:, :-1] / resampled[:, -1:])  # (R, M)
     return np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+
+
+def draws(num_clusters: int, num_resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """Draw C of the C clusters with replacement for each resample: indices, (R, C), in blocks that bound the memory."""
+    generator = np.random.default_rng(seed)
+    block = max(1, _ENTRIES_PER_BLOCK // num_clusters)
+    for start in range(0, num_resamples, block):
+        yield generator.integers(num_clusters, size=(min(block, num_resamples - start), num_clusters))
 
 
 def exact_binomial_interval(mean: float, num_tasks: int, confidence: float) -> Estimate:

@@ -21,19 +21,6 @@ from agentsgym.types import StopReason, Trajectory
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = [
-    "Estimate",
-    "Evaluation",
-    "bootstrap_intervals",
-    "fraction_of_optimal",
-    "pass_at_k",
-    "pass_at_k_interval",
-    "pass_hat_k",
-    "pass_hat_k_interval",
-    "summarize",
-    "summarize_outcomes",
-]
-
 _html_of = deferred("agentsgym.reports.html", "evaluation_html")
 _frame_of = deferred("agentsgym.reports.frames", "rollouts_frame")
 
@@ -94,7 +81,6 @@ class Evaluation:
         return f"<Evaluation of {', '.join(parts)}>"
 
     def _repr_html_(self) -> str:
-        """Return the HTML that a notebook displays."""
         return _html_of(self)
 
     def to_pandas(self, by: Literal["rollout", "turn"] = "rollout") -> DataFrame:
@@ -343,5 +329,4 @@ def _fraction(
         return None
     keys, values = [key for key, _ in placed], np.array([row for _, row in placed], dtype=np.float64)  # (N, 3)
     sums, _ = cluster_totals(values, keys if len(set(keys)) > 1 else range(len(keys)))
-    estimate = fraction_with_interval(sums, confidence=confidence, seed=seed)
-    return None if estimate is None else Estimate(mean=estimate[0], low=estimate[1], high=estimate[2])
+    return fraction_with_interval(sums, confidence=confidence, seed=seed)

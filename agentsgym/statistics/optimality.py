@@ -10,6 +10,7 @@ import numpy as np
 from agentsgym.envs.anchors import Anchors
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
+from agentsgym.statistics.intervals import NUM_RESAMPLES, Estimate, draws
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 #: Mean rewards of random and optimal play: the same for all tasks, or a function of the task; None if unknown.
 AnchorSource = Anchors | Callable[[Mapping[str, Any]], Anchors | None]
-
-_NUM_RESAMPLES = 10_000
-_ENTRIES_PER_BLOCK = 1_000_000  # drawn indices in memory
 
 
 def anchors_of_info(info: Mapping[str, Any]) -> Anchors | None:
@@ -47,9 +45,7 @@ def anchors_of_task(source: AnchorSource, task_data: Mapping[str, Any], num_epis
     return Anchors(random=anchors.random * num_episodes, optimal=anchors.optimal * num_episodes)
 
 
-def fraction_with_interval(
-    sums: NDArray[np.float64], *, confidence: float, seed: int
-) -> tuple[float, float, float] | None:
+def fraction_with_interval(sums: NDArray[np.float64], *, confidence: float, seed: int) -> Estimate | None:
     """Estimate ``(E[reward] − E[random]) / (E[optimal] − E[random])``, with a bootstrap interval over clusters.
 
     This is a ratio of means, not a mean of ratios: tasks with a larger range of rewards weigh more, and tasks in which
@@ -62,20 +58,15 @@ def fraction_with_interval(
         seed: Random seed of the resamples.
 
     Returns:
-        The estimate and its bounds; None if random play is optimal, so that there is no range.
+        The estimate; None if random play is optimal, so that there is no range.
     """
     mean = float(_ratio(sums.sum(axis=0)))
     if not np.isfinite(mean):
         return None
-    generator = np.random.default_rng(derive_seed("bootstrap of a ratio", seed))
-    block = max(1, _ENTRIES_PER_BLOCK // len(sums))
-    ratios: list[NDArray[np.float64]] = []
-    for start in range(0, _NUM_RESAMPLES, block):
-        drawn = generator.integers(len(sums), size=(min(block, _NUM_RESAMPLES - start), len(sums)))  # (R, C)
-        ratios.append(_ratio(sums[drawn].sum(axis=1)))
-    known = np.concatenate(ratios)
+    resamples = draws(len(sums), NUM_RESAMPLES, derive_seed("bootstrap of a ratio", seed))
+    known = np.concatenate([_ratio(sums[drawn].sum(axis=1)) for drawn in resamples])
     low, high = np.quantile(known[np.isfinite(known)], [(1 - confidence) / 2, (1 + confidence) / 2])
-    return mean, min(float(low), mean), max(float(high), mean)
+    return Estimate(mean=mean, low=min(float(low), mean), high=max(float(high), mean))
 
 
 def _ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:

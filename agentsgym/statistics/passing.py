@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentsgym.seeding import derive_seed
-from agentsgym.statistics.intervals import Estimate, bootstrap_intervals, exact_binomial_interval
+from agentsgym.statistics.intervals import NUM_RESAMPLES, Estimate, bootstrap_intervals, exact_binomial_interval
 from agentsgym.types import Trajectory
 
 
@@ -79,9 +79,6 @@ def _ways(others: Sequence[int], num_drawn: int, most: int, silent: int) -> floa
 def _vote(trajectory: Trajectory) -> Hashable:
     answer = trajectory.info.get("answer")
     return answer if isinstance(answer, Hashable) else repr(answer)
-
-
-_NUM_RESAMPLES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +235,7 @@ def _of_one_task(measure: _Measure, count: tuple[int, int], k: int, confidence: 
         one = exact_binomial_interval(float(won > 0), played, confidence)
         return Estimate(mean=mean, low=measure.chance_at_rate(one.low, k), high=measure.chance_at_rate(one.high, k))
     generator = np.random.default_rng(derive_seed("bootstrap of one task", seed))
-    drawn = generator.binomial(played, won / played, size=_NUM_RESAMPLES)
+    drawn = generator.binomial(played, won / played, size=NUM_RESAMPLES)
     chance_of = np.array([measure.chance(played, count, k) for count in range(played + 1)])
     low, high = np.quantile(chance_of[drawn], [(1 - confidence) / 2, (1 + confidence) / 2])
     return Estimate(mean=mean, low=min(mean, float(low)), high=max(mean, float(high)))

@@ -53,12 +53,11 @@ def with_components(trajectory: Trajectory, names: Any, numbers: Mapping[str, Se
     num_roles = sum(len(turn.role_rewards or ()) for turn in turns)
     counts = dict(zip(COMPONENTS, (1, len(turns), num_roles), strict=True))
     rows = {column: _rows(column, numbers[column], keys, count) for column, count in counts.items()}
-    by_role, restored = iter(rows["role_components"]), list[Turn]()
+    by_role, pairs = iter(rows["role_components"]), list[Any]()
     for turn, components in zip(turns, rows["turn_components"], strict=True):
         own = {role: one for role, one in zip(turn.role_rewards or (), by_role, strict=False) if one is not None}
-        restored.append(replace(turn, components=components, role_components=own or None))
-    kind = tuple if isinstance(turns, tuple) else list
-    return replace(trajectory, turns=kind(restored), final_components=rows["final_components"][0])
+        pairs.append((components, own or None))
+    return from_plain(trajectory, {"final": rows["final_components"][0], "turns": pairs})
 
 
 def as_plain(trajectory: Trajectory) -> dict[str, Any]:

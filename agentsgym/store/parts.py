@@ -21,6 +21,7 @@ from typing import Final, NoReturn
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentsgym.cached_folders import sync_folder
 from agentsgym.errors import StoreError
 from agentsgym.store.schema import ADDED_LATER, DICTIONARY, SCHEMA, SPLIT, VERSION, VERSION_KEY
 from agentsgym.texts import sentence_of, shown
@@ -95,9 +96,7 @@ def write_part(folder: Path, name: str, data: pa.Buffer) -> None:
         try:
             if fcntl is not None:
                 with contextlib.suppress(OSError):  # the file system may not support locks
-                    fcntl.flock(
-                        file, fcntl.LOCK_EX
-                    )  # held until this process ends, which shows others that it is alive
+                    fcntl.flock(file, fcntl.LOCK_EX)  # held until the file is closed: it shows that the writer is alive
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -106,12 +105,7 @@ def write_part(folder: Path, name: str, data: pa.Buffer) -> None:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             raise
-    with contextlib.suppress(OSError):  # sync the rename, where the system can sync folders
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    sync_folder(folder)
 
 
 def scan(folder: Path) -> tuple[list[Part], dict[Path, str]]:

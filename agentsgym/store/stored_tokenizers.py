@@ -7,16 +7,14 @@ begin with ``__``. Reading such a file executes no code and downloads nothing.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-import os
 import re
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from agentsgym.cached_folders import replacing
 from agentsgym.errors import StoreError
 from agentsgym.texts import sentence_of, shown
 
@@ -55,17 +53,8 @@ def keep_tokenizer(folder: Path, tokenizer: Any) -> str | None:
     try:
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.unfinished")
-            try:
-                with unfinished.open("xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                unfinished.replace(path)  # concurrent writers write the same bytes
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    unfinished.unlink()
-                raise
+            with replacing(path) as file:  # concurrent writers write the same bytes
+                file.write(data)
     except OSError as error:
         logger.warning("%s: the tokenizer cannot be saved (%s); tokens will be shown as ids", folder, error)
         return None

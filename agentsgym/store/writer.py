@@ -279,7 +279,6 @@ class RolloutWriter:
         return None
 
     def _write_part(self, num_rollouts: int, data: pa.Buffer) -> None:
-        """Write a part under an unused name."""
         self.path.mkdir(parents=True, exist_ok=True)
         for _ in range(_MAX_NAMES):
             self._num_parts += 1

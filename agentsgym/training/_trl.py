@@ -121,10 +121,9 @@ class TRLInterface:
         zero.register_head_weights(self.policy(), self._trainer.accelerator)
 
     def adapt_fused_heads(self) -> None:
-        """Patch TRL's fused heads to score only labeled positions on every device, and to use a deep copy's weights.
+        """Patch TRL's fused heads (with PEFT, the base model's) to score only labeled positions on every device.
 
-        TRL binds its head to the ``forward`` of this model instance (with PEFT, the base model's), which a deep copy
-        would still call. Without Triton, TRL's chunk size is also reduced, in every trainer of the process.
+        Without Triton, TRL's chunk size is also reduced, in every trainer of the process.
         """
         policy, reference = self.policy(), self._trainer.ref_model
         model: PreTrainedModel = policy.get_base_model() if hasattr(policy, "peft_config") else policy
@@ -132,7 +131,6 @@ class TRLInterface:
             labeled_head.score_labeled_only(scored)
         if not labeled_head.selects_labeled(model.device):
             chunked_logprob.TOKEN_CHUNK_SIZE = labeled_head.POSITIONS_AT_ONCE
-        labeled_head.make_deepcopy_safe(model)
 
     def reset_run_state(self) -> None:
         """Drop an interrupted run's position in the generation cycle, buffered rows and metrics not logged yet."""
@@ -351,19 +349,16 @@ class TRLInterface:
 
     # Logging
 
-    def _metrics(self, *, is_training: bool) -> Any:
-        return self._trainer._metrics["train" if is_training else "eval"]
-
     def record_metrics(self, metrics: Mapping[str, float], *, is_training: bool) -> None:
         """Add metrics to those that TRL averages for its next log entry."""
-        recorded = self._metrics(is_training=is_training)
+        recorded = self._trainer._metrics["train" if is_training else "eval"]
         for name, value in metrics.items():
             recorded[name].append(value)
 
     @contextlib.contextmanager
     def muted_metrics(self, *, is_training: bool) -> Generator[None]:
         """Drop metrics recorded inside the block: for rows without agent tokens TRL would log an entropy of 0."""
-        metrics = self._metrics(is_training=is_training)
+        metrics = self._trainer._metrics["train" if is_training else "eval"]
         counts = {name: len(values) for name, values in metrics.items()}
         try:
             yield
@@ -376,7 +371,7 @@ class TRLInterface:
     def drop_evaluation_metrics(self, names: Iterable[str]) -> None:
         """Drop metrics of an evaluation, so that TRL's average over batches does not replace a better value."""
         for name in names:
-            self._metrics(is_training=False).pop(name, None)
+            self._trainer._metrics["eval"].pop(name, None)
 
     def count_tokens(self, num_tokens: int, *, is_training: bool) -> dict[str, float]:
         """Count tokens seen in training, as TRL does, and return the metric."""

@@ -146,9 +146,8 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
             self.vllm_importance_sampling_clip_max = math.inf
         with foreign_checks("GRPOEnvConfig"):
             super().__post_init__()
-        if (
-            has_no_bounds and self.vllm_importance_sampling_clip_max == math.inf
-        ):  # otherwise, TRL read it from a deprecated name
+        # Otherwise, TRL read it from a deprecated name.
+        if has_no_bounds and self.vllm_importance_sampling_clip_max == math.inf:
             self.vllm_importance_sampling_clip_max = None
         if self.reward_weights is not None:
             self.reward_weights = weights_in("reward_weights", self.reward_weights)  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -297,11 +296,8 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         """
         if not self.corrects_for_sampler:
             return None
-        mode, low, high = (
-            self.vllm_importance_sampling_mode,
-            self.vllm_importance_sampling_clip_min,
-            self.vllm_importance_sampling_clip_max,
-        )
+        low, high = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
+        mode = self.vllm_importance_sampling_mode
         default = _TRLS_BOUNDS if self.use_vllm and mode != "geometric_mask" else CORRECTIONS[mode]
         return ImportanceCorrection(
             mode=mode, clip_min=default[0] if low is None else low, clip_max=default[1] if high is None else high
@@ -319,9 +315,8 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         """Convert as TRL does, but replace a callable estimator by its name, since loggers write JSON."""
         values = super().to_dict()
         if callable(self.advantage_estimator):
-            values["advantage_estimator"] = getattr(
-                self.advantage_estimator, "__qualname__", repr(self.advantage_estimator)
-            )
+            name = getattr(self.advantage_estimator, "__qualname__", repr(self.advantage_estimator))
+            values["advantage_estimator"] = name
         return values
 
     @property

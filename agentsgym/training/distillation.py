@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from agentsgym.batch.padding import pad_right
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_number, is_positive_number, one_of, or_none, require
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ChatFormat
-from agentsgym.training.tensors.scoring import plain_logprobs
+from agentsgym.training.tensors.scoring import padded_columns, plain_logprobs
 from agentsgym.types import Message, Trajectory
 
 if TYPE_CHECKING:
@@ -139,12 +138,8 @@ class Distillation:
             columns.append(
                 ([*context, *ids[start:]], [1] * len(context) + attention[start:], [0] * len(context) + labels[start:])
             )
-        width = max(len(ids) for ids, _, _ in columns)
         padding = (int(tokenizer.pad_token_id or 0), 0, 0)  # pyright: ignore[reportArgumentType]
-        ids, attention, labels = (
-            torch.tensor([pad_right(row[part], width, value) for row in columns], device=mask.device)
-            for part, value in enumerate(padding)
-        )
+        ids, attention, labels = padded_columns(columns, padding, mask.device)
         return ids, attention, labels
 
 

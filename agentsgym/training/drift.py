@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from agentsgym.batch.padding import pad_right
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, is_number, require
-from agentsgym.training.tensors.scoring import plain_logprobs
+from agentsgym.training.tensors.scoring import padded_columns, plain_logprobs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,8 +72,6 @@ class Drift:
 
 
 class _Token(NamedTuple):
-    """One agent token to be scored."""
-
     turn: int
     place: int  # in the trajectory
     recorded: float
@@ -171,9 +168,8 @@ def _score(
     model: PreTrainedModel, rows: Sequence[_ScoredSegment], temperature: float, pad_token_id: int
 ) -> torch.Tensor:
     """Return the model's log-probabilities of the rows' tokens, row by row, (N,)."""
-    width = max(len(row.ids) for row in rows)
-    ids = torch.tensor([pad_right(row.ids, width, pad_token_id) for row in rows], device=model.device)  # (B, L)
-    mask = torch.tensor([pad_right([1] * len(row.ids), width, 0) for row in rows], device=model.device)
+    columns = [(row.ids, [1] * len(row.ids)) for row in rows]
+    ids, mask = padded_columns(columns, (pad_token_id, 0), model.device)  # (B, L) each
     labeled = torch.zeros_like(ids, dtype=torch.bool)
     for row, own in zip(labeled, rows, strict=True):
         row[[token.place - own.start for token in own.tokens]] = True

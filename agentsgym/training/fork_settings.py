@@ -13,9 +13,9 @@ from agentsgym.texts import shown
 FORK_AT: Final = ("uniform", "entropy", "value")
 """The rules by which turns are chosen."""
 
-_OPTIONS: Final[Mapping[str, tuple[Any, Check, str]]] = {
-    "at": ("uniform", one_of(*FORK_AT), "one of " + ", ".join(map(repr, FORK_AT))),
-    "width": (3, is_int(1), "a positive int"),
+_OPTIONS: Final[Mapping[str, tuple[Check, str]]] = {
+    "at": (one_of(*FORK_AT), "one of " + ", ".join(map(repr, FORK_AT))),
+    "width": (is_int(1), "a positive int"),
 }
 
 
@@ -45,7 +45,7 @@ class ForkSettings:
         for name, value in options.items():
             if name not in _OPTIONS:
                 raise ConfigError(f"GRPOEnvConfig.fork_kwargs[{shown(name)}] is unknown{did_you_mean(name, _OPTIONS)}")
-            require(f"GRPOEnvConfig.fork_kwargs[{shown(name)}]", value, *_OPTIONS[name][1:])
+            require(f"GRPOEnvConfig.fork_kwargs[{shown(name)}]", value, *_OPTIONS[name])
         if options and not budget:
             raise ConfigError(f"GRPOEnvConfig.fork_kwargs requires fork_budget > 0, got {shown(dict(options))}")
         return cls(budget=budget, **options) if budget else None

@@ -28,6 +28,7 @@ from agentsgym.agents.policy.vocabulary import check_is_model
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.tokens.unknown_words import warn_of_unknown_words
+from agentsgym.training._trl import NoTelemetry
 from agentsgym.training.finite import NonFiniteCheck
 from agentsgym.types import Trajectory
 from agentsgym.versions import recompute_by_default
@@ -104,7 +105,7 @@ def imitate(
     return trainer.state
 
 
-class _CheckedTrainer(SFTTrainer):
+class _CheckedTrainer(NoTelemetry, SFTTrainer):
     """Stops at the first NaN or infinity."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

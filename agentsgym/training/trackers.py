@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TrackioCallback
 from trl.extras import profiling
 
@@ -16,6 +16,8 @@ from agentsgym.training.metrics.registry import metric_of
 
 logger = logging.getLogger(__name__)
 
+# By name, since importing the last one needs IPython.
+_SHOWN: Final = {"PrinterCallback", "ProgressCallback", "NotebookProgressCallback"}
 _EVENTS: Final = tuple(name for name in dir(TrainerCallback) if name.startswith("on_"))
 
 
@@ -41,10 +43,7 @@ def set_up_reports(callbacks: Iterable[TrainerCallback], tracked: Collection[str
         name = names.get(type(callback))
         if name is not None:
             _wrap(callback, _Tracker(name, tracked).pass_on)
-        elif isinstance(callback, PrinterCallback | ProgressCallback) or "NotebookProgressCallback" in {
-            kind.__name__
-            for kind in type(callback).__mro__  # importing it needs IPython
-        }:
+        elif _SHOWN & {kind.__name__ for kind in type(callback).__mro__}:
             _wrap(callback, lambda _event, inner, *args, **kwargs: inner(*args, **_select_groups(kwargs, printed)))
 
 

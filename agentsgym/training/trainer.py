@@ -24,8 +24,9 @@ from agentsgym.ranks import all_gather_objects, count_real_rollouts, gather_to_m
 from agentsgym.statistics.metrics import Evaluation, summarize_outcomes
 from agentsgym.training._trl import TRLInterface, unused_reward
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.generation.asynchronous import build_generator
+from agentsgym.training.generation.asynchronous import AsyncRolloutGenerator
 from agentsgym.training.generation.batch import GenerationBatch, Phase, PlayedEvaluation
+from agentsgym.training.generation.generator import RolloutGenerator
 from agentsgym.training.generation.preflight import build_environments, check_datasets, check_env
 from agentsgym.training.generation.summaries import packed_values, unpacked_values
 from agentsgym.training.lifecycle.restartable import RestartableTrainer
@@ -107,6 +108,8 @@ class GRPOEnvTrainer(RestartableTrainer):
         TaskError: A row's task cannot be played. (Rows of an iterable dataset are checked when they are played.)
     """
 
+    last_evaluation: Evaluation | None = None
+
     def __init__(  # noqa: PLR0913  # mirrors TRL's constructor
         self,
         model: str | PreTrainedModel,
@@ -155,7 +158,6 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._build(tokenizer, agent)
 
     def _build(self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> None:
-        """Build the parts of the pipeline."""
         args, trl = self.args, self._trl
         policy, accelerator = trl.policy(), self.accelerator
         flags = {"has_aux_loss": trl.has_aux_loss, "has_own_scheduler": self.lr_scheduler is not None}
@@ -168,9 +170,9 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._pad_token_id = cast("int", tokenizer.pad_token_id)
         self._num_generations: int | None = None  # generation batches of training so far; None before the first
         self._evaluated = PlayedEvaluation()
-        self.last_evaluation: Evaluation | None = None
         self._assigner = AdvantageAssigner(args)
-        self.generator = build_generator(self.environments, agent, args, self.train_dataset, self.curriculum)
+        generator_type = AsyncRolloutGenerator if args.max_staleness else RolloutGenerator
+        self.generator = generator_type(self.environments, agent, args, self.train_dataset, self.curriculum)
         self._diagnostics = Diagnostics(args, self.estimator)
         self.statistics = LossStatistics(args.loss, **trl.clip_epsilons, device=trl.device)
         self.value_model = build_value_model(policy, args, accelerator)
@@ -335,7 +337,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         with (
             self.generator.keeping_workers(),
             flushing(self.observers),
-            preserve_rng_state(),
+            preserve_rng_state(self._trl.device),
             count_real_rollouts(dataloader, num_rollouts) as count,
         ):
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)

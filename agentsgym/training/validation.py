@@ -102,9 +102,8 @@ def check_settings(args: Any) -> None:
         raise ConfigError(f"GRPOEnvConfig.log_metrics has the unknown group {shown(name)}{hint}")
     for name, is_unsupported, reason in _UNSUPPORTED:
         _reject(is_unsupported(getattr(args, name)), args, name, reason)
-    check_objectives(
-        args, args.estimator()
-    )  # this and the next two raise for invalid values; the combinations assume valid single values
+    # These raise for invalid values; the combinations assume valid single values.
+    check_objectives(args, args.estimator())
     args.make_env_pool()
     _ = args.value_head_options, args.forks
     for name, is_invalid, reason in _COMBINATIONS:
@@ -120,9 +119,8 @@ def check_environment(env: MultistepEnv, args: Any) -> None:
     """Raise :class:`ConfigError` if rollouts of an environment cannot be trained on correctly."""
     config = env.env_config
     if args.layout == "trajectory" and config["history"] != "append":
-        other = (
-            "" if config["history"] == "calls" else " or history='append'"
-        )  # a program decides for itself what it sends
+        # A program decides for itself what it sends.
+        other = "" if config["history"] == "calls" else " or history='append'"
         raise ConfigError(
             f"env_config['history']={config['history']!r} rewrites history, but layout='trajectory' requires a "
             f"rollout to be a single row of tokens: use layout='turn'{other}"

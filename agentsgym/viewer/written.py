@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import os
-import secrets
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from agentsgym.cached_folders import replacing
 from agentsgym.credit.rewards import TURN_CREDITS
 from agentsgym.credit.settings import CreditSettings
 from agentsgym.errors import ConfigError
@@ -48,17 +47,8 @@ def write_page(
     """
     answers = Answers(store, limit=limit, mode="written", tokenizer=None if tokenizer is None else Path(tokenizer))
     path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
-    try:
-        with unfinished.open("x", encoding="utf-8", newline="\n") as file:
-            file.writelines(_document(answers))
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise
+    with replacing(path) as file:
+        file.writelines(part.encode() for part in _document(answers))
     return path
 
 

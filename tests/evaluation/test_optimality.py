@@ -110,7 +110,7 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_promises() -> None:
         sums = np.stack([rewards, np.full(60, 0.2), np.ones(60)], axis=1)
         found = fraction_with_interval(sums, confidence=0.9, seed=seed)
         assert found is not None
-        held += found[1] <= (0.7 - 0.2) / 0.8 <= found[2]
+        held += found.low <= (0.7 - 0.2) / 0.8 <= found.high
     assert 80 <= held <= 98
 
 

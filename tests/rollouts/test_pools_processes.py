@@ -17,8 +17,9 @@ from playground import AsyncParrot, Parrot, Playground, tasks, texts
 
 from agentsgym.errors import ConfigError
 from agentsgym.rollouts.process_pool import EnvProcessPool
+from agentsgym.rollouts.workers.wire import WireAction, to_wire
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import StopReason, Trajectory
+from agentsgym.types import Action, StopReason, ToolCall, Trajectory
 
 ROOT = Path(__file__).parent.parent.parent
 TOKENIZER = chat_tokenizer()
@@ -56,6 +57,22 @@ def test_a_process_keeps_nothing_of_episodes_that_are_over(agent: Any) -> None:
             found.append(sizes(pool))
     assert found[0]["hosted"] == 2  # all that it takes to know that no one was alone there
     assert found[1] == found[0]
+
+
+def test_a_process_receives_the_whole_action_except_for_the_agents_state() -> None:
+    action = Action(
+        text="look",
+        token_ids=[7],
+        logprobs=[-0.5],
+        agent_state=object(),
+        finish_reason="length",
+        tool_calls=(ToolCall(name="look", arguments={}),),
+        reasoning="where am I?",
+        policy_version=3,
+    )
+    given = to_wire(action, "a session")
+    assert isinstance(given, WireAction)
+    assert given.action() == dataclasses.replace(action, agent_state=True)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_full_disk_leaves_no_part_of_it_and_stops_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with RolloutStore.writer(tmp_path) as writer, monkeypatch.context() as disk:
-        disk.setattr("agentsgym.store.stored_tokenizers.os.fsync", full)
+        disk.setattr("os.fsync", full)
         assert writer.keep_tokenizer(tokenizer()) is None
     assert [*tmp_path.rglob("*.*")] == []
     assert "the tokenizer cannot be saved" in caplog.text

@@ -26,7 +26,7 @@ from agentsgym.agents.trained import BatchStart, TrainedPolicy
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.store.reader import RolloutStore
 from agentsgym.training.curriculum import Curriculum
-from agentsgym.training.generation.asynchronous import build_generator
+from agentsgym.training.generation.asynchronous import AsyncRolloutGenerator
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Trajectory, TurnRequest
 
@@ -289,7 +289,7 @@ def test_parts_of_task_groups_are_refused(tmp_path: Path) -> None:
     args = copy.copy(trainer.args)
     args.per_device_train_batch_size = 6
     with pytest.raises(ConfigError, match=r"a multiple of num_generations \(4\), got 6"):
-        build_generator(trainer.environments, trainer.agent, args, tasks(8), None)
+        AsyncRolloutGenerator(trainer.environments, trainer.agent, args, tasks(8), None)
 
 
 @pytest.mark.parametrize("make", [lambda *_: None, PolicyAgent])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import SFTTrainer
+from trl.trainer import base_trainer
 
 from agentsgym.errors import ConfigError
 from agentsgym.tiny import tiny_policy
@@ -280,3 +281,12 @@ def test_the_tiny_settings_cost_nothing_needless_on_a_cpu_and_end_at_a_tenth_of_
     assert max(rates) == pytest.approx(3e-3)
     assert rates[-1] == pytest.approx(3e-4, rel=0.25)
     assert rates[1:] == sorted(rates[1:], reverse=True)
+
+
+def test_it_reports_nothing_about_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(base_trainer, "send_telemetry", lambda **report: sent.append(report))
+    monkeypatch.delenv("CI", raising=False)
+    model, tokenizer = small_policy()
+    imitate(model, [played(tokenizer, "Go.", [(QUESTIONS[0], "Yes.")])], tokenizer, imitation_config(max_steps=1))
+    assert not sent

@@ -255,8 +255,11 @@ def test_one_of_several_servers_may_stay_away_and_come_back(servers: list[StubSe
     assert {len(server.completions) for server in servers} == {9}
 
 
-def test_a_push_that_hangs_ends_the_run_with_the_cause(server: StubServer, caplog: pytest.LogCaptureFixture) -> None:
-    agent = agent_of(server, sync_timeout_s=0.2)
+def test_a_push_that_hangs_ends_the_run_with_the_cause(
+    server: StubServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agentsgym.agents.vllm.weights.PUSH_LIMIT_S", 0.2)
+    agent = agent_of(server)
     agent.generation.sync_weights = lambda: time.sleep(2)
     with pytest.raises(
         AgentsGymError, match=rf"vLLM server at {server.url} did not finish within 0.2 s: the server hangs"

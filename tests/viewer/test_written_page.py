@@ -208,7 +208,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("agentsgym.viewer.written.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_page(store, tmp_path / "page.html")
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["page.html"]

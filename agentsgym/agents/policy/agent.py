@@ -25,8 +25,6 @@ from agentsgym.errors import AgentError, ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, TurnRequest
 
-__all__ = ["PolicyAgent", "SamplingParams"]
-
 
 @dataclass(eq=False, slots=True)
 class _SamplingState:

@@ -78,10 +78,8 @@ class GrowingLayer(DynamicLayer):
         for row, (layer, place) in enumerate(zip(layers, places, strict=True)):
             if place.length and layer.is_initialized:  # some models leave a layer's cache unused
                 self._reserve(layer.keys, layer.values, len(places), num_columns)
-                old, new = (
-                    slice(place.start, place.start + place.length),
-                    slice(num_columns - place.length, num_columns),
-                )
+                old = slice(place.start, place.start + place.length)
+                new = slice(num_columns - place.length, num_columns)
                 self.keys[row, :, new] = layer.keys[place.row, :, old]
                 self.values[row, :, new] = layer.values[place.row, :, old]
         self.num_columns = num_columns

@@ -115,7 +115,7 @@ def warn_of_slow_bfloat16(model: Any, *, is_autocast: bool) -> None:
         )
 
 
-def limit_threads(model: Any, *, small: int = 5_000_000) -> None:
-    """Compute with one thread if the model is on the CPU and has fewer than ``small`` parameters: that is faster."""
-    if model.device.type == "cpu" and model.num_parameters() < small:
+def limit_threads(model: Any) -> None:
+    """Compute with one thread if the model is on the CPU and has fewer than 5 million parameters: that is faster."""
+    if model.device.type == "cpu" and model.num_parameters() < 5_000_000:
         torch.set_num_threads(1)

@@ -55,14 +55,7 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         self._context: int = generation.llm.llm_engine.model_config.max_model_len
 
     def prepare(self, start: BatchStart) -> None:
-        """Load new weights, and wake a sleeping engine, before a generation batch. Collective.
-
-        Args:
-            start: The batch; batches with equal ``step`` are assumed to have equal weights.
-
-        Raises:
-            AgentsGymError: Another rank failed (which raises its own error).
-        """
+        """Load new weights, and wake a sleeping engine, as ``VLLMPolicyAgent`` does. Collective."""
         self._weights.load(start.step)
 
     def weights_loaded(self, step: int) -> None:

@@ -10,7 +10,7 @@ from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPol
 from agentsgym.agents.vllm.fleet import VLLMServers
 from agentsgym.agents.vllm.sampling import VLLMSampling
 from agentsgym.agents.vllm.stepping import SteppedEngine
-from agentsgym.agents.vllm.weights import PUSH_LIMIT_S, EngineWeights, ServerWeights
+from agentsgym.agents.vllm.weights import EngineWeights, ServerWeights
 from agentsgym.errors import ConfigError
 from agentsgym.event_loop import run_coroutine
 from agentsgym.ranks import raise_on_all_ranks
@@ -40,7 +40,7 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
 
     logprobs_match_trained_weights = False
 
-    def __init__(  # noqa: PLR0913  # keywords, most of them usually omitted
+    def __init__(
         self,
         generation: VLLMGeneration,
         tokenizer: PreTrainedTokenizerBase,
@@ -48,7 +48,6 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
         max_turn_tokens: int = DEFAULT_TURN_TOKENS,
         stop: Sequence[str] = (),
         server_urls: Sequence[str] = (),
-        sync_timeout_s: float | None = None,
         pauses: bool = False,
     ) -> None:
         """Set the engine's stop tokens: those of the model, the tokenizer and the chat template.
@@ -61,7 +60,6 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
                 action, but its text ends before them.
             server_urls: Base URLs of the servers, beginning with the server of ``generation``'s client; empty if it is
                 the only one.
-            sync_timeout_s: Time limit for pushing the weights to one server, in seconds; None for 600.
             pauses: Whether servers must pause while weights are pushed, because requests are open then.
 
         Raises:
@@ -79,8 +77,7 @@ class VLLMPolicyAgent(AsyncAgent, TrainedPolicy):
             client_url: str = generation.server_base_url or f"http://{generation.server_host}:{generation.server_port}"
             rank: int = generation.accelerator.process_index
             self._engine = VLLMServers(self.sampling, server_urls or [client_url], rank)
-            limit_s = sync_timeout_s or PUSH_LIMIT_S
-            self._weights = ServerWeights(generation, self._engine, tokenizer, limit_s, pauses=pauses)
+            self._weights = ServerWeights(generation, self._engine, tokenizer, pauses=pauses)
             return
         if generation.tensor_parallel_size > 1:
             raise ConfigError("an engine that spans several ranks samples in lockstep: use LockstepVLLMPolicyAgent")

@@ -163,34 +163,28 @@ class VLLMServer:
 
     async def _get(self, session: ClientSession, path: str) -> Mapping[str, Any] | None:
         """GET a path and return its JSON, {} if the body is empty; None if the server has no such path."""
-        try:
-            async with asyncio.timeout(ANSWER_S), session.get(self.url + path) as response:
-                content = await response.read()
-        except Exception as error:
-            raise self._unreachable(error) from error
-        if response.status in (404, 405):
+        status, content = await self._request(session.get(self.url + path), ANSWER_S)
+        if status in (404, 405):
             return None
-        if response.status != 200:
-            raise TransientError(f"{path} returned status {response.status}: {_message(content)}", is_connection=False)
+        if status != 200:
+            raise TransientError(f"{path} returned status {status}: {_message(content)}", is_connection=False)
         return _json(content) if content else {}
 
     async def _post(
         self, session: ClientSession, path: str, body: Mapping[str, Any], limit_s: float | None
     ) -> tuple[int, bytes]:
         data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
-        try:
-            async with asyncio.timeout(limit_s), session.post(self.url + path, data=data, headers=headers) as response:
-                return response.status, await response.read()
-        except Exception as error:
-            raise self._unreachable(error) from error
+        return await self._request(session.post(self.url + path, data=data, headers=headers), limit_s)
 
-    def _unreachable(self, error: Exception) -> TransientError:
-        aiohttp = load_aiohttp()
-        if isinstance(error, TimeoutError):
-            return TransientError("it did not respond in time", is_connection=True)
-        if isinstance(error, aiohttp.ClientError | OSError):
-            return TransientError(f"{type(error).__name__}: {sentence_of(error)}", is_connection=True)
-        raise error
+    async def _request(self, request: Any, limit_s: float | None) -> tuple[int, bytes]:
+        """Send a request; return the status and the content of the response."""
+        try:
+            async with asyncio.timeout(limit_s), request as response:
+                return response.status, await response.read()
+        except TimeoutError as error:
+            raise TransientError("it did not respond in time", is_connection=True) from error
+        except (load_aiohttp().ClientError, OSError) as error:
+            raise TransientError(f"{type(error).__name__}: {sentence_of(error)}", is_connection=True) from error
 
 
 def _json(content: bytes) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from agentsgym.texts import sentence_of, shown
 
 logger = logging.getLogger(__name__)
 
-PUSH_LIMIT_S: Final = 600.0
+PUSH_LIMIT_S: Final = 600.0  # for one push to one server
 _POLL_S: Final = 2.0  # between two attempts to reach a server
 _NUM_TOKENS: Final = 32  # in the text used to compare tokenizers
 
@@ -39,7 +39,7 @@ class EngineWeights:
     def __init__(self, generation: Any) -> None:
         self.step: int | None = None
         self._generation = generation
-        self._sleeps: bool = generation.mode != "server" and generation.enable_sleep_mode
+        self._sleeps: bool = generation.enable_sleep_mode
 
     def load(self, step: int) -> None:
         """Load the weights of a step unless they are already loaded, and wake the engine. Collective.
@@ -78,22 +78,18 @@ class ServerWeights:
         step: Optimizer step of the pushed weights; None if they must be pushed again.
     """
 
-    def __init__(
-        self, generation: Any, servers: VLLMServers, tokenizer: Any, limit_s: float, *, pauses: bool = False
-    ) -> None:
+    def __init__(self, generation: Any, servers: VLLMServers, tokenizer: Any, *, pauses: bool) -> None:
         """Set up; nothing is pushed yet.
 
         Args:
             generation: TRL's ``VLLMGeneration``; on the main rank, it has a client for the first server.
             servers: The servers that this rank uses.
             tokenizer: The model's tokenizer.
-            limit_s: Time limit for one push to one server, in seconds.
             pauses: Whether servers must pause while weights are pushed, because requests are open then.
         """
         self._pauses = pauses
         self.step: int | None = None
         self._generation, self._servers, self._tokenizer = generation, servers, tokenizer
-        self._limit_s = limit_s
         self._clients: dict[str, Any] = {}  # this and the following are used only on the main rank
         self._checked: set[str] = set()
         self._reconnect: set[str] = set()
@@ -232,15 +228,16 @@ class ServerWeights:
         self._versions.pop(url, None)
         with self._paused(url):
             call_within(
-                self._limit_s,
+                PUSH_LIMIT_S,
                 functools.partial(self._push_through_client, url),
-                f"pushing the weights to the vLLM server at {url} did not finish within "
-                f"{self._limit_s:g} s: the server hangs, its process has ended, or the network to it is blocked "
-                f"(vllm_group_port); the last checkpoint is intact",
+                f"pushing the weights to the vLLM server at {url} did not finish within {PUSH_LIMIT_S:g} s: the server "
+                "hangs, its process has ended, or the network to it is blocked (vllm_group_port); the last checkpoint "
+                "is intact",
                 self._generation.accelerator.device,
             )
-            version = f"{self._run}-{self._num_pushes}"
-            self._versions[url] = version if run_coroutine(self._set_version(url, version)) else None
+            version, set_version = f"{self._run}-{self._num_pushes}", self._servers.by_url(url).set_version
+            is_set = run_coroutine(self._ask(url, set_version, version, "failed after the weights were pushed"))
+            self._versions[url] = version if is_set else None
 
     @contextlib.contextmanager
     def _paused(self, url: str) -> Generator[None]:
@@ -268,13 +265,8 @@ class ServerWeights:
         run_coroutine(self._switch(url, "resume"))
 
     async def _switch(self, url: str, command: str) -> bool:
-        async with open_session(1) as session:
-            try:
-                return await self._servers.by_url(url).switch(session, command)
-            except TransientError as error:
-                raise AgentsGymError(
-                    f"the vLLM server at {url} failed to {command.partition('?')[0]}: {error}"
-                ) from error
+        switch = self._servers.by_url(url).switch
+        return await self._ask(url, switch, command, f"failed to {command.partition('?')[0]}")
 
     def _push_through_client(self, url: str) -> None:
         """Push the weights through TRL's client for the server, which is created here unless TRL has created it."""
@@ -288,7 +280,7 @@ class ServerWeights:
                     client = type(client)(base_url=url, group_port=port, connection_timeout=limit_s)
                     client.init_communicator(device=device)
                 # Limit the client's requests, without retries: a thread that hangs in one would keep the process alive.
-                client.session.request = functools.partial(client.session.request, timeout=self._limit_s)
+                client.session.request = functools.partial(client.session.request, timeout=PUSH_LIMIT_S)
                 adapter = client.session.get_adapter(client.base_url)
                 adapter.max_retries = adapter.max_retries.new(read=0)
                 self._clients[url] = client
@@ -305,14 +297,13 @@ class ServerWeights:
                 f"{sentence_of(error)}; check the server's log, and that it serves the model being trained"
             ) from error
 
-    async def _set_version(self, url: str, version: str) -> bool:
+    async def _ask(self, url: str, method: Callable[..., Awaitable[bool]], argument: str, failed: str) -> bool:
+        """Call a method of a server; ``failed`` says what a failure means."""
         async with open_session(1) as session:
             try:
-                return await self._servers.by_url(url).set_version(session, version)
+                return await method(session, argument)
             except TransientError as error:
-                raise AgentsGymError(
-                    f"the vLLM server at {url} failed after the weights were pushed: {error}"
-                ) from error
+                raise AgentsGymError(f"the vLLM server at {url} {failed}: {error}") from error
 
 
 def call_within(limit_s: float, call: Callable[[], None], too_late: str, device: torch.device) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.errors import AgentsGymError
-from agentsgym.interruptions import Interruption, is_interruption
+from agentsgym.interruptions import Interruption, attempt, is_interruption
 from agentsgym.rollouts.interfaces import BATCHING_WINDOW_S, Finished, Raised, TrialGenerator, TrialOutcome, advance
 from agentsgym.rollouts.workers.channel import BrokenChannelError, Channel
 from agentsgym.rollouts.workers.owner_watch import LOST_CONNECTION, exit_with_owner
@@ -126,17 +126,15 @@ class _WorkerLoop:
 
     def work(self, batch: WorkBatch) -> None:
         """Process a batch; replies are sent at short intervals, and the last message is marked as such."""
-        try:
-            for name in batch.dropped_envs:
-                self.envs.pop(name, None)
-            for name, dumped in batch.envs.items():
-                self.envs[name] = pickle.loads(dumped)
-        except BaseException as error:  # user code: classes define how they are unpickled
-            if is_interruption(error):
-                raise
-            failure = DeserializationFailure(f"{type(error).__name__}: {sentence_of(error)}")
-            self._send([_dump_reply(failure)], is_last=True)
-            return
+        for name in batch.dropped_envs:
+            self.envs.pop(name, None)
+        for name, dumped in batch.envs.items():
+            env = attempt(pickle.loads, dumped)  # classes define how they are unpickled
+            if isinstance(env, BaseException):
+                failure = DeserializationFailure(f"{type(env).__name__}: {sentence_of(env)}")
+                self._send([_dump_reply(failure)], is_last=True)
+                return
+            self.envs[name] = env
         if batch.envs:
             self.channel.send(LOADED)
         replies: list[bytes] = []
@@ -160,12 +158,10 @@ class _WorkerLoop:
         index = item[0]
         if isinstance(item, StartTrial):
             self._note(index)
-            try:
-                self.trials[index] = _LiveTrial(load_trial(item.trial, self.envs).play())
-            except BaseException as error:  # as above
-                if is_interruption(error):
-                    raise
-                return DeserializationFailure(f"{type(error).__name__}: {sentence_of(error)}", index)
+            trial = attempt(load_trial, item.trial, self.envs)
+            if isinstance(trial, BaseException):
+                return DeserializationFailure(f"{type(trial).__name__}: {sentence_of(trial)}", index)
+            self.trials[index] = _LiveTrial(trial.play())
             outcome = self._step(index, None)
             for given in item.inputs:
                 if isinstance(outcome, TurnRequest):
@@ -222,25 +218,20 @@ def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> N
 
 def _dump_outcome(outcome: Finished | Raised) -> bytes | str:
     """Pickle a trial's outcome, or return why its values, which come from user code, cannot be pickled."""
-    try:
-        return pickle.dumps(
-            outcome if isinstance(outcome, Finished) else Raised(_portable(outcome.error)), pickle.HIGHEST_PROTOCOL
-        )
-    except BaseException as error:  # user code: an environment's info, state keys or messages
-        if is_interruption(error):
-            raise
-        return f"{type(error).__name__}: {sentence_of(error)}"
+    content = outcome if isinstance(outcome, Finished) else Raised(_portable(outcome.error))
+    dumped = attempt(pickle.dumps, content, pickle.HIGHEST_PROTOCOL)
+    return f"{type(dumped).__name__}: {sentence_of(dumped)}" if isinstance(dumped, BaseException) else dumped
 
 
 def _dump_reply(reply: Reply) -> bytes:
     """Pickle a reply while ``progress`` still names its trial, since pickling may crash or hang this process."""
-    try:
-        return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
-    except BaseException as error:  # as above, an environment's messages
-        if is_interruption(error) or isinstance(reply, DeserializationFailure):
-            raise
-        end = TrialEnd(reply.trial_index, f"{type(error).__name__}: {sentence_of(error)}")
-        return pickle.dumps(end, pickle.HIGHEST_PROTOCOL)
+    dumped = attempt(pickle.dumps, reply, pickle.HIGHEST_PROTOCOL)
+    if isinstance(dumped, BaseException):
+        if isinstance(reply, DeserializationFailure):
+            raise dumped
+        end = TrialEnd(reply.trial_index, f"{type(dumped).__name__}: {sentence_of(dumped)}")
+        dumped = pickle.dumps(end, pickle.HIGHEST_PROTOCOL)
+    return dumped
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -10,6 +10,7 @@ import io
 import pickle
 import signal
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from agentsgym.errors import AgentError, EpisodeError
@@ -39,6 +40,7 @@ class WireAction(NamedTuple):
     finish_reason: FinishReason
     tool_calls: Sequence[ToolCall] = ()
     reasoning: str | None = None
+    policy_version: int | None = None
 
     def action(self) -> Action:
         """Rebuild the action; any state except None works, since the pool restores the real one."""
@@ -46,6 +48,7 @@ class WireAction(NamedTuple):
 
 
 WireInput = WireAction | EpisodeError
+_parts_of = attrgetter(*WireAction._fields)
 
 
 class StartTrial(NamedTuple):
@@ -152,9 +155,7 @@ def load_replies(message: bytes) -> tuple[list[Reply], bool]:
 def to_wire(given: Any, session_id: str) -> WireInput:
     """Convert an agent's answer to an input: an action without the agent's state, or an error, also for other types."""
     if isinstance(given, Action):
-        return WireAction(
-            given.text, given.token_ids, given.logprobs, given.finish_reason, given.tool_calls, given.reasoning
-        )
+        return WireAction(*_parts_of(given))
     if isinstance(given, EpisodeError):
         return given
     return AgentError(f"session {session_id}: an agent must return an Action, got {shown(given)}")

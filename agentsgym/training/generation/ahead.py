@@ -41,17 +41,8 @@ class Group:
     trials: Sequence[Trial]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedGroup:
-    """A task group that was played.
-
-    Attributes:
-        group: The group.
-        trajectories: Its rollouts, in the order of their trials.
-    """
-
-    group: Group
-    trajectories: Sequence[Trajectory]
+PlayedGroup = tuple[Group, "Sequence[Trajectory]"]
+"""A task group that was played, and its rollouts in the order of their trials."""
 
 
 class RolloutsAhead:
@@ -120,8 +111,7 @@ class RolloutsAhead:
             taken: list[PlayedGroup] = []
             for number in numbers:
                 played = self._played.pop(number)
-                trajectories = [played[index] for index in range(len(played))]
-                taken.append(PlayedGroup(group=self._begun.pop(number), trajectories=trajectories))
+                taken.append((self._begun.pop(number), [played[index] for index in range(len(played))]))
             return taken
 
     @property

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.datasets.environments import Environments
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.curriculum import Curriculum
-    from agentsgym.types import Action, Trajectory, TurnRequest
+    from agentsgym.types import Trajectory
 
 
 class AsyncRolloutGenerator(RolloutGenerator):
@@ -50,12 +50,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
     """
 
     def __init__(
-        self,
-        environments: Environments,
-        agent: Any,
-        args: GRPOEnvConfig,
-        dataset: Any,
-        curriculum: Curriculum | None = None,
+        self, environments: Environments, agent: Any, args: GRPOEnvConfig, dataset: Any, curriculum: Curriculum | None
     ) -> None:
         num_rows = args.per_device_train_batch_size * cast("int", args.steps_per_generation)  # set by TRL
         if num_rows % cast("int", args.num_generations):
@@ -166,9 +161,9 @@ class AsyncRolloutGenerator(RolloutGenerator):
     def _exchange(self, played: Sequence[PlayedGroup], phase: Phase, error: DeferredError) -> GenerationBatch:
         """Exchange the summaries of the groups that the ranks have played. Collective."""
         rows, trajectories = list["DatasetRow"](), list["Trajectory"]()
-        for index, one in enumerate(played, PartialState().process_index * len(played)):
-            rows += [one.group.row] * len(one.trajectories)
-            trajectories += [replace(trajectory, task_index=index) for trajectory in one.trajectories]
+        for index, (group, own) in enumerate(played, PartialState().process_index * len(played)):
+            rows += [group.row] * len(own)
+            trajectories += [replace(trajectory, task_index=index) for trajectory in own]
         first, summaries = PartialState().process_index * len(rows), list[RolloutSummary]()
         facts: list[tuple[list[tuple[int, int]], StalenessSums]] = []  # group number and row index of each; staleness
         with error.capturing():
@@ -179,7 +174,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
             num_updates, at = self._args.generations_at(phase.step), self._args.generations_at
             waited_s = 0.0 if self._ahead is None else self._ahead.waited_s
             staleness = StalenessSums.of(trajectories, lambda version: num_updates - at(version), waited_s)
-            facts = [([(one.group.number, one.group.row_index) for one in played], staleness)]
+            facts = [([(group.number, group.row_index) for group, _ in played], staleness)]
             self.policy.forget([trajectory.session_id for trajectory in trajectories])
         rollouts = all_gather_objects(summaries, error.first)
         everyone = all_gather_objects(facts)
@@ -201,18 +196,6 @@ class AsyncRolloutGenerator(RolloutGenerator):
             self._ahead_pool.close()
 
 
-def build_generator(
-    environments: Environments, agent: Any, args: GRPOEnvConfig, dataset: Any, curriculum: Curriculum | None
-) -> RolloutGenerator:
-    """Build the generator of a run, which is asynchronous if ``args.max_staleness`` is above 0.
-
-    Raises:
-        ConfigError: See the generators.
-    """
-    kind = AsyncRolloutGenerator if args.max_staleness else RolloutGenerator
-    return kind(environments, agent, args, dataset, curriculum)
-
-
 class _SharedAgent(Agent):
     """Wraps a shared agent so that the end of a rollout does not call its ``finish``."""
 
@@ -224,8 +207,4 @@ class _SharedAsync(AsyncAgent):
     """Wraps a shared asynchronous agent so that the end of a rollout does not call its ``finish``."""
 
     def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    async def aact(self, request: TurnRequest) -> Action:
-        """Call the shared agent."""
-        return await self._inner.aact(request)
+        self.aact = inner.aact

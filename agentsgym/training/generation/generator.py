@@ -74,12 +74,7 @@ class RolloutGenerator:
     order: TaskOrder | None = None
 
     def __init__(
-        self,
-        environments: Environments,
-        agent: Any,
-        args: GRPOEnvConfig,
-        dataset: Any,
-        curriculum: Curriculum | None = None,
+        self, environments: Environments, agent: Any, args: GRPOEnvConfig, dataset: Any, curriculum: Curriculum | None
     ) -> None:
         """Create the configured pool, without playing anything.
 
@@ -203,12 +198,11 @@ class RolloutGenerator:
         error, branches, trials = DeferredError(), list[tuple[int, Branch]](), list["Trial"]()
         chosen = self._chosen_turns(batch, phase, error)
         with error.capturing():
-            branches = [
-                (one.rollout - batch.first, self._branch(batch, one))
-                for one in chosen
-                if one.rollout in batch.local_indices
-            ]
-            branches = [one for one in branches for _ in range(cast("ForkSettings", self._args.forks).width)]
+            for one in chosen:
+                if one.rollout in batch.local_indices:
+                    i = one.rollout - batch.first
+                    branch = Branch(self._environments.of(batch.dataset_rows[i]), batch.trajectories[i], one.turn)
+                    branches += [(i, branch)] * cast("ForkSettings", self._args.forks).width
             trials = self._trials_of_forks(batch, branches, phase.num_rollouts)
         num_before = sum(all_gather_objects([len(trials)], error.first)[: PartialState().process_index])
         rounds = self._play_forks(trials, [branch for _, branch in branches], phase, num_before, error)
@@ -255,10 +249,6 @@ class RolloutGenerator:
         seed = derive_seed("forks", self._args.seed, *phase.seed_parts)
         num_groups = len(batch.rollouts) // phase.num_rollouts
         return draw(all_gather_objects(found, error.first), settings, num_groups, seed)
-
-    def _branch(self, batch: GenerationBatch, chosen: Candidate) -> Branch:
-        i = chosen.rollout - batch.first
-        return Branch(self._environments.of(batch.dataset_rows[i]), batch.trajectories[i], chosen.turn)
 
     def _play_forks(
         self, trials: Sequence[Trial], branches: Sequence[Branch], phase: Phase, num_before: int, error: DeferredError

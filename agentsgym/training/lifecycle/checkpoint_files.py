@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import rotate_checkpoints
 
+from agentsgym.cached_folders import sync_folder
 from agentsgym.errors import AgentsGymError, CheckpointError
 from agentsgym.fields import is_int, is_number
 from agentsgym.ranks import DeferredError, all_gather_objects
@@ -112,7 +113,7 @@ class CheckpointWriter:
                 replaced.rename(place)
             raise
         shutil.rmtree(folder.parent, ignore_errors=True)
-        _sync_folder(place.parent)
+        sync_folder(place.parent)
         rotate_checkpoints(
             output_dir=str(place.parent),
             save_total_limit=self._args.save_total_limit,
@@ -127,17 +128,8 @@ def _sync(folder: Path) -> None:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         else:
-            _sync_folder(path)
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not every file system supports it
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            sync_folder(path)
+    sync_folder(folder)
 
 
 MANIFEST: Final = "agentsgym_checkpoint.json"
@@ -161,10 +153,7 @@ _MODEL: Final[dict[str, tuple[str, ...]]] = {
 }
 _TO_CONTINUE: Final[dict[str, tuple[str, ...]]] = {
     "the optimizer's state": ("optimizer.pt", "optimizer.bin", "optimizer_*", "global_step*/*optim_states.pt"),
-    "the learning rate schedule": (
-        "scheduler.pt",
-        _ZERO_MODEL,
-    ),  # DeepSpeed stores a scheduler of its own with the model
+    "the learning rate schedule": ("scheduler.pt", _ZERO_MODEL),  # DeepSpeed stores its own with the model
     "the state of the random generators": ("rng_state.pth", "rng_state_0.pth"),
 }
 
@@ -258,9 +247,8 @@ def _problems(folder: Path, max_steps: int | None) -> Iterator[str]:
         is_model = manifest is not None and manifest.get("save_only_model")
         reason = ": it was saved with save_only_model=True, so it contains the model but not the state of the run"
         yield from _lacking(folder, _TO_CONTINUE, reason if is_model else "")
-        if (folder / "rng_state_0.pth").exists() and count_ranks(
-            folder
-        ) == 1:  # a single rank writes rng_state.pth instead
+        # A single rank writes rng_state.pth instead.
+        if (folder / "rng_state_0.pth").exists() and count_ranks(folder) == 1:
             yield "rng_state_1.pth is missing"
 
 

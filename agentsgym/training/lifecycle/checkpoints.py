@@ -49,10 +49,7 @@ def load_checkpoint(folder: Path, estimator: BoundEstimator, value_model: ValueM
         return
     if not path.is_file():
         raise ConfigError(f"{path} is missing: {estimator.name!r} cannot be resumed without the averages stored there")
-    try:
-        state = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is damaged, resume from another checkpoint: {error}") from error
+    state = _read(path)
     if (state["estimator"], state["options"]) != (estimator.name, _plain_options(estimator)):
         raise ConfigError(
             f"{path} contains the state of {state['estimator']!r} with the options {state['options']}, but this run "
@@ -81,10 +78,7 @@ def load_curriculum(folder: Path, curriculum: Curriculum | None) -> None:
         return
     if not path.is_file():
         raise ConfigError(f"{path} is missing: the curriculum cannot be resumed without the win rates stored there")
-    try:
-        state = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is damaged, resume from another checkpoint: {error}") from error
+    state = _read(path)
     if state["options"] != curriculum.options:
         raise ConfigError(
             f"{path} belongs to a curriculum with {state['options']}, but this run has {curriculum.options}: "
@@ -117,6 +111,13 @@ def load_reference(folder: Path, reference: Any) -> None:
             f"{path} is missing: resume from a checkpoint of a run with sync_ref_model=True, or set it to False"
         )
     load_model(reference, path)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is damaged, resume from another checkpoint: {error}") from error
 
 
 def _plain_options(estimator: BoundEstimator) -> dict[str, str]:

@@ -221,8 +221,6 @@ class RestartableTrainer(NoTelemetry, GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save a checkpoint as transformers does, under a temporary name until it is complete."""
-        full_state = (
-            self._trl_interface.saving_all_state() if self._preemption.is_stopping else contextlib.nullcontext()
-        )
-        with full_state:
+        is_stopping = self._preemption.is_stopping
+        with self._trl_interface.saving_all_state() if is_stopping else contextlib.nullcontext():
             self._checkpoints.write(partial(super()._save_checkpoint, model, trial), trial)

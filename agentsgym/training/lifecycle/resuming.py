@@ -52,15 +52,13 @@ def take_generator_states(device: torch.device) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def preserve_rng_state() -> Generator[None]:
+def preserve_rng_state(device: torch.device) -> Generator[None]:
     """Restore the global generators of Python, NumPy and torch, so that an evaluation does not affect later draws."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
+    restore = take_generator_states(device)
     try:
-        with torch.random.fork_rng():
-            yield
+        yield
     finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+        restore()
 
 
 logger = logging.getLogger(__name__)
@@ -297,9 +295,7 @@ class RestoreDataOrder(TrainerCallback):
         if train_dataloader is not None and not isinstance(train_dataloader.dataset, IterableDataset):
             check_alignment(args, len(train_dataloader), state.max_steps)
         batches: Any = getattr(train_dataloader, "batch_sampler", None)
-        while hasattr(
-            batches, "batch_sampler"
-        ):  # with several ranks, accelerate wraps it to split batches between them
+        while hasattr(batches, "batch_sampler"):  # with several ranks, accelerate wraps it to split batches
             batches = batches.batch_sampler
         sampler: Any = getattr(batches, "sampler", None)
         if isinstance(getattr(sampler, "generator", None), torch.Generator):  # an iterable dataset has none

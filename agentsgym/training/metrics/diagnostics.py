@@ -57,9 +57,8 @@ class Diagnostics:
             num_tokens: The agent tokens of each rollout, if the estimator processed its roles separately.
             is_flat: Whether all advantages are zero.
         """
-        is_flat = is_flat and not reads_token_rewards(
-            self._estimator.traits
-        )  # rewards of tokens are not available here
+        # Rewards of tokens are not available here.
+        is_flat = is_flat and not reads_token_rewards(self._estimator.traits)
         self._num_flat = self._num_flat + 1 if is_flat else 0
         if self._num_flat == _MANY_FLAT_BATCHES:
             self._warn_of_flat([rollout.final_reward for rollout in rollouts if not rollout.failed])

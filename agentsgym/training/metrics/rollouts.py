@@ -269,7 +269,6 @@ def _reward_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
 
 
 def _turn_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
-    """Compute the metrics of turns and tokens."""
     counts = [rollout.num_turns for rollout in played]
     num_turns = max(1, sum(counts))
     num_agent_tokens = sum(rollout.num_agent_tokens for rollout in played)

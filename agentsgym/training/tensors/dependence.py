@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from agentsgym.batch.padding import pad_right
 from agentsgym.ranks import all_gather_objects
 from agentsgym.training.tensors.logprobs import Score
+from agentsgym.training.tensors.scoring import padded_columns
 
 if TYPE_CHECKING:
     from agentsgym.types import Trajectory
@@ -79,16 +79,11 @@ def prompt_dependence(
         ``prompt_dependence/mutual_information`` in nats, and ``prompt_dependence/retrieval``.
     """
     pairs = [(prompt, answer) for (prompt, _), (_, answer) in product(exchanges, exchanges)]
-    width = max(len(prompt) + len(answer) for prompt, answer in pairs)
     rows = [
-        (
-            pad_right([*prompt, *answer], width, pad_token_id),
-            pad_right([1] * (len(prompt) + len(answer)), width, 0),
-            pad_right([0] * len(prompt) + [1] * len(answer), width, 0),
-        )
+        ([*prompt, *answer], [1] * (len(prompt) + len(answer)), [0] * len(prompt) + [1] * len(answer))
         for prompt, answer in pairs
     ]
-    ids, attention_mask, labeled = (torch.tensor(column, device=device) for column in zip(*rows, strict=True))
+    ids, attention_mask, labeled = padded_columns(rows, (pad_token_id, 0, 0), device)
     size = len(exchanges)
     logprobs = score(ids, attention_mask, labeled)[0].double().sum(1).reshape(size, size)  # [prompt, answer]
     information = logprobs.diagonal() - logprobs.logsumexp(0) + math.log(size)

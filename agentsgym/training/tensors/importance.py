@@ -103,13 +103,8 @@ def cut_tokens(
 ) -> torch.Tensor:
     """Mark the agent tokens that :func:`importance_sampling_ratio` masks or clips to a bound.
 
-    Their fraction of all agent tokens is the part of the batch for which the correction is not exact.
-
-    Args:
-        old: (B, T), see :func:`importance_sampling_ratio`.
-        sampling: (B, T), see :func:`importance_sampling_ratio`.
-        mask: (B, T), 1 on agent tokens.
-        correction: The mode and its bounds.
+    Their fraction of all agent tokens is the part of the batch for which the correction is not exact. The arguments are
+    those of :func:`importance_sampling_ratio`.
 
     Returns:
         (B, T), boolean: True where the mask is 1 and the ratio lies strictly outside the bounds.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from types import MethodType
 from typing import Any, Final
 
@@ -47,7 +47,8 @@ def replaced_states(trunk: nn.Module, replace: Callable[[torch.Tensor], torch.Te
 def score_labeled_only(model: Any) -> None:
     """Make a model with TRL's fused head score those positions alone whose next token has a label, on any device.
 
-    The head's results for a position are the same up to rounding; the other positions are 0, as in TRL.
+    The head's results for a position are the same up to rounding; the other positions are 0, as in TRL. A deep copy
+    runs as its class defines: TRL binds the head to this instance, so a copy would otherwise run on its weights.
 
     Args:
         model: A causal language model with TRL's fused head, not wrapped by PEFT.
@@ -57,9 +58,10 @@ def score_labeled_only(model: Any) -> None:
     @wraps(type(model).forward)  # ``generate`` reads the signature
     def forward(self: Any, *args: Any, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
         is_scored = kwargs.get("fused_lm_head") and labels is not None and not selects_labeled(labels.device)
-        if not is_scored or labels is None:
+        if self is not model or not is_scored or labels is None:
             given = {} if labels is None else {"labels": labels}
-            return fused_forward(*args, **given, **kwargs)
+            run = fused_forward if self is model else partial(type(self).forward, self)
+            return run(*args, **given, **kwargs)
         has_label = labels[:, 1:] != -100  # (B, L - 1)
 
         def labeled(states: torch.Tensor) -> torch.Tensor:
@@ -71,21 +73,6 @@ def score_labeled_only(model: Any) -> None:
             if name not in _NOT_BY_TOKEN:
                 output[name] = value.new_zeros(has_label.shape).masked_scatter(has_label.to(value.device), value)
         return output
-
-    model.forward = MethodType(forward, model)
-
-
-def make_deepcopy_safe(model: Any) -> None:
-    """Make deep copies of a model run on their own weights, although its ``forward`` is bound to this model.
-
-    Args:
-        model: A causal language model, not wrapped by PEFT, whose ``forward`` is no longer that of its class.
-    """
-    own_forward = model.forward
-
-    @wraps(type(model).forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return own_forward(*args, **kwargs) if self is model else type(self).forward(self, *args, **kwargs)
 
     model.forward = MethodType(forward, model)
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from agentsgym.agents.eval_mode import evaluation_mode
+from agentsgym.batch.padding import pad_right
 from agentsgym.training.tensors.labeled_head import POSITIONS_AT_ONCE, head_logits, replaced_states, trunk_of
+
+
+def padded_columns(
+    rows: Sequence[Sequence[Sequence[int]]], values: Sequence[int], device: torch.device | str
+) -> list[torch.Tensor]:
+    """Pad the columns of rows on the right, each with its value: one tensor per column, (B, L)."""
+    width = max(len(row[0]) for row in rows)
+    return [
+        torch.tensor([pad_right(row[place], width, value) for row in rows], device=device)
+        for place, value in enumerate(values)
+    ]
 
 
 @torch.no_grad()
