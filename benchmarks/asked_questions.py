@@ -48,7 +48,7 @@ def asked(model: str, num_games: int, seed: int) -> list[dict[str, Any]]:
     dtype = "float32" if is_slow_in_bfloat16() else "bfloat16"
     policy, tokenizer = load_policy(model, ModelConfig(dtype=dtype))
     env = TwentyQuestionsEnv(tokenizer, {"max_steps_per_episode": 10, "error_allowance": 10})
-    rows = env.get_train_dataset(env.env_config, size=num_games, seed=seed)
+    rows: Any = env.get_train_dataset(env.env_config, size=num_games, seed=seed)
     agent = PolicyAgent(policy, tokenizer, max_turn_tokens=40)
     turns: list[dict[str, Any]] = []
     for game in env.rollout(rows["task_data"], agent, max_concurrent=16):
