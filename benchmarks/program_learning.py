@@ -56,7 +56,7 @@ class Program:
             endpoint.reward(reward, answer["id"])
             if done:
                 connection.close()
-                return 0.0, {"success": bool(info.get("success"))}
+                return 0.0, {name: info[name] for name in ("success", "score") if name in info}
             messages += [{"role": "assistant", "content": text}, *shown]
 
 

@@ -163,7 +163,8 @@ def test_a_broken_program_fails_its_own_episode_alone(kind: str) -> None:
     assert broken.failed
     expected = {"no call": "without calling the policy", "hangs": "turn_timeout_s"}.get(kind, "ValueError: my bug")
     assert expected in broken.error
-    assert len(broken.turns) == (1 if kind == "crashes after a call" else 0)
+    # Whether the turn of a step that took too long is recorded depends on what ends first.
+    assert len(broken.turns) in {"crashes after a call": {1}, "hangs": {0, 1}}.get(kind, {0})
 
 
 def test_nothing_is_left_of_a_command_that_hangs_with_children() -> None:

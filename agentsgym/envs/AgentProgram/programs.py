@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
@@ -114,13 +114,28 @@ class RunningFunction:
         try:
             output = function(task_data, endpoint)
             if inspect.iscoroutine(output):
-                running = asyncio.run_coroutine_threadsafe(output, _coroutines.started())
-                self._cancel = running.cancel
-                output = running.result()
+                output = self._awaited(output)
         except BaseException as error:  # noqa: BLE001  # reported as the failure of the episode
             self._end(error)
         else:
             self._end(ProgramOutcome(output=output))
+
+    def _awaited(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine until it has ended, also if it is canceled."""
+        has_ended = threading.Event()
+
+        async def run() -> Any:
+            try:
+                return await coroutine
+            finally:
+                has_ended.set()
+
+        running = asyncio.run_coroutine_threadsafe(run(), _coroutines.started())
+        self._cancel = running.cancel
+        try:
+            return running.result()
+        finally:
+            has_ended.wait(_TERMINATING_S)  # canceling the future does not wait for the coroutine
 
     def _end(self, outcome: ProgramOutcome | BaseException) -> None:
         def settle() -> None:
