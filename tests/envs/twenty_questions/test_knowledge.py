@@ -53,6 +53,11 @@ def test_facts_that_anybody_would_agree_with(name: str, key: str, value: str) ->
     assert load_knowledge().value(name, key) == value
 
 
+def test_the_page_of_the_facts_lists_every_property() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "twenty-questions-facts.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*load_knowledge().properties]
+
+
 IMPLICATIONS = (
     *(("mammal", "animal"), ("bird", "animal"), ("fish", "animal"), ("insect", "animal"), ("reptile", "animal")),
     *(("animal", "alive"), ("pet", "animal"), ("zoo", "animal"), ("tree", "plant"), ("bird", "feathers")),
