@@ -298,7 +298,7 @@ class ServerWeights:
             ) from error
 
     async def _ask(self, url: str, method: Callable[..., Awaitable[bool]], argument: str, failed: str) -> bool:
-        """Call a method of a server; ``failed`` says what a failure means."""
+        """Call a method of a server; ``failed`` is the beginning of the message of an error."""
         async with open_session(1) as session:
             try:
                 return await method(session, argument)

@@ -106,7 +106,7 @@ def is_mathematical(gold: str) -> bool:
 def by_generator(task_data: Mapping[str, Any], answers: Sequence[str], limit_s: float) -> Verdict:
     """Grade the answer to a ``reasoning-gym`` problem with the problem's generator.
 
-    Of several readings of the answer, the best score counts; grading each may take ``limit_s`` seconds.
+    If the answer can be read in several ways, the best score counts. Grading each of them takes at most ``limit_s`` s.
     """
     task, difficulty, item = (task_data[name] for name in ("task", "difficulty", "item"))
     problem = generated.make_item(task, difficulty, item)

@@ -198,7 +198,7 @@ class AgentGamemaster:
         key = request_key("twenty questions", self.agent_name, messages)
         with self._lock:
             busy = self._busy.setdefault(key, threading.Lock())
-        with busy:  # whoever asks the same now waits for the reply
+        with busy:  # sessions with the same question wait for this reply
             if key not in self._replies:
                 self._replies[key] = self._cached(key) or self._called(key, messages, text, run)
             return self._replies[key]

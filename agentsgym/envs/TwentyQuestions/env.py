@@ -205,13 +205,14 @@ class TwentyQuestionsEnv(MultistepEnv):
         self, state: dict[str, Any], question: Question, action: str
     ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         meaning = self._language.understand(question.text)
-        known = self._gamemaster(state["solution"], question.text)
-        reply: Any = (expected := known if known in self.style.replies else UNKNOWN)
+        expected = self.style.allowed(self._gamemaster(state["solution"], question.text))
+        reply: Any = expected
         if self.env_config["gamemaster"]:
             text = strip_reasoning(action).strip()
             reply = awaited(self.env_config["gamemaster"](state["solution_as_given"], text))
             if not isinstance(reply, str):
                 raise EnvError(f"the gamemaster must answer with a str, got {shown(reply)}")
+            reply = self.style.allowed(reply)
         kept = ~self.candidates.bit.get(question.name, 0)
         if meaning and reply == expected != UNKNOWN:
             value = self.knowledge.value(state["solution"], meaning.key) or ""

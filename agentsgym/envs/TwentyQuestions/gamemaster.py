@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection
 
-from agentsgym.envs.TwentyQuestions.derived import SIZES
+from agentsgym.envs.TwentyQuestions.derived import COMPARISON, SIZES
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, load_knowledge
 from agentsgym.envs.TwentyQuestions.language import Language
 from agentsgym.envs.TwentyQuestions.parsing import Reader
@@ -47,6 +47,6 @@ class Gamemaster:
 
     def _is_answered(self, key: str) -> bool:
         """Return whether the game has the property; sizes are compared if it has all sizes, names in any game."""
-        if key.startswith("bigger_than:"):
+        if key.startswith(COMPARISON):
             return self._properties.issuperset(SIZES)
         return key in self._properties or ":" in key

@@ -49,7 +49,7 @@ class KnownObject:
 
     Attributes:
         name: The object, in the singular if it has one.
-        article: ``"a"``, ``"an"`` or ``""`` (bread, scissors).
+        article: ``"a"``, ``"an"``, ``"the"`` (sun) or ``""`` (bread, scissors).
         plural: The plural.
         aliases: Other names of the same object.
         category: The group that the object belongs to, such as ``"tool"``.

@@ -18,7 +18,7 @@ from agentsgym.envs.TwentyQuestions.derived import COMPARISON, derived_key
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, Property, load_wordings
 from agentsgym.envs.TwentyQuestions.parsing import AUXILIARY, PRONOUN, TAG, core, normalize
 
-#: A longer text is not understood, whatever it says.
+#: Longer texts are never understood.
 MAX_CHARACTERS = 400
 MAX_TAG = 30
 _MAX_REWRITES = 3  # a replacement may complete another phrase
@@ -117,7 +117,7 @@ class Language:
         return found[0] if len(found) == 1 else None
 
     def is_several(self, question: str) -> bool:
-        """Return whether the text asks two questions in one, as in "Is it red or blue?"."""
+        """Return whether a text contains several questions, as in "Is it red or blue?"."""
         return len(self.read(question)) > 1
 
     def phrases(self, entry: Property) -> Iterator[tuple[str, bool, bool]]:
@@ -128,16 +128,16 @@ class Language:
                     yield phrase.removeprefix("!"), phrase.startswith("!"), is_key
 
     def _read(self, question: str) -> tuple[Meaning, ...]:
-        """Return the property that a question is about, or the properties if it asks several questions in one."""
+        """Return the property that a question is about, or all properties if it contains several questions."""
         text = self.simplify(question)
         derived = derived_key(text, self._names)
-        if derived and not derived[0].startswith(COMPARISON):  # a property of this size comes first
+        if derived and not derived[0].startswith(COMPARISON):  # a comparison may be a property
             return (Meaning(key=derived[0], opposite=derived[1]),)
         clauses = _SECOND.split(text)
         if len(clauses) > 1:
-            found = {meaning: None for clause in clauses for meaning in self._meanings(self._terms(clause))}
-            if len({meaning.key for meaning in found}) > 1:
-                return tuple(found)
+            listed = {meaning: None for clause in clauses for meaning in self._meanings(self._terms(clause))}
+            if len({meaning.key for meaning in listed}) > 1:
+                return tuple(listed)
         terms = self._terms(text)
         found = self._meanings(terms)
         if not found and (bare := _ASIDE.sub("", text)) != text:

@@ -177,7 +177,7 @@ class Understanding(Protocol):
         """Return what a normalized question is about; None if that is unclear."""
 
     def is_several(self, question: str) -> bool:
-        """Return whether a normalized sentence asks several questions."""
+        """Return whether a normalized sentence contains several questions."""
         ...
 
 
@@ -186,7 +186,7 @@ class Reader:
 
     Args:
         knowledge: Provides the names of objects, and category words, which are not guesses ("a mammal").
-        language: Says which questions are about properties.
+        language: Determines which questions are about properties.
     """
 
     def __init__(self, knowledge: KnowledgeBase, language: Understanding) -> None:
@@ -256,7 +256,7 @@ class Reader:
         return not is_statement and self._language.understand(sentence) is not None
 
     def _question(self, sentence: str, solution: str) -> list[Question | Guess]:
-        """Return the questions of a sentence; a sentence that asks several things at once counts as two."""
+        """Return the question or the guess in a sentence, or two questions if there are several."""
         question = Question(text=sentence)
         is_property = self._language.understand(sentence) is not None
         asked = _ASKED_GUESS.fullmatch(sentence)
@@ -274,7 +274,7 @@ class Reader:
         return [question if name is None else Guess(name=name)]
 
     def _is_kind(self, name: str, solution: str) -> bool:
-        """Return whether a name asks for a kind of object, as in "Is it a fish?", unless it is the secret."""
+        """Return whether a name stands for a kind of object, as in "Is it a fish?", and not for the secret."""
         return name != solution and name in self._kinds
 
     def _is_choice(self, words: str, solution: str) -> bool:

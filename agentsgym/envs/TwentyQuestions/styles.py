@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TextArena import SPEC as TEXT_ARENA
-from agentsgym.envs.TwentyQuestions.gamemaster import NO, SOMETIMES, UNKNOWN, YES
+from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, KnownObject
 from agentsgym.envs.TwentyQuestions.parsing import Guess, Move, Question, Reader, core, normalize
 
@@ -36,12 +36,12 @@ class Style:
 
     Attributes:
         last_turn: The sentence that ends the prompt of the last turn.
-        replies: The wording of each possible reply; any other counts as "I don't know.".
+        replies: The wording of each possible reply.
         is_final_guess: Whether a wrong guess ends the game.
     """
 
     last_turn = LAST_TURN
-    replies: ClassVar[Mapping[str, str]] = {reply: reply for reply in (YES, NO, SOMETIMES, UNKNOWN)}
+    replies: ClassVar[Mapping[str, str]] = {reply: reply for reply in REPLIES}
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.num_turns: int = config["max_steps_per_episode"]
@@ -68,6 +68,10 @@ class Style:
     def guess(self, known: KnownObject) -> str:
         """Return the guess of an object in canonical wording."""
         return known.guess
+
+    def allowed(self, reply: str) -> str:
+        """Return a reply, or "I don't know." in place of one of the four that this style lacks."""
+        return UNKNOWN if reply in REPLIES and reply not in self.replies else reply
 
     def parse(self, reader: Reader, action: str, solution: str) -> Move:
         """Parse an action."""

@@ -33,7 +33,7 @@ def asked(question: str) -> Meaning | None:
     return meaning if meaning and meaning.key in KNOWLEDGE.properties else None
 
 
-# People wrote these questions without knowing the phrases; (file, smallest share understood, largest share wrong)
+# Written without knowledge of the phrases; (file, smallest share understood, largest share wrong)
 @pytest.mark.parametrize(
     ("file", "understood", "wrong"), [("paraphrases.csv", 0.97, 0.003), ("paraphrases_held_out.csv", 0.88, 0.005)]
 )

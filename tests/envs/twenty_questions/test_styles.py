@@ -40,6 +40,11 @@ def test_all_but_a_bracket_is_a_question_and_there_is_no_sometimes() -> None:
     assert reward == 1.0
 
 
+def test_a_gamemaster_of_ones_own_has_no_sometimes_either() -> None:
+    env = TwentyQuestionsEnv(None, {**GAME, "gamemaster": lambda solution, question: "Sometimes."})
+    assert told(env, "chair", "Is it alive?", "[chair]") == (["I don't know"], 1.0)
+
+
 def test_a_wrong_guess_loses() -> None:
     [one] = ENV.rollout([{"solution": "chair"}], ScriptedAgent(["Is it alive?", "[table]", "[chair]"]))
     assert (len(one.turns), one.final_reward, one.success) == (2, 0.0, False)
