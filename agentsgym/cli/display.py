@@ -72,7 +72,7 @@ def call_text(call: ToolCall) -> str:
 
 
 def show_summary(trajectory: Trajectory) -> None:
-    """Print the outcome of an episode and the reward of each turn."""
+    """Print the outcome of an episode and the reward of each turn; if it was lost, also the task, with its solution."""
     outcome, color = {True: ("won", "green"), False: ("lost", "yellow"), None: ("ended", "cyan")}[trajectory.success]
     if trajectory.failed:
         outcome, color = "failed", "red"
@@ -87,5 +87,8 @@ def show_summary(trajectory: Trajectory) -> None:
         out().print(plain(f"role {role}: {reward:zg}", 200))
     for name, amount in (trajectory.final_components or {}).items():
         out().print(plain(f"reward {name}: {amount:zg}", 200))
+    task = [f"{key}={value!r}" for key, value in trajectory.task_data.items() if key != "seed"]
+    if trajectory.success is False and task:
+        out().print(plain(f"the task was {', '.join(task)}", 400))
     if trajectory.error is not None:
         print_text(trajectory.error.strip(), "red")

@@ -188,6 +188,14 @@ def test_a_person_wins(game: str, tmp_path: Path) -> None:
     assert done.out.splitlines()[-2:] == ["won after 2 turns (done): reward 1", "rewards by turn: 0 1"]
 
 
+def test_a_person_who_loses_is_shown_the_solution(tmp_path: Path) -> None:
+    (tmp_path / "tasks.json").write_text('[{"solution": "whale", "seed": 1}]')
+    config = ("-c", "max_steps_per_episode=2", "--tasks", tmp_path / "tasks.json")
+    lost = ran("play", "TwentyQuestions", *config, typed="Is it alive?\n[cat]\n")
+    assert lost.out.splitlines()[-1] == "the task was solution='whale'"
+    assert "the task was" not in ran("play", "TwentyQuestions", *config, typed="[whale]\n").out
+
+
 def test_a_person_uses_tools(tmp_path: Path) -> None:
     (tmp_path / "tasks.json").write_text('[{"goods": ["egg"], "times": 2, "prices": {"egg": 3}}]')
     tasks = ("--tasks", tmp_path / "tasks.json")
