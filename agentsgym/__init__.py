@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from agentsgym.tiny import tiny_policy
     from agentsgym.training.config import GRPOEnvConfig
     from agentsgym.training.curriculum import Curriculum
+    from agentsgym.training.demonstrations import Demonstrations
     from agentsgym.training.distillation import Distillation
     from agentsgym.training.drift import logprob_gap
     from agentsgym.training.imitate import imitate
@@ -87,6 +88,7 @@ __all__ = [
     "CopiedPolicyAgent",
     "Criterion",
     "Curriculum",
+    "Demonstrations",
     "DirectOutputAgent",
     "Distillation",
     "EnvError",

@@ -28,6 +28,7 @@ PUBLIC = {
     "Criterion",
     "Curriculum",
     "DirectOutputAgent",
+    "Demonstrations",
     "Distillation",
     "EnvError",
     "EnvProcessPool",

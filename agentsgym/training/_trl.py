@@ -88,6 +88,11 @@ class TRLInterface:
         return self._trainer.accelerator.num_processes
 
     @property
+    def rank(self) -> int:
+        """Index of this process among those that train together."""
+        return self._trainer.accelerator.process_index
+
+    @property
     def device(self) -> torch.device:
         """The device of batches."""
         return self._trainer.accelerator.device
@@ -262,6 +267,19 @@ class TRLInterface:
         logprobs, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
         first = logprobs.new_zeros(len(ids), 1)
         return torch.cat([first, logprobs], dim=1), torch.cat([first, entropies], dim=1)
+
+    def logprobs(
+        self, model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor
+    ) -> torch.Tensor:
+        """Score every token that ``labeled`` marks, at the sampling temperature, in one forward pass with gradients.
+
+        Returns:
+            (B, L), attached to its graph; the values of all other tokens are meaningless.
+        """
+        logprobs, *_ = self._trainer._get_per_token_logps_and_entropies(
+            mask_labels(model, labeled), ids, attention_mask, ids.shape[1] - 1
+        )
+        return torch.cat([logprobs.new_zeros(len(ids), 1), logprobs], dim=1)
 
     def score_reference(
         self, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -33,7 +33,7 @@ from agentsgym.training.finite import NonFiniteCheck
 from agentsgym.types import Trajectory
 from agentsgym.versions import recompute_by_default
 
-_IGNORED = -100  # the label that the loss ignores
+IGNORED = -100  # the label that the loss ignores
 _BATCHES_PER_BUCKET = 50
 
 
@@ -73,12 +73,7 @@ def imitate(
     if args.packing:
         raise ConfigError("imitate builds its own training rows and does not support packing: set packing=False")
     rows = imitation_rows(trajectories, observation_loss=observation_loss)
-    largest, vocabulary_size = max(max(row["input_ids"]) for row in rows), model.config.get_text_config().vocab_size
-    if largest >= vocabulary_size:
-        raise ConfigError(
-            f"a trajectory has the token id {largest}, but the model has embeddings for {vocabulary_size} ids: record "
-            "the demonstrations with the model's tokenizer"
-        )
+    check_ids(rows, model)
     warn_of_unknown_words(tokenizer, trajectories)
     lengths = [len(row["input_ids"]) for row in rows]
     if args.max_length is not None and max(lengths) > args.max_length:
@@ -151,13 +146,27 @@ def imitation_rows(trajectories: Sequence[Trajectory], *, observation_loss: bool
                 continue
             first = own_mask.index(1)
             is_label = [(observation_loss and k >= first) or agent == 1 for k, agent in enumerate(own_mask)]
-            labels = [token if kept else _IGNORED for token, kept in zip(ids, is_label, strict=True)]
+            labels = [token if kept else IGNORED for token, kept in zip(ids, is_label, strict=True)]
             rows.append({"input_ids": ids, "labels": labels})
     if not rows:
         raise ConfigError(
             f"imitation needs at least one trajectory that did not fail, got {len(trajectories)}, all of which failed"
         )
     return rows
+
+
+def check_ids(rows: Sequence[Mapping[str, Sequence[int]]], model: Any) -> None:
+    """Check that a model has embeddings for all ids of some rows.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    largest, vocabulary_size = max(max(row["input_ids"]) for row in rows), model.config.get_text_config().vocab_size
+    if largest >= vocabulary_size:
+        raise ConfigError(
+            f"a trajectory has the token id {largest}, but the model has embeddings for {vocabulary_size} ids: record "
+            "the demonstrations with the model's tokenizer"
+        )
 
 
 def bucketed_order(lengths: Sequence[int], *, batch_size: int, num_passes: int, seed: int) -> list[int]:

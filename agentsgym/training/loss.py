@@ -15,6 +15,7 @@ from agentsgym.training.tensors.token_batch import MIN_WIDTH
 
 if TYPE_CHECKING:
     from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.demonstrations import DemonstrationLoss
     from agentsgym.training.metrics.loss import LossStatistics
     from agentsgym.training.policy.value_head import ValueModel
 
@@ -30,7 +31,12 @@ class MicrobatchLoss:
     """
 
     def __init__(
-        self, trl: TRLInterface, args: GRPOEnvConfig, statistics: LossStatistics, value_model: ValueModel | None
+        self,
+        trl: TRLInterface,
+        args: GRPOEnvConfig,
+        statistics: LossStatistics,
+        value_model: ValueModel | None,
+        demonstrations: DemonstrationLoss | None,
     ) -> None:
         """Bind the loss to a run.
 
@@ -39,11 +45,13 @@ class MicrobatchLoss:
             args: The settings.
             statistics: Updated by every training micro-batch.
             value_model: The value head, whose loss is added; None without one.
+            demonstrations: The loss on demonstrations, which is added in training; None without one.
         """
         self._trl = trl
         self._args = args
         self._statistics = statistics
         self._value_model = value_model
+        self._demonstrations = demonstrations
         self._width_multiple = int(args.pad_to_multiple_of or 1)
 
     def __call__(self, model: Any, batch: MicroBatch, trl_loss: TRLLoss, *, is_training: bool) -> torch.Tensor:
@@ -58,6 +66,20 @@ class MicrobatchLoss:
         Returns:
             The loss, 0-dim; only the last part is still attached to its graph.
         """
+        loss = self._policy_loss(model, batch, trl_loss, is_training=is_training)
+        if self._demonstrations is None or not is_training:
+            return loss
+        self._trl.backward(loss)
+        return loss.detach() + self._demonstration_loss(self._demonstrations, model)
+
+    def _demonstration_loss(self, demonstrations: DemonstrationLoss, model: Any) -> torch.Tensor:
+        """The weighted mean of -log p over the demonstrations of a micro-batch."""
+        summed, num_tokens = demonstrations(model)
+        self._statistics.add_mean("demonstration_loss", summed.detach(), num_tokens)
+        return demonstrations.weight * summed / num_tokens.clamp(min=1) / self._trl.accumulation_steps
+
+    def _policy_loss(self, model: Any, batch: MicroBatch, trl_loss: TRLLoss, *, is_training: bool) -> torch.Tensor:
+        """Compute the loss on the rows of a generation batch, in parts if there are many. Collective."""
         args = self._args
         if args.layout == "trajectory":
             return self._part_loss(model, batch, trl_loss, is_training=is_training)

@@ -24,6 +24,7 @@ from agentsgym.ranks import all_gather_objects, count_real_rollouts, gather_to_m
 from agentsgym.statistics.metrics import Evaluation, summarize_outcomes
 from agentsgym.training._trl import TRLInterface, unused_reward
 from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.demonstrations import DemonstrationLoss, Demonstrations
 from agentsgym.training.generation.asynchronous import AsyncRolloutGenerator
 from agentsgym.training.generation.batch import GenerationBatch, Phase, PlayedEvaluation
 from agentsgym.training.generation.generator import RolloutGenerator
@@ -97,6 +98,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             metric ``exact``.
         curriculum: Draws the tasks of each generation batch by their win rates so far; None for the order of the rows.
         distillation: A teacher that scores the policy's turns, in addition to the rewards; None for rewards alone.
+        demonstrations: Trajectories that the policy keeps imitating meanwhile; None for none.
         callbacks: As in TRL.
         optimizers: As in TRL.
         peft_config: As in TRL: adapters to train instead of the weights; with ``args.beta`` above 0, the reference is
@@ -122,6 +124,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         agent: Agent | None = None,
         curriculum: Curriculum | None = None,
         distillation: Distillation | None = None,
+        demonstrations: Demonstrations | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         peft_config: PeftConfig | None = None,
@@ -155,9 +158,12 @@ class GRPOEnvTrainer(RestartableTrainer):
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
         self.environments = build_environments(env, tokenizer, self.args, train_dataset, eval_dataset)
         self.curriculum, self.distillation = curriculum, distillation
-        self._build(tokenizer, agent)
+        added = None if demonstrations is None else DemonstrationLoss(demonstrations, self._trl, args.seed)
+        self._build(tokenizer, agent, added)
 
-    def _build(self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> None:
+    def _build(
+        self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None, demonstrations: DemonstrationLoss | None
+    ) -> None:
         args, trl = self.args, self._trl
         policy, accelerator = trl.policy(), self.accelerator
         flags = {"has_aux_loss": trl.has_aux_loss, "has_own_scheduler": self.lr_scheduler is not None}
@@ -176,7 +182,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._diagnostics = Diagnostics(args, self.estimator)
         self.statistics = LossStatistics(args.loss, **trl.clip_epsilons, device=trl.device)
         self.value_model = build_value_model(policy, args, accelerator)
-        self._microbatch_loss = MicrobatchLoss(trl, args, self.statistics, self.value_model)
+        self._microbatch_loss = MicrobatchLoss(trl, args, self.statistics, self.value_model, demonstrations)
         set_up_reports(self.callback_handler.callbacks, args.tracked_groups, args.printed_groups)
         observers = build_observers(args, self.environments, self.estimator)
         for callback in (MemoryWarning(), *observers, FlushMetrics(self.flush_statistics)):

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 from agentsgym.agents.base import Agent
 from agentsgym.tiny import tiny_policy
 from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.demonstrations import Demonstrations
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 __all__ = ["NUMBERS", "GuessNumber", "SayBlue"]  # the games, beside what stands here
@@ -37,6 +38,12 @@ class TextAgent(Agent):
 def policy(seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A two-layer Llama of width 32 and its tokenizer."""
     return tiny_policy(WORDS, hidden_size=32, num_heads=2, seed=seed)
+
+
+def demonstrated(num_episodes: int = 6, **changes: Any) -> Demonstrations:
+    """Episodes of a player that counts, to be imitated during training."""
+    env = GuessNumber(policy()[1])
+    return Demonstrations(trajectories=env.rollout([{"seed": n} for n in range(num_episodes)], TextAgent()), **changes)
 
 
 def tasks(num_tasks: int = 8, **task_data: Any) -> Dataset:
@@ -86,7 +93,7 @@ def trainer_of(
 ) -> GRPOEnvTrainer:
     """A trainer of the guessing game; ``eval_dataset``, ``agent`` and settings among the changes."""
     model, tokenizer = policy(weights)
-    parts = ("eval_dataset", "agent", "callbacks", "peft_config", "curriculum", "distillation")
+    parts = ("eval_dataset", "agent", "callbacks", "peft_config", "curriculum", "distillation", "demonstrations")
     own = {name: changes.pop(name) for name in parts if name in changes}
     return GRPOEnvTrainer(
         model,

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
-from games import logged, policy, tasks, trainer_of
+from games import demonstrated, logged, policy, tasks, trainer_of
 from judged import Ranked
 from launch import leave
 from peft import LoraConfig
@@ -43,7 +43,15 @@ WATCHED = (
     *("reward", "reward_std", "win_rate", "turns/mean", "active_fraction/turn_03"),
     *("sampling/kl/k1", "sampling/sampling_logp_difference/mean", "sampling/importance_sampling_ratio/min"),
     *("curriculum/levels_known", "curriculum/levels_in_bounds"),
-    *("groups/kept", "groups/resampled", "value_loss", "observation_loss", "rollouts/retried", "failed"),
+    *(
+        "groups/kept",
+        "groups/resampled",
+        "value_loss",
+        "observation_loss",
+        "demonstration_loss",
+        "rollouts/retried",
+        "failed",
+    ),
     *("advantage/turn_01", "advantage_std/turn_01", "step_groups/mean_size", "frac_reward_zero_std"),
     *("entropy/turn_01", "ratio/turn_01", "clip_ratio/turn_01", "effective_sample_size"),
 )
@@ -160,6 +168,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 3,
         "max_steps": 2,
     },
+    # Each rank draws its own demonstrations; here there is only one to draw.
+    "imitating": {"demonstrations": demonstrated(1, batch_size=2), "gradient_accumulation_steps": 3, "max_steps": 2},
     "programs": {"env_class": SayBlueTwice, "layout": "turn"},
     "ranked": {"env_class": Ranked, "per_device_train_batch_size": 8},  # each rank judges a complete task group
     "forked": {  # each rank forks complete task groups

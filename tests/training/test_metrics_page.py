@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from games import GuessNumber, correcting, tasks, trainer_of
+from games import GuessNumber, correcting, demonstrated, tasks, trainer_of
 
 from agentsgym import Distillation
 from agentsgym.training.metrics.registry import GROUPS, METRICS, metric_of
@@ -37,7 +37,7 @@ RUNS: list[dict[str, Any]] = [
     {"loss_type": "vespo", **correcting("token_mask")},
     {"drift_interval": 1, "zero_variance_groups": "resample", "episode_retries": 1},
     {"advantage_estimator": "turn_gae", "value_head": "shared", "observation_loss_weight": 0.1},
-    {"distillation": Distillation(context=lambda _: "Higher.")},
+    {"distillation": Distillation(context=lambda _: "Higher."), "demonstrations": demonstrated()},
     {"fork_budget": 40, "layout": "turn", "advantage_estimator": "tree"},
     {"eval_dataset": tasks(2), "eval_strategy": "steps", "eval_steps": 1, "env_class": Measured},
 ]

@@ -18,6 +18,7 @@ TRAINED = [
     "programs",
     "ranked",
     "observed",
+    "imitating",
     "forked",
 ]
 REWRITTEN = ["rewritten", "rewritten_accumulated"]
@@ -41,7 +42,7 @@ def test_two_ranks_train_as_one_process_does(name: str, ranks: list[dict[str, An
     # Where micro-batches are others, so is TRL's mean over them.
     uncompared = (
         {"entropy"}
-        if name in {"accumulated", "own_values", "observed", "forked", "programs", *REWRITTEN}
+        if name in {"accumulated", "own_values", "observed", "imitating", "forked", "programs", *REWRITTEN}
         else set[str]()
     )
     for key in one.keys() - uncompared - {"weights", "sent"}:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from games import RECOMPUTED, SayBlue, policy, settings, tasks, trainer_of
+from games import RECOMPUTED, SayBlue, demonstrated, policy, settings, tasks, trainer_of
 from transformers import TrainerCallback
 
 from agentsgym.errors import ConfigError
@@ -26,6 +26,11 @@ SCHEDULES = {
         "num_iterations": 2,
     },
     "four steps a generation": {"per_device_train_batch_size": 4, "steps_per_generation": 4},
+    "imitating": {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "demonstrations": demonstrated(batch_size=2),
+    },
 }
 CLOCKS = {
     "step_time",

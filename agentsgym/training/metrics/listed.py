@@ -179,6 +179,12 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "mean of -log p over observation tokens, without the weight",
             "observation_loss_weight",
         ),
+        row(
+            "demonstration_loss",
+            "loss",
+            "mean of -log p over the tokens of demonstrations, without the weight",
+            "[`demonstrations`](training.md#imitating-during-training)",
+        ),
         row("value_loss", "credit", "mean of ½ (V - target)², times the head's `loss_weight`", "value head"),
     ),
     "Loss": (

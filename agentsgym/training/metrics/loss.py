@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agentsgym.training.tensors.loss_types import LossType
 
 NUM_TURNS: Final = 100  # turn indices in metric names have two digits
-ADDED_LOSSES: Final = ("value_loss", "observation_loss")
+ADDED_LOSSES: Final = ("value_loss", "observation_loss", "demonstration_loss")
 STATISTICS: Final = ("entropy", "ratio", "clip_ratio", "advantage")
 
 
