@@ -12,7 +12,17 @@ from typing import Any, cast
 import yaml
 
 from agentsgym.errors import ConfigError
-from agentsgym.fields import has_str_keys, is_bool, is_fraction, is_int, is_positive_number, is_str, or_none, require
+from agentsgym.fields import (
+    has_str_keys,
+    is_bool,
+    is_fraction,
+    is_int,
+    is_number,
+    is_positive_number,
+    is_str,
+    or_none,
+    require,
+)
 from agentsgym.recipes.sections import Keys, PlacedError, as_mapping, check_section, mapping_of, must_be, read_section
 from agentsgym.recipes.yaml_text import values_of_yaml
 from agentsgym.texts import sentence_of
@@ -64,6 +74,7 @@ class WarmStart:
         filters: Conditions on the store's rollouts: a value per column, or ``{min: …, max: …}``.
         max_steps: Number of optimizer steps.
         observation_loss: Whether the policy also learns to predict observations.
+        weight: Weight of the loss on the same demonstrations during the training that follows; 0 for none.
         settings: Further fields of TRL's ``SFTConfig``.
     """
 
@@ -73,6 +84,7 @@ class WarmStart:
     filters: dict[str, Any] = field(default_factory=dict[str, Any], metadata=mapping_of("columns to values"))
     max_steps: int = field(default=300, metadata=must_be(_WHOLE, is_int(1)))
     observation_loss: bool = field(default=False, metadata=must_be("true or false", is_bool))
+    weight: float = field(default=0.0, metadata=must_be("a number >= 0", is_number(0)))
     settings: dict[str, Any] = field(default_factory=dict[str, Any], metadata=mapping_of("fields of SFTConfig"))
 
     def __post_init__(self) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from agentsgym.statistics.metrics import Evaluation
     from agentsgym.store.reader import RolloutStore
     from agentsgym.training.config import GRPOEnvConfig
+from agentsgym.training.demonstrations import Demonstrations
 
 _NUM_READ = 64  # tasks played to find words for which the tiny policy has no token
 
@@ -129,6 +130,7 @@ class PreparedRun:
             self.eval_env = first.eval_named.build(self.run.tokenizer)
         self.stored = None if store is None else stored_demonstrations(self.run.tokenizer, store)
         self.references: dict[str, dict[str, Evaluation]] = {}
+        self._kept: Demonstrations | None = None  # imitated during training, too
 
     def execute(self) -> TrainingRun:
         """Evaluate, warm up, train, and write the files; the folder always holds the results so far.
@@ -204,6 +206,10 @@ class PreparedRun:
             self.run.warm_start(
                 demonstrations, warm_start.max_steps, observation_loss=warm_start.observation_loss, **self._imitation
             )
+        if warm_start.weight:
+            self._kept = Demonstrations(
+                trajectories=demonstrations, weight=warm_start.weight, observation_loss=warm_start.observation_loss
+            )
 
     def learn(self) -> None:
         """Evaluate, train, evaluate again, and write the files."""
@@ -211,7 +217,7 @@ class PreparedRun:
         self.evaluate("before")
         everywhere = {name: one for name, one in self.references.items() if len(one) == len(self.worlds)}
         curve = run.learning_curve(references={name: pooled(parts) for name, parts in everywhere.items()})
-        run.learn(self.env, self.worlds.train_rows(), callbacks=[curve])
+        run.learn(self.env, self.worlds.train_rows(), callbacks=[curve], demonstrations=self._kept)
         after = self.evaluate("after")
         curve.draw(after=after.win_rate)
 

@@ -79,6 +79,20 @@ def test_equal_configurations_give_equal_games(tmp_path: Path) -> None:
     assert first == second
 
 
+def test_the_demonstrations_of_the_warm_start_may_be_imitated_in_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[Any] = []
+    learn = TrainingRun.learn
+    monkeypatch.setattr(TrainingRun, "learn", lambda *given, **more: states.append(learn(*given, **more)))
+    values = recipe(tmp_path)
+    values["training"] |= {"logging_steps": 1, "learning_rate": 0.05, "max_steps": 4}
+    values["warm_start"] |= {"weight": 2.0, "settings": {"use_cpu": True}}
+    agentsgym.train(values)
+    losses = [log["demonstration_loss"] for log in states[0].log_history if "demonstration_loss" in log]
+    assert losses[-1] < losses[0]
+
+
 def test_the_warm_start_trains_adapters_if_the_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[set[str]] = []
 
