@@ -20,7 +20,6 @@ from agentsgym.envs.TwentyQuestions.parsing import AUXILIARY, PRONOUN, TAG, core
 
 _MAX_CHARACTERS = 400  # a longer text is never understood
 _MAX_TAG = 30  # characters of a tag such as ", isn't it"; a longer search would be quadratic
-_MAX_REWRITES = 3  # a replacement may complete another phrase
 
 # "What is it?", and what the object does itself: "Does it drink?" does not ask whether people drink it
 _UNANSWERED = re.compile(
@@ -161,8 +160,6 @@ class Language:
         """
         matches = [_matches(self._phrases, terms, start) for start in range(len(terms))]
         keys = {key: None for found in matches for _, phrases in found for key in phrases.keys}
-        if terms and terms[0] not in _CONNECTIVES:  # most properties say nothing about the first term
-            keys = {key: None for key in keys if any(key in phrases.negates for _, phrases in matches[0])}
         readings = [(key, *_signs(key, terms, matches)) for key in keys]
         best = max((weight for _, weight, signs in readings if signs), default=0)
         found = [(key, signs) for key, weight, signs in readings if signs and weight == best]
@@ -188,7 +185,7 @@ class Language:
     def _terms(self, text: str) -> list[str]:
         """Reduce a text to the terms that carry its meaning."""
         words = self._words(text)
-        for _ in range(_MAX_REWRITES):
+        for _ in range(2):  # a replacement may complete another phrase
             terms: list[str] = []
             start = 0
             while start < len(words):

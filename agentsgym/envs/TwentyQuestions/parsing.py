@@ -64,19 +64,19 @@ _SUBJECT = re.compile(
 )
 _SENTENCE = re.compile(r"([^.!?\n]+)([.!?\n]*)")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+AUXILIARY = "is|are|was|were|does|do|did|has|have|had|can|ca|could|would|wo|will|should|might"
+PRONOUN = r"(?:it|they|you|we|i|one|people|there|someone|anyone|most people)"
 _FILLER = re.compile(
     r"(?:ok|okay|so|well|hmm|now|then|alright|great|good|thanks|thank you|and|please|sure|first|next)\b[ ,:]*"
-    r"|(?:yes|no)\b(?: *[,:.!]+ *| (?=(?:is|are|was|does|do|did|can|could|would|will|has|it)\b))"
+    rf"|(?:yes|no)\b(?: *[,:.!]+ *| (?=(?:{AUXILIARY}|it)\b))"
     r"|(?:my |the )?(?:first |next |last |final )?question(?: number)?(?: \d+)?(?: is)? ?[:,]+ *"
     r"|q?\d+ *[):]+ *|[ ,:;>#]+"
 )
 _EDGES = " ?!.,:;'\n"
 _QUESTION_OPENING = re.compile(
-    r"(?:is|are|was|were|does|do|did|can|could|would|will|has|have|had|might|may|should"
-    r"|if|am i|what|who|whose|which|where|when|why|how|tell me|i want to know|i would like to know|i wonder)\b"
+    rf"(?:{AUXILIARY}|may|if|am i|what|who|whose|which|where|when|why|how"
+    r"|tell me|i want to know|i would like to know|i wonder)\b"
 )
-AUXILIARY = "is|are|was|were|does|do|did|has|have|had|can|ca|could|would|wo|will|should|might"
-PRONOUN = r"(?:it|they|you|we|i|one|people|there|someone|anyone|most people)"
 #: The end of a sentence that makes it a question; "would you have it" does not end in one
 TAG = re.compile(
     rf"[ ,]+(?:(?!have )(?:{AUXILIARY})(?:n'?t| not)? {PRONOUN}(?: not)?|right|correct|true|so|yes|no|yeah|huh|eh|innit"
@@ -92,18 +92,18 @@ ADJECTIVES = frozenset({"orange"})
 _HEDGE = r"(?:(?:perhaps|possibly|maybe|by any chance|simply|just|actually|really) )?"
 _SURE_GUESS = re.compile(
     r"(?:(?:my|the) )?(?:(?:(?:final|last|best|first|next) )?(?:guess|answer)(?: is| would be| ?[:,])"
-    r"|(?:final|last) (?:guess|answer) )(?: that)?[ ,:]*(?:it is |is it )?(?P<name>.+)"
+    r"|(?:final|last) (?:guess|answer) )(?: that)?[ ,:]*(?:it is |is it )?(.+)"
 )
 _MILD_GUESS = re.compile(
     r"(?:i (?:think|believe|say|am sure|would say|guess|will guess)(?: that)? )?it (?:is|must be|has to be) "
-    r"(?P<name>.+)"
-    r"|i (?:(?:will|would) )?(?:now )?guess[ ,:]+(?P<guessed>.+)"
-    r"|you are thinking of (?P<thought>.+)"
+    r"(.+)"
+    r"|i (?:(?:will|would) )?(?:now )?guess[ ,:]+(.+)"
+    r"|you are thinking of (.+)"
 )
 _ASKED_GUESS = re.compile(
-    rf"(?:is it|are they) {_HEDGE}(?P<name>.+)"
-    rf"|(?:could|might|can|would) it {_HEDGE}be {_HEDGE}(?P<could>.+)"
-    r"|are you thinking of (?P<thought>.+)"
+    rf"(?:is it|are they) {_HEDGE}(.+)"
+    rf"|(?:could|might|can|would) it {_HEDGE}be {_HEDGE}(.+)"
+    r"|are you thinking of (.+)"
 )
 
 
@@ -268,7 +268,8 @@ class Reader:
 
 
 def _group(match: re.Match[str]) -> str:
-    return core(next(group for group in match.groups() if group is not None))
+    """Return the text of the one group that took part in a match."""
+    return core(next(filter(None, match.groups())))
 
 
 def _without_article(words: str) -> str:
