@@ -69,7 +69,8 @@ PRONOUN = r"(?:it|they|you|we|i|one|people|there|someone|anyone|most people)"
 _FILLER = re.compile(
     r"(?:ok|okay|so|well|hmm|now|then|alright|great|good|thanks|thank you|and|please|sure|first|next)\b[ ,:]*"
     rf"|(?:yes|no)\b(?: *[,:.!]+ *| (?=(?:{AUXILIARY}|it)\b))"
-    r"|(?:my |the )?(?:first |next |last |final )?question(?: number)?(?: \d+)?(?: is)? ?[:,]+ *"
+    r"|(?:my |the )?(?:first |next |last |final )?question(?: number)?(?: \d+)?"
+    rf"(?:(?: is)? ?[:,]+ *| (?:is )?(?=(?:{AUXILIARY}) ))"
     r"|q?\d+ *[):]+ *|[ ,:;>#]+"
 )
 _EDGES = " ?!.,:;'\n"
