@@ -17,22 +17,16 @@ COMPARISON = "bigger_than"
 _NUMBERS = {
     word: str(n)
     for n, word in enumerate(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"])
-}
+} | {"single": "1"}
 _NAME = r"(?:it|its name|the name|the name of it|the word|its spelling)"
-_START = r"(?:start|begin|starts|begins)"
-_LETTER = r"(?:an? |the )?(?:letter )?(?P<{}>[a-z]|vowel|consonant)"
-_COUNT = r"(?P<count>\d{1,2}|" + "|".join(_NUMBERS) + ")"
-_QUESTIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("first_letter", re.compile(rf"does {_NAME} {_START} (?:with|in) {_LETTER.format('a')}")),
-    ("first_letter", re.compile(rf"is the first letter (?:of {_NAME} )?{_LETTER.format('a')}")),
-    ("letters_over", re.compile(rf"does {_NAME} have more than {_COUNT} letters")),
-    ("letters_under", re.compile(rf"does {_NAME} have (?:fewer|less) than {_COUNT} letters")),
-    ("letters", re.compile(rf"does {_NAME} have (?:exactly )?{_COUNT} letters")),
-    (
-        "words",
-        re.compile(rf"(?:is {_NAME}|does {_NAME} have|does {_NAME} consist of) (?:just |only )?(?:a )?{_COUNT} words?"),
-    ),
-    ("words", re.compile(rf"is {_NAME} (?:just )?a (?P<count>single) word")),
+_COUNT = r"\d{1,2}|" + "|".join(_NUMBERS)
+#: The group that takes part in the match is the kind of key, and its text is the argument.
+_QUESTION = re.compile(
+    rf"(?:does {_NAME} (?:start|begin|starts|begins) (?:with|in)|is the first letter(?: of {_NAME})?)"
+    r" (?:an? |the )?(?:letter )?(?P<first_letter>[a-z]|vowel|consonant)"
+    rf"|does {_NAME} have (?:more than (?P<letters_over>{_COUNT})|(?:fewer|less) than (?P<letters_under>{_COUNT})"
+    rf"|(?:exactly )?(?P<letters>{_COUNT})) letters"
+    rf"|(?:is {_NAME}|does {_NAME} (?:have|consist of)) (?:just |only )?(?:a )?(?P<words>{_COUNT}) words?"
 )
 _COMPARISON = re.compile(r"(?:is it )?(?P<how>bigger|larger|smaller)(?: in size)? than (?:an? |the )?(?P<what>.+)")
 _VALUES: Mapping[str, Callable[[str, str], bool]] = {
@@ -53,14 +47,14 @@ def derived_key(text: str, names: Mapping[str, str]) -> tuple[str, bool] | None:
         text: The question, such as "does it start with b".
         names: The objects by all their names.
     """
-    for kind, pattern in _QUESTIONS:
-        match = pattern.fullmatch(text)
-        if match:
-            argument = next(iter(match.groupdict().values()))
-            return f"{kind}:{'1' if argument == 'single' else _NUMBERS.get(argument, argument)}", False
+    match = _QUESTION.fullmatch(text)
+    if match and match.lastgroup:
+        argument = match[match.lastgroup]
+        return f"{match.lastgroup}:{_NUMBERS.get(argument, argument)}", False
     match = _COMPARISON.fullmatch(text)
-    name = names.get(match["what"]) if match else None
-    return None if match is None or name is None else (f"{COMPARISON}:{name}", match["how"] == "smaller")
+    if match and match["what"] in names:
+        return f"{COMPARISON}:{names[match['what']]}", match["how"] == "smaller"
+    return None
 
 
 def derived_value(key: str, name: str, sizes: Callable[[str], tuple[str | None, ...]]) -> str | None:

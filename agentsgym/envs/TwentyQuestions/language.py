@@ -18,36 +18,33 @@ from agentsgym.envs.TwentyQuestions.derived import COMPARISON, derived_key
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, Property, load_wordings
 from agentsgym.envs.TwentyQuestions.parsing import AUXILIARY, PRONOUN, TAG, core, normalize
 
-#: Longer texts are never understood.
-MAX_CHARACTERS = 400
-MAX_TAG = 30
-_MAX_REWRITES = 3  # a replacement may complete another phrase
+_MAX_CHARACTERS = 400  # a longer text is never understood
+_MAX_TAG = 30  # characters of a tag such as ", isn't it"; a longer search would be quadratic
 
-_INVERTED = re.compile(rf"^({AUXILIARY})n'?t (?={PRONOUN}\b)")
-_OPENING = re.compile(rf"(?:{AUXILIARY}) ")
-_OPEN_QUESTION = re.compile(
-    r"(?:what|who|whose|which|where|when|why|how)\b(?! about\b)(?!(?<=when) (?:i|you|we|one|people|someone|somebody)\b)"
+# "What is it?", and what the object does itself: "Does it drink?" does not ask whether people drink it
+_UNANSWERED = re.compile(
+    r"(?:what|who|whose|which|where|why|how|when(?! (?:i|you|we|people)\b))\b(?! about\b)"
+    r"|(?:does|do|can|could|will|would|did) (?:it|they|animals)"
+    r" (?:drink|wear|hear|read|ride|drive|steer|plant|pet|watch)\b"
 )
-_HAVE_GOT = re.compile(r"^(?:has|have|hasn't) ((?:(?:the|this|its) )?\w+) got\b")
-_EITHER = re.compile(r"\b(bigger|larger|smaller) or (bigger|larger|smaller) than (.+)")
-_AND_OR = re.compile(r",? (?:and|or) ")
-_SECOND = re.compile(r",? (?:and|or),? (?=(?:is|are|does|do|can|could|has|have) (?:it|they|you|people|i|we|one)\b)")
-_THEN = re.compile(r"\b(bigger|larger|smaller) then\b")
-_SIZE = r"(?:more big|bigger|larger|smaller)"
-_COMPARED = re.compile(rf"^compared (?:to|with) (?P<what>[\w ]+?),? (?:is (?:it )?)?(?P<how>{_SIZE})$")
+# "Isn't it alive?"
+_INVERTED = re.compile(rf"({AUXILIARY})n'?t (?={PRONOUN}\b)")
 # "Would a car be smaller than it?"
 _SWAPPED = re.compile(
-    rf"^(?!is it|it\b)(?:(?:is|are|would) )?(?P<what>[\w' ]+?) (?:(?:is|be|are) )?"
-    rf"(?P<how>{_SIZE}|(?:look|seem|appear) (?:small|tiny|big|huge))"
-    r" (?:than|beside|next to) (?:it|your thing)(?: thing)?$"
+    r"(?:(?:is|are|would) )?(?!it\b)(?P<what>.+?) (?:(?:is|be|are) )?(?P<how>bigger|larger|smaller) than it"
 )
-_NEITHER = re.compile(r"(?<=nothing)(.*), neither\b")
+# "Is it bigger or smaller than a car?"
+_EITHER = re.compile(r"\b(bigger|larger|smaller) or (bigger|larger|smaller) than (.+)")
+_AND_OR = re.compile(r",? (?:and|or) ")
+# The beginning of a second question: "Is it alive, and does it have legs?"
+_SECOND = re.compile(rf",? (?:and|or),? (?=(?:{AUXILIARY}) {PRONOUN}\b)")
 # An illustration or a reason at the end, which a question is also understood without
 _ASIDE = re.compile(
     r"(?:,? (?:such as|for example|for instance)|, (?:like|say|because|since|so|assuming|as)| like(?=.* or ))\b.*"
 )
 _WORD = re.compile(r"[a-z0-9']+|[^\s\w.,:;!?()/\[\]'\"&-]|\w+")
 _LISTING = frozenset(("or", "and"))
+# Terms that may stand between the phrases of a property
 _CONNECTIVES = _LISTING | {"not", "but", "thing", "as", "of"}
 _LATE = "-"  # marks the meanings of words that are replaced only once phrases with them are recognized
 _NOTHING: dict[str, Any] = {}
@@ -86,10 +83,10 @@ class Language:
         self._prepositions = frozenset(map(_stem, wordings["@prepositions"]))
         shared = [(means, text) for means, texts in wordings.items() if means not in self._lists for text in texts]
         self._synonyms = {text: means for means, text in shared if " " not in text and _LATE not in means}
-        self._term = functools.lru_cache(maxsize=8192)(self._canonical)
+        self._terms_of = functools.lru_cache(maxsize=8192)(self._canonical)
         for means, text in shared:
             if " " in text or _LATE in means:
-                _insert(self._rewrites, self._words(text), means.replace(_LATE, ""))
+                _insert(self._rewrites, self._words(text), means.replace(_LATE, "").split())
         self._phrases: dict[str, Any] = {}
         for entry in knowledge.properties.values():
             for text, negates, is_key in self.phrases(entry):
@@ -98,17 +95,6 @@ class Language:
                     phrases.keys.add(entry.key)
                 if is_key or entry.key not in phrases.negates:
                     phrases.negates[entry.key] = negates
-        # "Does it drink?" does not ask whether it is drunk
-        patient = "|".join(wordings["@patient"])
-        self._acts = re.compile(rf"(?:does|do|can|could|will|would|did) (?:it|they|animals) (?:{patient})\b")
-        experts = "|".join(wordings["@experts"])
-        self._opinion = re.compile(
-            rf"^(?:(?:would|could|do|does|did|might|should) (?:not )?)?(?:an? |the |any |most |your |some )?"
-            rf"(?:ordinary |real |trained |typical |average )?(?:{experts})s? "
-            r"(?:(?:would|could|do|does|did)(?P<not>n'?t| not)? )?"
-            r"(?:call|say|consider|agree|classify|describe|list|regard|label|refer to|count|name|deem|file|class|treat)"
-            r"(?: that)?(?: it(?: is)?)(?: as| among)? "
-        )
         self.read = functools.lru_cache(maxsize=8192)(self._read)
 
     def understand(self, question: str) -> Meaning | None:
@@ -130,9 +116,9 @@ class Language:
     def _read(self, question: str) -> tuple[Meaning, ...]:
         """Return the property that a question is about, or all properties if it contains several questions."""
         text = self.simplify(question)
-        derived = derived_key(text, self._names)
-        if derived and not derived[0].startswith(COMPARISON):  # a comparison may be a property
-            return (Meaning(key=derived[0], opposite=derived[1]),)
+        derived = self._derived(text)
+        if derived and not derived[0].key.startswith(COMPARISON):  # a comparison may be a property
+            return derived
         clauses = _SECOND.split(text)
         if len(clauses) > 1:
             listed = {meaning: None for clause in clauses for meaning in self._meanings(self._terms(clause))}
@@ -142,23 +128,30 @@ class Language:
         found = self._meanings(terms)
         if not found and (bare := _ASIDE.sub("", text)) != text:
             found = self._meanings(self._terms(bare))
-        if not found and derived:
-            found = (Meaning(key=derived[0], opposite=derived[1]),)
-        return found or self._listed(text, terms)
+        return found or derived or self._listed(text, terms)
 
     def simplify(self, question: str) -> str:
-        """Return a question without what follows its point; empty if it is too long or not a yes/no question."""
-        text = core(normalize(question)) if len(question) <= MAX_CHARACTERS else ""
-        if _OPEN_QUESTION.match(text) or self._acts.match(text):
+        """Return a question in its plainest form; empty if it is too long or no property can answer it.
+
+        Fillers, the negation of "Isn't it alive?" and the tag of "It's alive, isn't it?" are removed, and comparisons
+        are written as "is it bigger than a car".
+        """
+        text = core(normalize(question)) if len(question) <= _MAX_CHARACTERS else ""
+        if _UNANSWERED.match(text):
             return ""
-        text = self._opinion.sub(lambda match: f"is it {'not ' * bool(match['not'])}", _THEN.sub(r"\1 than", text))
-        text = _HAVE_GOT.sub(r"\1 have", text)
-        text = _NEITHER.sub(r"\1", _INVERTED.sub(r"\1 ", text))
-        tag = TAG.search(text, max(0, len(text) - MAX_TAG))
-        if tag and not (tag["inverted"] and _OPENING.match(text)):  # "would you have it" has no tag
-            text = text[: tag.start()]
-        text = _turned(text)
+        tag = TAG.search(text, max(0, len(text) - _MAX_TAG))
+        text = text[: tag.start()] if tag else text
+        inverted = _INVERTED.match(text)
+        text = f"{inverted[1]} {text[inverted.end() :]}" if inverted else text
+        swapped = _SWAPPED.fullmatch(text) if text.endswith(" than it") else None
+        if swapped:
+            return f"is it {'bigger' if swapped['how'] == 'smaller' else 'smaller'} than {swapped['what']}"
         return _EITHER.sub(r"\1 than \3 or \2 than \3", text) if " or " in text else text
+
+    def _derived(self, text: str) -> tuple[Meaning, ...]:
+        """Return what a text asks about the name, or the size of another object, if it does."""
+        found = derived_key(text, self._names)
+        return (Meaning(key=found[0], opposite=found[1]),) if found else ()
 
     def _meanings(self, terms: Sequence[str]) -> tuple[Meaning, ...]:
         """Return the meaning whose phrases account for all terms; the one with the longest phrases if there are more.
@@ -167,8 +160,6 @@ class Language:
         """
         matches = [_matches(self._phrases, terms, start) for start in range(len(terms))]
         keys = {key: None for found in matches for _, phrases in found for key in phrases.keys}
-        if terms and terms[0] not in _CONNECTIVES:  # most properties say nothing about the first term
-            keys = {key: None for key in keys if any(key in phrases.negates for _, phrases in matches[0])}
         readings = [(key, *_signs(key, terms, matches)) for key in keys]
         best = max((weight for _, weight, signs in readings if signs), default=0)
         found = [(key, signs) for key, weight, signs in readings if signs and weight == best]
@@ -181,30 +172,26 @@ class Language:
         """Return the properties that a question names one after the other, if there are several."""
         if _LISTING.isdisjoint(terms):
             return ()
-        clauses = (derived_key(clause, self._names) for clause in _AND_OR.split(text))
-        found = {Meaning(key=clause[0], opposite=clause[1]): None for clause in clauses if clause}
+        found = {meaning: None for clause in _AND_OR.split(text) for meaning in self._derived(clause)}
         start = 0
         while start < len(terms):
-            named = [
-                (end, key, phrases) for end, phrases in _matches(self._phrases, terms, start) for key in phrases.keys
-            ]
-            end, key, phrases = named[-1] if named else (start + 1, "", None)
-            if phrases:
-                found[Meaning(key=key, opposite=phrases.negates[key])] = None
-            start = end
+            parts = _matches(self._phrases, terms, start)
+            named = [(end, key, phrases.negates[key]) for end, phrases in parts for key in phrases.keys]
+            start, key, negates = named[-1] if named else (start + 1, "", False)
+            if key:
+                found[Meaning(key=key, opposite=negates)] = None
         return tuple(found) if len(found) > 1 else ()
 
     def _terms(self, text: str) -> list[str]:
         """Reduce a text to the terms that carry its meaning."""
         words = self._words(text)
-        for _ in range(_MAX_REWRITES):
+        for _ in range(2):  # a replacement may complete another phrase
             terms: list[str] = []
             start = 0
             while start < len(words):
                 found = _matches(self._rewrites, words, start)
-                end, replacement = found[-1] if found else (start + 1, words[start])
-                terms += replacement.split()
-                start = end
+                start, replacement = found[-1] if found else (start + 1, words[start : start + 1])
+                terms += replacement
             if terms == words:
                 break
             words = terms
@@ -213,32 +200,21 @@ class Language:
     def _words(self, text: str) -> list[str]:
         """Return the canonical words of a text; "on it" becomes one word, and any other "it" is dropped."""
         words: list[str] = []
-        terms = (term for word in _WORD.findall(text) for term in self._term(word).split())
-        for term in terms:
-            if term != "it":
-                words += [term] if term else []
-            elif words and words[-1] in self._prepositions:
-                words[-1] += "it"
+        for word in _WORD.findall(text):
+            for term in self._terms_of(word):
+                if term != "it":
+                    words.append(term)
+                elif words and words[-1] in self._prepositions:
+                    words[-1] += "it"
         return words
 
-    def _canonical(self, word: str) -> str:
+    def _canonical(self, word: str) -> tuple[str, ...]:
+        """Return the terms that a word means: mostly one, none if it adds nothing, several as in "beakless"."""
         word = word.removesuffix("'s")
-        if word.endswith("less") and len(word) > 7 and word not in self._uninflected and word not in self._synonyms:
-            return f"not have {self._term(word.removesuffix('less'))}"
+        if word.endswith("less") and len(word) > 7 and word not in self._uninflected:
+            return ("not", "have", *self._canonical(word.removesuffix("less")))
         stem = word if word in self._uninflected else _stem(word)
-        return self._synonyms.get(word, self._synonyms.get(stem, stem))
-
-
-def _turned(text: str) -> str:
-    """Put the object first in a comparison: "would a car be smaller than it" becomes "is it bigger than a car"."""
-    match = _COMPARED.match(text)
-    if match:
-        return f"is it {match['how']} than {match['what']}"
-    match = _SWAPPED.match(text)
-    if not match:
-        return text
-    is_smaller = match["how"].endswith(("smaller", "small", "tiny"))
-    return f"is it {'bigger' if is_smaller else 'smaller'} than {match['what']}"
+        return tuple(self._synonyms.get(word, self._synonyms.get(stem, stem)).split())
 
 
 def _signs(key: str, terms: Sequence[str], matches: Sequence[Sequence[tuple[int, _Phrases]]]) -> tuple[int, set[bool]]:
@@ -309,11 +285,9 @@ def _stem(word: str) -> str:
         return word
     if word.endswith("ies"):
         word = word[:-3] + "y"
-    elif word.endswith(("ses", "xes", "zes", "ches", "shes")):
-        word = word[:-2]
     elif word.endswith("s") and not word.endswith(("ss", "us", "is")):
         word = word[:-1]
     if word.endswith("ing") and len(word) > 5:
         word = word[:-3]
         word = word[:-1] if word[-1] == word[-2] and word[-1] not in "lsze" else word
-    return word[:-1] if word.endswith("e") and len(word) > 3 and word[-2] != "e" else word
+    return word[:-1] if word.endswith("e") and len(word) > 3 else word

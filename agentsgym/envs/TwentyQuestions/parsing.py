@@ -49,67 +49,39 @@ _CONTRACTIONS = {
     "it's": "it is",
     "that's": "that is",
     "there's": "there is",
-    "they're": "they are",
     "what's": "what is",
-    "you're": "you are",
-    "you'd": "you would",
-    "i'd": "i would",
-    "i'll": "i will",
-    "i'm": "i am",
     "let's": "let us",
     "ain't": "is not",
 }
-_ENDINGS = {"d": "would", "ll": "will", "re": "are", "ve": "have"}
-#: Words as they are typed in a hurry
-_SPELLINGS = {
-    "u": "you",
-    "ur": "your",
-    "r": "are",
-    "n": "and",
-    "gotta": "have to",
-    "outta": "out of",
-    "wanna": "want to",
-    "cause": "because",
-    "cuz": "because",
-    "cos": "because",
-    "probly": "probably",
-    "prolly": "probably",
-    "dont": "do not",
-    "cant": "can not",
-    "ppl": "people",
-}
+_ENDINGS = {"d": "would", "ll": "will", "m": "am", "re": "are", "ve": "have"}
 _MARKUP = dict.fromkeys('"\u201c\u201d`*_')
 _DASHES = dict.fromkeys("-\u2010\u2011\u2012\u2013\u2014", " ")
 _CHARACTERS = str.maketrans({**_MARKUP, **_DASHES, "\u2018": "'", "\u2019": "'"})
-_CONTRACTION = re.compile(r"\b(?:" + "|".join(_CONTRACTIONS) + r")\b|\b(\w+)'(d|ll|re|ve)\b")
-_SPELLING = re.compile(r"\b(?<!')(?:" + "|".join(_SPELLINGS) + r")\b(?!')")
+_CONTRACTION = re.compile(r"\b(?:" + "|".join(_CONTRACTIONS) + r")\b|\b(\w+)'(" + "|".join(_ENDINGS) + r")\b")
 _SUBJECT = re.compile(
     r"\b(?:(?:the|this|your) (?:secret |mystery |hidden )?(?:object|thing|item|answer|word)"
-    r"(?: (?:that )?(?:you are thinking of|you have in mind|you are thinking about|in question))?|this)(?= |$|\?)"
+    r"(?: (?:that )?(?:you are thinking (?:of|about)|you have in mind|in question))?|this)\b(?!')"
 )
 _SENTENCE = re.compile(r"([^.!?\n]+)([.!?\n]*)")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
-_FILLER = re.compile(
-    r"^(?:(?:ok|okay|so|well|hmm|now|then|alright|great|good|thanks|thank you|and|please|sure|first|next)\b"
-    r"[ ,:]*"
-    r"|(?:yes|no)\b(?: *[,:.!]+ *| (?=(?:is|are|was|does|do|did|can|could|would|will|has|it)\b))"
-    r"|(?:my |the )?(?:first |next |last |final )?question(?: number)?(?: \d+)?(?: is)? ?[:,]+ *"
-    r"|(?:my |the )(?:first |next |last |final )?question (?:number )?(?:\d+ )?is[:,]? *"
-    r"|next (?:one|up) ?[:,]+ *|q?\d+ *[):]+ *|[ ,:;>#]+)"
-)
-_QUESTION_OPENING = re.compile(
-    r"(?:is|are|was|were|does|do|did|can|could|would|will|has|have|had|might|may|should"
-    r"|if|am i|what|who|whose|which|where|when|why|how|tell me|i want to know|i would like to know|i wonder)\b"
-)
 AUXILIARY = "is|are|was|were|does|do|did|has|have|had|can|ca|could|would|wo|will|should|might"
 PRONOUN = r"(?:it|they|you|we|i|one|people|there|someone|anyone|most people)"
-#: The end of a sentence that makes it a question
+_FILLER = re.compile(
+    r"(?:ok|okay|so|well|hmm|now|then|alright|great|good|thanks|thank you|and|please|sure|first|next)\b[ ,:]*"
+    rf"|(?:yes|no)\b(?: *[,:.!]+ *| (?=(?:{AUXILIARY}|it)\b))"
+    r"|(?:my |the )?(?:first |next |last |final )?question(?: number)?(?: \d+)?"
+    rf"(?:(?: is)? ?[:,]+ *| (?:is )?(?=(?:{AUXILIARY}) ))"
+    r"|q?\d+ *[):]+ *|[ ,:;>#]+"
+)
+_EDGES = " ?!.,:;'\n"
+_QUESTION_OPENING = re.compile(
+    rf"(?:{AUXILIARY}|may|if|am i|what|who|whose|which|where|when|why|how"
+    r"|tell me|i want to know|i would like to know|i wonder)\b"
+)
+#: The end of a sentence that makes it a question; "would you have it" does not end in one
 TAG = re.compile(
-    rf"[ ,]+(?:(?P<inverted>(?:{AUXILIARY})(?:n'?t| not)? {PRONOUN}(?: not)?)"
-    r"|(?:is (?:that|this) |am i )?(?:right|correct|true|so)|which (?:one|of them)|one or the other"
-    r"|(?:yes|yeah|true|right) or (?:no|nah|false|wrong)|or (?:no|nah|nope|what)|you know|i (?:presume|suppose|take it)"
-    r"|yes|no|yeah|huh|eh|innit|or not|isn't that (?:right|so)|is (?:that|it) not so"
-    r"|(?<=, )(?:dear|deary|dearie|sweetie|honey|love|darling|buddy|mate|pal|dude|bro|man|sir|please|though|then))$"
+    rf"[ ,]+(?:(?!have )(?:{AUXILIARY})(?:n'?t| not)? {PRONOUN}(?: not)?|right|correct|true|so|yes|no|yeah|huh|eh|innit"
+    r"|(?:yes|yeah|true|right) or (?:no|nah|false|wrong)|or (?:no|nah|nope|what))$"
 )
 _ASKING = re.compile(r"\b(?:whether|wonder|wondering|ask|tell me|know if)\b")
 _STATEMENT = re.compile(r"\b(?:it|its|they|that|this|there) (?:is|are|was|has|can|does)?\b")
@@ -121,18 +93,18 @@ ADJECTIVES = frozenset({"orange"})
 _HEDGE = r"(?:(?:perhaps|possibly|maybe|by any chance|simply|just|actually|really) )?"
 _SURE_GUESS = re.compile(
     r"(?:(?:my|the) )?(?:(?:(?:final|last|best|first|next) )?(?:guess|answer)(?: is| would be| ?[:,])"
-    r"|(?:final|last) (?:guess|answer) )(?: that)?[ ,:]*(?:it is |is it )?(?P<name>.+)"
+    r"|(?:final|last) (?:guess|answer) )(?: that)?[ ,:]*(?:it is |is it )?(.+)"
 )
 _MILD_GUESS = re.compile(
     r"(?:i (?:think|believe|say|am sure|would say|guess|will guess)(?: that)? )?it (?:is|must be|has to be) "
-    r"(?P<name>.+)"
-    r"|i (?:(?:will|would) )?(?:now )?guess[ ,:]+(?P<guessed>.+)"
-    r"|you are thinking of (?P<thought>.+)"
+    r"(.+)"
+    r"|i (?:(?:will|would) )?(?:now )?guess[ ,:]+(.+)"
+    r"|you are thinking of (.+)"
 )
 _ASKED_GUESS = re.compile(
-    rf"(?:is it|are they) {_HEDGE}(?P<name>.+)"
-    rf"|(?:could|might|can|would) it {_HEDGE}be {_HEDGE}(?P<could>.+)"
-    r"|are you thinking of (?P<thought>.+)"
+    rf"(?:is it|are they) {_HEDGE}(.+)"
+    rf"|(?:could|might|can|would) it {_HEDGE}be {_HEDGE}(.+)"
+    r"|are you thinking of (.+)"
 )
 
 
@@ -144,10 +116,9 @@ def normalize(text: str) -> str:
     """
     text = text if text.isascii() else unicodedata.normalize("NFKC", text)
     text = text.lower().replace("i.e.", "that is").replace("e.g.", "such as").translate(_CHARACTERS)
-    text = re.sub(r"[^\S\n]+", " ", text)
-    text = _CONTRACTION.sub(_written_out, text)
-    text = _SPELLING.sub(lambda match: _SPELLINGS[match.group()], text)
-    return re.sub(r" *\n *", "\n", _SUBJECT.sub("it", text)).strip()
+    text = "\n".join(" ".join(line.split()) for line in text.split("\n")).strip()
+    text = _CONTRACTION.sub(_written_out, text) if "'" in text else text
+    return _SUBJECT.sub("it", text)
 
 
 def _written_out(match: re.Match[str]) -> str:
@@ -160,13 +131,9 @@ def core(sentence: str) -> str:
     >>> core("okay, my next question is: is it alive?")
     'is it alive'
     """
-    previous = None
-    text = sentence.strip()
-    while text != previous:
-        previous = text
-        text = _FILLER.sub("", text, count=1) or text  # a filler alone may be a name, such as "well"
-        if text == previous:  # punctuation may hide a filler
-            text = text.strip(" ?!.,:;'\n")
+    text = sentence.strip(_EDGES)
+    while (filler := _FILLER.match(text)) and filler.end() < len(text):  # a filler alone may be a name, such as "well"
+        text = text[filler.end() :].strip(_EDGES)
     return text
 
 
@@ -288,8 +255,7 @@ class Reader:
             return known
         bare = _without_article(words)
         is_one_thing = bare != words and " " not in bare and bare.isalpha()
-        is_category = not {bare, bare.removesuffix("s")}.isdisjoint(self._categories)
-        return bare if is_one_thing and not is_category else None
+        return bare if is_one_thing and bare not in self._categories else None
 
     def _named(self, words: str, solution: str) -> Guess:
         """Return the guess in words that are marked as a guess, even if the object is unknown."""
@@ -303,7 +269,8 @@ class Reader:
 
 
 def _group(match: re.Match[str]) -> str:
-    return core(next(group for group in match.groups() if group is not None))
+    """Return the text of the one group that took part in a match."""
+    return core(next(filter(None, match.groups())))
 
 
 def _without_article(words: str) -> str:

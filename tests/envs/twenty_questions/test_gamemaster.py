@@ -51,12 +51,14 @@ def test_sizes_are_compared_if_they_differ_clearly() -> None:
     [
         ("Does it start with d?", YES),
         ("Does its name begin with the letter c?", NO),
+        ("Does it start with u?", NO),
         ("Is the first letter a vowel?", NO),
         ("Is the first letter a consonant?", YES),
         ("Does its name have more than five letters?", NO),
         ("Does its name have fewer than 4 letters?", YES),
         ("Does it have 3 letters?", YES),
         ("Is it one word?", YES),
+        ("Is it a single word?", YES),
     ],
 )
 def test_questions_about_the_name(question: str, reply: str) -> None:

@@ -132,6 +132,8 @@ def test_invalid_actions(text: str, fault: Fault) -> None:
         "[Is it alive?]",
         '"Is it alive?"',
         "My next question is: is it alive?",
+        "My next question is is it alive?",
+        "Question 3 is it alive?",
         "Yes. Is it alive?",
     ],
 )
