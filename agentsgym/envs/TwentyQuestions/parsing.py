@@ -227,7 +227,7 @@ class Reader:
         question = Question(text=sentence)
         is_property = self._language.understand(sentence) is not None
         asked = _ASKED_GUESS.fullmatch(sentence)
-        words = _group(asked) if asked else sentence
+        words = _group(asked) if asked else sentence.removeprefix("is ")  # "Is a dog?"
         name = self._known(words, solution)
         if name is not None and is_property and self._is_kind(name, solution):
             return [Question(text=sentence, name=name)]

@@ -80,6 +80,12 @@ def test_a_name_of_a_kind_is_a_question_unless_it_is_the_secret(text: str) -> No
     assert READER.parse(text, "fish") == Guess(name="fish")
 
 
+@pytest.mark.parametrize("text", ["Is an apple?", "is apple", "Is a apple?"])
+def test_a_guess_that_lacks_the_pronoun_is_a_guess(text: str) -> None:
+    assert READER.parse(text) == Guess(name="apple")
+    assert READER.parse("Is an apple bigger than it?") == Question(text="is an apple bigger than it")
+
+
 @pytest.mark.parametrize("text", ["[fish]", "My final guess is: a fish", "fish"])
 def test_a_name_of_a_kind_that_is_marked_as_a_guess_is_one(text: str) -> None:
     assert READER.parse(text, "shark") == Guess(name="fish")
