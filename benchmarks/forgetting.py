@@ -43,8 +43,9 @@ def started(folder: Path, args: GRPOEnvConfig) -> Path:
         policy = tiny_policy(TwentyQuestionsEnv(env_config=CONFIG), seed=args.seed)
         run = TrainingRun(policy, args, unit="game")
         run.warm_start(demonstrations(run, NUM_DEMONSTRATIONS), IMITATION_STEPS, observation_loss=True)
-        run.model.save_pretrained(start)
-        run.tokenizer.save_pretrained(start)
+        parts: Any = run
+        parts.model.save_pretrained(start)
+        parts.tokenizer.save_pretrained(start)
     return start
 
 
@@ -81,7 +82,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         trajectories = demonstrations(run, options.demonstrations)
         kept = Demonstrations(trajectories=trajectories, weight=options.weight, observation_loss=True)
     rows: Any = TwentyQuestionsEnv.get_train_dataset(CONFIG, size=2048, seed=options.seed, split="all")
-    rows = rows.filter(lambda row: row["task_data"]["solution"] in used)
+    solutions = [task["solution"] for task in rows["task_data"]]
+    rows = rows.select([index for index, solution in enumerate(solutions) if solution in used])
     start = time.process_time()
     run.learn(env, rows, demonstrations=kept)
     found["cpu_s"] = round(time.process_time() - start)
