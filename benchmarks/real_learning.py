@@ -6,7 +6,7 @@
 A run evaluates the untrained model, imitates demonstrations, trains with ``GRPOEnvTrainer``, evaluates on the same
 held-out tasks, and appends a line to a file: win rates with 95% intervals, the win rate of every training step, and the
 CPU time of each phase. The policy after the warm start is kept in the folder with its results, and later runs of the
-same lesson and seed start from it. ``--credit trl`` trains with TRL's ``GRPOTrainer`` and a rollout function written by
+same lesson and seed start from it; with ``--cold``, nothing is imitated. ``--credit trl`` trains with TRL's ``GRPOTrainer`` and a rollout function written by
 hand.
 """
 
@@ -59,19 +59,19 @@ class Session:
     def __init__(self, name: str, options: argparse.Namespace) -> None:
         self.lesson, self.options = LESSONS[name], options
         self.start: Path = options.folder / f"{name}-{options.seed}-start"
-        self.is_new = not self.start.exists()
+        self.is_new = options.cold or not self.start.exists()
         models = model_settings("adapters" if self.is_new else options.weights, options.device)
         model, tokenizer = load_policy("smollm2" if self.is_new else str(self.start), models)
         policy = model.to(options.device), tokenizer
         self.run = TrainingRun(policy, training_args(self.lesson, name, options), models)
-        config = {**self.lesson.env_config}
+        config = {**self.lesson.env_config, **({} if options.credit == "turn" else self.lesson.outcome)}
         self.env = self.lesson.env_class(self.run.tokenizer, config)
         sizes = {"size": 4096, "seed": options.seed}, {"size": options.tasks}
         train, held_out = ({**size, **self.lesson.rows} for size in sizes)
         self.rows: Any = self.lesson.env_class.get_train_dataset(config, **train)
         rows: Any = self.lesson.env_class.get_eval_dataset(config, **held_out)
         self.tasks: Rows = rows["task_data"]
-        keys = ("seed", "credit", "weights", "learning_rate")
+        keys = ("seed", "cold", "credit", "weights", "learning_rate")
         chosen = {key: getattr(options, key) for key in keys}
         chosen["discount"] = self.run.args.discount
         where = {"device": device_name(options.device), "computed_in": "bfloat16" if self.run.args.bf16 else "float32"}
@@ -81,8 +81,11 @@ class Session:
     def learn(self) -> None:
         """Warm up unless an earlier run did, train, and evaluate."""
         if self.is_new:
+            self.evaluate("untrained")
+        if self.options.cold:
+            self.found["before"] = self.found["untrained"]
+        else:
             self.warm_start()
-        self.found |= json.loads((self.start / RESULTS).read_text())
         log = StepLog()
         if self.options.credit == "trl":
             train_by_hand(self.run, self.env, self.rows, log)
@@ -93,22 +96,23 @@ class Session:
         self.evaluate("after")
 
     def warm_start(self) -> None:
-        """Evaluate, imitate, evaluate, and keep the policy."""
-        self.evaluate("untrained")
-        lesson, rows = self.lesson, self.rows["task_data"]
-        own = [cast("dict[str, Any]", rows[index % len(rows)]) for index in range(lesson.num_demonstrations)]
-        player = lesson.player(self.env, self.options.seed)
-        demonstrations = self.run.play("demonstrations", self.env, own, player)
-        size = 16 if self.options.device == "cuda" else 4
-        batch: dict[str, Any] = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 16 // size}
-        self.run.warm_start(demonstrations, lesson.imitation_steps, learning_rate=5e-4, **batch)
-        self.split("warm start")
-        self.evaluate("before")
-        run: Any = self.run
-        run.model.save_pretrained(self.start)
-        run.tokenizer.save_pretrained(self.start)
-        kept = {name: self.found[name] for name in ("untrained", "before", "cpu_s", "wall_s")}
-        (self.start / RESULTS).write_text(json.dumps(kept))
+        """Imitate the lesson's player, evaluate, and keep the policy; or read the results of an earlier run."""
+        if self.is_new:
+            lesson, rows = self.lesson, self.rows["task_data"]
+            own = [cast("dict[str, Any]", rows[index % len(rows)]) for index in range(lesson.num_demonstrations)]
+            player = lesson.player(self.env, self.options.seed)
+            demonstrations = self.run.play("demonstrations", self.env, own, player)
+            size = 16 if self.options.device == "cuda" else 4
+            batch: dict[str, Any] = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 16 // size}
+            self.run.warm_start(demonstrations, lesson.imitation_steps, learning_rate=5e-4, **batch)
+            self.split("warm start")
+            self.evaluate("before")
+            run: Any = self.run
+            run.model.save_pretrained(self.start)
+            run.tokenizer.save_pretrained(self.start)
+            kept = {name: self.found[name] for name in ("untrained", "before", "cpu_s", "wall_s")}
+            (self.start / RESULTS).write_text(json.dumps(kept))
+        self.found |= json.loads((self.start / RESULTS).read_text())
 
     def evaluate(self, name: str) -> None:
         """Play the held-out tasks, and print the result and three transcripts."""
@@ -173,7 +177,8 @@ def training_args(lesson: Lesson, name: str, options: argparse.Namespace) -> GRP
     if options.credit == "rollout":
         settings |= {"advantage_estimator": "grpo", "discount": 1.0}
     options.learning_rate = settings["learning_rate"]
-    run_name = f"{name}-{options.seed}-{options.credit}-{options.weights}-{options.learning_rate}"
+    start = "cold-" * options.cold
+    run_name = f"{name}-{options.seed}-{start}{options.credit}-{options.weights}-{options.learning_rate}"
     return GRPOEnvConfig(str(options.folder / run_name), **settings)
 
 
@@ -187,6 +192,7 @@ def main() -> None:
     parser.add_argument(
         "--credit", choices=["turn", "rollout", "trl"], default="turn", help="what a reward is credited to"
     )
+    parser.add_argument("--cold", action="store_true", help="imitate nothing first")
     parser.add_argument("--weights", choices=["adapters", "all"], default="adapters", help="what is trained")
     parser.add_argument("--tasks", type=int, default=128, help="tasks of each evaluation")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--thresholds", type=float, nargs="+", default=[0.3, 0.4, 0.5, 0.6])
     options = parser.parse_args()
     runs = [json.loads(line) for line in options.file.read_text().splitlines()]
+    runs = [run for run in runs if not run.get("cold")]
     runs.sort(key=lambda run: (run["lesson"], run["seed"]))
     for table in (learning_table(runs), credit_table(runs, options.thresholds), rates_table(runs)):
         print("\n".join(table), end="\n\n")

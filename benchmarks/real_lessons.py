@@ -1,4 +1,4 @@
-"""What SmolLM2-135M-Instruct is taught in ``real_learning.py``: six environments, and whom it imitates first."""
+"""What SmolLM2-135M-Instruct is taught in ``real_learning.py``: the environments, and whom it imitates first."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from agentsgym.envs.PriceList import ImitationPlayer as ShoppingPlayer
 from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
+from benchmarks.real_asker import FreeAsker
 from benchmarks.real_games import CarelessGuesser, NumberGuessing
 from benchmarks.real_shop import SHOP_PROMPT, Shop
 from examples.customer_service import Clerk
@@ -34,6 +35,7 @@ class Lesson:
         training_steps: Number of optimizer steps from rewards, of 32 episodes each.
         learning_rate: The learning rate of those.
         training: Fields of ``GRPOEnvConfig`` that differ from the common ones.
+        outcome: Fields of ``env_config`` that differ if a reward is not credited by turn.
     """
 
     env_class: type[MultistepEnv]
@@ -45,6 +47,7 @@ class Lesson:
     learning_rate: float
     rows: Mapping[str, Any] = field(default_factory=dict[str, Any])
     training: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    outcome: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 # The model's chat template has no place for tools: the prompt describes them and the format of a call.
@@ -54,6 +57,7 @@ TOOLS_PROMPT = (
     "Give the answer as a number alone."
 )
 OBJECTS = ("bed", "car", "cow", "dog", "fish", "hat", "knife", "snake")
+MORE_OBJECTS = (*OBJECTS, "apple", "bicycle", "book", "tree")
 PROPERTIES = ("animal", "electric", "fur", "sharp", "soft", "swim", "vehicle", "wheels")
 
 
@@ -73,6 +77,24 @@ LESSONS = {
         training_steps=24,
         learning_rate=1.5e-4,
         training={"max_turn_tokens": 48},
+    ),
+    "free_english": Lesson(  # any question about any of the 158 properties, in any words
+        env_class=TwentyQuestionsEnv,
+        env_config={
+            "objects": sorted(MORE_OBJECTS),
+            "max_steps_per_episode": 5,
+            "error_allowance": 5,
+            "system_prompt": f"Find out which of these I am thinking of: {', '.join(sorted(MORE_OBJECTS))}. Each time, "
+            "ask one short question, such as: Is it an animal? Can you eat it? Is it made of metal? Is it a car?",
+        },
+        rows={"split": "all"},
+        player=lambda env, seed: FreeAsker(env, seed=seed),
+        num_demonstrations=320,
+        imitation_steps=20,
+        training_steps=20,
+        learning_rate=3e-4,
+        training={"discount": 0.0},  # a question is worth what its own reply reveals
+        outcome={"reward_scheme": "win", "invalid_penalty": 0.1, "repeat_penalty": 0.05},
     ),
     "guessing": Lesson(
         env_class=NumberGuessing,
