@@ -4,10 +4,10 @@
     python benchmarks/real_learning.py guessing --seed 1 --credit rollout --output results.jsonl
 
 A run evaluates the untrained model, imitates demonstrations, trains with ``GRPOEnvTrainer``, evaluates on the same
-held-out tasks, and appends a line to a file: win rates with 95% intervals, the win rate of every training step, and the
-CPU time of each phase. The policy after the warm start is kept in the folder with its results, and later runs of the
-same lesson and seed start from it; with ``--cold``, nothing is imitated. ``--credit trl`` trains with TRL's ``GRPOTrainer`` and a rollout function written by
-hand.
+held-out tasks, and appends a line to a file: win rates with 95% intervals, the win rate of every training step, and
+the CPU time of each phase. The policy after the warm start is kept in the folder with its results, and later runs of
+the same lesson and seed start from it; with ``--cold``, nothing is imitated. ``--credit trl`` trains with TRL's
+``GRPOTrainer`` and a rollout function written by hand.
 """
 
 from __future__ import annotations
