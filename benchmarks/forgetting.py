@@ -1,6 +1,6 @@
 """How much a policy forgets of what it imitated but does not meet in reinforcement learning, and what prevents it.
 
-    python benchmarks/forgetting.py --seed 1 --weight 0.3 --output forgetting.jsonl    # from the repository's root
+    python benchmarks/forgetting.py --seed 1 --weight 0.3 >> forgetting.jsonl    # from the repository's root
 
 The tiny policy imitates games of Twenty Questions about 32 objects, and then learns from rewards with 24 of them. A run
 evaluates it on both parts before and after. ``--weight`` keeps imitating the demonstrations (all 32 objects),
@@ -21,19 +21,13 @@ import torch
 from trl import ModelConfig
 
 from agentsgym import Demonstrations, GRPOEnvConfig, TrainingRun, tiny_policy
-from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, ImitationPlayer, TwentyQuestionsEnv
+from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, ImitationPlayer, TwentyQuestionsEnv
 from agentsgym.recipes.scripts import load_policy, quiet_logging
-from examples.twenty_questions import TINY_DEFAULTS, make_tasks
+from examples.twenty_questions import TINY_DEFAULTS, GameOptions, game_config, make_tasks
 
-CONFIG: dict[str, Any] = {
-    "objects": list(DEMO_OBJECTS),
-    "properties": list(DEMO_PROPERTIES),
-    "max_steps_per_episode": 7,
-    "final_guess": True,
-    "system_prompt": "",
-}
-NUM_DEMONSTRATIONS = 16_000
-IMITATION_STEPS = 3_500
+GAME = GameOptions()
+CONFIG = game_config(GAME)
+NUM_KEPT = 2048  # demonstrations that are imitated during training
 
 
 def started(folder: Path, args: GRPOEnvConfig) -> Path:
@@ -42,7 +36,7 @@ def started(folder: Path, args: GRPOEnvConfig) -> Path:
     if not start.exists():
         policy = tiny_policy(TwentyQuestionsEnv(env_config=CONFIG), seed=args.seed)
         run = TrainingRun(policy, args, unit="game")
-        run.warm_start(demonstrations(run, NUM_DEMONSTRATIONS), IMITATION_STEPS, observation_loss=True)
+        run.warm_start(demonstrations(run, GAME.num_demonstrations), GAME.warm_start_steps, observation_loss=True)
         parts: Any = run
         parts.model.save_pretrained(start)
         parts.tokenizer.save_pretrained(start)
@@ -62,7 +56,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     held_out = list(DEMO_OBJECTS)[:: 32 // options.held_out] if options.held_out else []
     used = [name for name in DEMO_OBJECTS if name not in held_out]
     name = f"{options.seed}-{options.held_out}-{options.weight}-{options.beta}"
-    settings: dict[str, Any] = {**TINY_DEFAULTS, "max_steps": options.steps, "beta": options.beta}
+    settings: dict[str, Any] = {**TINY_DEFAULTS, "beta": options.beta}
     quiet: dict[str, Any] = {"report_to": "none", "save_strategy": "no", "use_cpu": True}
     args = GRPOEnvConfig(str(options.folder / name), seed=options.seed, **settings, **quiet)
     run = TrainingRun(load_policy(str(started(options.folder, args)), ModelConfig()), args, unit="game")
@@ -79,7 +73,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     evaluate("before")
     kept = None
     if options.weight:
-        trajectories = demonstrations(run, options.demonstrations)
+        trajectories = demonstrations(run, NUM_KEPT)
         kept = Demonstrations(trajectories=trajectories, weight=options.weight, observation_loss=True)
     rows: Any = TwentyQuestionsEnv.get_train_dataset(CONFIG, size=2048, seed=options.seed, split="all")
     solutions = [task["solution"] for task in rows["task_data"]]
@@ -99,25 +93,18 @@ def win_rate(run: TrainingRun, env: Any, label: str, objects: Sequence[str]) -> 
 
 
 def main() -> None:
-    """Run once, and print the result."""
+    """Run once, and print the result as a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--weight", type=float, default=0.0, help="of the loss on demonstrations during training")
-    parser.add_argument("--demonstrations", type=int, default=2048, help="number of games that are kept for it")
     parser.add_argument("--beta", type=float, default=0.0, help="of the KL term")
     parser.add_argument("--held-out", type=int, choices=[0, 8], default=8, help="objects that training does not use")
-    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("outputs/forgetting"))
-    parser.add_argument("--output", type=Path, help="file to append the result to")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     quiet_logging()
-    found = json.dumps(measured(options))
-    print(found)
-    if options.output:
-        with options.output.open("a") as file:
-            file.write(found + "\n")
+    print(json.dumps(measured(options)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from agentsgym.envs.TwentyQuestions import ImitationPlayer
 from agentsgym.envs.TwentyQuestions.gamemaster import load_language
 from agentsgym.envs.TwentyQuestions.players import Notes
 
-_PARAPHRASES: Final = Path("tests/envs/twenty_questions/paraphrases.csv")
+_PARAPHRASES: Final = Path(__file__).parents[1] / "tests/envs/twenty_questions/paraphrases.csv"
 _MAX_WORDS: Final = 8
 
 

@@ -60,7 +60,7 @@ class Session:
         self.lesson, self.options = LESSONS[name], options
         self.start: Path = options.folder / f"{name}-{options.seed}-start"
         self.is_new = options.cold or not self.start.exists()
-        models = model_settings("adapters" if self.is_new else options.weights, options.device)
+        models = model_settings("adapters" if self.is_new and not options.cold else options.weights, options.device)
         model, tokenizer = load_policy("smollm2" if self.is_new else str(self.start), models)
         policy = model.to(options.device), tokenizer
         self.run = TrainingRun(policy, training_args(self.lesson, name, options), models)

@@ -31,6 +31,7 @@ from agentsgym.recipes.sections import PlacedError
 from agentsgym.recipes.warm_start import open_store, play_demonstrations, player_of, stored_demonstrations
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tiny import HasVocabulary, environment_texts, tiny_model, tiny_policy
+from agentsgym.training.demonstrations import Demonstrations
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from agentsgym.statistics.metrics import Evaluation
     from agentsgym.store.reader import RolloutStore
     from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.demonstrations import Demonstrations
 
 _NUM_READ = 64  # tasks played to find words for which the tiny policy has no token
 

@@ -40,7 +40,7 @@ class Demonstrations:
         observation_loss: Whether the policy also learns to predict their observations.
 
     Raises:
-        ConfigError: A value is invalid, or there is nothing to imitate.
+        ConfigError: A value is invalid.
     """
 
     trajectories: Sequence[Trajectory]
@@ -78,6 +78,10 @@ class DemonstrationLoss:
         check_ids(self._rows, trl.policy())
         self._trl = trl
         self._seed = seed
+        self.begin_run()
+
+    def begin_run(self) -> None:
+        """Forget what was drawn, since a run may begin in the middle of a step that an earlier one did not complete."""
         self._step = -1
         self._num_drawn = 0  # micro-batches in this step
 

@@ -158,12 +158,10 @@ class GRPOEnvTrainer(RestartableTrainer):
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
         self.environments = build_environments(env, tokenizer, self.args, train_dataset, eval_dataset)
         self.curriculum, self.distillation = curriculum, distillation
-        added = None if demonstrations is None else DemonstrationLoss(demonstrations, self._trl, args.seed)
-        self._build(tokenizer, agent, added)
+        self._demonstrations = demonstrations and DemonstrationLoss(demonstrations, self._trl, args.seed)
+        self._build(tokenizer, agent)
 
-    def _build(
-        self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None, demonstrations: DemonstrationLoss | None
-    ) -> None:
+    def _build(self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> None:
         args, trl = self.args, self._trl
         policy, accelerator = trl.policy(), self.accelerator
         flags = {"has_aux_loss": trl.has_aux_loss, "has_own_scheduler": self.lr_scheduler is not None}
@@ -182,7 +180,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._diagnostics = Diagnostics(args, self.estimator)
         self.statistics = LossStatistics(args.loss, **trl.clip_epsilons, device=trl.device)
         self.value_model = build_value_model(policy, args, accelerator)
-        self._microbatch_loss = MicrobatchLoss(trl, args, self.statistics, self.value_model, demonstrations)
+        self._microbatch_loss = MicrobatchLoss(trl, args, self.statistics, self.value_model, self._demonstrations)
         set_up_reports(self.callback_handler.callbacks, args.tracked_groups, args.printed_groups)
         observers = build_observers(args, self.environments, self.estimator)
         for callback in (MemoryWarning(), *observers, FlushMetrics(self.flush_statistics)):
@@ -203,6 +201,8 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.statistics.clear()
         if self.curriculum is not None:
             self.curriculum.reset()
+        if self._demonstrations is not None:
+            self._demonstrations.begin_run()
         self.generator.policy.weights_changed()
         self._trl.reset_run_state()
 

@@ -42,16 +42,8 @@ WATCHED = (
     *("loss", "grad_norm", "entropy", "kl", "num_tokens"),
     *("reward", "reward_std", "win_rate", "turns/mean", "active_fraction/turn_03"),
     *("sampling/kl/k1", "sampling/sampling_logp_difference/mean", "sampling/importance_sampling_ratio/min"),
-    *("curriculum/levels_known", "curriculum/levels_in_bounds"),
-    *(
-        "groups/kept",
-        "groups/resampled",
-        "value_loss",
-        "observation_loss",
-        "demonstration_loss",
-        "rollouts/retried",
-        "failed",
-    ),
+    *("curriculum/levels_known", "curriculum/levels_in_bounds", "demonstration_loss"),
+    *("groups/kept", "groups/resampled", "value_loss", "observation_loss", "rollouts/retried", "failed"),
     *("advantage/turn_01", "advantage_std/turn_01", "step_groups/mean_size", "frac_reward_zero_std"),
     *("entropy/turn_01", "ratio/turn_01", "clip_ratio/turn_01", "effective_sample_size"),
 )

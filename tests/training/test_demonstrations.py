@@ -87,12 +87,14 @@ def test_a_policy_imitates_where_rewards_teach_nothing(tmp_path: Path) -> None:
 
 def test_micro_batches_and_steps_draw_different_demonstrations(tmp_path: Path) -> None:
     trainer, _ = exact(tmp_path, demonstrations=demonstrated(50, batch_size=2))
-    demonstrations: Any = trainer._microbatch_loss._demonstrations
+    demonstrations: Any = trainer._demonstrations
     drawn = [demonstrations._draw()[0].tolist() for _ in range(8)]
     assert len({str(one) for one in drawn}) > 4
     trainer.state.global_step += 1
     assert demonstrations._draw()[0].tolist() != drawn[0]
     trainer.state.global_step -= 1
+    assert demonstrations._draw()[0].tolist() == drawn[0]
+    trainer._begin_run()  # after an interruption in the middle of this step
     assert demonstrations._draw()[0].tolist() == drawn[0]
 
 

@@ -149,7 +149,7 @@ class Language:
         return _EITHER.sub(r"\1 than \3 or \2 than \3", text) if " or " in text else text
 
     def _derived(self, text: str) -> tuple[Meaning, ...]:
-        """Return what a text asks about the name, or the size of another object, if it does."""
+        """Return the meaning of a question about the name or of a comparison with an object; empty if it is neither."""
         found = derived_key(text, self._names)
         return (Meaning(key=found[0], opposite=found[1]),) if found else ()
 
