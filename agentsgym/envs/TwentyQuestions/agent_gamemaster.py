@@ -63,7 +63,9 @@ _ANSWERS: Final = (
     (YES, re.compile(f"(?:yes|yeah|yep){_NOT_BEFORE}")),
     (NO, re.compile(f"(?:no|nope){_NOT_BEFORE}")),
 )
-_PREFIX: Final = re.compile(r"(?:(?:the |my )?(?:answer|reply)\b(?: is\b)?|a(?= )) ?")
+_PREFIX: Final = re.compile(
+    r"(?:(?:the |my )?(?:answer|reply)\b(?: to (?:the|this|that|your) question)?(?: is\b)?|a(?= )) ?"
+)
 
 
 def read_reply(text: str) -> str:

@@ -197,18 +197,18 @@ class Reader:
             is_question = _QUESTION_OPENING.match(inner) is not None
             found += self._question(inner, solution) if is_question else [self._named(inner, solution)]
         for match in _SENTENCE.finditer(_BRACKETS.sub(" ", text)):
-            sentence, is_asked = core(match[1]), "?" in match[2]
+            sentence = core(match[1])
             if sentence and not (bracketed and _DANGLING.fullmatch(sentence)):
-                found += self._sentence(sentence, solution, is_asked=is_asked)
+                found += self._sentence(sentence, solution, end=match[2])
         guesses = [move for move in found if isinstance(move, Guess)]
         is_one_guess = len(guesses) == len(found) and len(set(guesses)) == 1  # "Is it a clock? [clock]"
         return found[:1] if is_one_guess else found
 
-    def _sentence(self, sentence: str, solution: str, *, is_asked: bool) -> list[Question | Guess]:
+    def _sentence(self, sentence: str, solution: str, *, end: str) -> list[Question | Guess]:
         sure = _SURE_GUESS.fullmatch(sentence)
         if sure and _group(sure):
             return [self._named(_group(sure), solution)]
-        if is_asked or _QUESTION_OPENING.match(sentence) or self._is_question(sentence):
+        if "?" in end or _QUESTION_OPENING.match(sentence) or self._is_question(sentence, end):
             return self._question(sentence, solution)
         mild = _MILD_GUESS.fullmatch(sentence)
         words = _group(mild) if mild else ""
@@ -217,10 +217,11 @@ class Reader:
             name = self._object(words, solution)
         return [] if name is None else [Guess(name=name)]
 
-    def _is_question(self, sentence: str) -> bool:
-        """Return whether a sentence without a question mark is a question, such as "it's soft, right" or "bladed"."""
-        is_statement = _STATEMENT.search(sentence) and not (TAG.search(sentence) or _ASKING.search(sentence))
-        return not is_statement and self._language.understand(sentence) is not None
+    def _is_question(self, sentence: str, end: str) -> bool:
+        """Return whether a sentence without a question mark is a question: "it's soft, right", "bladed", but not "Read."."""
+        is_statement = "." in end or _STATEMENT.search(sentence)
+        is_asked = not is_statement or TAG.search(sentence) or _ASKING.search(sentence)
+        return bool(is_asked) and self._language.understand(sentence) is not None
 
     def _question(self, sentence: str, solution: str) -> list[Question | Guess]:
         """Return the question or the guess in a sentence, or two questions if there are several."""

@@ -105,6 +105,7 @@ def asked_by(gamemaster: Any, questions: list[str], **options: Any) -> tuple[lis
         ("yes, it is", YES),
         ("**YES!**", YES),
         ("Answer: yes", YES),
+        ("The answer to this question is no.", NO),
         ("The answer is: \u201cYes\u201d.", YES),
         ("A: yeah", YES),
         ("\n\n  No\nBecause it is a clock.", NO),

@@ -119,6 +119,7 @@ def test_a_list_of_objects_names_none_of_them() -> None:
         ("hello there", Fault.NO_QUESTION),
         ("I think it is alive.", Fault.NO_QUESTION),
         ("I guess so.", Fault.NO_QUESTION),
+        ("Read the next question.", Fault.NO_QUESTION),
         ("[ ]", Fault.NO_QUESTION),
     ],
 )
