@@ -151,6 +151,7 @@ class TwentyQuestionsEnv(MultistepEnv):
             "candidates": self.candidates.all | secret_bit,
             "num_at_start": (self.candidates.all | secret_bit).bit_count(),
             "asked": frozenset[str](),
+            "turns_left": self.env_config["max_steps_per_episode"],
             "observation": self.style.first_prompt(solution),
             "done": False,
         }
@@ -163,6 +164,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         self, session_id: str, state: dict[str, Any], action: str
     ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
         move = self.style.parse(self._reader, action, state["solution"])
+        state = {**state, "turns_left": state["turns_left"] - 1}
         if isinstance(move, Fault):
             reward = self._reward(Outcome(penalty=self._invalid_penalty))
             info = {"success": False, "invalid": True, "reason": move.name.lower()}
@@ -177,9 +179,7 @@ class TwentyQuestionsEnv(MultistepEnv):
             return next_state, self._reward(Outcome(correct=True)), True, info
         kept = ~self.candidates.bit.get(move.name, 0)
         is_final = self.style.is_final_guess
-        next_state, outcome = self._rule_out(
-            state, f"guess {move.name}", kept=kept, penalty=0.0, is_rewarded=not is_final
-        )
+        next_state, outcome = self._rule_out(state, f"guess {move.name}", kept=kept, penalty=0.0, is_over=is_final)
         return {**next_state, "observation": self.style.replies[NO]}, self._reward(outcome), is_final, info
 
     def _state_key(self, state: dict[str, Any]) -> Hashable:
@@ -224,15 +224,21 @@ class TwentyQuestionsEnv(MultistepEnv):
         return {**next_state, "observation": self.style.replies.get(reply, reply)}, self._reward(outcome), False, info
 
     def _rule_out(
-        self, state: dict[str, Any], topic: str, *, kept: int, penalty: float, is_rewarded: bool = True
+        self, state: dict[str, Any], topic: str, *, kept: int, penalty: float, is_over: bool = False
     ) -> tuple[dict[str, Any], Outcome]:
-        """Rule out the objects that are not in the mask ``kept``, and record the topic."""
+        """Rule out the objects that are not in the mask ``kept``, and record the topic.
+
+        Information is worth nothing once the game is over: rewarding it teaches a policy to ask until the end.
+        """
         before: int = state["candidates"]
         after = before & kept
-        fraction = information_fraction(before.bit_count(), after.bit_count(), state["num_at_start"])
+        is_over = is_over or not state["turns_left"]
+        fraction = (
+            0.0 if is_over else information_fraction(before.bit_count(), after.bit_count(), state["num_at_start"])
+        )
         repeat = self._repeat_penalty if topic in state["asked"] else 0.0
         next_state = {**state, "candidates": after, "asked": state["asked"] | {topic}}
-        return next_state, Outcome(information=fraction if is_rewarded else 0.0, penalty=repeat + penalty)
+        return next_state, Outcome(information=fraction, penalty=repeat + penalty)
 
     def is_candidate(self, solution: str) -> bool:
         """Whether a solution, in any of its names, is one of the objects."""

@@ -71,6 +71,16 @@ def test_a_wrong_guess_brings_the_information_of_one_object() -> None:
     assert rewards(ENV, "bee", ["Is it a dog?", "[dog]", "Is it a zeppelin?"]) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("last", ["Is it an animal?", "Is it a dog?", "What is it?", "hello"])
+def test_only_the_right_guess_is_rewarded_in_the_last_turn(last: str) -> None:
+    env = TwentyQuestionsEnv(None, {**GAME, "max_steps_per_episode": 3, "invalid_penalty": 0})
+    before = ["hello", "Can it fly?"]  # an invalid action takes a turn too
+    assert rewards(env, "bee", [*before, last])[1] > 0
+    assert rewards(env, "bee", [*before, last])[2] == 0.0
+    assert rewards(env, "bee", [*before, "Is it a bee?"])[2] == 1.0
+    assert rewards(ENV, "bee", [*before, "Is it an animal?"])[2] > 0
+
+
 def test_penalties_of_the_default_scheme() -> None:
     actions = ["", "Is it alive? Is it big?", "Is it an animal?", "Is it some kind of animal?", "What is it?"]
     paid = rewards(ENV, "bee", actions)

@@ -33,7 +33,7 @@ class Solver:
     def outcome(self, state: State, secret: str, move: str) -> tuple[float, State | None]:
         """The shaped reward of a move and the next state; None if it ends the game."""
         mask, turns = state
-        begun = {**self.env._initialize_episode("s", {"solution": secret}), "candidates": mask}
+        begun = {**self.env._initialize_episode("s", {"solution": secret}), "candidates": mask, "turns_left": turns}
         after, reward, is_over, _ = self.env._step_episode("s", begun, move)
         is_over = is_over or turns == 1
         potential = 0.0 if is_over else self.env._potential(after)
