@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from agentsgym import (
     GRPOEnvTrainer,
     PolicyAgent,
     RolloutStore,
+    ScriptedAgent,
     Trajectory,
     audit,
     check_env,
@@ -69,6 +71,22 @@ def test_the_record_is_what_its_own_template_renders(policy: tuple[Any, Any], ro
         assert rendered.startswith(recorded.removesuffix("\n"))
         assert len(rendered) - len(recorded) <= len("<|im_end|>\n")  # an answer at its limit has no end
         assert sum(rollout.agent_token_mask) == sum(turn.stop - turn.start for turn in rollout.turns)
+
+
+def test_an_episode_that_the_caller_began_is_a_row_of_its_tokens(policy: tuple[Any, Any]) -> None:
+    _, tokenizer = policy
+    env = TwentyQuestionsEnv(tokenizer, {"objects": ["bee", "kite"], "max_steps_per_episode": 3})
+    env.active_states["mine"] = env._initialize_episode("mine", {"solution": "bee", "seed": 0})
+    said = ["Is it an animal?", "Can it fly?", "Is it a bee?"]
+    row = env._run_complete_episode("mine", ScriptedAgent(said))
+    mask, rewards = row["agent_token_mask"], row["per_token_rewards"]
+    assert len(row["full_token_ids"]) == len(mask) == len(rewards)
+    turns = [list(part) for is_agent, part in groupby(range(len(mask)), lambda i: mask[i]) if is_agent]
+    for turn, text in zip(turns, said, strict=True):
+        decoded = tokenizer.decode([row["full_token_ids"][i] for i in turn], skip_special_tokens=True)
+        assert decoded.strip() == text
+    assert sum(rewards) == pytest.approx(row["final_reward"])
+    assert all(is_agent for is_agent, reward in zip(mask, rewards, strict=True) if reward)
 
 
 def test_its_environment_passes_every_check(policy: tuple[Any, Any]) -> None:
