@@ -93,7 +93,8 @@ LESSONS = {
         imitation_steps=20,
         training_steps=20,
         learning_rate=3e-4,
-        training={"discount": 0.0},  # a question is worth what its own reply reveals
+        # A question is worth what its own reply reveals; 8 of the 12 objects are in each batch.
+        training={"discount": 0.0, "num_generations": 4, "lr_scheduler_type": "linear"},
         outcome={"reward_scheme": "win", "invalid_penalty": 0.1, "repeat_penalty": 0.05},
     ),
     "guessing": Lesson(

@@ -218,7 +218,7 @@ class Reader:
         return [] if name is None else [Guess(name=name)]
 
     def _is_question(self, sentence: str, end: str) -> bool:
-        """Return whether a sentence without a question mark is a question: "it's soft, right", "bladed", but not "Read."."""
+        """Return whether a sentence without a question mark is a question, such as "it's soft, right" or "bladed"."""
         is_statement = "." in end or _STATEMENT.search(sentence)
         is_asked = not is_statement or TAG.search(sentence) or _ASKING.search(sentence)
         return bool(is_asked) and self._language.understand(sentence) is not None

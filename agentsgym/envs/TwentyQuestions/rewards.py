@@ -13,7 +13,7 @@ class Outcome:
 
     Attributes:
         correct: Whether the turn was the correct guess.
-        information: The fraction of the game's information that the turn gained, in [0, 1]; 0 if the turn ends the game.
+        information: The fraction of the game's information that the turn gained, in [0, 1]; 0 if it ended the game.
         penalty: The amount to subtract, at least 0.
     """
 
