@@ -179,7 +179,9 @@ class TwentyQuestionsEnv(MultistepEnv):
             return next_state, self._reward(Outcome(correct=True)), True, info
         kept = ~self.candidates.bit.get(move.name, 0)
         is_final = self.style.is_final_guess
-        next_state, outcome = self._rule_out(state, f"guess {move.name}", kept=kept, penalty=0.0, is_over=is_final)
+        if is_final:
+            state = {**state, "turns_left": 0}
+        next_state, outcome = self._rule_out(state, f"guess {move.name}", kept=kept, penalty=0.0)
         return {**next_state, "observation": self.style.replies[NO]}, self._reward(outcome), is_final, info
 
     def _state_key(self, state: dict[str, Any]) -> Hashable:
@@ -224,7 +226,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         return {**next_state, "observation": self.style.replies.get(reply, reply)}, self._reward(outcome), False, info
 
     def _rule_out(
-        self, state: dict[str, Any], topic: str, *, kept: int, penalty: float, is_over: bool = False
+        self, state: dict[str, Any], topic: str, *, kept: int, penalty: float
     ) -> tuple[dict[str, Any], Outcome]:
         """Rule out the objects that are not in the mask ``kept``, and record the topic.
 
@@ -232,10 +234,9 @@ class TwentyQuestionsEnv(MultistepEnv):
         """
         before: int = state["candidates"]
         after = before & kept
-        is_over = is_over or not state["turns_left"]
-        fraction = (
-            0.0 if is_over else information_fraction(before.bit_count(), after.bit_count(), state["num_at_start"])
-        )
+        fraction = 0.0
+        if state["turns_left"]:
+            fraction = information_fraction(before.bit_count(), after.bit_count(), state["num_at_start"])
         repeat = self._repeat_penalty if topic in state["asked"] else 0.0
         next_state = {**state, "candidates": after, "asked": state["asked"] | {topic}}
         return next_state, Outcome(information=fraction, penalty=repeat + penalty)

@@ -237,7 +237,10 @@ def load_knowledge() -> KnowledgeBase:
 
 @functools.cache
 def load_wordings() -> Mapping[str, tuple[str, ...]]:
-    """Read the shared synonyms: the phrases that mean a term, that mean nothing (""), or that form a list ("@…")."""
+    """Read the shared synonyms: the phrases that mean a term, that mean nothing (""), or that form a list ("@…").
+
+    A term that occurs in no property, such as "owned" for "have a tree", makes a question not understood.
+    """
     wordings: dict[str, tuple[str, ...]] = {}
     for row in read_rows(WORDINGS_FILE):
         wordings[row["means"]] = (*wordings.get(row["means"], ()), *expand_list(row["phrases"]))
