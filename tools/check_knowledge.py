@@ -102,7 +102,8 @@ def greedy_play(label: str, env_config: dict[str, Any]) -> str:
     bound = lower_bound_questions(len(played), answers=3)
     return (
         f"{label} objects: greedy play wins {sum(bool(one.success) for one in played)} of {len(played)} games, in "
-        f"{statistics.fmean(turns):.2f} turns on average and at most {max(turns)}; no play needs less than {bound:.2f}"
+        f"{statistics.fmean(turns):.2f} turns on average and at most {max(turns)}; no "
+        f"player can need fewer than {bound:.2f}"
     )
 
 

@@ -14,16 +14,7 @@ from weakref import WeakValueDictionary
 
 from agentsgym.agents.base import as_agent
 from agentsgym.envs.shared.numbers import strip_reasoning
-from agentsgym.envs.TwentyQuestions.gamemaster import (
-    NO,
-    REPLIES,
-    SOMETIMES,
-    UNKNOWN,
-    YES,
-    Gamemaster,
-    load_language,
-    load_reader,
-)
+from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, SOMETIMES, UNKNOWN, YES, Gamemaster, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
 from agentsgym.envs.TwentyQuestions.parsing import Question, core, normalize
 from agentsgym.errors import AgentError
@@ -148,8 +139,7 @@ class AgentGamemaster:
         self._name = type(agent).__name__
         self._max_concurrent, self._max_retries, self._on_unreadable = max_concurrent, max_retries, on_unreadable
         self._cache = None if cache is None else AnswerCache(cache)
-        knowledge = load_knowledge()
-        self._known = Gamemaster(knowledge, load_language(), knowledge.properties if knowledge_first else ())
+        self._known = Gamemaster(load_knowledge().properties if knowledge_first else ())
         self._replies: dict[str, str] = {}
         self._busy: MutableMapping[str, threading.Lock] = WeakValueDictionary()
         self._lock = threading.Lock()

@@ -24,10 +24,12 @@ class Candidates:
         return self.mask_by_value[key][value]
 
     def _masks(self, knowledge: KnowledgeBase, key: str) -> dict[str, int]:
-        return {
-            value: sum(self.bit[name] for name in self.objects if knowledge.value(name, key) == value)
-            for value in VALUES
-        }
+        masks = dict.fromkeys(VALUES, 0)
+        for name, bit in self.bit.items():
+            value = knowledge.value(name, key)
+            if value is not None:
+                masks[value] |= bit
+        return masks
 
     def names(self, mask: int) -> list[str]:
         """Return the objects of a mask, in order."""

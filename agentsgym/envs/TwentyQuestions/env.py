@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TwentyQuestions import SPEC
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
-from agentsgym.envs.TwentyQuestions.gamemaster import NO, UNKNOWN, YES, Gamemaster, load_language, load_reader
-from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
+from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
+from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, load_knowledge
 from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question
-from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCHEMES, Outcome, information_fraction
+from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCHEMES, information_fraction
 from agentsgym.envs.TwentyQuestions.styles import STYLES
 from agentsgym.envs.TwentyQuestions.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.user_checks import is_async
@@ -32,13 +32,8 @@ def _is_choice(value: Any) -> bool:
 
 
 _PENALTY = Field(default=None, expected="a number >= 0, or None for the scheme's default", valid=or_none(is_number(0)))
-#: The attributes that all environments of a process share, and the functions that load them.
-_LOADED: Mapping[str, Callable[[], Any]] = {
-    "knowledge": load_knowledge,
-    "_reader": load_reader,
-    "_language": load_language,
-}
 _SWITCH = Field(default=False, expected="True or False", valid=is_bool)
+_REPLIES_IN_ANY_CASE = {reply.lower().rstrip("."): reply for reply in REPLIES}
 
 
 class TwentyQuestionsEnv(MultistepEnv):
@@ -63,8 +58,9 @@ class TwentyQuestionsEnv(MultistepEnv):
     - ``unknown_penalty``: the cost of a question answered "I don't know."; 0 by default.
     - ``gamemaster``: a callable ``(solution, question) -> str`` that replaces the built-in one. It may be async, as an
       :class:`~agentsgym.envs.TwentyQuestions.agent_gamemaster.AgentGamemaster` is. Its arguments are the solution as
-      written in the task, and the agent's text; guesses are judged by the environment. If the knowledge base does not
-      confirm its answer, the answer rules out no object.
+      written in the task, and the agent's text; guesses are judged by the environment. "Yes", "no", "Sometimes" and "I
+      don't know" are read as the built-in gamemaster's replies, and any other text is shown to the agent as it is. If
+      the knowledge base does not confirm the answer, it rules out no object.
     """
 
     spec = SPEC
@@ -95,52 +91,31 @@ class TwentyQuestionsEnv(MultistepEnv):
         """
         super().__init__(tokenizer, env_config)
         config = self.env_config
-        self.knowledge = load_knowledge()
         if config["gamemaster"] is not None:
             own = (config["gamemaster"], type(config["gamemaster"]).__call__)
             self.has_coroutines = type(self).has_coroutines or any(map(is_async, own))
         self.style = STYLES[config["style"]](config)
         self.candidates = _candidates(config)
-        self._reader = load_reader()
-        self._language = load_language()
-        self._gamemaster = Gamemaster(self.knowledge, self._language, self.candidates.properties)
-        self._reward: Callable[[Outcome], float] = REWARD_SCHEMES[config["reward_scheme"]]
+        self._gamemaster = Gamemaster(self.candidates.properties)
         invalid, repeat = DEFAULT_PENALTIES[config["reward_scheme"]]
         self._invalid_penalty: float = invalid if config["invalid_penalty"] is None else config["invalid_penalty"]
         self._repeat_penalty: float = repeat if config["repeat_penalty"] is None else config["repeat_penalty"]
 
-    def _check_config(self, config: dict[str, Any]) -> None:
-        pair = _candidates(config).indistinguishable_pair()
-        if pair:
-            raise ConfigError(
-                f"env_config['properties'] must distinguish all objects, but none of them distinguishes {pair[0]!r} "
-                f"and {pair[1]!r}"
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Omit the knowledge base, which another process loads once for all its environments."""
-        loaded = [id(load()) for load in _LOADED.values()]
-        state = super().__getstate__()
-        return {
-            key: value for key, value in state.items() if not (id(value) in loaded or isinstance(value, Gamemaster))
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        loaded = {name: load() for name, load in _LOADED.items()}
-        super().__setstate__({**loaded, **state})
-        if "_gamemaster" not in state:
-            self._gamemaster = Gamemaster(self.knowledge, self._language, self.candidates.properties)
+    @property
+    def knowledge(self) -> KnowledgeBase:
+        """The objects and properties, which all environments of a process share."""
+        return load_knowledge()
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         if "solution" not in task_data:
             raise TaskError(f"task_data needs a 'solution' (str), got the keys {sorted(map(str, task_data))}")
         solution = task_data["solution"]
-        if not (isinstance(solution, str) and self._reader.canonical(solution)):
+        if not (isinstance(solution, str) and load_reader().canonical(solution)):
             raise TaskError(f"task_data['solution'] must be one or more words, got {shown(solution)}")
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         self._check_task(task_data)
-        solution = self._reader.canonical(task_data["solution"])
+        solution = load_reader().canonical(task_data["solution"])
         is_candidate = solution in self.candidates.bit
         # A secret that is not one of the objects gets a separate bit, so that a candidate always remains.
         secret_bit = self.candidates.bit[solution] if is_candidate else self.candidates.all + 1
@@ -163,10 +138,10 @@ class TwentyQuestionsEnv(MultistepEnv):
     def _step_episode(
         self, session_id: str, state: dict[str, Any], action: str
     ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        move = self.style.parse(self._reader, action, state["solution"])
+        move = self.style.parse(load_reader(), action, state["solution"])
         state = {**state, "turns_left": state["turns_left"] - 1}
         if isinstance(move, Fault):
-            reward = self._reward(Outcome(penalty=self._invalid_penalty))
+            reward = self._reward(penalty=self._invalid_penalty)
             info = {"success": False, "invalid": True, "reason": move.name.lower()}
             return {**state, "observation": move.value}, reward, False, info
         if isinstance(move, Question):
@@ -176,13 +151,13 @@ class TwentyQuestionsEnv(MultistepEnv):
         info = {"success": move.name == state["solution"], "guess": move.name}
         if info["success"]:
             next_state = {**state, "candidates": state["secret_bit"], "observation": self.style.replies[YES]}
-            return next_state, self._reward(Outcome(correct=True)), True, info
+            return next_state, self._reward(is_correct=True), True, info
         kept = ~self.candidates.bit.get(move.name, 0)
         is_final = self.style.is_final_guess
         if is_final:
             state = {**state, "turns_left": 0}
-        next_state, outcome = self._rule_out(state, f"guess {move.name}", kept=kept, penalty=0.0)
-        return {**next_state, "observation": self.style.replies[NO]}, self._reward(outcome), is_final, info
+        next_state, reward = self._rule_out(state, f"guess {move.name}", kept=kept, penalty=0.0)
+        return {**next_state, "observation": self.style.replies[NO]}, reward, is_final, info
 
     def _state_key(self, state: dict[str, Any]) -> Hashable:
         """The objects that are consistent with all answers; states with equal sets have the same remaining task."""
@@ -200,35 +175,41 @@ class TwentyQuestionsEnv(MultistepEnv):
         return self.style.system_prompt()
 
     def _is_answered(self, question: str) -> bool:
-        meaning = self._language.understand(question)
+        meaning = load_language().understand(question)
         return meaning is not None and meaning.key in self.candidates.properties
 
     def _step_question(
         self, state: dict[str, Any], question: Question, action: str
     ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
-        meaning = self._language.understand(question.text)
+        meaning = load_language().understand(question.text)
         expected = self.style.allowed(self._gamemaster(state["solution"], question.text))
-        reply: Any = expected
+        reply = expected
         if self.env_config["gamemaster"]:
-            text = strip_reasoning(action).strip()
-            reply = awaited(self.env_config["gamemaster"](state["solution_as_given"], text))
-            if not isinstance(reply, str):
-                raise EnvError(f"the gamemaster must answer with a str, got {shown(reply)}")
-            reply = self.style.allowed(reply)
+            reply = self.style.allowed(self._custom_reply(state["solution_as_given"], strip_reasoning(action).strip()))
         kept = ~self.candidates.bit.get(question.name, 0)
         if meaning and reply == expected != UNKNOWN:
             value = self.knowledge.value(state["solution"], meaning.key) or ""
             kept &= self.candidates.mask(self.knowledge, meaning.key, value) | state["secret_bit"]
         topic = f"property {meaning.key}" if meaning else f"question {question.text}"
         penalty: float = self.env_config["unknown_penalty"] if reply == UNKNOWN else 0.0
-        next_state, outcome = self._rule_out(state, topic, kept=kept, penalty=penalty)
+        next_state, reward = self._rule_out(state, topic, kept=kept, penalty=penalty)
         info = {"success": False, "property": meaning.key if meaning else None, "reply": reply}
-        return {**next_state, "observation": self.style.replies.get(reply, reply)}, self._reward(outcome), False, info
+        return {**next_state, "observation": self.style.replies.get(reply, reply)}, reward, False, info
+
+    def _custom_reply(self, solution: str, question: str) -> str:
+        """Return the configured gamemaster's reply, one of :data:`~.gamemaster.REPLIES` if it differs only in form."""
+        reply: Any = awaited(self.env_config["gamemaster"](solution, question))
+        if not isinstance(reply, str) or not reply.strip():
+            raise EnvError(f"the gamemaster must answer with a str that is not empty, got {shown(reply)}")
+        return _REPLIES_IN_ANY_CASE.get(reply.lower().strip(" .!\n"), reply)
+
+    def _reward(self, *, is_correct: bool = False, information: float = 0.0, penalty: float = 0.0) -> float:
+        return REWARD_SCHEMES[self.env_config["reward_scheme"]](is_correct, information) - penalty
 
     def _rule_out(
         self, state: dict[str, Any], topic: str, *, kept: int, penalty: float
-    ) -> tuple[dict[str, Any], Outcome]:
-        """Rule out the objects that are not in the mask ``kept``, and record the topic.
+    ) -> tuple[dict[str, Any], float]:
+        """Rule out the objects that are not in the mask ``kept``, record the topic, and return the reward.
 
         Information is worth nothing once the game is over: rewarding it teaches a policy to ask until the end.
         """
@@ -239,11 +220,11 @@ class TwentyQuestionsEnv(MultistepEnv):
             fraction = information_fraction(before.bit_count(), after.bit_count(), state["num_at_start"])
         repeat = self._repeat_penalty if topic in state["asked"] else 0.0
         next_state = {**state, "candidates": after, "asked": state["asked"] | {topic}}
-        return next_state, Outcome(information=fraction, penalty=repeat + penalty)
+        return next_state, self._reward(information=fraction, penalty=repeat + penalty)
 
     def is_candidate(self, solution: str) -> bool:
         """Whether a solution, in any of its names, is one of the objects."""
-        return self._reader.canonical(solution) in self.candidates.bit
+        return load_reader().canonical(solution) in self.candidates.bit
 
     def vocabulary_texts(self) -> list[str]:
         """Return every message of the environment, and every question and guess in canonical wording.
@@ -285,7 +266,14 @@ def _candidates(config: Mapping[str, Any]) -> Candidates:
         objects = [name for name in objects if known.objects[name].hard or not config["hardcore"]]
     if not objects:
         raise ConfigError("env_config['hardcore'] requires at least one hard object in env_config['objects'], got none")
-    return Candidates(known, objects, _selected_names("properties", config["properties"], known.properties))
+    candidates = Candidates(known, objects, _selected_names("properties", config["properties"], known.properties))
+    pair = candidates.indistinguishable_pair()
+    if pair:
+        raise ConfigError(
+            f"env_config['properties'] must distinguish all objects, but none of them distinguishes {pair[0]!r} "
+            f"and {pair[1]!r}"
+        )
+    return candidates
 
 
 def _selected_names(key: str, names: str | Sequence[str], known: Mapping[str, Any]) -> list[str]:
@@ -294,9 +282,9 @@ def _selected_names(key: str, names: str | Sequence[str], known: Mapping[str, An
     kind = {"objects": "object", "properties": "property"}[key]
     for i, name in enumerate(chosen):
         if name not in known:
-            raise ConfigError(
-                f"env_config[{key!r}] contains the unknown {kind} {shown(name)}{did_you_mean(name, known)}"
-            )
+            main = load_knowledge().names.get(name)
+            hint = f", which is another name of {main!r}" if main in known else did_you_mean(name, known)
+            raise ConfigError(f"env_config[{key!r}] contains the unknown {kind} {shown(name)}{hint}")
         if name in chosen[:i]:
             raise ConfigError(f"env_config[{key!r}] must contain each {kind} only once, got {shown(name)} twice")
     return chosen

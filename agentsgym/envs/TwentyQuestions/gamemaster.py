@@ -6,7 +6,7 @@ import functools
 from collections.abc import Collection
 
 from agentsgym.envs.TwentyQuestions.derived import COMPARISON, SIZES
-from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, load_knowledge
+from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
 from agentsgym.envs.TwentyQuestions.language import Language
 from agentsgym.envs.TwentyQuestions.parsing import Reader
 
@@ -29,19 +29,17 @@ def load_reader() -> Reader:
 
 
 class Gamemaster:
-    """Answers questions from the knowledge base."""
+    """Answers questions about some properties of the bundled knowledge base."""
 
-    def __init__(self, knowledge: KnowledgeBase, language: Language, properties: Collection[str]) -> None:
-        self._knowledge = knowledge
-        self._language = language
+    def __init__(self, properties: Collection[str]) -> None:
         self._properties = frozenset(properties)
 
     def __call__(self, solution: str, question: str) -> str:
         """Answer with one of :data:`REPLIES`; the knowledge base need not contain the object named ``solution``."""
-        meaning = self._language.understand(question)
+        meaning = load_language().understand(question)
         if meaning is None or not self._is_answered(meaning.key):
             return UNKNOWN
-        value = self._knowledge.value(solution, meaning.key)
+        value = load_knowledge().value(solution, meaning.key)
         reply = UNKNOWN if value is None else _REPLY_OF_VALUE[value]
         return _OPPOSITE.get(reply, reply) if meaning.opposite else reply
 

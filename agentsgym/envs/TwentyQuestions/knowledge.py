@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,21 +154,31 @@ def table_faults(path: Path, columns: Sequence[str], choices: Mapping[str, Seque
         columns: The columns that it must have.
         choices: The values that are allowed, by column.
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.reader(file)
-        head = next(rows, list[str]())
-        odd = sorted(set(head) ^ set(columns))
-        if odd or len(head) != len(columns):
-            yield f"{path.name}:1: the columns differ from the expected ones in {odd or 'their number'}"
-            return
-        for row in rows:
-            if len(row) != len(head):
-                yield f"{path.name}:{rows.line_num}: the row must have {len(head)} cells, got {len(row)}"
-                continue
-            for column, cell in zip(head, row, strict=True):
-                if cell not in choices.get(column, (cell,)):
-                    wanted = ", ".join(choices[column])
-                    yield f"{path.name}:{rows.line_num}: {column} must be one of {wanted}, got {cell!r}"
+    data = path.read_bytes()
+    try:
+        rows = csv.reader(io.StringIO(data.decode(), newline=""))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        yield f"{path.name}:{line}: the file must be UTF-8"
+        return
+    head = next(rows, list[str]())
+    odd = sorted(set(head) ^ set(columns))
+    if odd or len(head) != len(columns):
+        yield f"{path.name}:1: the columns differ from the expected ones in {odd or 'their number'}"
+        return
+    names: set[str] = set()
+    for row in rows:
+        place = f"{path.name}:{rows.line_num}"
+        if len(row) != len(head):
+            lacking = f": {head[len(row)]} has none" if len(row) < len(head) else ""
+            yield f"{place}: the row must have {len(head)} cells, got {len(row)}{lacking}"
+            continue
+        if not row[0] or row[0] in names:
+            yield f"{place}: {head[0]} must be a name that no other row has, got {row[0]!r}"
+        names.add(row[0])
+        for column, cell in zip(head, row, strict=True):
+            if cell not in choices.get(column, (cell,)):
+                yield f"{place}: {column} must be one of {', '.join(choices[column])}, got {cell!r}"
 
 
 def form_faults(objects_path: Path, properties_path: Path) -> Iterator[str]:

@@ -88,8 +88,6 @@ _STATEMENT = re.compile(r"\b(?:it|its|they|that|this|there) (?:is|are|was|has|ca
 _DANGLING = re.compile(r"(?:is|could|might) it(?: be)?(?: an?| the)?")
 _ARTICLE = re.compile(r"(?:a|an|the|some)\s+")
 
-#: Names of objects that describe another object if they have no article, as in "Is it orange?"
-ADJECTIVES = frozenset({"orange"})
 _HEDGE = r"(?:(?:perhaps|possibly|maybe|by any chance|simply|just|actually|really) )?"
 _SURE_GUESS = re.compile(
     r"(?:(?:my|the) )?(?:(?:(?:final|last|best|first|next) )?(?:guess|answer)(?: is| would be| ?[:,])"
@@ -232,7 +230,7 @@ class Reader:
         name = self._known(words, solution)
         if name is not None and is_property and self._is_kind(name, solution):
             return [Question(text=sentence, name=name)]
-        if name is not None and not (is_property and words in ADJECTIVES):
+        if name is not None and not (is_property and words == "orange"):  # without an article, the color
             return [Guess(name=name)]
         if is_property:
             return [question]

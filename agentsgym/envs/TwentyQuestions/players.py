@@ -11,7 +11,7 @@ import random
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from agentsgym.agents import scripted_player
 from agentsgym.envs.anchors import Anchors
@@ -21,7 +21,6 @@ from agentsgym.envs.TwentyQuestions.gamemaster import NO, SOMETIMES, YES
 from agentsgym.errors import ConfigError
 from agentsgym.types import TurnRequest
 
-_NUM_SECRETS: Final = 64  # whose games are averaged into the anchors
 _VALUE_OF_REPLY = {YES: "yes", NO: "no", SOMETIMES: "sometimes"}
 
 
@@ -156,9 +155,9 @@ class ImitationPlayer(Player):
 
 
 def anchors_of(env: TwentyQuestionsEnv) -> Callable[[Mapping[str, Any]], Anchors | None] | None:
-    """Return the mean rewards of random and of greedy play, which is close to optimal, averaged over secrets.
+    """Return the mean rewards of random and of greedy play, which is close to optimal, averaged over all secrets.
 
-    They are the means of up to 64 secrets, with four games of the random player each, and are played at the first call.
+    The random player plays four games per secret, the greedy player one, at the first call.
     None if a ``gamemaster`` other than the built-in one answers.
     """
     if env.env_config["gamemaster"] is not None:
@@ -167,8 +166,7 @@ def anchors_of(env: TwentyQuestionsEnv) -> Callable[[Mapping[str, Any]], Anchors
 
     @functools.cache
     def played() -> Anchors:
-        step = math.ceil(len(known) / _NUM_SECRETS)
-        tasks = [{"solution": name, "seed": seed} for seed, name in enumerate(known[::step])]
+        tasks = [{"solution": name, "seed": seed} for seed, name in enumerate(known)]
         random_mean, greedy_mean = (
             statistics.fmean(one.final_reward for one in env.rollout(tasks, player, num_rollouts=number))
             for player, number in ((RandomPlayer(env), 4), (GreedyPlayer(env), 1))

@@ -4,22 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The outcome of a turn.
-
-    Attributes:
-        correct: Whether the turn was the correct guess.
-        information: The fraction of the game's information that the turn gained, in [0, 1]; 0 if it ended the game.
-        penalty: The amount to subtract, at least 0.
-    """
-
-    correct: bool = False
-    information: float = 0.0
-    penalty: float = 0.0
 
 
 def information_fraction(before: int, after: int, at_start: int) -> float:
@@ -34,26 +18,12 @@ def information_fraction(before: int, after: int, at_start: int) -> float:
     return math.log2(before / after) / math.log2(at_start) if at_start > 1 else 0.0
 
 
-def win(outcome: Outcome) -> float:
-    """Return 1 for the correct guess and 0 otherwise, minus the penalty."""
-    return float(outcome.correct) - outcome.penalty
-
-
-def lmrl(outcome: Outcome) -> float:
-    """Return 0 for the correct guess and −1 otherwise, minus the penalty (LMRL-Gym, arXiv 2311.18232)."""
-    return (0.0 if outcome.correct else -1.0) - outcome.penalty
-
-
-def win_plus_information(outcome: Outcome) -> float:
-    """Return 1 for the correct guess and the fraction of information gained otherwise, minus the penalty."""
-    return (1.0 if outcome.correct else outcome.information) - outcome.penalty
-
-
-#: The schemes by name; the first one is the default.
-REWARD_SCHEMES: dict[str, Callable[[Outcome], float]] = {
-    "win_plus_information": win_plus_information,
-    "win": win,
-    "lmrl": lmrl,
+#: The reward of a turn before penalties, from whether it was the correct guess and the fraction of information that it
+#: gained (0 if it ended the game), by scheme; the first one is the default.
+REWARD_SCHEMES: dict[str, Callable[[bool, float], float]] = {
+    "win_plus_information": lambda is_correct, information: 1.0 if is_correct else information,
+    "win": lambda is_correct, _: float(is_correct),
+    "lmrl": lambda is_correct, _: 0.0 if is_correct else -1.0,  # LMRL-Gym, arXiv 2311.18232
 }
 #: The default penalties of an invalid action and a repeated question, by scheme.
 DEFAULT_PENALTIES: dict[str, tuple[float, float]] = {

@@ -318,7 +318,7 @@ async def _waits(solution: str, question: str) -> str:
 @pytest.mark.parametrize(
     ("gamemaster", "error"),
     [
-        (lambda solution, question: 7, "the gamemaster must answer with a str, got 7"),
+        (lambda solution, question: 7, "the gamemaster must answer with a str that is not empty, got 7"),
         (_fails, "_step_episode raised OSError: the line is dead"),
         (_waits, "the environment took longer than turn_timeout_s = 0.2"),
     ],

@@ -45,6 +45,7 @@ def test_a_subset_keeps_its_order() -> None:
         ({"objects": "some"}, "'all' or a list of object names, got 'some'"),
         ({"objects": []}, "'all' or a list of object names"),
         ({"objects": ["dog", 3]}, "'all' or a list of object names"),
+        ({"objects": ["cat", "puppy"]}, "contains the unknown object 'puppy', which is another name of 'dog'"),
         ({"objects": ["dog", "clok"]}, "contains the unknown object 'clok'; did you mean 'clock'"),
         ({"objects": ["dog", "cat", "dog"]}, "got 'dog' twice"),
         ({"properties": ["alive", "alive"]}, "got 'alive' twice"),

@@ -177,11 +177,22 @@ def test_a_gamemaster_of_ones_own() -> None:
     assert play(env, "bee", ["[bee]"])[0][0][3]["success"] is True
 
 
-def test_a_gamemaster_that_answers_nonsense_fails_its_episode_alone() -> None:
-    env = TwentyQuestionsEnv(None, {**GAME, "gamemaster": lambda solution, question: None})
+@pytest.mark.parametrize("answer", [None, "", " \n"])
+def test_a_gamemaster_that_answers_nonsense_fails_its_episode_alone(answer: Any) -> None:
+    env = TwentyQuestionsEnv(None, {**GAME, "gamemaster": lambda solution, question: answer})
     [trajectory] = env.rollout([{"solution": "bee"}], ScriptedAgent(["Is it an animal?"]))
     assert trajectory.failed
-    assert "must answer with a str, got None" in (trajectory.error or "")
+    assert f"must answer with a str that is not empty, got {answer!r}" in (trajectory.error or "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply"), [("yes", "Yes."), (" YES!\n", "Yes."), ("Perhaps, who knows", "Perhaps, who knows")]
+)
+def test_the_form_of_a_gamemasters_reply_makes_no_difference(answer: str, reply: str) -> None:
+    env = TwentyQuestionsEnv(None, {**GAME, "gamemaster": lambda solution, question: answer})
+    turns, state = play(env, "bee", ["Is it an animal?"])
+    assert state["observation"] == reply
+    assert (turns[0][1] > 0) is (reply == "Yes.")
 
 
 def test_state_keys_are_equal_where_the_same_objects_are_left() -> None:

@@ -150,7 +150,9 @@ def copy_facts(rows: list[list[str]]) -> None:
         (set_cell(5, "hard", ""), 5, "hard must be"),
         (set_cell(6, "article", "that"), 6, "article must be"),
         (copy_facts, 5, "'cow' and 'horse' (line 4) must differ in at least 2"),
-        (lambda rows: rows[7].pop(), 8, "cells"),
+        (lambda rows: rows[7].pop(), 8, "the row must have 8 cells, got 7: sometimes has none"),
+        (lambda rows: rows.insert(7, rows[6]), 8, "object must be a name that no other row has"),
+        (set_cell(3, "object", ""), 3, "object must be a name that no other row has, got ''"),
         (lambda rows: rows[0].__setitem__(7, "plants"), 1, "columns"),
     ],
 )
@@ -190,9 +192,21 @@ def test_faults_of_the_questions_are_named_with_their_line(
         (OBJECTS_FILE, set_cell(3, "yes", "alife"), "knowledge.csv:3: yes contains the unknown property 'alife'"),
         (OBJECTS_FILE, lambda rows: rows[7].pop(), "knowledge.csv:8: the row must have"),
         (PROPERTIES_FILE, lambda rows: rows[7].pop(), "properties.csv:8: the row must have 4 cells, got 3"),
+        (
+            PROPERTIES_FILE,
+            lambda rows: rows.append(rows[7]),
+            "properties.csv:160: property must be a name that no other",
+        ),
     ],
 )
-def test_a_broken_file_is_not_loaded(tmp_path: Path, source: Path, change: Any, sentence: str) -> None:
+def test_a_broken_row_is_not_loaded(tmp_path: Path, source: Path, change: Any, sentence: str) -> None:
     paths = {OBJECTS_FILE: OBJECTS_FILE, PROPERTIES_FILE: PROPERTIES_FILE, source: mended(tmp_path, source, change)}
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         read_knowledge(*paths.values())
+
+
+def test_a_file_that_is_not_utf_8_is_not_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "knowledge.csv"
+    path.write_bytes(OBJECTS_FILE.read_bytes().replace(b"cat,a,cats", b"caf\xe9,a,cats"))
+    with pytest.raises(ConfigError, match=r"^knowledge.csv:3: the file must be UTF-8"):
+        read_knowledge(path)

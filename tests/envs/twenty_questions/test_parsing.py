@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from agentsgym.envs.TwentyQuestions.gamemaster import load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
-from agentsgym.envs.TwentyQuestions.parsing import ADJECTIVES, Fault, Guess, Question, core, normalize
+from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question, core, normalize
 
 READER = load_reader()
 OBJECTS = load_knowledge().objects
-NAMES = [(name, known.name) for known in OBJECTS.values() for name in known.names if name not in ADJECTIVES]
+NAMES = [(name, known.name) for known in OBJECTS.values() for name in known.names if name != "orange"]
 FORMS = [
     "Is it {a}{x}?",
     "[{x}]",
