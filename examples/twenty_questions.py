@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentsgym import GRPOEnvConfig, TrainingRun, tiny_policy
+from agentsgym import TrainingRun, tiny_policy
 from agentsgym.envs.TwentyQuestions import (
     DEMO_OBJECTS,
     DEMO_PROPERTIES,
@@ -93,9 +93,9 @@ def main() -> None:
 
     curve.draw(after=after.win_rate)
     run.write_transcripts("before", "after")
-    settings = {**vars(game), **changed_settings(args)}
-    run.write_summary(env_config=env_config, secrets=secrets, settings=settings)
-    print(f"\n{comparison_table(run.evaluations)}\n\n{closing_words(run, env)}")
+    run.write_summary(env_config=env_config, secrets=secrets, settings={**vars(game), **args.to_dict()})
+    if run.is_main:
+        print(f"\n{comparison_table(run.evaluations)}\n\n{closing_words(run, env)}")
     sys.exit(run.phases.status)
 
 
@@ -116,12 +116,6 @@ def game_config(game: GameOptions) -> dict[str, Any]:
 def make_tasks(secrets: Sequence[str], purpose: str, count: int, seed: int) -> list[dict[str, Any]]:
     """Create tasks that are spread evenly over the secrets, and whose seeds differ between purposes."""
     return [{"solution": secrets[i % len(secrets)], "seed": derive_seed(purpose, seed, i)} for i in range(count)]
-
-
-def changed_settings(args: GRPOEnvConfig) -> dict[str, Any]:
-    """Return the settings that differ from the defaults of GRPOEnvConfig."""
-    default = GRPOEnvConfig(output_dir=args.output_dir).to_dict()
-    return {key: value for key, value in args.to_dict().items() if value != default.get(key)}
 
 
 def closing_words(run: TrainingRun, env: TwentyQuestionsEnv) -> str:

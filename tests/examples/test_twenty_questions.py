@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from example_runs import assert_refused, call_example, stop_example, summary_of
+from example_runs import FOLDER, TIMEOUT_S, assert_refused, call_example, stop_example, summary_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentsgym import PolicyAgent, evaluate
@@ -109,4 +111,15 @@ def test_adapters_are_trained_and_merged_into_the_policy_that_is_saved(tmp_path:
     call_example("twenty_questions", tmp_path, *SHORT, *options)
     names = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
     assert not any("lora" in name for name in names)
+    assert summary_of(tmp_path)["after"]["num_episodes"] == NUM_GAMES
+
+
+@pytest.mark.long
+def test_two_ranks_train_and_report_together(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    options = [*SHORT, "--max_steps", "2", "--logging_steps", "1", "--output_dir", str(tmp_path)]
+    command = [*launcher, str(FOLDER / "twenty_questions.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("every evaluation is on the objects") == 1
     assert summary_of(tmp_path)["after"]["num_episodes"] == NUM_GAMES
