@@ -41,7 +41,7 @@ def chosen_properties(objects: list[str]) -> list[str]:
 def main() -> None:
     """Run the example; options that are not listed here go to it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("objects", type=int, help=f"number of objects, more than {len(DEMO_OBJECTS)}")
+    parser.add_argument("objects", type=int, choices=range(33, 333), metavar="objects", help="their number, 33 to 332")
     parser.add_argument("--max_steps_per_episode", default="9", help="turns of a game")
     parser.add_argument("--num_demonstrations", default="30000", help="imitated games")
     parser.add_argument("--warm_start_steps", default="6000", help="steps of imitation")

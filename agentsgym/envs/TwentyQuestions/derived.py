@@ -26,7 +26,8 @@ _QUESTION = re.compile(
     r" (?:an? |the )?(?:letter )?(?P<first_letter>[a-z]|vowel|consonant)"
     rf"|does {_NAME} have (?:more than (?P<letters_over>{_COUNT})|(?:fewer|less) than (?P<letters_under>{_COUNT})"
     rf"|(?:exactly )?(?P<letters>{_COUNT})) letters"
-    rf"|does {_NAME} (?:have|contain|include) (?:an? |the )?letter (?P<letter>[a-z])(?: in {_NAME})?"
+    rf"|(?:does {_NAME} (?:have|contain|include)|is there) (?:(?:an? |the )?letter |an? )(?P<letter>[a-z])"
+    rf"(?: in {_NAME})?"
     rf"|(?:is {_NAME}|does {_NAME} (?:have|consist of)) (?:just |only )?(?:a )?(?P<words>{_COUNT}) words?"
 )
 _COMPARISON = re.compile(r"(?:is it )?(?P<how>bigger|larger|smaller)(?: in size)? than (?:an? |the )?(?P<what>.+)")

@@ -11,7 +11,7 @@ from agentsgym.envs.TwentyQuestions import SPEC
 from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, load_knowledge
-from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question
+from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question, core, normalize
 from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCHEMES, information_fraction
 from agentsgym.envs.TwentyQuestions.styles import STYLES
 from agentsgym.envs.TwentyQuestions.tasks import DatasetOptions, task_dataset
@@ -33,7 +33,7 @@ def _is_choice(value: Any) -> bool:
 
 _PENALTY = Field(default=None, expected="a number >= 0, or None for the scheme's default", valid=or_none(is_number(0)))
 _SWITCH = Field(default=False, expected="True or False", valid=is_bool)
-_REPLIES_IN_ANY_CASE = {reply.lower().rstrip("."): reply for reply in REPLIES}
+_REPLY_OF_TEXT = {core(normalize(reply)): reply for reply in REPLIES}
 
 
 class TwentyQuestionsEnv(MultistepEnv):
@@ -197,11 +197,12 @@ class TwentyQuestionsEnv(MultistepEnv):
         return {**next_state, "observation": self.style.replies.get(reply, reply)}, reward, False, info
 
     def _custom_reply(self, solution: str, question: str) -> str:
-        """Return the configured gamemaster's reply, one of :data:`~.gamemaster.REPLIES` if it differs only in form."""
+        """Return the configured gamemaster's reply, in the wording of the built-in one if it is one of its replies."""
         reply: Any = awaited(self.env_config["gamemaster"](solution, question))
-        if not isinstance(reply, str) or not reply.strip():
+        text = core(normalize(reply)) if isinstance(reply, str) else ""
+        if not text:
             raise EnvError(f"the gamemaster must answer with a str that is not empty, got {shown(reply)}")
-        return _REPLIES_IN_ANY_CASE.get(reply.lower().strip(" .!\n"), reply)
+        return _REPLY_OF_TEXT.get(text, reply)
 
     def _reward(self, *, is_correct: bool = False, information: float = 0.0, penalty: float = 0.0) -> float:
         return REWARD_SCHEMES[self.env_config["reward_scheme"]](is_correct, information) - penalty
@@ -282,8 +283,8 @@ def _selected_names(key: str, names: str | Sequence[str], known: Mapping[str, An
     kind = {"objects": "object", "properties": "property"}[key]
     for i, name in enumerate(chosen):
         if name not in known:
-            main = load_knowledge().names.get(name)
-            hint = f", which is another name of {main!r}" if main in known else did_you_mean(name, known)
+            canonical = load_knowledge().names.get(name)
+            hint = f", which is another name of {canonical!r}" if canonical in known else did_you_mean(name, known)
             raise ConfigError(f"env_config[{key!r}] contains the unknown {kind} {shown(name)}{hint}")
         if name in chosen[:i]:
             raise ConfigError(f"env_config[{key!r}] must contain each {kind} only once, got {shown(name)} twice")

@@ -142,7 +142,7 @@ def expand_list(cell: str) -> tuple[str, ...]:
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Read the rows of a CSV file; row ``i`` is line ``i + 2``."""
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
 
 
@@ -151,12 +151,12 @@ def table_faults(path: Path, columns: Sequence[str], choices: Mapping[str, Seque
 
     Args:
         path: The file.
-        columns: The columns that it must have.
+        columns: The columns that it must have; the first one names the row.
         choices: The values that are allowed, by column.
     """
     data = path.read_bytes()
     try:
-        rows = csv.reader(io.StringIO(data.decode(), newline=""))
+        rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         yield f"{path.name}:{line}: the file must be UTF-8"
@@ -167,18 +167,27 @@ def table_faults(path: Path, columns: Sequence[str], choices: Mapping[str, Seque
         yield f"{path.name}:1: the columns differ from the expected ones in {odd or 'their number'}"
         return
     names: set[str] = set()
-    for row in rows:
-        place = f"{path.name}:{rows.line_num}"
-        if len(row) != len(head):
-            lacking = f": {head[len(row)]} has none" if len(row) < len(head) else ""
-            yield f"{place}: the row must have {len(head)} cells, got {len(row)}{lacking}"
-            continue
-        if not row[0] or row[0] in names:
-            yield f"{place}: {head[0]} must be a name that no other row has, got {row[0]!r}"
-        names.add(row[0])
-        for column, cell in zip(head, row, strict=True):
-            if cell not in choices.get(column, (cell,)):
-                yield f"{place}: {column} must be one of {', '.join(choices[column])}, got {cell!r}"
+    for line, row in enumerate(rows, 2):
+        if rows.line_num > line:
+            yield f"{path.name}:{line}: a cell must not contain a line break; is a quotation mark missing?"
+            return
+        yield from (f"{path.name}:{line}: {fault}" for fault in _row_faults(row, head, choices, names))
+
+
+def _row_faults(
+    row: Sequence[str], head: Sequence[str], choices: Mapping[str, Sequence[str]], names: set[str]
+) -> Iterator[str]:
+    """Yield what is wrong with the cells of a row, and add its name to those of earlier rows."""
+    if len(row) != len(head):
+        lacking = f": that of {head[len(row)]} is missing" if len(row) < len(head) else ""
+        yield f"the row must have {len(head)} cells, got {len(row)}{lacking}"
+        return
+    if not row[0].strip() or row[0] in names:
+        yield f"{head[0]} must be a name that no other row has, got {row[0]!r}"
+    names.add(row[0])
+    for column, cell in zip(head, row, strict=True):
+        if cell not in choices.get(column, (cell,)):
+            yield f"{column} must be one of {', '.join(choices[column])}, got {cell!r}"
 
 
 def form_faults(objects_path: Path, properties_path: Path) -> Iterator[str]:

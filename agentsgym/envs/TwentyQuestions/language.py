@@ -21,12 +21,13 @@ from agentsgym.envs.TwentyQuestions.parsing import AUXILIARY, PRONOUN, TAG, core
 _MAX_CHARACTERS = 400  # a longer text is never understood
 _MAX_TAG = 30  # characters of a tag such as ", isn't it"; a longer search would be quadratic
 
-# "What is it?", what the object does itself ("Does it drink?" does not ask whether people drink it), and what it was
+# "What is it?", what the object does itself ("Does it drink?" is not about whether people drink it), and what it was
+# once, such as alive
 _UNANSWERED = re.compile(
     r"(?:what|who|whose|which|where|why|how|when(?! (?:i|you|we|people)\b))\b(?! about\b)"
     r"|(?:does|do|can|could|will|would|did) (?:it|they|animals)"
     r" (?:drink|wear|hear|read|ride|drive|steer|plant|pet|watch)\b"
-    r"|was it (?:ever|once)\b"
+    r"|(?:was it|has it) (?:ever|once)\b"
 )
 # "Isn't it alive?"
 _INVERTED = re.compile(rf"({AUXILIARY})n'?t (?={PRONOUN}\b)")

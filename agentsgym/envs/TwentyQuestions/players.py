@@ -157,23 +157,21 @@ class ImitationPlayer(Player):
 def anchors_of(env: TwentyQuestionsEnv) -> Callable[[Mapping[str, Any]], Anchors | None] | None:
     """Return the mean rewards of random and of greedy play, which is close to optimal, averaged over all secrets.
 
-    The random player plays four games per secret, the greedy player one, at the first call.
-    None if a ``gamemaster`` other than the built-in one answers.
+    Both play one game per secret at the first call. None if a ``gamemaster`` other than the built-in one answers.
     """
     if env.env_config["gamemaster"] is not None:
         return None
-    known = env.candidates.objects
+    return lambda task: _played(env) if env.is_candidate(task["solution"]) else None
 
-    @functools.cache
-    def played() -> Anchors:
-        tasks = [{"solution": name, "seed": seed} for seed, name in enumerate(known)]
-        random_mean, greedy_mean = (
-            statistics.fmean(one.final_reward for one in env.rollout(tasks, player, num_rollouts=number))
-            for player, number in ((RandomPlayer(env), 4), (GreedyPlayer(env), 1))
-        )
-        return Anchors(random=random_mean, optimal=max(random_mean, greedy_mean), exact=False)
 
-    return lambda task: played() if env.is_candidate(task["solution"]) else None
+@functools.lru_cache(maxsize=1)
+def _played(env: TwentyQuestionsEnv) -> Anchors:
+    tasks = [{"solution": name, "seed": seed} for seed, name in enumerate(env.candidates.objects)]
+    random_mean, greedy_mean = (
+        statistics.fmean(one.final_reward for one in env.rollout(tasks, player))
+        for player in (RandomPlayer(env), GreedyPlayer(env))
+    )
+    return Anchors(random=random_mean, optimal=max(random_mean, greedy_mean), exact=False)
 
 
 def lower_bound_questions(num_objects: int, *, answers: int = 2) -> float:

@@ -177,7 +177,7 @@ def test_a_gamemaster_of_ones_own() -> None:
     assert play(env, "bee", ["[bee]"])[0][0][3]["success"] is True
 
 
-@pytest.mark.parametrize("answer", [None, "", " \n"])
+@pytest.mark.parametrize("answer", [None, "", " \n", "."])
 def test_a_gamemaster_that_answers_nonsense_fails_its_episode_alone(answer: Any) -> None:
     env = TwentyQuestionsEnv(None, {**GAME, "gamemaster": lambda solution, question: answer})
     [trajectory] = env.rollout([{"solution": "bee"}], ScriptedAgent(["Is it an animal?"]))
@@ -186,7 +186,14 @@ def test_a_gamemaster_that_answers_nonsense_fails_its_episode_alone(answer: Any)
 
 
 @pytest.mark.parametrize(
-    ("answer", "reply"), [("yes", "Yes."), (" YES!\n", "Yes."), ("Perhaps, who knows", "Perhaps, who knows")]
+    ("answer", "reply"),
+    [
+        ("yes", "Yes."),
+        (" YES!\r\n", "Yes."),
+        ("**Yes**", "Yes."),
+        ("I don\u2019t know", "I don't know."),
+        ("Perhaps, who knows", "Perhaps, who knows"),
+    ],
 )
 def test_the_form_of_a_gamemasters_reply_makes_no_difference(answer: str, reply: str) -> None:
     env = TwentyQuestionsEnv(None, {**GAME, "gamemaster": lambda solution, question: answer})

@@ -59,6 +59,7 @@ def test_sizes_are_compared_if_they_differ_clearly() -> None:
         ("Does it have 3 letters?", YES),
         ("Does it contain the letter g?", YES),
         ("Does its name have the letter c in it?", NO),
+        ("Is there an o in its name?", YES),
         ("Is it one word?", YES),
         ("Is it a single word?", YES),
     ],

@@ -150,7 +150,8 @@ def copy_facts(rows: list[list[str]]) -> None:
         (set_cell(5, "hard", ""), 5, "hard must be"),
         (set_cell(6, "article", "that"), 6, "article must be"),
         (copy_facts, 5, "'cow' and 'horse' (line 4) must differ in at least 2"),
-        (lambda rows: rows[7].pop(), 8, "the row must have 8 cells, got 7: sometimes has none"),
+        (lambda rows: rows[7].pop(), 8, "the row must have 8 cells, got 7: that of sometimes is missing"),
+        (set_cell(3, "aliases", "tom\ncat"), 3, "a cell must not contain a line break"),
         (lambda rows: rows.insert(7, rows[6]), 8, "object must be a name that no other row has"),
         (set_cell(3, "object", ""), 3, "object must be a name that no other row has, got ''"),
         (lambda rows: rows[0].__setitem__(7, "plants"), 1, "columns"),
@@ -203,6 +204,12 @@ def test_a_broken_row_is_not_loaded(tmp_path: Path, source: Path, change: Any, s
     paths = {OBJECTS_FILE: OBJECTS_FILE, PROPERTIES_FILE: PROPERTIES_FILE, source: mended(tmp_path, source, change)}
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         read_knowledge(*paths.values())
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "knowledge.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + OBJECTS_FILE.read_bytes())
+    assert read_knowledge(path).objects == load_knowledge().objects
 
 
 def test_a_file_that_is_not_utf_8_is_not_loaded(tmp_path: Path) -> None:
