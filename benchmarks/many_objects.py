@@ -31,7 +31,7 @@ def chosen_properties(objects: list[str]) -> list[str]:
     def distinguished(keys: list[str]) -> int:
         return len({tuple(knowledge.value(name, key) for key in keys) for name in objects})
 
-    properties = list(DEMO_PROPERTIES)
+    properties: list[str] = [*DEMO_PROPERTIES]
     while distinguished(properties) < len(objects):
         others = [key for key in knowledge.properties if key not in properties]
         properties.append(max(others, key=lambda key: distinguished([*properties, key])))

@@ -24,7 +24,7 @@ class Candidates:
         return self.mask_by_value[key][value]
 
     def _masks(self, knowledge: KnowledgeBase, key: str) -> dict[str, int]:
-        masks = dict.fromkeys(VALUES, 0)
+        masks: dict[str, int] = dict.fromkeys(VALUES, 0)
         for name, bit in self.bit.items():
             value = knowledge.value(name, key)
             if value is not None:

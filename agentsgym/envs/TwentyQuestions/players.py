@@ -11,7 +11,7 @@ import random
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from agentsgym.agents import scripted_player
 from agentsgym.envs.anchors import Anchors
@@ -21,6 +21,7 @@ from agentsgym.envs.TwentyQuestions.gamemaster import NO, SOMETIMES, YES
 from agentsgym.errors import ConfigError
 from agentsgym.types import TurnRequest
 
+_NUM_RANDOM_GAMES: Final = 256  # whose rewards are averaged into the anchor
 _VALUE_OF_REPLY = {YES: "yes", NO: "no", SOMETIMES: "sometimes"}
 
 
@@ -157,7 +158,8 @@ class ImitationPlayer(Player):
 def anchors_of(env: TwentyQuestionsEnv) -> Callable[[Mapping[str, Any]], Anchors | None] | None:
     """Return the mean rewards of random and of greedy play, which is close to optimal, averaged over all secrets.
 
-    Both play one game per secret at the first call. None if a ``gamemaster`` other than the built-in one answers.
+    At the first call, the random player plays at least 256 games, and the greedy player one per secret. None if a
+    ``gamemaster`` other than the built-in one answers.
     """
     if env.env_config["gamemaster"] is not None:
         return None
@@ -168,8 +170,8 @@ def anchors_of(env: TwentyQuestionsEnv) -> Callable[[Mapping[str, Any]], Anchors
 def _played(env: TwentyQuestionsEnv) -> Anchors:
     tasks = [{"solution": name, "seed": seed} for seed, name in enumerate(env.candidates.objects)]
     random_mean, greedy_mean = (
-        statistics.fmean(one.final_reward for one in env.rollout(tasks, player))
-        for player in (RandomPlayer(env), GreedyPlayer(env))
+        statistics.fmean(one.final_reward for one in env.rollout(tasks, player, num_rollouts=number))
+        for player, number in ((RandomPlayer(env), math.ceil(_NUM_RANDOM_GAMES / len(tasks))), (GreedyPlayer(env), 1))
     )
     return Anchors(random=random_mean, optimal=max(random_mean, greedy_mean), exact=False)
 
