@@ -48,6 +48,7 @@ LONG = (
     "tests/benchmarks/test_viewer_benchmark.py",
     "tests/cli/test_serve.py::test_a_policy_is_served",
     "tests/cli/test_stores.py::test_an_evaluation_that_was_ended_goes_on",
+    "tests/credit/test_credit_traits.py::test_whatever_is_declared_can_change_the_result[mt_grpo--0.5]",
     "tests/credit/test_credit_tree.py::test_equal_weights_count",
     "tests/credit/test_credit_tree.py::test_forks_reduce",
     "tests/credit/test_credit_tree.py::test_shared_weights_give_the_gradient_in_expectation[1-2",
@@ -86,6 +87,7 @@ LONG = (
     "tests/recipes/test_train_recipe.py::test_evaluations_alone",
     "tests/recipes/test_train_recipe.py::test_on_two_ranks",
     "tests/recipes/test_train_recipe.py::test_self_play_is_evaluated_against_another_opponent[True",
+    "tests/serving/test_serve_policy.py::test_a_server_that_an_error_ended",
     "tests/test_site.py",
     "tests/test_snippets.py::test_the_snippets_of_a_page_run_one_after_the_other[README.md]",
     "tests/test_snippets.py::test_the_snippets_of_a_page_run_one_after_the_other[training.md]",
@@ -112,8 +114,10 @@ LONG = (
     "tests/training/test_vllm_servers.py::test_each_rank",
     "tests/viewer/test_groups_in_browser.py::test_narrow_windows_do_not_scroll_sideways[700]",
     "tests/viewer/test_groups_in_browser.py::test_words_are_legible_in_light_and_dark[dark",
+    "tests/viewer/test_list_in_browser.py::test_keys_move_open_and_go_back",
     "tests/viewer/test_list_in_browser.py::test_ten_thousand_rows",
     "tests/viewer/test_list_in_browser.py::test_the_address_keeps_view_and_filters[written",
+    "tests/viewer/test_rollout_in_browser.py::test_a_line_of_a_megabyte",
 )  # whole programs, several processes, and slow cases of what faster ones show too; `make test-long` runs them
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: a second thread costs more than it brings
