@@ -15,6 +15,13 @@ from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
 from examples import twenty_questions
 
+DEFAULTS = [
+    *("--max_steps_per_episode", "9"),
+    *("--num_demonstrations", "30000"),
+    *("--warm_start_steps", "6000"),
+    *("--max_steps", "4500"),
+]
+
 
 def chosen_objects(count: int) -> list[str]:
     """Return the demo objects and evenly spaced everyday objects."""
@@ -39,18 +46,13 @@ def chosen_properties(objects: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Run the example; options that are not listed here go to it."""
+    """Run the example; any further options go to it, and replace ``DEFAULTS``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("objects", type=int, choices=range(33, 333), metavar="objects", help="their number, 33 to 332")
-    parser.add_argument("--max_steps_per_episode", default="9", help="turns of a game")
-    parser.add_argument("--num_demonstrations", default="30000", help="imitated games")
-    parser.add_argument("--warm_start_steps", default="6000", help="steps of imitation")
-    parser.add_argument("--max_steps", default="4500", help="steps of reinforcement learning")
     options, others = parser.parse_known_args()
-    objects = chosen_objects(vars(options).pop("objects"))
-    settings = [word for key, value in vars(options).items() for word in (f"--{key}", value)]
+    objects = chosen_objects(options.objects)
     choice = ["--objects", *objects, "--properties", *chosen_properties(objects)]
-    sys.argv = [sys.argv[0], *choice, *settings, *others]
+    sys.argv = [sys.argv[0], *choice, *DEFAULTS, *others]
     twenty_questions.main()
 
 

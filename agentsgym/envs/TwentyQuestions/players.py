@@ -166,7 +166,7 @@ def anchors_of(env: TwentyQuestionsEnv) -> Callable[[Mapping[str, Any]], Anchors
     return lambda task: _played(env) if env.is_candidate(task["solution"]) else None
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=8)  # several of these games may be mixed
 def _played(env: TwentyQuestionsEnv) -> Anchors:
     tasks = [{"solution": name, "seed": seed} for seed, name in enumerate(env.candidates.objects)]
     random_mean, greedy_mean = (
