@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from agentsgym.training.trainer import GRPOEnvTrainer
     from agentsgym.types import Action, Message, StopReason, ToolCall, Trajectory, Turn, TurnRequest
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Action",

@@ -24,6 +24,7 @@ import difflib
 import inspect
 from typing import TYPE_CHECKING
 
+from agentsgym.removed import REMOVED
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
@@ -130,11 +131,15 @@ class JudgeError(EpisodeError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Suggest the most similar known name, or list the known names, as the end of an error message.
 
+    For a name that an earlier version had, it states what to use instead (:mod:`agentsgym.removed`).
+
     >>> did_you_mean("free_shot", ["free_shots", "history"])
     "; did you mean 'free_shots'?"
     >>> did_you_mean("zzz", ["free_shots", "history"])
     "; valid names: 'free_shots', 'history'"
     """
+    if word in REMOVED:
+        return f": {REMOVED[word]}"
     names = sorted(known)
     near = difflib.get_close_matches(word[:100], names, n=1)
     if near:

@@ -13,9 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LINE = (
-    "texts → errors → versions → cached_folders → interruptions → event_loop → types → failures → seeding → fields → "
-    "failure_policy → ranks → tokens → {credit, rollouts, agents, store} → {batch, judging, record_audit, recorded} → "
-    "envs → statistics → evaluation → {tiny, testing} → reports → interop → training → observers → export → "
+    "removed → texts → errors → versions → cached_folders → interruptions → event_loop → types → failures → seeding → "
+    "fields → failure_policy → ranks → tokens → {credit, rollouts, agents, store} → {batch, judging, record_audit, "
+    "recorded} → envs → statistics → evaluation → {tiny, testing} → reports → interop → training → observers → export → "
     "{recipes, viewer, serving} → cli"
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
@@ -41,6 +41,7 @@ NAMED_BY = {
 # What a reader of the training loop holds in mind; a folder of `envs` whose name is that of a class is a world.
 CORE = {
     *(
+        "removed",
         "texts",
         "errors",
         "versions",
