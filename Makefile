@@ -195,7 +195,7 @@ $(HARNESSES_VENV)/.installed: $(WHAT_TO_INSTALL) | $(HARNESSES_VENV)/bin/python
 
 $(AXOLOTL_VENV)/.installed: | $(AXOLOTL_VENV)/bin/python
 	@echo "installing Axolotl into $(AXOLOTL_VENV) (4 GB, some minutes)"
-	$(AXOLOTL_VENV)/bin/python -m pip install --quiet torch==2.13.0 axolotl==0.19.0 pytest hypothesis
+	$(AXOLOTL_VENV)/bin/python -m pip install --quiet torch==2.13.0 axolotl==0.19.0 'greenlet>=3.1.1' pytest hypothesis
 	@touch $@
 
 $(DEEPSPEED_VENV)/.installed: $(WHAT_TO_INSTALL) | $(DEEPSPEED_VENV)/bin/python

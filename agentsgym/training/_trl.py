@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from trl.kernels import chunked_logprob
 from trl.trainer.utils import use_adapter
 
 from agentsgym.agents.eval_mode import evaluation_mode
@@ -130,6 +129,8 @@ class TRLInterface:
 
         Without Triton, TRL's chunk size is also reduced, in every trainer of the process.
         """
+        from trl.kernels import chunked_logprob  # noqa: PLC0415  # absent from versions that can run all but the trainer
+
         policy, reference = self.policy(), self._trainer.ref_model
         model: PreTrainedModel = policy.get_base_model() if hasattr(policy, "peft_config") else policy
         for scored in (model, *([] if reference is None else [self._trainer.accelerator.unwrap_model(reference)])):

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentsgym.cached_folders import cache_folder, is_intact, write_folder
 from agentsgym.errors import ConfigError, MissingDependencyError, did_you_mean
@@ -159,6 +159,8 @@ def _convert(path: Path, folder: Path, name: str) -> None:
 
 
 def _write_converted(path: Path, folder: Path) -> None:
+    from transformers import GgufConfig  # noqa: PLC0415  # absent from versions with which everything else works
+
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     with _fast_gguf():
         try:
