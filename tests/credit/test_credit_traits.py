@@ -282,7 +282,7 @@ def test_words_that_are_unknown_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^uses has the unknown name 'value'; did you mean 'values'\?$"):
         estimator_traits(uses=["discount", "value"])
     with pytest.raises(
-        ConfigError, match=r"^uses has the unknown name 'owners': training no longer forks .*; leave it"
+        ConfigError, match=r"^uses has the unknown name 'owners': training no longer forks .*; leave"
     ):
         estimator_traits(uses=["turn_rewards", "owners"])
     with pytest.raises(ConfigError, match=r"^uses must be a list or a set of names, got the string 'values'$"):

@@ -21,12 +21,12 @@ from agentsgym import (
     RolloutStore,
     ScriptedAgent,
     TurnRequest,
-    compare,
     tiny_policy,
 )
 from agentsgym.envs.AgentProgram import AgentProgramEnv
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError, EnvError, TaskError
+from agentsgym.evaluation.compare import compare
 from agentsgym.types import StopReason, Trajectory
 from agentsgym.viewer.answers import Answers
 
@@ -181,11 +181,9 @@ def test_calls_of_programs_cannot_be_forked() -> None:
 def test_stores_with_forks_are_read_filtered_compared_and_shown(tmp_path: Path) -> None:
     forks = ENV.fork(BASE, 2, policy(), num_forks=3)
     credit = {"advantage_estimator": "tree", "options": {"weights": "shared"}, "discount": 1.0, "scale_rewards": "none"}
-    with RolloutStore.writer(tmp_path / "store", env=ENV) as writer:
+    with RolloutStore.writer(tmp_path / "store", group=0, generation=1, extra={"credit": credit}) as writer:
         for index, one in enumerate([BASE, *forks]):
-            writer.add(
-                replace(one, rollout_index=index), phase="train", group=0, generation=1, extra={"credit": credit}
-            )
+            writer.add(replace(one, rollout_index=index))
     store = RolloutStore(tmp_path / "store")
     assert [one.info.get("fork") for one in store] == [None, *[{"rollout": 0, "turn": 2}] * 3]
     assert [one.token_ids for one in store.filter(rollout_index=[1, 2, 3])] == [one.token_ids for one in forks]

@@ -73,7 +73,7 @@ def test_a_file_counts_more_than_defaults_and_less_than_the_command_line(tmp_pat
         (["--sizes", "3"], "^unknown arguments: --sizes 3$"),
         (
             ["--fork_budget=40"],
-            "^unknown arguments: --fork_budget=40: training no longer forks rollouts .*; leave fork",
+            "^unknown arguments: --fork_budget=40: training no longer forks .*; leave fork_budget",
         ),
     ],
 )
