@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -88,8 +89,12 @@ class Executor(Protocol):
 
     max_live: int | None
 
-    def advance(self, inputs: dict[int, Input]) -> None:
-        """Start processing some or all of the inputs, and remove these from ``inputs``."""
+    def advance(self, inputs: OrderedDict[int, Input]) -> None:
+        """Process some or all of the inputs, or start to, and remove these from ``inputs``.
+
+        Before the scheduler can go on, it needs to know the trials whose steps continue elsewhere:
+        :meth:`~agentsgym.rollouts.scheduler.Scheduler.expect`.
+        """
         ...
 
     def running(self) -> list[tuple[int, float]]:
