@@ -25,7 +25,7 @@ def fork(env: Any, trajectory: Trajectory, turn: int, agent: Agent, num_forks: i
         raise TaskError("the rollout does not contain its task with its seed, so it cannot be forked")
     if env.env_config["episodes_per_trial"] > 1 and not env.env_config["keep_history"]:
         raise ConfigError("a fork of a trial of several episodes requires env_config['keep_history'] = True")
-    if getattr(env.trial_class, "may_wait", False):
+    if env.exchange_class.may_wait:
         raise ConfigError(f"{type(env).__name__} cannot be forked, since the calls of a program cannot be replayed")
     branching = _Branching(env, trajectory, turn, agent)
     forks: list[Trajectory] = env.rollout([trajectory.task_data], branching, num_forks, **options)

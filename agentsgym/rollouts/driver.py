@@ -79,6 +79,7 @@ class _BareTrial(Generic[Result]):
     """A trial that wraps a generator and is never abandoned."""
 
     env: Any = None
+    may_wait = False
 
     def __init__(self, generator: TrialGenerator[Result]) -> None:
         self.generator = generator

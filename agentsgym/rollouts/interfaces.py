@@ -25,13 +25,15 @@ class PlayableTrial(Protocol[Result_co]):
     Attributes:
         session_id: Identifies the trial in messages.
         env: The environment that trials share; a process pool sends it to each worker once.
-
-    A trial whose class has ``may_wait = True`` may wait for other trials, as programs do that share something: a
-    batched agent answers them without it once no request has arrived for a moment.
     """
 
     session_id: str
     env: Any
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a step may wait for other trials, whose requests a batched agent then answers without this one."""
+        ...
 
     def play(self) -> Generator[TurnRequest, Action, Result_co]:
         """Start the trial: return a generator that yields requests and receives actions or thrown errors."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol
@@ -138,8 +138,8 @@ class Scheduler(Generic[Result]):
         else:
             raise outcome.error
 
-    def on_answers(self, answers: Mapping[int, Action | AgentError]) -> None:
-        """Handle the agent's answers to the requests of trials."""
+    def on_answers(self, answers: Iterable[tuple[int, Action | AgentError]]) -> None:
+        """Handle the agent's answers, each with the index of its trial."""
         self._inputs.update(answers)
 
     def fail_at_next_request(self, index: int, error: EpisodeError) -> None:
@@ -190,9 +190,7 @@ class Scheduler(Generic[Result]):
     def _wait(self) -> None:
         """Handle all posted events; if there are none, wait for one, but not beyond the next check of the limits."""
         wait_s = min(_POLL_S, max(0.0, self._check_at - time.monotonic()))
-        programs = (
-            [one for one in self._stepping if getattr(self.trials[one], "may_wait", False)] if self._requests else []
-        )
+        programs = [one for one in self._stepping if self.trials[one].may_wait] if self._requests else []
         if programs:  # one may wait for another, whose request waits for an answer
             wait_s = min(wait_s, _QUIET_S)
         try:
