@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -91,7 +90,7 @@ class Executor(Protocol):
 
     max_live: int | None
 
-    def advance(self, inputs: OrderedDict[int, Input]) -> None:
+    def advance(self, inputs: dict[int, Input]) -> None:
         """Process some or all of the inputs, or start to, and remove these from ``inputs``.
 
         Before the scheduler can go on, it needs to know the trials whose steps continue elsewhere:

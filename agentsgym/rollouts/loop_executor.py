@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from concurrent.futures import wait
+from itertools import islice
 from typing import Any
 
 from agentsgym.errors import EpisodeError
@@ -24,6 +24,8 @@ from agentsgym.rollouts.interfaces import (
 from agentsgym.rollouts.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+_MAX_STEPS = 64  # on the thread, before other events are handled
 
 
 def has_coroutines(trial: Any) -> bool:
@@ -44,13 +46,16 @@ class OwnExecutor:
         self._generators: dict[int, TrialGenerator[Any]] = {}  # on the thread
         self._on_loop: LoopExecutor | None = None
 
-    def advance(self, inputs: OrderedDict[int, Input]) -> None:
+    def advance(self, inputs: dict[int, Input]) -> None:
         """Advance trials for a short time, so that the request of a fast trial does not wait for all other steps."""
         scheduler, generators, limit = self._scheduler, self._generators, self._scheduler.limits.turn_s
         end = time.monotonic() + BATCHING_WINDOW_S
-        while inputs and (began := time.monotonic()) < end:
-            scheduler.interrupt()
-            index, given = inputs.popitem(last=False)
+        for index, given in [*islice(inputs.items(), _MAX_STEPS)]:
+            if (began := time.monotonic()) >= end:
+                break
+            if scheduler.interrupt is not None:
+                scheduler.interrupt()
+            del inputs[index]
             generator = generators.get(index)
             if generator is None:
                 trial = scheduler.trials[index]
@@ -63,11 +68,11 @@ class OwnExecutor:
                 outcome = generator.throw(given) if isinstance(given, EpisodeError) else generator.send(given)  # type: ignore[arg-type]  # None starts it
             except StopIteration as stop:
                 outcome = Finished(stop.value)
+                del generators[index]
             if limit is not None and time.monotonic() - began > limit:
                 generator.close()
+                generators.pop(index, None)
                 outcome = Finished(scheduler.trials[index].abandon(scheduler.timeout_error(index)))
-            if isinstance(outcome, Finished):
-                del generators[index]
             scheduler.on_outcome(index, outcome)
 
     def running(self) -> list[tuple[int, float]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from queue import Empty, SimpleQueue
@@ -54,7 +54,7 @@ class Scheduler(Generic[Result]):
     Attributes:
         trials: The trials to play.
         limits: Wall-clock limits per turn and per trial.
-        interrupt: Called between turns; an exception from it ends the run.
+        interrupt: Called between turns, unless it is None; an exception from it ends the run.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Scheduler(Generic[Result]):
         self.limits = limits
         self._max_live = len(self.trials) if max_concurrent is None else max_concurrent
         self._on_finish = on_finish
-        self.interrupt: Callable[[], None] = (lambda: None) if interrupt is None else interrupt
+        self.interrupt = interrupt
         self._waiting = deque(self.trials)
         self._turns = dict.fromkeys(self.trials, -1)  # before the first request
         self._began: dict[int, float] = {}  # start time, or time of the last timeout, by trial; ordered by time
-        self._inputs: OrderedDict[int, Input] = OrderedDict()
+        self._inputs: dict[int, Input] = {}
         self._stepping: set[int] = set()  # trials whose steps run elsewhere
         self._requests: dict[int, TurnRequest] = {}
         self._pending_errors: dict[int, EpisodeError] = {}  # to be thrown at the next request
@@ -101,7 +101,8 @@ class Scheduler(Generic[Result]):
             if executor.max_live is not None:
                 self._max_live = min(self._max_live, executor.max_live)
             while not self.is_over:
-                self.interrupt()
+                if self.interrupt is not None:
+                    self.interrupt()
                 self._admit()
                 if self._requests and not (caller.is_batched and (self._inputs or self._stepping)):
                     requests, self._requests = self._requests, {}

@@ -281,9 +281,7 @@ def test_per_token_rewards_take_the_place_of_what_an_estimator_of_ones_own_retur
 def test_words_that_are_unknown_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^uses has the unknown name 'value'; did you mean 'values'\?$"):
         estimator_traits(uses=["discount", "value"])
-    with pytest.raises(
-        ConfigError, match=r"^uses has the unknown name 'owners': training no longer forks .*; leave"
-    ):
+    with pytest.raises(ConfigError, match=r"^uses has the unknown name 'owners': training no longer forks .*; leave"):
         estimator_traits(uses=["turn_rewards", "owners"])
     with pytest.raises(ConfigError, match=r"^uses must be a list or a set of names, got the string 'values'$"):
         estimator_traits(uses="values")
