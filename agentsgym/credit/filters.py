@@ -32,8 +32,9 @@ def filter_rollouts(
     """
     penalized, uninformative = _penalized_and_uninformative(rollouts, args)
     groups = {rollout.group for rollout in rollouts}
+    num_included = len({one.group for one in penalized if one.included})
     metrics = {
-        "frac_reward_zero_std": _flat_fraction(penalized, args),
+        "frac_reward_zero_std": len(_flat_groups(penalized, args)) / num_included if num_included else 0.0,
         "groups/kept": 1 - len(uninformative) / len(groups) if groups else 0.0,
     }
     return [replace(one, dropped=True) if one.group in uninformative else one for one in penalized], metrics
@@ -68,9 +69,3 @@ def _flat_groups(rollouts: Sequence[ScoredRollout], args: CreditArgs) -> set[int
     names = [name for name in component_names(rollouts) if weights.get(name, 1)] or [UNNAMED]
     flat = [zero_variance_groups([component(one, name) for one in rollouts]) for name in names]
     return flat[0].intersection(*flat)
-
-
-def _flat_fraction(rollouts: Sequence[ScoredRollout], args: CreditArgs) -> float:
-    """The fraction of groups without variance; 0.0 if there are no groups."""
-    groups = {one.group for one in rollouts if one.included}
-    return len(_flat_groups(rollouts, args)) / len(groups) if groups else 0.0

@@ -5,7 +5,8 @@
     base          MultistepEnv: the hooks that a subclass defines, and rollout, run_trial, generate
     contract      the members of an environment that a trial uses
     play          many concurrent trials, with retries
-    trial         one live trial: observe, call the agent, record, step
+    trial         one live trial: its episodes and turns
+    exchange      what passes between a trial and its environment: observe, record, step, reward
     by_hand       one episode, action by action: reset and step
     conversation  the record of a conversation, and the token budget
     boundary      calls to user code, and checks of its results

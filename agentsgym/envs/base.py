@@ -20,6 +20,7 @@ from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.contract import Prompt, State, Stepped
 from agentsgym.envs.conversation import Budget, chat_format_of
 from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
+from agentsgym.envs.exchange import Exchange
 from agentsgym.envs.forks import fork
 from agentsgym.envs.play import OnFinish, judged, play
 from agentsgym.envs.spec import EnvSpec
@@ -70,7 +71,8 @@ class MultistepEnv(ABC):
         default_config: The class's defaults for the common keys.
         task_fields: The keys that a task may have in addition to ``seed``; None for any.
         spec: The class's players, its games and the pip extra that it needs; inherited by subclasses.
-        trial_class: How a session is played; for environments that record more than one conversation at a time.
+        trial_class: How a session is played.
+        exchange_class: How its turns are played and recorded; for environments whose turns do not come from hooks.
         judges: The judges of its rollouts, whose scores are added to the rewards: of the class, or of one instance.
 
     Keys of ``env_config`` that every environment has:
@@ -104,6 +106,7 @@ class MultistepEnv(ABC):
     spec: ClassVar[EnvSpec] = EnvSpec()
     judges: Sequence[Judge] | Judge = ()
     trial_class: ClassVar[type[Trial]] = Trial
+    exchange_class: ClassVar[type[Exchange]] = Exchange
     overrides_step_action: ClassVar[bool] = False
     overrides_final_reward: ClassVar[bool] = False
     overrides_score_state: ClassVar[bool] = False

@@ -27,12 +27,15 @@ class PlayableEnv(Protocol):
         overrides_step_action: Whether the class overrides ``_step_action``, to receive more than an action's text.
         overrides_final_reward: Whether the class overrides ``_final_reward``, so that it need not be the sum.
         overrides_score_state: Whether the class overrides ``_score_state``, so that turns are rewarded for its changes.
+        exchange_class: What plays and records the turns of a trial, a subclass of
+            :class:`~agentsgym.envs.exchange.Exchange`.
         has_coroutines: Whether a hook is async, so that trials wait for it on the event loop.
     """
 
     overrides_step_action: ClassVar[bool]
     overrides_final_reward: ClassVar[bool]
     overrides_score_state: ClassVar[bool]
+    exchange_class: ClassVar[type[Any]]
     has_coroutines: bool
     env_config: dict[str, Any]
     active_states: dict[str, State]

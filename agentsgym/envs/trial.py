@@ -26,45 +26,31 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from agentsgym.credit.components import role_components, sum_components
 from agentsgym.credit.role_rewards import attribute_rewards
 from agentsgym.envs.boundary import (
     Step,
-    action_error,
-    as_hashable,
     as_messages,
     as_number,
-    as_reward,
-    as_step,
-    as_system_prompt,
     as_token_rewards,
     call_environment,
-    failure_of_hook,
-    failure_of_value,
     is_unicode,
-    rewritten_history,
-    with_plain_text,
     with_role_reward,
     without_rewards,
 )
-from agentsgym.envs.contract import PlayableEnv, State
+from agentsgym.envs.contract import PlayableEnv
 from agentsgym.envs.conversation import Budget, Conversation
-from agentsgym.envs.notes import SUMMARIZE, NotedHistory, as_text
+from agentsgym.envs.exchange import Exchange
 from agentsgym.envs.state_scores import StateScores
-from agentsgym.envs.user_checks import check_info_keys, place_of_hook
-from agentsgym.errors import AgentError, EnvError, EpisodeError, TemplateError
-from agentsgym.event_loop import awaited
-from agentsgym.failures import FailureLog, describe, failure_of
-from agentsgym.interruptions import is_interruption
+from agentsgym.envs.user_checks import place_of_hook
+from agentsgym.errors import EnvError, EpisodeError, TemplateError
+from agentsgym.failures import FailureLog, describe
 from agentsgym.texts import shown
-from agentsgym.tokens.calls.parse import with_calls
-from agentsgym.tokens.transcript import History
 from agentsgym.types import Action, Message, StopReason, Trajectory, Turn, TurnRequest
 
 # pyright: reportPrivateUsage=false
@@ -88,11 +74,11 @@ class Trial:
         num_retries: Number of failed attempts before this one.
         episodes: Indices of the episodes to play; None for all.
         note_turns: Indices of the turns in which notes are written, in a replay; None to decide by the prompt's length.
-        conversation: The recorded conversation; only the last episode's unless ``keep_history`` is set.
+        exchange: What plays and records the turns; of the last episode alone unless ``keep_history`` is set.
+        conversation: Its record.
         num_close_errors: Number of exceptions from ``_close_episode``.
         place: Indices of the current episode and turn; None before the first.
         failures: Logs exceptions from ``_close_episode``.
-        parent: Index of the turn that the current one follows in a tree of calls; None without a tree.
     """
 
     env: PlayableEnv
@@ -105,14 +91,19 @@ class Trial:
     num_retries: int = 0
     episodes: range | None = None
     note_turns: Sequence[int] | None = None
+    exchange: Exchange = field(init=False)
     conversation: Conversation = field(init=False)
     num_close_errors: int = field(default=0, init=False)
     place: tuple[int | None, int | None] = field(default=(None, None), init=False)
     failures: FailureLog = field(default_factory=partial(FailureLog, logger), init=False)
-    parent: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.conversation = self._new_conversation()
+        self._begin_record()
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a step may wait for other trials."""
+        return self.exchange.may_wait
 
     def play(self) -> Generator[TurnRequest, Action, Trajectory]:
         """Play every episode; an error ends the trial with stop reason ``failed``, and earlier turns are kept."""
@@ -120,7 +111,7 @@ class Trial:
         try:
             for episode in range(config["episodes_per_trial"]) if self.episodes is None else self.episodes:
                 if not config["keep_history"]:
-                    self.conversation = self._new_conversation()
+                    self._begin_record()
                 self._close()  # the previous episode
                 self.env.active_states.pop(self.session_id, None)  # not to be closed again if the next cannot start
                 self.place = (episode, None)
@@ -162,13 +153,11 @@ class Trial:
             {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init},
         )
 
-    def _new_conversation(self) -> Conversation:
-        history: History = self.env.env_config["history"]
-        if history == SUMMARIZE:
-            history = NotedHistory(self.env.env_config["summarize_over_tokens"], self.env.env_config["summary_prompt"])
-        elif callable(history):
-            history = partial(rewritten_history, history)
-        return Conversation(self.env.chat_format, history)
+    def _begin_record(self) -> None:
+        self.exchange = self.env.exchange_class(
+            self.env, self.session_id, task_data=self.task_data, budget=self.budget, note_turns=self.note_turns
+        )
+        self.conversation = self.exchange.conversation
 
     def _close(self) -> None:
         """Close the live episode, if any; an error is counted but does not change the result."""
@@ -213,37 +202,28 @@ class Trial:
             last = conversation.turns[place] = scores.closed(conversation.turns[place])
             rewards[-1] = last.reward
         if not is_practice:
-            self._reward_episode(conversation.turns[first:], rewards)
+            self.exchange.reward_episode(conversation.turns[first:], rewards)
         return stop_reason
-
-    def _reward_episode(self, turns: Sequence[Turn], rewards: list[float]) -> None:
-        """Add the final reward of an episode, unless its rewards are given by role."""
-        if any(one.role_rewards is not None for one in turns):
-            return
-        state = self.env.active_states[self.session_id]
-        reward, components = as_reward("_final_reward", call_environment(self.env._final_reward, state, rewards))
-        if components is None and not self.env.overrides_final_reward:
-            components = sum_components([(one.reward, one.components) for one in turns])
-        self.conversation.final_reward += reward
-        self.conversation.final_parts.append((reward, components))
 
     def _turn(
         self, step: int, episode: int, scores: StateScores | None, *, is_practice: bool
     ) -> Generator[TurnRequest, Action, Step | None]:
         """Play one turn: observe, call the agent, record, step. None if the budget has no tokens left for an action."""
-        conversation, state = self.conversation, self.env.active_states[self.session_id]
-        transcript = conversation.transcript
-        room = yield from self._prompt(state, step, episode)
+        exchange, conversation = self.exchange, self.conversation
+        transcript, state = conversation.transcript, self.env.active_states[self.session_id]
+        room = yield from exchange.observe(state, step, episode)
+        if isinstance(room, Step):
+            return room
         if room is not None and room <= 0:
             return None
         conversation.last_messages = []
-        key, role, potential = self._described(state)
-        prompt_messages = self._prompt_messages()
-        action = yield self._request(room)
-        action, (start, stop) = self._record(action, room)
+        key, role, potential = exchange.described(state)
+        prompt_messages = exchange.prompt_messages()
+        action = yield exchange.request(room)
+        action, (start, stop) = exchange.record(action, room)
         outcome = Step()
         try:
-            outcome = with_role_reward(role, self._step(state, action))
+            outcome = with_role_reward(role, exchange.step(state, action))
             if scores is not None:
                 outcome = scores.credited(outcome, self.env.active_states[self.session_id])
         finally:  # record the action even if the environment raises
@@ -266,123 +246,10 @@ class Trial:
                 prompt_start=transcript.segment_start,
                 prompt_messages=prompt_messages,
                 policy_version=action.policy_version,
-                parent=self.parent,
+                parent=exchange.parent,
             )
             conversation.turns.append(turn)
         return outcome
-
-    def _prompt(self, state: State, step: int, episode: int) -> Generator[TurnRequest, Action, int | None]:
-        """Record the observation, and return the number of tokens left for an action; None for no limit."""
-        conversation, transcript = self.conversation, self.conversation.transcript
-        messages = self._observation(state, step)
-        self._observe(messages, step)
-        if conversation.notes is not None and self._needs_note(conversation.notes):
-            yield from self._note(state, step, episode, messages)
-        room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
-        if room is not None and room <= 0:
-            if conversation.turns:  # a row ends with an agent token; a first prompt that is too long is kept to be seen
-                transcript.retract()
-            else:
-                text = "session %s: the first prompt uses up the token budget, %s, so no turn is played"
-                logger.warning(text, self.session_id, self.budget)
-        return room
-
-    def _described(self, state: State) -> tuple[Hashable, Hashable, float | None]:
-        """Return the state's key, the role that moves in it, and its potential."""
-        key = as_hashable("_state_key", call_environment(self.env._state_key, state))
-        role = as_hashable("_role", call_environment(self.env._role, state))
-        potential = call_environment(self.env._potential, state)
-        return key, role, None if potential is None else as_number("_potential", potential)
-
-    def _prompt_messages(self) -> list[Message] | None:
-        """Return the messages in the prompt; None if they are the recorded ones."""
-        shown, recorded = self.conversation.transcript.prompt_messages, self.conversation.transcript.messages
-        is_same = shown is recorded or (self.conversation.notes is not None and shown == recorded)  # before any note
-        return None if is_same else [*shown]
-
-    def _request(self, room: int | None) -> TurnRequest:
-        conversation = self.conversation
-        return TurnRequest(
-            session_id=self.session_id,
-            messages=conversation.transcript.prompt_messages,
-            token_ids=conversation.transcript.token_ids,
-            agent_state=conversation.agent_state,
-            max_new_tokens=room,
-            tools=self._tools(),
-        )
-
-    def _tools(self) -> Sequence[Mapping[str, Any]]:
-        """The JSON schemas of the tools that the agent may call in this turn."""
-        return self.env.tool_schemas
-
-    def _needs_note(self, notes: NotedHistory) -> bool:
-        num_turns = len(self.conversation.turns)
-        if self.note_turns is not None:
-            return num_turns in self.note_turns and num_turns not in notes.note_turns
-        return notes.is_due(self.conversation.transcript, num_turns)
-
-    def _note(
-        self, state: State, step: int, episode: int, messages: list[Message]
-    ) -> Generator[TurnRequest, Action, None]:
-        """Let the agent write a note in place of an observation, and then observe with the note as the history."""
-        conversation, notes = self.conversation, cast("NotedHistory", self.conversation.notes)
-        transcript = conversation.transcript
-        transcript.retract()
-        self._observe([Message(role="user", content=notes.prompt)], step)
-        room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
-        if room is not None and room <= 0:  # the turn itself has no room either
-            transcript.retract()
-            self._observe(messages, step)
-            return
-        key, role, potential = self._described(state)
-        prompt_messages = self._prompt_messages()
-        action = yield self._request(room)
-        action, (start, stop) = self._record(action, room, reads_calls=False)
-        turn = Turn(
-            start=start,
-            stop=stop,
-            reward=0.0,
-            exact=action.token_ids is not None,
-            episode=episode,
-            message_index=len(transcript.messages) - 1,
-            state_key=None if key is None else (episode, ("note", key)),
-            role=role,
-            potential=potential,
-            prompt_start=transcript.segment_start,
-            prompt_messages=prompt_messages,
-            policy_version=action.policy_version,
-        )
-        notes.written(len(conversation.turns))
-        conversation.turns.append(turn)
-        self._observe(as_text(messages), step)
-
-    def _observation(self, state: State, step: int) -> list[Message]:
-        """Return the environment's new messages, with the system message before the first and the last before them."""
-        conversation = self.conversation
-        is_first = not conversation.transcript.messages
-        messages = as_messages(call_environment(self.env._format_prompt, state, step))
-        if is_first:
-            system = self.env.env_config["system_prompt"]
-            if system is None:
-                system = as_system_prompt(call_environment(self.env._system_prompt))
-            if system:
-                messages = [Message(role="system", content=system), *messages]
-        messages = conversation.with_last_messages(messages)
-        if not all(is_unicode(message["content"]) for message in messages):
-            raise EnvError(f"the observation before turn {step} must be valid Unicode, got {shown(messages)}")
-        return messages
-
-    def _observe(self, messages: list[Message], step: int) -> None:
-        conversation = self.conversation
-        is_first = not conversation.transcript.messages
-        try:
-            conversation.transcript.observe(messages)
-        except TemplateError as error:
-            if is_first:
-                raise  # the template does not support this environment, which affects every episode
-            raise EnvError(f"the observation before turn {step} cannot be recorded: {error}") from error
-        if is_first:
-            conversation.prompt_length = len(conversation.transcript.token_ids)
 
     def _last_messages(self) -> list[Message]:
         """Return the environment's last message of an episode, as a list; empty if there is none."""
@@ -393,52 +260,6 @@ class Trial:
         if not all(is_unicode(message["content"]) for message in messages):
             raise EnvError(f"_last_message must return valid Unicode, got {shown(messages)}")
         return messages
-
-    def _record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
-        """Record the action; return it for the environment, with its tool calls parsed, and its token span."""
-        conversation = self.conversation
-        chat_format, tools = conversation.transcript.chat_format, self._tools()
-        vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
-        try:
-            if type(action) is not Action or type(action.text) is not str:
-                action = with_plain_text(action)
-            error = action_error(action, room, vocabulary_size)
-        except BaseException as raised:  # the agent's answer comes from user code, too
-            if is_interruption(raised):
-                raise
-            raise failure_of(AgentError, "what the agent returned", raised) from raised
-        if error:
-            raise AgentError(f"session {self.session_id}: {error}")
-        if tools and reads_calls:
-            action = with_calls(action, chat_format, tools)
-        try:
-            span = conversation.transcript.act(action, room)
-        except TemplateError as refused:
-            raise AgentError(
-                f"session {self.session_id}: the agent's answer cannot be recorded: {refused}"
-            ) from refused
-        conversation.agent_state = action.agent_state
-        conversation.logprobs.append(action.logprobs)
-        if conversation.transcript.was_cut:
-            text = conversation.transcript.messages[-1]["content"]
-            return dataclasses.replace(action, text=text, tool_calls=()), span
-        return action, span
-
-    def _step(self, state: State, action: Action) -> Step:
-        env = self.env
-        hook: Callable[..., Any] = env._step_action if env.overrides_step_action else env._step_episode
-        try:  # like call_environment, inlined for a shorter traceback
-            answer = awaited(hook(self.session_id, state, action if env.overrides_step_action else action.text))
-        except BaseException as error:
-            raise failure_of_hook(hook, error) from error
-        next_state, step, info = as_step(answer)
-        try:
-            check_info_keys(type(self.env), info)
-        except BaseException as error:
-            raise failure_of_value("_step_episode", error) from error
-        self.env.active_states[self.session_id] = next_state
-        self.conversation.info = info
-        return step
 
     def _ended(self, stop_reason: StopReason) -> Trajectory:
         """Record the last message, and return the trajectory."""

@@ -2,8 +2,8 @@
 
 ::
 
-    driver.py            drive(): the entry point; plays in lockstep if nothing has to wait
-    scheduler.py         the main loop of all other runs: which trial is advanced or answered next, time limits
+    driver.py            drive(): the entry point
+    scheduler.py         the main loop: which trial is advanced or answered next, time limits
     stream.py            TrialStream: a run in its own thread, to which trials are added while it runs
     interfaces.py        types shared by these modules: trials, inputs and outcomes, executors, agent callers
     agent_calls.py       calling the agent: once for a batch of requests, or concurrently with coroutines

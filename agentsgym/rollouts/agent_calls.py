@@ -78,8 +78,7 @@ class BatchCaller:
         """Call the agent in the order of the trials, since it may draw random numbers for them in sequence."""
         order = sorted(requests)
         answers = call_agent(self._agent, [requests[index] for index in order])
-        for index, given in zip(order, answers, strict=True):
-            self._scheduler.on_answer(index, given)
+        self._scheduler.on_answers(zip(order, answers, strict=True))
 
     def oldest_request(self) -> None:
         """Return None: no trial waits for an answer outside of :meth:`call`."""
@@ -145,7 +144,7 @@ class ConcurrentCaller:
         del self._open[index]
         if isinstance(answer, Raised):
             raise answer.error
-        self._scheduler.on_answer(index, answer)
+        self._scheduler.on_answers([(index, answer)])
 
     # The methods below run on the agents' event loop.
 

@@ -8,11 +8,10 @@ from typing import Any, Generic
 from agentsgym.agents.base import Agent
 from agentsgym.errors import ConfigError, EpisodeError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
-from agentsgym.rollouts.agent_calls import BatchCaller, ConcurrentCaller, call_agent, finish_agent
+from agentsgym.rollouts.agent_calls import BatchCaller, ConcurrentCaller, finish_agent
 from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits, TrialGenerator
-from agentsgym.rollouts.loop_executor import OwnExecutor, has_coroutines
+from agentsgym.rollouts.loop_executor import OwnExecutor
 from agentsgym.rollouts.scheduler import Pool, Scheduler
-from agentsgym.types import TurnRequest
 
 
 def drive(  # noqa: PLR0913  # keywords, most of them usually omitted
@@ -59,10 +58,7 @@ def drive(  # noqa: PLR0913  # keywords, most of them usually omitted
         require(name, limit, or_none(is_positive_number), "a positive number of seconds or None")
     limits = TimeLimits(turn_s=turn_timeout_s, trial_s=episode_timeout_s)
     caller = ConcurrentCaller if callable(getattr(agent, "aact", None)) else BatchCaller
-    trials = [*trials]
     try:
-        if pool is None and limits == TimeLimits() and caller is BatchCaller and not any(map(has_coroutines, trials)):
-            return _lockstep(trials, agent, max_concurrent, on_finish, interrupt)
         playable: list[PlayableTrial[Result]] = []
         for trial in trials:
             if isinstance(trial, Generator) and not (pool is None and limits == TimeLimits()):
@@ -79,50 +75,11 @@ def drive(  # noqa: PLR0913  # keywords, most of them usually omitted
         finish_agent(agent)
 
 
-def _lockstep(
-    trials: Iterable[PlayableTrial[Result] | TrialGenerator[Result]],
-    agent: Agent,
-    max_concurrent: int | None,
-    on_finish: Callable[[Result], None] | None,
-    interrupt: Callable[[], None] | None,
-) -> list[Result]:
-    """Advance all trials together, one turn per round: like the scheduler, but faster, since nothing has to wait."""
-    generators = [trial if isinstance(trial, Generator) else trial.play() for trial in trials]
-    waiting = list(enumerate(generators))[::-1]
-    unfinished = dict(waiting)
-    live: list[int] = []  # trials that wait for an answer; `requests` has their requests
-    requests: list[TurnRequest] = []
-    results: dict[int, Result] = {}
-    try:
-        while waiting or live:
-            can_start = waiting and (max_concurrent is None or len(live) < max_concurrent)
-            inputs: list[tuple[int, Any]] = [(waiting.pop()[0], None)] if can_start else []
-            if not can_start:
-                inputs = list(zip(live, call_agent(agent, requests), strict=True))
-                live, requests = [], []
-            for index, answer in inputs:
-                if interrupt is not None:
-                    interrupt()
-                generator = unfinished[index]
-                try:
-                    is_error = isinstance(answer, EpisodeError)
-                    requests.append(generator.throw(answer) if is_error else generator.send(answer))
-                    live.append(index)
-                except StopIteration as stop:
-                    del unfinished[index]
-                    results[index] = stop.value
-                    if on_finish is not None:
-                        on_finish(stop.value)
-    finally:
-        for generator in unfinished.values():
-            generator.close()  # so that its session is closed
-    return [results[index] for index in sorted(results)]
-
-
 class _BareTrial(Generic[Result]):
     """A trial that wraps a generator and is never abandoned."""
 
     env: Any = None
+    may_wait = False
 
     def __init__(self, generator: TrialGenerator[Result]) -> None:
         self.generator = generator

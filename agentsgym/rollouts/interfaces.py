@@ -24,13 +24,15 @@ class PlayableTrial(Protocol[Result_co]):
     Attributes:
         session_id: Identifies the trial in messages.
         env: The environment that trials share; a process pool sends it to each worker once.
-
-    A trial whose class has ``may_wait = True`` may wait for other trials, as programs do that share something: a
-    batched agent answers them without it once no request has arrived for a moment.
     """
 
     session_id: str
     env: Any
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a step may wait for other trials, whose requests a batched agent then answers without this one."""
+        ...
 
     def play(self) -> Generator[TurnRequest, Action, Result_co]:
         """Start the trial: return a generator that yields requests and receives actions or thrown errors."""
@@ -89,7 +91,11 @@ class Executor(Protocol):
     max_live: int | None
 
     def advance(self, inputs: dict[int, Input]) -> None:
-        """Start processing some or all of the inputs, and remove these from ``inputs``."""
+        """Process some or all of the inputs, or start to, and remove these from ``inputs``.
+
+        Before the scheduler can go on, it needs to know the trials whose steps continue elsewhere:
+        :meth:`~agentsgym.rollouts.scheduler.Scheduler.expect`.
+        """
         ...
 
     def running(self) -> list[tuple[int, float]]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from concurrent.futures import wait
+from itertools import islice
 from typing import Any
 
 from agentsgym.errors import EpisodeError
@@ -21,9 +22,10 @@ from agentsgym.rollouts.interfaces import (
     advance,
 )
 from agentsgym.rollouts.scheduler import Scheduler
-from agentsgym.types import TurnRequest
 
 logger = logging.getLogger(__name__)
+
+_MAX_STEPS = 64  # on the thread, before other events are handled
 
 
 def has_coroutines(trial: Any) -> bool:
@@ -46,28 +48,32 @@ class OwnExecutor:
 
     def advance(self, inputs: dict[int, Input]) -> None:
         """Advance trials for a short time, so that the request of a fast trial does not wait for all other steps."""
-        start = time.monotonic()
-        while inputs and time.monotonic() - start < BATCHING_WINDOW_S:
-            index = next(iter(inputs))
-            if has_coroutines(self._scheduler.trials[index]):
-                self._on_loop = self._on_loop or LoopExecutor(self._scheduler)
-                self._on_loop.advance({index: inputs.pop(index)})
-            else:
-                self._step(index, inputs.pop(index))
-
-    def _step(self, index: int, given: Input) -> None:
-        limit = self._scheduler.limits.turn_s
-        generator = self._generators.get(index)
-        if generator is None:
-            generator = self._generators[index] = self._scheduler.trials[index].play()
-        began = time.monotonic()
-        outcome = advance(generator, given)
-        if limit is not None and time.monotonic() - began > limit and not isinstance(outcome, Raised):
-            generator.close()
-            outcome = Finished(self._scheduler.trials[index].abandon(self._scheduler.timeout_error(index)))
-        if not isinstance(outcome, TurnRequest):
-            del self._generators[index]
-        self._scheduler.on_outcome(index, outcome)
+        scheduler, generators, limit = self._scheduler, self._generators, self._scheduler.limits.turn_s
+        end = time.monotonic() + BATCHING_WINDOW_S
+        for index, given in [*islice(inputs.items(), _MAX_STEPS)]:
+            if (began := time.monotonic()) >= end:
+                break
+            if scheduler.interrupt is not None:
+                scheduler.interrupt()
+            del inputs[index]
+            generator = generators.get(index)
+            if generator is None:
+                trial = scheduler.trials[index]
+                if has_coroutines(trial):
+                    self._on_loop = self._on_loop or LoopExecutor(scheduler)
+                    self._on_loop.advance({index: given})
+                    continue
+                generator = generators[index] = trial.play()
+            try:  # like interfaces.advance, inlined for a shorter traceback; any other exception ends the run
+                outcome = generator.throw(given) if isinstance(given, EpisodeError) else generator.send(given)  # type: ignore[arg-type]  # None starts it
+            except StopIteration as stop:
+                outcome = Finished(stop.value)
+                del generators[index]
+            if limit is not None and time.monotonic() - began > limit:
+                generator.close()
+                generators.pop(index, None)
+                outcome = Finished(scheduler.trials[index].abandon(scheduler.timeout_error(index)))
+            scheduler.on_outcome(index, outcome)
 
     def running(self) -> list[tuple[int, float]]:
         """The trials whose steps have begun on the loop, and since when."""
@@ -125,6 +131,7 @@ class LoopExecutor:
 
     def advance(self, inputs: dict[int, Input]) -> None:
         """Start a step for each input."""
+        self._scheduler.expect(inputs)
         started: list[tuple[_Step, Input]] = []
         for index, given in inputs.items():
             if index not in self._generators:

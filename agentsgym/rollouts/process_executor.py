@@ -66,6 +66,7 @@ class ProcessExecutor:
 
     def advance(self, inputs: dict[int, Input]) -> None:
         """Queue each input for the process of its trial."""
+        self._scheduler.expect(inputs)
         for index, given in inputs.items():
             remote = self._trials.get(index)
             if remote is None:

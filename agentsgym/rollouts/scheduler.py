@@ -54,6 +54,7 @@ class Scheduler(Generic[Result]):
     Attributes:
         trials: The trials to play.
         limits: Wall-clock limits per turn and per trial.
+        interrupt: Called between turns, unless it is None; an exception from it ends the run.
     """
 
     def __init__(
@@ -69,12 +70,12 @@ class Scheduler(Generic[Result]):
         self.limits = limits
         self._max_live = len(self.trials) if max_concurrent is None else max_concurrent
         self._on_finish = on_finish
-        self._interrupt = interrupt
+        self.interrupt = interrupt
         self._waiting = deque(self.trials)
         self._turns = dict.fromkeys(self.trials, -1)  # before the first request
         self._began: dict[int, float] = {}  # start time, or time of the last timeout, by trial; ordered by time
         self._inputs: dict[int, Input] = {}
-        self._stepping: set[int] = set()
+        self._stepping: set[int] = set()  # trials whose steps run elsewhere
         self._requests: dict[int, TurnRequest] = {}
         self._pending_errors: dict[int, EpisodeError] = {}  # to be thrown at the next request
         self._num_live = 0
@@ -100,16 +101,14 @@ class Scheduler(Generic[Result]):
             if executor.max_live is not None:
                 self._max_live = min(self._max_live, executor.max_live)
             while not self.is_over:
-                if self._interrupt is not None:
-                    self._interrupt()
+                if self.interrupt is not None:
+                    self.interrupt()
                 self._admit()
                 if self._requests and not (caller.is_batched and (self._inputs or self._stepping)):
                     requests, self._requests = self._requests, {}
                     caller.call(requests)
                 elif self._inputs:
-                    self._stepping.update(self._inputs)
                     executor.advance(self._inputs)
-                    self._stepping.difference_update(self._inputs)  # inputs that the executor postponed
                 else:
                     self._wait()
                 if time.monotonic() >= self._check_at:
@@ -121,6 +120,10 @@ class Scheduler(Generic[Result]):
     def post(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function on the scheduler's thread; the only method that other threads may call."""
         self._inbox.put((function, arguments))
+
+    def expect(self, indices: Iterable[int]) -> None:
+        """Wait for the next outcomes of these trials, before a batched agent is called."""
+        self._stepping.update(indices)
 
     def on_outcome(self, index: int, outcome: TrialOutcome) -> None:
         """Handle the outcome of a trial's last input."""
@@ -136,9 +139,9 @@ class Scheduler(Generic[Result]):
         else:
             raise outcome.error
 
-    def on_answer(self, index: int, answer: Action | AgentError) -> None:
-        """Handle the agent's answer to a trial's request."""
-        self._inputs[index] = answer
+    def on_answers(self, answers: Iterable[tuple[int, Action | AgentError]]) -> None:
+        """Handle the agent's answers, each with the index of its trial."""
+        self._inputs.update(answers)
 
     def fail_at_next_request(self, index: int, error: EpisodeError) -> None:
         """Throw an error into a trial at its next request, without waiting for that request."""
@@ -152,7 +155,7 @@ class Scheduler(Generic[Result]):
     def resume(self, index: int) -> None:
         """Wait for a trial's next outcome again, unless the trial is going to fail."""
         if index not in self._pending_errors:
-            self._stepping.add(index)
+            self.expect([index])
 
     def stop_clock(self, index: int) -> None:
         """Stop the clock of a trial, because no worker is available to start it yet."""
@@ -186,15 +189,11 @@ class Scheduler(Generic[Result]):
             self._on_finish(result)
 
     def _wait(self) -> None:
-        """Handle all posted events; if there are none, wait for one until it is time to check the limits."""
-        wait_s = None if math.isinf(self._check_at) else max(0.0, self._check_at - time.monotonic())
-        if self._interrupt is not None:
-            wait_s = _POLL_S if wait_s is None else min(wait_s, _POLL_S)
-        programs = (
-            [one for one in self._stepping if getattr(self.trials[one], "may_wait", False)] if self._requests else []
-        )
+        """Handle all posted events; if there are none, wait for one, but not beyond the next check of the limits."""
+        wait_s = min(_POLL_S, max(0.0, self._check_at - time.monotonic()))
+        programs = [one for one in self._stepping if self.trials[one].may_wait] if self._requests else []
         if programs:  # one may wait for another, whose request waits for an answer
-            wait_s = _QUIET_S if wait_s is None else min(wait_s, _QUIET_S)
+            wait_s = min(wait_s, _QUIET_S)
         try:
             function, arguments = self._inbox.get(timeout=wait_s)
         except Empty:

@@ -197,6 +197,7 @@ class _ThreadExecutor:
 
     def advance(self, inputs: dict[int, Input]) -> None:
         """Submit all inputs."""
+        self._scheduler.expect(inputs)
         for index, given in inputs.items():
             if index not in self._generators:
                 self._generators[index] = self._scheduler.trials[index].play()

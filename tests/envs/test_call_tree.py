@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from program_client import Client, RecordingAgent, user
 
 from agentsgym.envs.AgentProgram import AgentProgramEnv
-from agentsgym.envs.AgentProgram import trial as trial_module
+from agentsgym.envs.AgentProgram import exchange as exchange_module
 from agentsgym.envs.AgentProgram.parents import CallTree
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action
@@ -200,7 +200,7 @@ def test_the_parents_are_those_of_the_program(steps: list[str]) -> None:
 
     program = Generated(steps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial_module, "CallTree", Kept)
+        patch.setattr(exchange_module, "CallTree", Kept)
         [one] = AgentProgramEnv(TOKENIZER, program=program).rollout([{"seed": 1}], Talker(TOKENIZER))
     assert one.error is None
     tree = trees[-1]

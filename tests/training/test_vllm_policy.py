@@ -138,7 +138,7 @@ def test_a_step_that_hangs_gives_the_engine_up(monkeypatch: pytest.MonkeyPatch) 
 class OneTurn:
     """A session of one turn as a trial, which time limits need."""
 
-    env = None
+    env, may_wait = None, False
 
     def __init__(self, first: int) -> None:
         self.first, self.session_id = first, "a"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError, Reply
+from agentsgym.envs.AgentProgram.exchange import CallExchange
 from agentsgym.envs.AgentProgram.parents import CallTree
 from agentsgym.envs.AgentProgram.programs import (
     CommandLimits,
@@ -24,7 +25,6 @@ from agentsgym.envs.AgentProgram.programs import (
 )
 from agentsgym.envs.AgentProgram.server import current_endpoint
 from agentsgym.envs.AgentProgram.session import ProgramCall
-from agentsgym.envs.AgentProgram.trial import CallTrial
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.conversation import chat_format_of
@@ -64,7 +64,7 @@ class AgentProgramEnv(MultistepEnv):
 
     spec = SPEC
     program: Any = None
-    trial_class = CallTrial
+    exchange_class = CallExchange
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 100}
     config_fields: ClassVar[Mapping[str, Field]] = {
         "reward_timeout_s": Field(default=0.0, expected="a number of at least 0", valid=is_number(0)),
@@ -176,7 +176,7 @@ class AgentProgramEnv(MultistepEnv):
             running.clean_up()
             state["server"].forget(session)
 
-    # Called by CallTrial
+    # Called by CallExchange
 
     def _format_with(self, tools: Sequence[Mapping[str, Any]]) -> ChatFormat | None:
         """The chat format with the tools of one call."""

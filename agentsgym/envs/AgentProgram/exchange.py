@@ -22,7 +22,7 @@ from agentsgym.envs.AgentProgram.session import ProgramCall
 from agentsgym.envs.boundary import Step, as_reward, call_environment
 from agentsgym.envs.contract import PlayableEnv, State
 from agentsgym.envs.conversation import Conversation
-from agentsgym.envs.trial import Trial
+from agentsgym.envs.exchange import Exchange
 from agentsgym.errors import ConfigError, EnvError, TemplateError
 from agentsgym.event_loop import awaited
 from agentsgym.failures import failure_of
@@ -59,8 +59,8 @@ class ProgramEnv(PlayableEnv, Protocol):
     ) -> Coroutine[Any, Any, tuple[GivenReward, dict[str, Any]]]: ...
 
 
-class CallTrial(Trial):
-    """A trial whose turns are the calls of a program."""
+class CallExchange(Exchange):
+    """The turns of a trial that are the calls of a program."""
 
     may_wait: ClassVar[bool] = True
 
@@ -72,36 +72,36 @@ class CallTrial(Trial):
     def _transcript(self) -> BranchingTranscript:
         return cast("BranchingTranscript", self.conversation.transcript)
 
-    def _new_conversation(self) -> Conversation:
+    def new_conversation(self) -> Conversation:
+        """Make an empty record, in which conversations may branch."""
         conversation = Conversation(None, "append")
         conversation.transcript = BranchingTranscript(self._programs._format_with, self._programs.tokenizer)
         self._tree, self._call, self._is_cut = CallTree(), None, False
         return conversation
 
-    def _tools(self) -> Sequence[Mapping[str, Any]]:
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """The tools of the call."""
         return () if self._call is None else self._call.request.tools
 
-    def _prompt_messages(self) -> list[Message] | None:
+    def prompt_messages(self) -> list[Message] | None:
+        """Return the messages of the call; None if they are the recorded ones."""
         transcript = self._transcript
         return None if transcript.prompt_messages == transcript.messages else [*transcript.prompt_messages]
 
-    def _turn(
-        self, step: int, episode: int, scores: Any, *, is_practice: bool
-    ) -> Generator[TurnRequest, Action, Step | None]:
-        outcome = yield from super()._turn(step, episode, scores, is_practice=is_practice)
-        if outcome is None and self._call is None and not self._is_cut:
-            return Step(done=True)  # the program ended after a call that was rejected
-        return outcome
+    def observe(self, state: State, step: int, episode: int) -> Generator[TurnRequest, Action, int | Step | None]:
+        """Wait for a call that fits, and record its prompt; a program that ends after a rejected call ends the episode.
 
-    def _prompt(self, state: State, step: int, episode: int) -> Generator[TurnRequest, Action, int | None]:
-        """Wait for a call that fits, record its prompt, and return the number of tokens left for the answer."""
+        Raises:
+            EnvError: The program ended without a call.
+        """
         yield from ()
         for _ in range(_MAX_REJECTED):
             self._call = call = call_environment(self._programs._next_call, state)
             if call is None:
                 if not self.conversation.turns:
                     raise EnvError(_without_call(self._outcome(state)))
-                return 0
+                return 0 if self._is_cut else Step(done=True)
             room = self._observed(call)
             if room is None or room > 0:
                 return room
@@ -133,14 +133,15 @@ class CallTrial(Trial):
     def _reject(self, call: ProgramCall, error: CallError) -> None:
         call_environment(self._programs._reject, self.env.active_states[self.session_id], call, error)
 
-    def _record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
+    def record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
+        """Record the action up to the first of the texts at which the call stops."""
         stops = () if self._call is None else self._call.request.stop
         self._stopped_by: str | None = None
         if stops and isinstance(action, Action):  # pyright: ignore[reportUnnecessaryIsInstance]  # checked by super
             action, self._stopped_by = _stopped(action, stops, self.conversation.transcript.chat_format)
-        return super()._record(action, room, reads_calls=reads_calls)
+        return super().record(action, room, reads_calls=reads_calls)
 
-    def _step(self, state: State, action: Action) -> Step:
+    def step(self, state: State, action: Action) -> Step:
         """Return the answer to the program, and wait for its next call or its end."""
         call, transcript = cast("ProgramCall", self._call), self._transcript
         prompt, returned = transcript.prompt_messages[:-1], transcript.returned
@@ -183,7 +184,7 @@ class CallTrial(Trial):
                 return ProgramOutcome(is_complete=False)
             raise failure_of(EnvError, "the program", error) from error
 
-    def _reward_episode(self, turns: Sequence[Turn], rewards: list[float]) -> None:
+    def reward_episode(self, turns: Sequence[Turn], rewards: list[float]) -> None:
         """End the program, and add the rewards of its calls and of its outcome."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
         reward, info = call_environment(self._programs._graded, self.task_data, self._outcome(state))
@@ -197,7 +198,7 @@ class CallTrial(Trial):
             reward, components = as_reward("the reward of a call", add_rewards(its_rewards))
             turn = conversation.turns[place]
             conversation.turns[place] = dataclasses.replace(turn, reward=reward, components=components)
-        super()._reward_episode(conversation.turns, [one.reward for one in conversation.turns])
+        super().reward_episode(conversation.turns, [one.reward for one in conversation.turns])
 
 
 def _without_call(outcome: ProgramOutcome) -> str:

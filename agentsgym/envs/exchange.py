@@ -1,0 +1,268 @@
+"""What passes between one trial and its environment: observations, actions and rewards, and the record of them.
+
+::
+
+    Trial._turn:     observe ─▶ request ─▶ (agent) ─▶ record ─▶ step     for each turn
+    Trial._episode:  reward_episode                                      at the end of each episode
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, cast
+
+from agentsgym.credit.components import sum_components
+from agentsgym.envs.boundary import (
+    Step,
+    action_error,
+    as_hashable,
+    as_messages,
+    as_number,
+    as_reward,
+    as_step,
+    as_system_prompt,
+    call_environment,
+    failure_of_hook,
+    failure_of_value,
+    is_unicode,
+    rewritten_history,
+    with_plain_text,
+)
+from agentsgym.envs.contract import PlayableEnv, State
+from agentsgym.envs.conversation import Budget, Conversation
+from agentsgym.envs.notes import SUMMARIZE, NotedHistory, as_text
+from agentsgym.envs.user_checks import check_info_keys
+from agentsgym.errors import AgentError, EnvError, TemplateError
+from agentsgym.event_loop import awaited
+from agentsgym.failures import failure_of
+from agentsgym.interruptions import is_interruption
+from agentsgym.texts import shown
+from agentsgym.tokens.calls.parse import with_calls
+from agentsgym.tokens.transcript import History
+from agentsgym.types import Action, Message, Turn, TurnRequest
+
+# pyright: reportPrivateUsage=false
+# The hooks are private for users of an environment; trials call them.
+
+logger = logging.getLogger(__name__)
+
+
+class Exchange:
+    """One trial's turns, played through the hooks of ``MultistepEnv`` and recorded as one conversation.
+
+    An environment whose turns come from elsewhere, such as the calls of a program, names a subclass as its
+    ``exchange_class``, which overrides some of the methods without an underscore.
+
+    Attributes:
+        may_wait: Whether a step may wait for other trials, as programs do that share something: a batched agent then
+            answers the others once no request has arrived for a moment. Such trials cannot be forked.
+        conversation: The record.
+        parent: Index of the turn that the current one follows in a tree of calls; None without a tree.
+    """
+
+    may_wait: ClassVar[bool] = False
+    parent: int | None = None
+
+    def __init__(
+        self,
+        env: PlayableEnv,
+        session_id: str,
+        *,
+        task_data: Mapping[str, Any],
+        budget: Budget,
+        note_turns: Sequence[int] | None = None,
+    ) -> None:
+        """Begin a record; the arguments are attributes of :class:`~agentsgym.envs.trial.Trial`."""
+        self.env, self.session_id, self.task_data, self.budget = env, session_id, task_data, budget
+        self._note_turns = note_turns
+        self.conversation = self.new_conversation()
+
+    def new_conversation(self) -> Conversation:
+        """Make an empty record."""
+        history: History = self.env.env_config["history"]
+        if history == SUMMARIZE:
+            history = NotedHistory(self.env.env_config["summarize_over_tokens"], self.env.env_config["summary_prompt"])
+        elif callable(history):
+            history = partial(rewritten_history, history)
+        return Conversation(self.env.chat_format, history)
+
+    def observe(self, state: State, step: int, episode: int) -> Generator[TurnRequest, Action, int | Step | None]:
+        """Record the next observation, after a turn in which the agent writes a note if one is due.
+
+        Returns:
+            The number of tokens left for an action, None for no limit; or a step that ends the episode before the turn.
+        """
+        conversation, transcript = self.conversation, self.conversation.transcript
+        messages = self._observation(state, step)
+        self._observe(messages, step)
+        if conversation.notes is not None and self._needs_note(conversation.notes):
+            yield from self._note(state, step, episode, messages)
+        room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
+        if room is not None and room <= 0:
+            if conversation.turns:  # a row ends with an agent token; a first prompt that is too long is kept to be seen
+                transcript.retract()
+            else:
+                text = "session %s: the first prompt uses up the token budget, %s, so no turn is played"
+                logger.warning(text, self.session_id, self.budget)
+        return room
+
+    def described(self, state: State) -> tuple[Hashable, Hashable, float | None]:
+        """Return the state's key, the role that moves in it, and its potential."""
+        key = as_hashable("_state_key", call_environment(self.env._state_key, state))
+        role = as_hashable("_role", call_environment(self.env._role, state))
+        potential = call_environment(self.env._potential, state)
+        return key, role, None if potential is None else as_number("_potential", potential)
+
+    def prompt_messages(self) -> list[Message] | None:
+        """Return the messages in the prompt; None if they are the recorded ones."""
+        shown, recorded = self.conversation.transcript.prompt_messages, self.conversation.transcript.messages
+        is_same = shown is recorded or (self.conversation.notes is not None and shown == recorded)  # before any note
+        return None if is_same else [*shown]
+
+    def request(self, room: int | None) -> TurnRequest:
+        """Make the request for the next action, of at most ``room`` tokens."""
+        conversation = self.conversation
+        return TurnRequest(
+            session_id=self.session_id,
+            messages=conversation.transcript.prompt_messages,
+            token_ids=conversation.transcript.token_ids,
+            agent_state=conversation.agent_state,
+            max_new_tokens=room,
+            tools=self.tools,
+        )
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """The JSON schemas of the tools that the agent may call in this turn."""
+        return self.env.tool_schemas
+
+    def _needs_note(self, notes: NotedHistory) -> bool:
+        num_turns = len(self.conversation.turns)
+        if self._note_turns is not None:
+            return num_turns in self._note_turns and num_turns not in notes.note_turns
+        return notes.is_due(self.conversation.transcript, num_turns)
+
+    def _note(
+        self, state: State, step: int, episode: int, messages: list[Message]
+    ) -> Generator[TurnRequest, Action, None]:
+        """Let the agent write a note in place of an observation, and then observe with the note as the history."""
+        conversation, notes = self.conversation, cast("NotedHistory", self.conversation.notes)
+        transcript = conversation.transcript
+        transcript.retract()
+        self._observe([Message(role="user", content=notes.prompt)], step)
+        room = self.budget.room(length=len(transcript.token_ids), prompt_length=conversation.prompt_length)
+        if room is not None and room <= 0:  # the turn itself has no room either
+            transcript.retract()
+            self._observe(messages, step)
+            return
+        key, role, potential = self.described(state)
+        prompt_messages = self.prompt_messages()
+        action = yield self.request(room)
+        action, (start, stop) = self.record(action, room, reads_calls=False)
+        turn = Turn(
+            start=start,
+            stop=stop,
+            reward=0.0,
+            exact=action.token_ids is not None,
+            episode=episode,
+            message_index=len(transcript.messages) - 1,
+            state_key=None if key is None else (episode, ("note", key)),
+            role=role,
+            potential=potential,
+            prompt_start=transcript.segment_start,
+            prompt_messages=prompt_messages,
+            policy_version=action.policy_version,
+        )
+        notes.written(len(conversation.turns))
+        conversation.turns.append(turn)
+        self._observe(as_text(messages), step)
+
+    def _observation(self, state: State, step: int) -> list[Message]:
+        """Return the environment's new messages, with the system message before the first and the last before them."""
+        conversation = self.conversation
+        is_first = not conversation.transcript.messages
+        messages = as_messages(call_environment(self.env._format_prompt, state, step))
+        if is_first:
+            system = self.env.env_config["system_prompt"]
+            if system is None:
+                system = as_system_prompt(call_environment(self.env._system_prompt))
+            if system:
+                messages = [Message(role="system", content=system), *messages]
+        messages = conversation.with_last_messages(messages)
+        if not all(is_unicode(message["content"]) for message in messages):
+            raise EnvError(f"the observation before turn {step} must be valid Unicode, got {shown(messages)}")
+        return messages
+
+    def _observe(self, messages: list[Message], step: int) -> None:
+        conversation = self.conversation
+        is_first = not conversation.transcript.messages
+        try:
+            conversation.transcript.observe(messages)
+        except TemplateError as error:
+            if is_first:
+                raise  # the template does not support this environment, which affects every episode
+            raise EnvError(f"the observation before turn {step} cannot be recorded: {error}") from error
+        if is_first:
+            conversation.prompt_length = len(conversation.transcript.token_ids)
+
+    def record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
+        """Record the action; return it for the environment, with its tool calls parsed, and its token span."""
+        conversation = self.conversation
+        chat_format, tools = conversation.transcript.chat_format, self.tools
+        vocabulary_size = math.inf if chat_format is None else chat_format.vocabulary_size
+        try:
+            if type(action) is not Action or type(action.text) is not str:
+                action = with_plain_text(action)
+            error = action_error(action, room, vocabulary_size)
+        except BaseException as raised:  # the agent's answer comes from user code, too
+            if is_interruption(raised):
+                raise
+            raise failure_of(AgentError, "what the agent returned", raised) from raised
+        if error:
+            raise AgentError(f"session {self.session_id}: {error}")
+        if tools and reads_calls:
+            action = with_calls(action, chat_format, tools)
+        try:
+            span = conversation.transcript.act(action, room)
+        except TemplateError as refused:
+            raise AgentError(
+                f"session {self.session_id}: the agent's answer cannot be recorded: {refused}"
+            ) from refused
+        conversation.agent_state = action.agent_state
+        conversation.logprobs.append(action.logprobs)
+        if conversation.transcript.was_cut:
+            text = conversation.transcript.messages[-1]["content"]
+            return dataclasses.replace(action, text=text, tool_calls=()), span
+        return action, span
+
+    def step(self, state: State, action: Action) -> Step:
+        """Pass the action to the environment, and keep its next state and ``info``."""
+        env = self.env
+        hook: Callable[..., Any] = env._step_action if env.overrides_step_action else env._step_episode
+        try:  # like call_environment, inlined for a shorter traceback
+            answer = awaited(hook(self.session_id, state, action if env.overrides_step_action else action.text))
+        except BaseException as error:
+            raise failure_of_hook(hook, error) from error
+        next_state, step, info = as_step(answer)
+        try:
+            check_info_keys(type(self.env), info)
+        except BaseException as error:
+            raise failure_of_value("_step_episode", error) from error
+        self.env.active_states[self.session_id] = next_state
+        self.conversation.info = info
+        return step
+
+    def reward_episode(self, turns: Sequence[Turn], rewards: list[float]) -> None:
+        """Add the final reward of an episode, unless its rewards are given by role."""
+        if any(one.role_rewards is not None for one in turns):
+            return
+        state = self.env.active_states[self.session_id]
+        reward, components = as_reward("_final_reward", call_environment(self.env._final_reward, state, rewards))
+        if components is None and not self.env.overrides_final_reward:
+            components = sum_components([(one.reward, one.components) for one in turns])
+        self.conversation.final_reward += reward
+        self.conversation.final_parts.append((reward, components))
