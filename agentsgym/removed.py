@@ -16,4 +16,7 @@ REMOVED: Mapping[str, str] = {
     "fork_kwargs": f"{_FORKS}: leave fork_kwargs out",
     "estimator tree": f"{_FORKS}: use 'return_to_go' or 'mt_grpo'",
     "trait owners": f"{_FORKS}: leave it out",
+    "export inspect": "export to Inspect was removed in 0.3.0: view rollouts with `agentsgym view`, or use --to jsonl",
+    "export trackio": "export to trackio was removed in 0.3.0: view stored rollouts with `agentsgym view`, or train "
+    "with report_to='trackio'",
 }

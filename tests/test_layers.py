@@ -91,11 +91,10 @@ HEAVY = {
     "starlette": ((), ("envs/AgentProgram/server.py",)),
     "uvicorn": (("envs/AgentProgram/connections.py",), ("envs/AgentProgram/server.py",)),
     "websockets": ((), ("envs/OpenEnv/wire.py", "serving/server.py")),
-    "inspect_ai": (("export/inspect_samples.py",), ("export/inspect_logs.py",)),
     "huggingface_hub": ((), ("cli/commands/hub.py",)),
     "typer": (("cli",), ()),
     "rich": ((), ("cli", "observers")),
-    "trackio": ((), ("observers", "export")),
+    "trackio": ((), ("observers",)),
     "wandb": ((), ("observers",)),
 }
 

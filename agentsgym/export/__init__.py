@@ -1,1 +1,1 @@
-"""Rollouts in other tools' formats: Inspect, trackio, and examples for SFT, DPO and KTO."""
+"""Rollouts as examples for SFT, DPO and KTO."""
