@@ -19,4 +19,6 @@ REMOVED: Mapping[str, str] = {
     "export inspect": "export to Inspect was removed in 0.3.0: view rollouts with `agentsgym view`, or use --to jsonl",
     "export trackio": "export to trackio was removed in 0.3.0: view stored rollouts with `agentsgym view`, or train "
     "with report_to='trackio'",
+    "from_training_trace": "reading OpenEnv's TrainingTrace was removed in 0.3.0: use Trajectory.from_messages, or "
+    "Trajectory(token_ids=…, turns=…, logprobs=…) to keep the sampled tokens",
 }

@@ -28,7 +28,6 @@ NAMED_BY = {
         "agentsgym.batch.rollout_dict.rollout_dict",
         "agentsgym.credit.components.role_components",
         "agentsgym.recorded.messages.trajectory_from_messages",
-        "agentsgym.recorded.training_trace.trajectory_from_training_trace",
         "agentsgym.reports.frames.trajectory_frame",
         "agentsgym.reports.html.trajectory_html",
     },
