@@ -91,6 +91,7 @@ HEAVY = {
     "uvicorn": (("envs/AgentProgram/connections.py",), ("envs/AgentProgram/server.py",)),
     "websockets": ((), ("envs/OpenEnv/wire.py", "serving/server.py")),
     "huggingface_hub": ((), ("cli/commands/hub.py",)),
+    "matplotlib": ((), ("reports/plots.py",)),
     "typer": (("cli",), ()),
     "rich": ((), ("cli", "observers")),
     "trackio": ((), ("observers",)),

@@ -247,7 +247,9 @@ class TrainingRun:
     def learning_curve(
         self, *, before: str = "before", references: Sequence[str] | Mapping[str, Evaluation] = ()
     ) -> LearningCurve:
-        """Create the callback that draws ``learning_curve.png`` during :meth:`learn`.
+        """Create the callback that shows progress and draws ``learning_curve.png`` during :meth:`learn`.
+
+        Without matplotlib (``agentsgym[plots]``), it only shows progress.
 
         Args:
             before: Name of the evaluation of the policy before training.

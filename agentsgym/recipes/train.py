@@ -22,6 +22,7 @@ from agentsgym.agents.policy.loading import limit_threads
 from agentsgym.envs.players import anchors_of, has_random_player, random_player
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import pooled
+from agentsgym.observers.learning_curve import warn_without_plots
 from agentsgym.recipes.environments import Worlds
 from agentsgym.recipes.from_values import imitation_values, model_settings, training_settings
 from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_recipe
@@ -54,9 +55,10 @@ def train(
 
     The environments' random and reference players are evaluated, if there are any, and a pretrained policy before a
     warm start; after the warm start, the policy is evaluated, trained, and evaluated again. ``summary.json``,
-    ``learning_curve.png``, ``transcripts_*.txt`` and ``model/`` are written. Ctrl-C or SIGTERM during the warm start or
-    training keeps the policy at that point: see :class:`~agentsgym.recipes.run.TrainingRun`. The summary and
-    the transcripts are written after each evaluation, so that they survive a later failure.
+    ``transcripts_*.txt``, ``model/`` and, with matplotlib (``agentsgym[plots]``), ``learning_curve.png`` are written.
+    Ctrl-C or SIGTERM during the warm start or training keeps the policy at that point: see
+    :class:`~agentsgym.recipes.run.TrainingRun`. The summary and the transcripts are written after each evaluation, so
+    that they survive a later failure.
 
     Args:
         config: YAML file (docs/cli.md lists its keys), the contents of one, or a recipe.
@@ -144,6 +146,7 @@ class PreparedRun:
                 self.run.output.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ConfigError(f"training.output_dir cannot be created: {sentence_of(error)}") from error
+            warn_without_plots()
         try:
             if self.recipe.model == "tiny" and self.run.is_main:
                 self.warn_of_unknown_words()
