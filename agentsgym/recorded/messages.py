@@ -99,7 +99,9 @@ def trajectory_from_messages(
     if not actions:
         raise ConfigError(f"messages must contain an assistant message, got {shown(messages)}")
     reward_of_turn = _turn_rewards(rewards, len(actions))
-    require("tools", tools, _are_schemas, "a list of JSON schemas")
+    require(
+        "tools", tools, lambda one: isinstance(one, list | tuple) and all(map(is_dict, one)), "a list of JSON schemas"
+    )
     require("chat_template_kwargs", chat_template_kwargs, or_none(is_dict), "a dict or None")
     require(
         "tokenizer", tokenizer, lambda one: one is None or hasattr(one, "decode"), "a transformers tokenizer or None"
@@ -158,10 +160,6 @@ def _turn_rewards(rewards: Any, num_turns: int) -> list[float]:
         if not is_number()(value):
             raise ConfigError(f"rewards must be finite numbers, got {shown(value)} for assistant message {index}")
     return [float(value) for value in values]
-
-
-def _are_schemas(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(map(is_dict, cast("Sequence[Any]", value)))
 
 
 def trajectories_from_messages(

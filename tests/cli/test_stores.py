@@ -17,7 +17,7 @@ from command_line import GAME, Ran, ran, shell
 from http_server import Asked, Reply, chat, serving
 
 from agentsgym.cli.stores import COLUMNS
-from agentsgym.export.examples import dpo_examples, kto_examples, sft_examples
+from agentsgym.export import dpo_examples, kto_examples, sft_examples
 from agentsgym.removed import REMOVED
 from agentsgym.store import writer
 from agentsgym.store.reader import RolloutStore

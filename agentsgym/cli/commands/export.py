@@ -72,17 +72,17 @@ def export(  # options of a command
 
 
 def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[str]:
-    from agentsgym.export import examples  # noqa: PLC0415
+    from agentsgym.export import dpo_examples, kto_examples, sft_examples  # noqa: PLC0415
     from agentsgym.store.jsonl import record_to_line  # noqa: PLC0415
 
     if to == "jsonl":
         return map(record_to_line, store.records())
     if to == "sft":
-        found = examples.sft_examples(store.records(), min_reward)
+        found = sft_examples(store.records(), min_reward)
     elif to == "kto":
-        found = examples.kto_examples(store.records(), min_reward)
+        found = kto_examples(store.records(), min_reward)
     else:
-        found = examples.dpo_examples(store.records())
+        found = dpo_examples(store.records())
     return (json.dumps(one, ensure_ascii=False) for one in found)
 
 

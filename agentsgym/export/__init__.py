@@ -1,1 +1,0 @@
-"""Rollouts as examples for SFT, DPO and KTO."""
