@@ -29,8 +29,8 @@ _DOTS_PER_INCH: Final = 200
 _TRAINING, _EVALUATION = BLUE, VERMILION
 _CHUNK: Final = 2048  # rollouts read together
 _COLUMNS: Final = (
-    *("stop_reason", "success", "final_reward", "num_turns", "source", "step", "agent"),
-    *("run", "generation", "group", "env_class_path", "env_config", "task_data", "task_index"),
+    *("stop_reason", "success", "final_reward", "num_turns", "source", "step", "agent", "run", "generation"),
+    *("env_class_path", "env_config", "task_data", "task_index"),
 )
 
 
@@ -257,7 +257,7 @@ class _Batch:
 
     run: str | None
     step: int
-    tasks: list[int] = field(default_factory=list[int])
+    tasks: list[Hashable] = field(default_factory=list[Hashable])
     rollouts: list[SeatOutcome] = field(default_factory=list[SeatOutcome])
 
     @property
@@ -272,9 +272,7 @@ def curve_of(store: RolloutStore) -> CurveOfStore:
     """Compute the learning curve of a stored training run."""
     trained: dict[int, _Batch] = {}
     evaluated: dict[tuple[str, int | None], _Batch] = {}
-    tasks: dict[Hashable, int] = {}
     for row in _rows(store):
-        task = tasks.setdefault(_task({**row, "run": None, "generation": None}), len(tasks))
         batches: dict[Any, _Batch]
         if row["generation"] is not None:
             batches, key = trained, row["generation"]
@@ -293,7 +291,8 @@ def curve_of(store: RolloutStore) -> CurveOfStore:
             num_turns=row["num_turns"],
             failed=reason is StopReason.FAILED,
         )
-        batches[key].tasks.append(task)
+        task = row["task_index"] if row["task_data"] in {None, "{}"} else row["task_data"]
+        batches[key].tasks.append((row["env_class_path"], row["env_config"], task))
         batches[key].rollouts.append(outcome)
     if not trained and not evaluated:
         raise ConfigError(
@@ -320,14 +319,6 @@ def _curve(batches: Sequence[_Batch], evaluated: Mapping[tuple[str, int | None],
             curve.evaluations.append((float(max(before, default=0)), win_rate))
     curve.evaluations.sort(key=itemgetter(0))
     return curve
-
-
-def _task(row: Mapping[str, Any]) -> Hashable:
-    """Return a key that identifies a row's task, or in training its task group."""
-    if row["generation"] is not None:  # each batch numbers its task groups from 0
-        return tuple(row[name] for name in ("run", "generation", "group"))
-    task = row["task_data"] if row["task_data"] not in {None, "{}"} else (row["run"], row["task_index"])
-    return row["env_class_path"], row["env_config"], task
 
 
 def _rows(store: RolloutStore) -> Iterator[dict[str, Any]]:
