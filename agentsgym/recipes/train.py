@@ -22,7 +22,6 @@ from agentsgym.agents.policy.loading import limit_threads
 from agentsgym.envs.players import anchors_of, has_random_player, random_player
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import pooled
-from agentsgym.observers.learning_curve import warn_without_plots
 from agentsgym.recipes.environments import Worlds
 from agentsgym.recipes.from_values import imitation_values, model_settings, training_settings
 from agentsgym.recipes.recipe import Recipe, as_values, naming_the_file, read_recipe
@@ -146,7 +145,6 @@ class PreparedRun:
                 self.run.output.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ConfigError(f"training.output_dir cannot be created: {sentence_of(error)}") from error
-            warn_without_plots()
         try:
             if self.recipe.model == "tiny" and self.run.is_main:
                 self.warn_of_unknown_words()
