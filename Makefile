@@ -151,7 +151,7 @@ $(RUN) $(VLLM_VENV)/bin/python $(WORLDS_VENV)/bin/python $(OPENENV_VENV)/bin/pyt
 # The stamps make an installation happen once, and again when what it follows from has changed.
 $(VENV)/.installed: $(WHAT_TO_INSTALL) | $(RUN)
 	@echo "installing agentsgym and what it needs into $(VENV) (some minutes the first time)"
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[plots]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(WHAT_TO_INSTALL) | $(RUN)

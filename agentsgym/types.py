@@ -12,9 +12,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, NotRequired, TypedDict, cast
 
 from agentsgym._lazy import deferred
+from agentsgym.removed import REMOVED
 from agentsgym.texts import as_json, shown
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ _COUNTED: Final = {
 
 _html_of = deferred("agentsgym.reports.html", "trajectory_html")
 _of_messages = deferred("agentsgym.recorded.messages", "trajectory_from_messages")
-_of_training_trace = deferred("agentsgym.recorded.training_trace", "trajectory_from_training_trace")
 _rollout_dict_of = deferred("agentsgym.batch.rollout_dict", "rollout_dict")
 _role_components_of = deferred("agentsgym.credit.components", "role_components")
 _frame_of = deferred("agentsgym.reports.frames", "trajectory_frame")
@@ -302,9 +302,9 @@ class Trajectory:
         return _of_messages(tokenizer, messages, rewards, **options)
 
     @classmethod
-    def from_training_trace(cls, trace: Any, rewards: Any, **options: Any) -> Trajectory:
-        """Convert a trace of OpenEnv: see :func:`~agentsgym.recorded.training_trace.trajectory_from_training_trace`."""
-        return _of_training_trace(trace, rewards, **options)
+    def from_training_trace(cls, *_: Any, **__: Any) -> NoReturn:
+        """Raise an error that names what to use instead: traces of OpenEnv were read until version 0.2."""
+        raise AttributeError(REMOVED["from_training_trace"])
 
     def __repr__(self) -> str:
         num_agent_tokens = sum(turn.stop - turn.start for turn in self.turns)

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from agentsgym.reports.plots.curve import moving_average
+from agentsgym.reports.plots import moving_average
 from agentsgym.seeding import derive_seed
 from agentsgym.statistics.metrics import fraction_of_optimal
 

@@ -235,7 +235,7 @@ def closing_words(run: TrainingRun, game: GameOptions) -> str:
     return (
         f"{game.game}, at most {game.max_steps_per_episode} moves; "
         f"{sum(run.phases.cpu_seconds.values()):.0f} s of CPU time. "
-        f"Everything is in {run.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
+        f"Everything is in {run.output}."
     )
 
 

@@ -111,7 +111,7 @@ def closing_words(run: TrainingRun) -> str:
     return (
         f"{fraction_of_optimal(run):.0%} of optimal, on questions and prices that were not trained on. "
         f"{run.phases.total_seconds:.0f} s in total. "
-        f"Everything is in {run.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
+        f"Everything is in {run.output}."
     )
 
 

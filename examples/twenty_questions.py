@@ -123,7 +123,7 @@ def closing_words(run: TrainingRun, env: TwentyQuestionsEnv) -> str:
     return (
         f"{len(env.candidates.objects)} objects, {env.env_config['max_steps_per_episode']} turns; every evaluation is "
         f"on the objects that the policy was trained on. {run.phases.total_seconds:.0f} s in total. "
-        f"Everything is in {run.output}: summary.json, learning_curve.png, transcripts_*.txt, model/"
+        f"Everything is in {run.output}."
     )
 
 

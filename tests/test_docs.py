@@ -78,7 +78,7 @@ def test_the_examples_of_search_and_reasoning_run(
 @pytest.mark.parametrize(
     ("name", "files"),
     [
-        ("looking-at-rollouts.md", ["by_turn.png", "group.png", "lengths.png"]),
+        ("looking-at-rollouts.md", ["scripted"]),
         ("choosing-an-estimator.md", []),
         ("settings-that-work.md", []),
         ("coming-from.md", []),
@@ -88,7 +88,7 @@ def test_the_examples_of_search_and_reasoning_run(
 def test_a_page_prints_what_it_says(
     name: str, files: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # the pictures go to outputs/
+    monkeypatch.chdir(tmp_path)  # the store goes to outputs/
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     for block, printed in re.findall(

@@ -28,7 +28,6 @@ NAMED_BY = {
         "agentsgym.batch.rollout_dict.rollout_dict",
         "agentsgym.credit.components.role_components",
         "agentsgym.recorded.messages.trajectory_from_messages",
-        "agentsgym.recorded.training_trace.trajectory_from_training_trace",
         "agentsgym.reports.frames.trajectory_frame",
         "agentsgym.reports.html.trajectory_html",
     },
@@ -91,11 +90,11 @@ HEAVY = {
     "starlette": ((), ("envs/AgentProgram/server.py",)),
     "uvicorn": (("envs/AgentProgram/connections.py",), ("envs/AgentProgram/server.py",)),
     "websockets": ((), ("envs/OpenEnv/wire.py", "serving/server.py")),
-    "inspect_ai": (("export/inspect_samples.py",), ("export/inspect_logs.py",)),
     "huggingface_hub": ((), ("cli/commands/hub.py",)),
+    "matplotlib": ((), ("reports/plots.py",)),
     "typer": (("cli",), ()),
     "rich": ((), ("cli", "observers")),
-    "trackio": ((), ("observers", "export")),
+    "trackio": ((), ("observers",)),
     "wandb": ((), ("observers",)),
 }
 

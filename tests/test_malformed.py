@@ -21,7 +21,7 @@ from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.errors import ConfigError, StoreError
 from agentsgym.evaluation.compare import compare
-from agentsgym.export.examples import dpo_examples, sft_examples
+from agentsgym.export import dpo_examples, sft_examples
 from agentsgym.recipes.yaml_text import values_of_yaml
 from agentsgym.recorded.messages import trajectories_from_messages
 from agentsgym.store.columns import rollouts_to_table

@@ -166,3 +166,8 @@ def test_a_trajectory_as_a_dict_is_plain_json_with_every_field() -> None:
     assert (plain["token_ids"], plain["logprobs"]) == ([0, 1, 2], [None, -0.5, 0.0])
     assert (plain["final_reward"], plain["stop_reason"], plain["agent_token_mask"]) == ("inf", "done", [1, 1, 0])
     assert plain["info"] == {"board": [1, 2], "object": "Action(text='a')", "success": True}
+
+
+def test_a_constructor_that_was_removed_names_what_to_use() -> None:
+    with pytest.raises(AttributeError, match=r"^reading OpenEnv's TrainingTrace was removed in 0\.3\.0: use"):
+        Trajectory.from_training_trace({"turns": []}, 1.0)

@@ -31,7 +31,7 @@ from agentsgym.viewer.index import environment_label
 PACKAGE = Path(__file__).parent.parent / "agentsgym"
 PLURAL = {"Search", "Tools"}  # words of English too, so that only their classes and paths give them away
 OF_OPENENV = {
-    *("recorded/__init__.py", "recorded/training_trace.py", "types.py"),  # read a format of that project
+    *("types.py", "removed.py"),  # name a format of that project
     *("cli/app.py", "cli/commands/serve.py"),  # these and the next speak its protocol
     *(f"serving/{name}.py" for name in ("__init__", "served_env", "server", "session")),
 }

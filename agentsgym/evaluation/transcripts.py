@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agentsgym.texts import visible
-from agentsgym.types import Trajectory, Turn
+from agentsgym.types import Trajectory
 
 
 def render_transcript(trajectory: Trajectory) -> str:
@@ -20,17 +20,15 @@ def render_transcript(trajectory: Trajectory) -> str:
     turns = {turn.message_index: turn for turn in trajectory.turns}
     for index, message in enumerate(trajectory.messages):
         turn = turns.get(index)
-        note = "" if turn is None else f" {turn.reward:+zg}{_named(turn)}{', invalid' if turn.invalid else ''}"
+        components = {} if turn is None else turn.components or {}
+        named = "".join(f", {name} {amount:+zg}" for name, amount in components.items() if amount)
+        note = "" if turn is None else f" {turn.reward:+zg}{named}{', invalid' if turn.invalid else ''}"
         calls = [_call_text(call.get("function", {})) for call in message.get("tool_calls", ())]
         text = "\n".join([message["content"]] * bool(message["content"] or not calls) + calls)
         parts.append(f"[{message['role']}{note}] {text}")
     if trajectory.error is not None:
         parts.append(f"[error] {trajectory.error.strip()}")
     return visible("\n".join(parts)) + "\n"
-
-
-def _named(turn: Turn) -> str:
-    return "".join(f", {name} {amount:+zg}" for name, amount in (turn.components or {}).items() if amount)
 
 
 def _call_text(function: Mapping[str, Any]) -> str:

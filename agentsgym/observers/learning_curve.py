@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import time
@@ -13,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
-from agentsgym.reports.plots import learning_curve
-from agentsgym.reports.plots.style import check_path
+from agentsgym.reports.plots import can_plot, check_path, learning_curve
 
 if TYPE_CHECKING:
     from agentsgym.statistics.metrics import Estimate
@@ -33,12 +33,22 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
+@functools.cache
+def warn_without_plots() -> None:
+    """Log, once in a process, that no learning curve is drawn because matplotlib is not installed."""
+    if not can_plot():
+        logger.warning(
+            "no learning curve is drawn, because matplotlib is not installed: pip install 'agentsgym[plots]', or store "
+            "rollouts (store_rollouts=True) and follow the run with `agentsgym view`"
+        )
+
+
 class LearningCurve(TrainerCallback):
     """Plots the win rate of the training rollouts, and shows it next to a progress bar.
 
     In a notebook, the plot is shown in the running cell and updated in place. If standard error is neither a notebook
     nor a terminal, there is no bar: each log is a line of the logger ``agentsgym.observers.learning_curve`` at level
-    INFO.
+    INFO. Without matplotlib (``agentsgym[plots]``), nothing is plotted.
 
     Attributes:
         points: (episodes played so far, win rate of the rollouts since the last log).
@@ -67,6 +77,8 @@ class LearningCurve(TrainerCallback):
         self.points: list[tuple[float, float]] = []
         self.episodes = 0
         self._path = None if path is None else check_path(path)
+        if path is not None or in_notebook():
+            warn_without_plots()
         self._before = before
         self._references = references or {}
         default = 3.0 if in_notebook() else 30.0  # a drawing takes a third of a second
@@ -126,7 +138,7 @@ class LearningCurve(TrainerCallback):
 
     def draw(self, after: Estimate | None = None) -> None:
         """Write the plot and show it in a notebook, with the win rate after training once it is known."""
-        if self._path is None and not in_notebook():
+        if (self._path is None and not in_notebook()) or not can_plot():
             return
         evaluations = [(x, e) for x, e in ((0.0, self._before), (self.episodes, after)) if e is not None]
         picture = learning_curve(

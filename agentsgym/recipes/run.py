@@ -23,7 +23,7 @@ from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.evaluation.mixed import evaluate_mixed
 from agentsgym.evaluation.run import evaluate
-from agentsgym.observers.learning_curve import LearningCurve
+from agentsgym.observers.learning_curve import LearningCurve, warn_without_plots
 from agentsgym.observers.stored import TrainingStore, new_run_name
 from agentsgym.recipes.scripts import LossBar, Phases, episodes_bar, write_transcripts
 from agentsgym.seeding import derive_seed
@@ -116,6 +116,8 @@ class TrainingRun:
         self.peft_config = get_peft_config(model_config) if model_config else None
         if args.use_vllm and getattr(self.model, "is_loaded_in_4bit", False):
             raise ConfigError("load_in_4bit cannot be combined with use_vllm: vLLM would receive packed 4-bit weights")
+        if self.is_main:
+            warn_without_plots()
 
     @property
     def is_main(self) -> bool:
@@ -247,7 +249,9 @@ class TrainingRun:
     def learning_curve(
         self, *, before: str = "before", references: Sequence[str] | Mapping[str, Evaluation] = ()
     ) -> LearningCurve:
-        """Create the callback that draws ``learning_curve.png`` during :meth:`learn`.
+        """Create the callback that shows progress and draws ``learning_curve.png`` during :meth:`learn`.
+
+        Without matplotlib (``agentsgym[plots]``), it only shows progress.
 
         Args:
             before: Name of the evaluation of the policy before training.

@@ -54,9 +54,10 @@ def train(
 
     The environments' random and reference players are evaluated, if there are any, and a pretrained policy before a
     warm start; after the warm start, the policy is evaluated, trained, and evaluated again. ``summary.json``,
-    ``learning_curve.png``, ``transcripts_*.txt`` and ``model/`` are written. Ctrl-C or SIGTERM during the warm start or
-    training keeps the policy at that point: see :class:`~agentsgym.recipes.run.TrainingRun`. The summary and
-    the transcripts are written after each evaluation, so that they survive a later failure.
+    ``transcripts_*.txt``, ``model/`` and, with matplotlib (``agentsgym[plots]``), ``learning_curve.png`` are written.
+    Ctrl-C or SIGTERM during the warm start or training keeps the policy at that point: see
+    :class:`~agentsgym.recipes.run.TrainingRun`. The summary and the transcripts are written after each evaluation, so
+    that they survive a later failure.
 
     Args:
         config: YAML file (docs/cli.md lists its keys), the contents of one, or a recipe.

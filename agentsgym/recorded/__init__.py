@@ -1,1 +1,1 @@
-"""Trajectories from conversations recorded elsewhere: chat messages, and OpenEnv's training traces."""
+"""Trajectories from chat conversations recorded elsewhere."""

@@ -9,7 +9,6 @@ from typing import Any, Final, cast
 from agentsgym.errors import ConfigError
 from agentsgym.texts import shown
 from agentsgym.tokens.calls.values import MalformedCallError, tool_call
-from agentsgym.tokens.tool_messages import structured_calls
 from agentsgym.types import Action, Message, ToolCall
 
 ROLES: Final = ("system", "user", "assistant", "tool")
@@ -41,25 +40,6 @@ def parse_messages(messages: Any) -> tuple[list[Message], dict[int, Action]]:
         if plain["role"] == "assistant":
             actions[index] = Action(text=plain["content"], reasoning=plain.get("reasoning_content"), tool_calls=calls)
     return parsed, actions
-
-
-def display_messages(messages: Any, where: str) -> list[Message]:
-    """Parse messages that only accompany recorded tokens, for display; invalid tool calls are left unchanged."""
-    if not _is_sequence(messages):
-        raise ConfigError(f"{where} must be a list of chat messages, got {shown(messages)}")
-    return [display_message(message, f"{where}[{index}]") for index, message in enumerate(messages)]
-
-
-def display_message(message: Any, where: str) -> Message:
-    """Parse one message in the same way as :func:`display_messages`."""
-    plain, calls = _plain(message, where), _calls_of(message, where)
-    try:
-        parsed = structured_calls([_call(call, where) for call in calls], 0)
-    except ConfigError:
-        if not all(isinstance(_get(call, "function"), Mapping) for call in calls):
-            raise  # a call without a function cannot be displayed
-        return {**plain, "tool_calls": calls}
-    return {**plain, "tool_calls": parsed} if parsed else plain
 
 
 def _plain(message: Any, where: str) -> Message:

@@ -3,29 +3,57 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, Unpack, cast
+from typing import Any, Final, Literal, TypedDict, Unpack, cast
 
-from agentsgym.errors import ConfigError, TemplateError
-from agentsgym.fields import is_dict, one_of, or_none, require
+from agentsgym.credit.rewards import per_token_rewards
+from agentsgym.errors import ConfigError, TemplateError, did_you_mean
+from agentsgym.fields import Check, is_dict, is_int, is_number, is_str, one_of, or_none, require
 from agentsgym.recorded.chat_shapes import parse_messages
-from agentsgym.recorded.metadata import (
-    RecordingMetadata,
-    Rewards,
-    build_trajectory,
-    check_metadata,
-    check_tokenizer,
-    turn_rewards,
-)
 from agentsgym.recorded.replay import record_conversation
 from agentsgym.texts import as_json, sentence_of, shown
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.tokens.transcript import Transcript
-from agentsgym.types import Trajectory, Turn
+from agentsgym.types import StopReason, Trajectory, Turn
+
+Rewards = float | Sequence[float]
+"""A single number, which becomes the reward of the last turn, or one number per turn, (K,)."""
 
 _OPTIONS: Final = ("tools", "chat_template_kwargs", "stop_reason", "session_id", "task_data", "info")
 _Row = Mapping[str, Any]
+_REASONS: Final = [reason for reason in StopReason if reason is not StopReason.FAILED]
+_VALID: Final[Mapping[str, tuple[Check, str]]] = {
+    "stop_reason": (one_of(*_REASONS), f"one of {', '.join(_REASONS)}"),
+    "session_id": (is_str, "a string"),
+    "task_index": (is_int(0), "an int of at least 0"),
+    "rollout_index": (is_int(0), "an int of at least 0"),
+    "task_data": (is_dict, "a dict"),
+    "info": (is_dict, "a dict"),
+}
+
+
+class RecordingMetadata(TypedDict, total=False):
+    """The metadata of a recorded rollout; defaults are as in :class:`~agentsgym.types.Trajectory`.
+
+    Attributes:
+        stop_reason: The reason why the rollout ended: a :class:`~agentsgym.types.StopReason` or its value; ``"done"``
+            by default.
+        session_id: The name of the session.
+        task_index: The index of the task; rollouts with the same index are compared with each other.
+        rollout_index: The index of the rollout among those of its task.
+        task_data: The task's data.
+        info: The environment's final info; ``info["success"]`` is whether the task was solved.
+    """
+
+    stop_reason: StopReason | str
+    session_id: str
+    task_index: int
+    rollout_index: int
+    task_data: Mapping[str, Any]
+    info: Mapping[str, Any]
 
 
 def trajectory_from_messages(
@@ -57,7 +85,7 @@ def trajectory_from_messages(
             ``"rerender"``, the entire conversation rendered again, as servers do; if the template then drops earlier
             reasoning, a new segment begins.
         **metadata: The rollout's metadata: ``stop_reason``, ``session_id``, ``task_index``, ``rollout_index``,
-            ``task_data`` and ``info``, see :class:`~agentsgym.recorded.metadata.RecordingMetadata`.
+            ``task_data`` and ``info``, see :class:`~agentsgym.recorded.messages.RecordingMetadata`.
 
     Raises:
         ConfigError: A message is invalid, there is no assistant message, no message precedes an assistant message, the
@@ -66,14 +94,18 @@ def trajectory_from_messages(
         TemplateError: The chat template rejects the messages.
     """
     require("history", history, one_of("append", "rerender"), "'append' or 'rerender'")
-    checked_metadata = check_metadata(cast("Mapping[str, Any]", metadata))
+    checked_metadata = _checked(cast("Mapping[str, Any]", metadata))
     parsed, actions = parse_messages(messages)
     if not actions:
         raise ConfigError(f"messages must contain an assistant message, got {shown(messages)}")
-    reward_of_turn = turn_rewards(rewards, len(actions), "assistant message")
-    require("tools", tools, _are_schemas, "a list of JSON schemas")
+    reward_of_turn = _turn_rewards(rewards, len(actions))
+    require(
+        "tools", tools, lambda one: isinstance(one, list | tuple) and all(map(is_dict, one)), "a list of JSON schemas"
+    )
     require("chat_template_kwargs", chat_template_kwargs, or_none(is_dict), "a dict or None")
-    check_tokenizer(tokenizer)
+    require(
+        "tokenizer", tokenizer, lambda one: one is None or hasattr(one, "decode"), "a transformers tokenizer or None"
+    )
     chat_format = None
     if tokenizer is not None:
         chat_format = ChatFormat.of(
@@ -85,12 +117,49 @@ def trajectory_from_messages(
         Turn(**span._asdict(), reward=reward, exact=False, message_index=index)
         for span, reward, index in zip(spans, reward_of_turn, actions, strict=True)
     ]
-    all_messages = [*transcript.messages, *parsed[len(transcript.messages) :]]
-    return build_trajectory(transcript.record(), turns, all_messages, None, checked_metadata)
+    if checked_metadata["stop_reason"] is StopReason.INVALID:  # the invalid action that exceeded ``error_allowance``
+        turns[-1] = replace(turns[-1], invalid=True)
+    trajectory = Trajectory(
+        token_ids=transcript.record(),
+        turns=turns,
+        messages=[*transcript.messages, *parsed[len(transcript.messages) :]],
+        final_reward=math.fsum(turn.reward for turn in turns),
+        **checked_metadata,
+    )
+    return replace(trajectory, per_token_rewards=per_token_rewards(trajectory))
 
 
-def _are_schemas(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(map(is_dict, cast("Sequence[Any]", value)))
+def _checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the metadata of a recording, and return it with a stop reason."""
+    for name, value in metadata.items():
+        if name not in _VALID:
+            raise ConfigError(f"{name!r} is not a metadata field of a recorded rollout{did_you_mean(name, _VALID)}")
+        valid, expected = _VALID[name]
+        if not valid(value):
+            raise ConfigError(f"{name} must be {expected}, got {shown(value)}")
+    return {**metadata, "stop_reason": StopReason(metadata.get("stop_reason", StopReason.DONE))}
+
+
+def _turn_rewards(rewards: Any, num_turns: int) -> list[float]:
+    """Return the reward of each turn, (K,).
+
+    >>> _turn_rewards(1, 3), _turn_rewards([0.5, 1], 2)
+    ([0.0, 0.0, 1.0], [0.5, 1.0])
+    """
+    given = rewards.tolist() if callable(getattr(rewards, "tolist", None)) else rewards  # an array, or its scalar
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        values = [*cast("Sequence[Any]", given)]
+        if len(values) != num_turns:
+            raise ConfigError(
+                f"rewards must be a single number or one number per assistant message ({num_turns}), "
+                f"got {len(values)}: {shown(values)}"
+            )
+    else:
+        values = [*[0.0] * (num_turns - 1), given]
+    for index, value in enumerate(values):
+        if not is_number()(value):
+            raise ConfigError(f"rewards must be finite numbers, got {shown(value)} for assistant message {index}")
+    return [float(value) for value in values]
 
 
 def trajectories_from_messages(

@@ -12,24 +12,14 @@ from typing import Final
 
 BLUE: Final = "#0072b2"
 VERMILION: Final = "#d55e00"
-GRAY: Final = "#6b7280"
-BROWN: Final = "#7a533b"
-VIOLET: Final = "#7126ee"
-ORCHID: Final = "#b95cff"
+#: Colors of baselines in a plot, such as random and greedy play.
+REFERENCES: Final = ("#6b7280", "#7126ee", "#7a533b", "#b95cff")  # gray, violet, brown, orchid
 
 INK: Final = "#22262b"
 FAINT_INK: Final = "#5f6672"
 LINE: Final = "#e5e7eb"
 AXIS: Final = "#9ca3af"
 PAPER: Final = "#ffffff"
-
-POSITIVE, NEGATIVE = BLUE, VERMILION
-#: Colors of the lines in a plot, in this order; the first is for the plot's main subject.
-SERIES: Final = (BLUE, VERMILION, GRAY, BROWN, VIOLET, ORCHID)
-#: Colors of baselines in a plot, such as random and greedy play.
-REFERENCES: Final = (GRAY, VIOLET, BROWN, ORCHID)
-#: Colors by ``Trajectory.outcome``.
-OUTCOMES: Final = {"won": BLUE, "lost": VERMILION, "played": GRAY, "failed": BROWN}
 
 #: Colors of pages by theme, as values of the CSS variables ``--NAME``; RGB triples allow transparency.
 CSS: Final = {

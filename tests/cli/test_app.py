@@ -102,7 +102,7 @@ def test_completion_offers_environments_and_agents() -> None:
     assert {"random", "reference"} <= offered("agentsgym eval TwentyQuestions --agent r")
     assert "train" in offered("agentsgym eval TwentyQuestions --split t")
     assert "broken" in offered("agentsgym envs --status b")
-    assert "trackio" in offered("agentsgym export runs --to t")
+    assert "kto" in offered("agentsgym export runs --to k")
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

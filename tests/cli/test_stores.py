@@ -17,7 +17,8 @@ from command_line import GAME, Ran, ran, shell
 from http_server import Asked, Reply, chat, serving
 
 from agentsgym.cli.stores import COLUMNS
-from agentsgym.export.examples import dpo_examples, kto_examples, sft_examples
+from agentsgym.export import dpo_examples, kto_examples, sft_examples
+from agentsgym.removed import REMOVED
 from agentsgym.store import writer
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
@@ -353,23 +354,6 @@ def test_a_pair_is_where_two_rollouts_of_a_task_first_differ(game: str, tmp_path
     assert [row[name][0]["content"] for name in ("chosen", "rejected")] == ["3", "2"]
 
 
-def test_rollouts_become_logs_that_inspect_reads(game: str, tmp_path: Path) -> None:
-    log = pytest.importorskip("inspect_ai.log")
-    path = evaluated(game, tmp_path)
-    done = ran("export", path, "--to", "inspect", "-o", tmp_path / "log.eval", "--where", "success=true")
-    assert done.code == 0
-    assert "wrote 1 log of 2 rollouts" in done.words
-    found = log.read_eval_log(str(tmp_path / "log.eval"))
-    assert (found.eval.task, [one.scores["success"].value for one in found.samples]) == ("Guess", ["C", "C"])
-    ran("eval", game, "-a", "random", "-n", "2", "--store", path)
-    for place, said in (("log.eval", "already exists"), ("other.json", "need several"), ("x.txt", "or a folder")):
-        done = ran("export", path, "--to", "inspect", "-o", tmp_path / place)
-        assert (done.code, said in done.words) == (2, True)
-    done = ran("export", path, "--to", "inspect", "-o", tmp_path / "logs")
-    assert "wrote 2 logs of 6 rollouts" in done.words
-    assert len(log.list_eval_logs(str(tmp_path / "logs"))) == 2
-
-
 def told(reward: float, *texts: str, **turn: Any) -> Trajectory:
     """A rollout of one answer, the last text."""
     messages = [{"role": "user", "content": text} for text in texts[:-1]]
@@ -464,7 +448,7 @@ def test_examples_have_the_schemas_of_the_tools_where_the_store_has_them() -> No
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--to", "csv"], 2, "--to must be one of jsonl, sft, dpo, kto, inspect, trackio, got 'csv'"),
+        (["--to", "csv"], 2, "--to must be one of jsonl, sft, dpo, kto, got 'csv'"),
         (["--to", "dpo", "--min-reward", "1"], 2, "--min-reward is only valid with --to sft or --to kto"),
         (["--to", "jsonl", "--where", "reward=1"], 2, "--where: unknown column 'reward'; did you mean"),
         (["--to", "jsonl", "--where", "success"], 2, "--where must be COLUMN=VALUE"),
@@ -482,6 +466,13 @@ def test_what_cannot_be_exported_is_said_and_leaves_no_file(
     assert done.code == code
     assert said in done.words
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("options", [["--to", "inspect"], ["--to", "trackio"], ["--to", "trackio", "--project", "p"]])
+def test_formats_that_were_removed_name_what_to_use(tmp_path: Path, options: list[str]) -> None:
+    done = ran("export", tmp_path, *options)
+    assert done.code == 2
+    assert done.words == f"error: {REMOVED['export ' + options[1]]}"
 
 
 def test_what_is_no_store_is_a_usage_error(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from command_line import ran
 from transformers import TrainerCallback
 
-from agentsgym.observers.learning_curve import LearningCurve
+from agentsgym.observers.learning_curve import LearningCurve, warn_without_plots
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 
@@ -50,6 +50,20 @@ def test_what_new_writes_is_trained(config: Path) -> None:
     assert "transcripts_after.txt" in done.words
     assert re.search(r"step 2 of 2, 0:00:00 left: reward [-\d.]+, win rate \d+%", done.err)
     assert (config.parent / "outputs" / "train_it" / "model" / "model.safetensors").exists()
+
+
+def test_training_without_matplotlib_draws_no_curve_and_names_the_extra_once(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    warn_without_plots.cache_clear()
+    done = ran("train", config, *SHORT)
+    assert done.code == 0, done.err
+    written = {path.name for path in (config.parent / "outputs" / "train_it").iterdir()}
+    assert written == {"model", "summary.json", "transcripts_before.txt", "transcripts_after.txt"}
+    assert "model/, summary.json, transcripts_before.txt, transcripts_after.txt" in done.words
+    assert done.err.count("pip install 'agentsgym[plots]'") == done.err.count("`agentsgym view`") == 1
+    assert done.err.index("agentsgym[plots]") < done.err.index("step 1 of 2")
 
 
 @pytest.mark.parametrize("options", [("--tools",), pytest.param(("--tools", "--mcp"), marks=pytest.mark.long)])

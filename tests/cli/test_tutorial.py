@@ -19,7 +19,6 @@ SHORT = (
     *("warm_start.num_episodes=8", "warm_start.max_steps=2", "evaluation.num_tasks=5"),
 )
 WANTED = {"new", "check", "play", "eval", "train", "compare", "view"}
-PICTURES = ("curve.png", "turns.png", "group.png")
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +42,7 @@ def test_the_tutorial_runs(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "250 rollouts; " in printed
     assert "return_to_go [[" in printed
-    assert all(Path(name).stat().st_size > 1000 for name in PICTURES)
+    assert printed.splitlines()[-1].startswith(("2 ", "3 "))  # the table of the turns
     assert "after" in Path("page.html").read_text(encoding="utf-8")
 
 

@@ -69,7 +69,7 @@ def test_a_notebook_runs_and_shows_what_it_says(notebook: Path, folder: Path) ->
     [curve] = [output for cell, output in shown if "trainer.train()" in cell.source]
     assert curve["output_type"] == "display_data"
     assert "image/png" in curve["data"]
-    assert any("by_turn(" in cell.source and "image/png" in output["data"] for cell, output in shown)
+    assert any("to_pandas(by=" in cell.source and "text/html" in output["data"] for cell, output in shown)
     assert list(folder.glob("outputs/*/*.png")) == []  # without a path the curve is written nowhere
 
 

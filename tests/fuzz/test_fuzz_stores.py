@@ -16,7 +16,7 @@ from values import plain, texts
 
 from agentsgym.evaluation.compare import compare
 from agentsgym.evaluation.replay import replay_all
-from agentsgym.export.examples import dpo_examples, kto_examples, sft_examples
+from agentsgym.export import dpo_examples, kto_examples, sft_examples
 from agentsgym.record_audit import audit
 from agentsgym.reports.frames import rollouts_frame
 from agentsgym.reports.html import rollouts_html, trajectory_html

@@ -240,22 +240,3 @@ def test_recorded_conversations(messages: Any, rewards: Any, options: dict[str, 
     survives(Trajectory.from_messages, tokenizer, messages, rewards, **options)
     survives(agentsgym.trajectories_from_messages, tokenizer, [{"messages": messages, "rewards": rewards, **options}])
     survives(agentsgym.trajectories_from_messages, tokenizer, messages)
-
-
-_TURN: dict[str, Any] = {
-    "node_id": "a",
-    "prompt_token_ids": [1, 2],
-    "completion_token_ids": [3],
-    "per_token_logps": [-0.5],
-    "loss_mask": [0, 0, 1],
-    "request": {"messages": _MESSAGES[:2]},
-    "response": {"choices": [{"message": _MESSAGES[4]}]},
-}
-_turns = st.dictionaries(st.sampled_from([*_TURN, "x"]), anything, max_size=1).map(lambda fields: _TURN | fields)
-_traces = st.fixed_dictionaries({"turns": st.lists(_turns, max_size=3)}, optional={"schema_version": anything})
-
-
-@fuzzed(1000)
-@given(_traces | anything, anything | st.just(1.0), _options)
-def test_traces(trace: Any, rewards: Any, options: dict[str, Any]) -> None:
-    survives(Trajectory.from_training_trace, trace, rewards, **options)

@@ -25,7 +25,7 @@ from agentsgym.recipes import run as run_module
 from agentsgym.recipes.run import TrainingRun
 from agentsgym.recipes.train import prepare
 from agentsgym.recipes.warm_start import play_demonstrations, stored_demonstrations
-from agentsgym.reports.plots.stored import curve_of
+from agentsgym.reports.plots import curve_of
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL trains
 

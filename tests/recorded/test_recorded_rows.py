@@ -22,7 +22,7 @@ from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.batch.padding import pad_task_groups
 from agentsgym.credit.advantages import token_advantages
 from agentsgym.credit.registry import get_estimator
-from agentsgym.export.examples import dpo_examples, sft_examples
+from agentsgym.export import dpo_examples, sft_examples
 from agentsgym.testing import chat_tokenizer
 
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}]

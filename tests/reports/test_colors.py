@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from agentsgym.reports.colors import CSS, INK, PAPER, SERIES, strength
+from agentsgym.reports.colors import BLUE, CSS, INK, PAPER, REFERENCES, VERMILION, strength
 
+SERIES = (BLUE, VERMILION, *REFERENCES)
 # Of linear RGB, at full severity: Machado, Oliveira & Fernandes 2009, table 1.
 SEEN = {
     "normal": np.eye(3),

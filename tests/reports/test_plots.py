@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import struct
+import sys
 import threading
 import zlib
 from itertools import pairwise
@@ -15,8 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
+from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym.removed import REMOVED
+from agentsgym.reports import plots
 from agentsgym.reports.colors import BLUE, REFERENCES, VERMILION
-from agentsgym.reports.plots.curve import learning_curve, moving_average, spread
+from agentsgym.reports.plots import learning_curve, moving_average, spread
 from agentsgym.statistics.metrics import Estimate
 
 POINTS = [(float(64 * batch), 0.4 + 0.004 * batch) for batch in range(1, 100)]
@@ -115,3 +120,33 @@ def test_labels_are_spread_upwards_and_keep_their_order(heights: list[float]) ->
     ranked = sorted(placed)
     assert all(above - below >= 0.1 - 1e-9 for below, above in pairwise(ranked))
     assert [was for _, was in sorted(zip(placed, heights, strict=True))] == sorted(heights)
+
+
+def test_the_picture_is_displayed_at_half_its_size(tmp_path: Path) -> None:
+    data, size = learning_curve(POINTS, tmp_path / "curve.png")._repr_png_()
+    assert imread(io.BytesIO(data)).shape[1] == 2 * size["width"] == 1600
+
+
+@pytest.mark.parametrize("name", ["p.foo", "p", "p.pdf", ".", ".png"])
+def test_the_picture_is_a_png_and_its_name_says_so(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must end in \.png, got"):
+        learning_curve(POINTS, tmp_path / name)
+    assert not [*tmp_path.iterdir()]
+    learning_curve(POINTS, tmp_path / "P.PNG")
+    assert size_of(tmp_path / "P.PNG") == (1600, 900)
+
+
+def test_without_matplotlib_a_plot_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'agentsgym\[plots\]'"):
+        learning_curve(POINTS)
+
+
+@pytest.mark.parametrize("name", ["by_turn", "credit_along", "lengths", "rollout_group"])
+def test_plots_that_were_removed_name_what_to_use(name: str) -> None:
+    with pytest.raises(ImportError, match=r"removed in 0\.3\.0: look at stored rollouts with `agentsgym view`, or"):
+        exec(f"from agentsgym.reports.plots import {name}")
+    with pytest.raises(ImportError) as refused:
+        getattr(plots, name)
+    assert str(refused.value) == REMOVED[f"plot {name}"]
+    assert not hasattr(plots, f"{name}s")

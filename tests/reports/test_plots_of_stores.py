@@ -1,4 +1,4 @@
-"""A plot of a store shows what a plot of its rollouts shows, and reads only the columns that it draws."""
+"""The learning curve of a store: what it shows, and the columns that it reads."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.axes import Axes
 from stored import rollout
 
 from agentsgym.errors import ConfigError
-from agentsgym.reports.plots import Picture, by_turn, credit_along, learning_curve, lengths, rollout_group
-from agentsgym.reports.plots.stored import curve_of
+from agentsgym.reports.plots import curve_of, learning_curve
 from agentsgym.statistics.metrics import summarize
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
@@ -56,33 +54,8 @@ def trained(path: Path) -> RolloutStore:
     return RolloutStore(path)
 
 
-def drawn(picture: Picture) -> list[Any]:
-    """Every line, bar and band, with the title of its axes."""
-
-    def of(axes: Axes) -> Any:
-        lines = [[[float(x), float(y)] for x, y in line.get_xydata()] for line in axes.lines]  # pyright: ignore
-        bars: list[Any] = [patch for container in axes.containers for patch in container]
-        return axes.get_title(loc="left"), lines, [(one.get_x(), one.get_y(), one.get_height()) for one in bars]
-
-    return [of(axes) for axes in picture.axes if axes.get_visible()]
-
-
-def test_a_plot_of_a_store_is_that_of_its_rollouts(tmp_path: Path) -> None:
-    store = kept(tmp_path / "a", ROWS)
-    assert drawn(by_turn(store)) == drawn(by_turn(ROWS))
-    assert drawn(lengths(store)) == drawn(lengths(ROWS))
-    one_task = store.filter(task_index=0)
-    assert drawn(rollout_group(one_task)) == drawn(rollout_group(ROWS[:2]))
-    with_advantages = trained(tmp_path / "b")
-    assert drawn(by_turn(with_advantages)) == drawn(by_turn(ROWS, advantages=ADVANTAGES))
-    group = rollout_group(with_advantages.filter(group=0))
-    assert drawn(group) == drawn(rollout_group(ROWS[:2], advantages=ADVANTAGES[:2]))
-    alone = credit_along(with_advantages.record(2))
-    assert drawn(alone) == drawn(credit_along(ROWS[2], advantages=ADVANTAGES[2]))
-
-
 def test_only_the_columns_that_are_drawn_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = kept(tmp_path / "store", ROWS)
+    store = trained(tmp_path / "store")
     read: set[str] = set()
     table = RolloutStore.table
 
@@ -91,31 +64,9 @@ def test_only_the_columns_that_are_drawn_are_read(tmp_path: Path, monkeypatch: p
         return table(self, columns)
 
     monkeypatch.setattr(RolloutStore, "table", noted)
-    lengths(store)
-    assert read == {"stop_reason", "success", "final_reward", "num_turns", "num_tokens"}
-    by_turn(store)
-    assert not read & {"everything", "token_ids", "messages", "per_token_rewards", "info", "trainer_logprobs"}
-
-
-def test_no_rollout_is_made_up_where_its_columns_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = trained(tmp_path / "store")
-
-    def made(_: Trajectory) -> None:
-        raise AssertionError("a rollout was made of what is no rollout")
-
-    monkeypatch.setattr(Trajectory, "__post_init__", made)
-    for draw in (by_turn, lengths, learning_curve):
-        draw(store)
-    rollout_group(store.filter(group=0))
-
-
-def test_tasks_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
-    rows = [played(0, [1.0], task_data={"seed": seed}) for seed in (1, 2)]
-    store = kept(tmp_path / "store", rows)
-    with pytest.raises(ConfigError, match="a rollout group must consist of rollouts of one task"):
-        rollout_group(store)
-    again = kept(tmp_path / "again", [rows[0], replace(rows[0], task_index=5, rollout_index=1)])
-    assert len([axes for axes in rollout_group(again).axes if axes.get_visible()]) == 2
+    learning_curve(store)
+    assert read
+    assert not read & {"everything", "token_ids", "messages", "per_token_rewards", "info", "turns", "advantages"}
 
 
 def test_a_store_of_training_has_a_learning_curve(tmp_path: Path) -> None:
@@ -139,25 +90,10 @@ def test_a_store_of_training_has_a_learning_curve(tmp_path: Path) -> None:
     assert [(x, estimate.mean) for x, estimate in curve.evaluations] == [(0, 0.5), (13, 0.75)]
     assert curve.evaluations[1][1] == summarize(evaluated).win_rate
     assert {name: estimate.mean for name, estimate in curve.references.items()} == {"random": 0.5}
-    [axes] = learning_curve(RolloutStore(tmp_path)).axes
+    [axes] = learning_curve(RolloutStore(tmp_path)).figure.axes
     assert {text.get_text() for text in axes.texts} == {"random 50%", "50%", "75%"}
     with pytest.raises(ConfigError, match="has no learning curve"):
         learning_curve(kept(tmp_path / "played", ROWS))
-
-
-def test_batches_of_an_evaluation_share_no_task_groups(tmp_path: Path) -> None:
-    """As a trainer stores them: it plays an evaluation in batches, and counts the groups of each from 0."""
-    rows = [played(0, [float(seed)], task_data={"seed": seed}) for seed in (1, 2)]
-    with RolloutStore.writer(tmp_path) as writer:
-        for one in [*rows, *rows]:
-            writer.add(one, source="evaluation", run="x", step=2, group=0)
-    store = RolloutStore(tmp_path)
-    with pytest.raises(
-        ConfigError, match="a rollout group must consist of rollouts of one task, got rollouts of tasks 0, 1"
-    ):
-        rollout_group(store)
-    same = [replace(one, task_index=index % 2) for index, one in enumerate([*rows, *rows])]
-    assert drawn(by_turn(store)) == drawn(by_turn(same))
 
 
 def test_of_an_evaluation_that_was_made_again_the_later_one_counts(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from games import settings, trainer_of
 from transformers import TrainerControl, TrainerState
 
-from agentsgym.observers.learning_curve import LearningCurve
+from agentsgym.observers.learning_curve import LearningCurve, warn_without_plots
 from agentsgym.training.config import GRPOEnvConfig
 
 PNG = b"\x89PNG\r\n"
@@ -167,3 +168,17 @@ def test_without_a_path_nothing_is_written_and_a_terminal_shows_the_bar_only(
     assert curve.points == [(8, 0.25)]
     assert [*tmp_path.rglob("*.png")] == []
     assert capsys.readouterr().out == ""
+
+
+def test_without_matplotlib_only_the_plot_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    warn_without_plots.cache_clear()
+    args, curves = settings(tmp_path), [LearningCurve(tmp_path / f"{name}.png", redraw_every_s=-1.0) for name in "ab"]
+    step_to(curves[0], args, 1, win_rate=0.25)
+    curves[0].on_train_end(args, at(1), TrainerControl())
+    assert curves[0].points == [(8, 0.25)]
+    assert [*tmp_path.iterdir()] == []
+    [warning] = [one.getMessage() for one in caplog.records if "agentsgym[plots]" in one.getMessage()]
+    assert "`agentsgym view`" in warning

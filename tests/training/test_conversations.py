@@ -13,8 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agentsgym.observers.conversations import COLUMNS, Conversation, choose_by_rank, trace_of, turn_advantages
-from agentsgym.observers.shown import print_conversations
+from agentsgym.observers.shown import (
+    COLUMNS,
+    Conversation,
+    choose_by_rank,
+    print_conversations,
+    trace_of,
+    turn_advantages,
+)
 from agentsgym.texts import visible
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,39 +12,29 @@ import pytest
 import torch
 from games import GuessNumber, logged, policy, settings, tasks
 
-from agentsgym import Trajectory
+from agentsgym import RolloutStore, Trajectory
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.envs.recorded import RecordedEnv
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.training.trainer import GRPOEnvTrainer
 
-
-def as_trace(rollout: Trajectory) -> dict[str, Any]:
-    """The trace of a rollout's calls, as OpenEnv records it."""
-    ids, logprobs = [*rollout.token_ids], [*(rollout.logprobs or ())]
-    turns = [
-        {
-            "node_id": str(k),
-            "prompt_token_ids": ids[turn.prompt_start : turn.start],
-            "completion_token_ids": ids[turn.start : turn.stop],
-            "per_token_logps": logprobs[turn.start : turn.stop],
-            "loss_mask": [0] * (turn.start - turn.prompt_start) + [1] * (turn.stop - turn.start),
-        }
-        for k, turn in enumerate(rollout.turns)
-    ]
-    return {"schema_version": 1, "turns": turns}
+Recorded = Callable[[int], tuple[list[Trajectory], list[Trajectory]]]
 
 
-def recorded(num_tasks: int = 2) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Rollouts of a policy, and what is read from their traces."""
-    model, tokenizer = policy()
-    agent = PolicyAgent(model, tokenizer, max_turn_tokens=4)
-    played = GuessNumber(tokenizer).rollout([row["task_data"] for row in tasks(num_tasks)], agent, 4)
-    read = [
-        Trajectory.from_training_trace(as_trace(one), one.turn_rewards, tokenizer=tokenizer, task_index=one.task_index)
-        for one in played
-    ]
-    return played, read
+@pytest.fixture
+def recorded(tmp_path: Path) -> Recorded:
+    """Rollouts of a policy for a number of tasks, and the same read from a store."""
+
+    def read(num_tasks: int) -> tuple[list[Trajectory], list[Trajectory]]:
+        model, tokenizer = policy()
+        agent = PolicyAgent(model, tokenizer, max_turn_tokens=4)
+        played = GuessNumber(tokenizer).rollout([row["task_data"] for row in tasks(num_tasks)], agent, 4)
+        with RolloutStore.writer(tmp_path / "store") as writer:
+            for one in played:
+                writer.add(one)
+        return played, [*RolloutStore(tmp_path / "store")]
+
+    return read
 
 
 def trainer_on(folder: Path, trajectories: list[Trajectory], **changes: Any) -> GRPOEnvTrainer:
@@ -53,9 +44,9 @@ def trainer_on(folder: Path, trajectories: list[Trajectory], **changes: Any) -> 
     return GRPOEnvTrainer(model, env, settings(folder, **options), train_dataset=env.rows())
 
 
-def test_traces_are_trained_as_the_rollouts_that_they_record(tmp_path: Path) -> None:
-    played, read = recorded()
-    assert [one.token_ids for one in read] == [one.token_ids[: one.turns[-1].stop] for one in played]
+def test_stored_rollouts_are_trained_as_those_that_were_played(recorded: Recorded, tmp_path: Path) -> None:
+    played, read = recorded(2)
+    assert [one.token_ids for one in read] == [one.token_ids for one in played]
     batches: list[Any] = []
     for trajectories in (played, read):
         trainer = trainer_on(tmp_path, trajectories, vllm_importance_sampling_correction=True)
@@ -68,7 +59,7 @@ def test_traces_are_trained_as_the_rollouts_that_they_record(tmp_path: Path) -> 
     assert all(torch.equal(batches[0][name], one) for name, one in batches[1].items())
 
 
-def test_every_task_group_is_trained_once_in_an_epoch(tmp_path: Path) -> None:
+def test_every_task_group_is_trained_once_in_an_epoch(recorded: Recorded, tmp_path: Path) -> None:
     _, read = recorded(4)
     trainer = trainer_on(tmp_path, read, max_steps=-1, num_train_epochs=1, per_device_train_batch_size=4)
     seen: list[str] = []
@@ -84,13 +75,13 @@ def test_every_task_group_is_trained_once_in_an_epoch(tmp_path: Path) -> None:
     assert sorted(seen) == sorted(str(one.token_ids) for one in read)
 
 
-def test_a_task_group_of_another_size_is_rejected(tmp_path: Path) -> None:
+def test_a_task_group_of_another_size_is_rejected(recorded: Recorded, tmp_path: Path) -> None:
     _, read = recorded(2)
     with pytest.raises(ConfigError, match="num_generations must be 4"):
         trainer_on(tmp_path, read, num_generations=8).train()
 
 
-def test_rollouts_that_cannot_be_trained_on_are_named() -> None:
+def test_rollouts_that_cannot_be_trained_on_are_named(recorded: Recorded) -> None:
     _, read = recorded(1)
     tokenizer = policy()[1]
     with pytest.raises(ConfigError, match=r"multiple of num_generations \(3\) rollouts, got 4 with task_index=0"):

@@ -18,8 +18,7 @@ from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TrackioCallback
 
 from agentsgym.errors import ConfigError
-from agentsgym.observers.conversations import COLUMNS, Conversation
-from agentsgym.observers.shown import send_conversations
+from agentsgym.observers.shown import COLUMNS, Conversation, send_conversations
 from agentsgym.training.metrics.registry import GROUPS, metric_of
 from agentsgym.training.trackers import choose_metrics
 from agentsgym.training.trainer import GRPOEnvTrainer

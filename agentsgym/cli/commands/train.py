@@ -48,6 +48,7 @@ def train(
     """
     from agentsgym.cli.players import quiet_transformers  # noqa: PLC0415
     from agentsgym.recipes.train import prepare  # noqa: PLC0415
+    from agentsgym.reports.plots import can_plot  # noqa: PLC0415
     from agentsgym.reports.tables import comparison_table  # noqa: PLC0415
 
     quiet_transformers()
@@ -70,7 +71,8 @@ def train(
             rows |= {name: found, **{f"{name}, {env}": part for env, part in found.by_environment.items()}}
         out().print(plain(comparison_table(rows)), soft_wrap=True)
         names = [name for name in ("untrained", "before", "after") if name in run.evaluations]
-        files = ", ".join(["model/, summary.json, learning_curve.png", *(f"transcripts_{name}.txt" for name in names)])
+        curve = ["learning_curve.png"] if can_plot() else []
+        files = ", ".join(["model/", "summary.json", *curve, *(f"transcripts_{name}.txt" for name in names)])
         out().print(plain(f"\n{run.phases.total_seconds:.0f} s in total. Files in {run.output}: {files}"))
     if run.phases.status:
         raise typer.Exit(run.phases.status)
