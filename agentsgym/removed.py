@@ -1,7 +1,7 @@
 """Names that earlier versions had, and what to use instead.
 
 :func:`agentsgym.errors.did_you_mean` looks unknown settings, keys, estimators and paths up here; the command line its
-commands, and the packages their imports.
+commands; and imports their names and modules.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _FORKS = "training no longer forks rollouts (removed in 0.3.0, since it did not reduce the episodes needed)"
+_WAITER = "since 0.3.0, WaiterEnv is an example of the repository: use examples/waiter.py:WaiterEnv"
 # Name, as a user types it (with its kind in front where the bare word could mean something else), to a sentence without
 # its period.
 REMOVED: Mapping[str, str] = {
@@ -16,4 +17,24 @@ REMOVED: Mapping[str, str] = {
     "fork_kwargs": f"{_FORKS}: leave fork_kwargs out",
     "estimator tree": f"{_FORKS}: use 'return_to_go' or 'mt_grpo'",
     "trait owners": f"{_FORKS}: leave it out",
+    "agentsgym push": "environments are uploaded with `hf upload USER/NAME FOLDER` (push was removed in 0.3.0)",
+    "agentsgym pull": (
+        "environments are downloaded with `hf download USER/NAME --local-dir FOLDER` (pull was removed in 0.3.0)"
+    ),
+    "agentsgym audit": "stored rollouts are checked with `agentsgym check STORE` (audit was removed in 0.3.0)",
+    **dict.fromkeys(("Waiter", "WaiterEnv", "agentsgym.envs.Waiter", "agentsgym.envs.Waiter.WaiterEnv"), _WAITER),
 }
+
+
+class RemovedModules:
+    """The last finder of modules: the import of one that an earlier version had ends with what to use instead."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        """Find no module.
+
+        Raises:
+            ModuleNotFoundError: An earlier version had it.
+        """
+        if name in REMOVED:
+            raise ModuleNotFoundError(f"there is no module {name!r}: {REMOVED[name]}", name=name)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from agentsgym.cli.commands.audit import audit
 from agentsgym.cli.commands.check import check
 from agentsgym.cli.commands.compare import compare
 from agentsgym.cli.commands.envs import envs
 from agentsgym.cli.commands.eval import evaluate
 from agentsgym.cli.commands.export import export
-from agentsgym.cli.commands.hub import pull, push
 from agentsgym.cli.commands.judge import judge
 from agentsgym.cli.commands.new import new
 from agentsgym.cli.commands.play import play
@@ -22,21 +21,37 @@ from agentsgym.cli.commands.serve import serve
 from agentsgym.cli.commands.train import train
 from agentsgym.cli.commands.view import view
 from agentsgym.cli.completion import whole_words
+from agentsgym.removed import REMOVED
+
+
+class Commands(TyperGroup):
+    """The commands; one that an earlier version had ends with what to use instead."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that ``args`` begin with."""
+        sentence = REMOVED.get(f"agentsgym {args[0]}")
+        if sentence is not None and not ctx.resilient_parsing:  # shell completion parses so
+            typer.echo(f"error: {sentence}", err=True)
+            raise typer.Exit(2)
+        return super().resolve_command(ctx, args)
+
 
 # Plain help is the same with and without color and in any width, and loads nothing but typer.
 app = typer.Typer(
     name="agentsgym",
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command("envs", short_help="List the environments, or show one.")(envs)
-app.command("check", short_help="Check an environment for problems that would break training.")(check)
+app.command("check", short_help="Check an environment or stored rollouts for problems that would affect training.")(
+    check
+)
 app.command("new", short_help="Create the files for a new environment.")(new)
 app.command("eval", short_help="Evaluate agents: win rate, reward and turns, with confidence intervals.")(evaluate)
 app.command("play", short_help="Play in the terminal, or watch an agent play.")(play)
-app.command("audit", short_help="Check stored rollouts for errors that would affect training.")(audit)
 app.command("export", short_help="Export stored rollouts to other tools, or as fine-tuning data.")(export)
 app.command("replay", short_help="Replay stored rollouts and report any differences.")(replay)
 app.command("judge", short_help="Compare a judge with labels, before training on its scores.")(judge)
@@ -44,8 +59,6 @@ app.command("compare", short_help="Compare two runs, task by task.")(compare)
 app.command("view", short_help="View stored rollouts in the browser.")(view)
 app.command("serve", short_help="Serve environments to other trainers over OpenEnv's protocol.")(serve)
 app.command("train", short_help="Train a policy from a configuration file.")(train)
-app.command("push", short_help="Upload an environment to the Hugging Face Hub.")(push)
-app.command("pull", short_help="Download an environment from the Hub; runs none of its code.")(pull)
 
 
 def _version(value: bool) -> None:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from agentsgym.envs.TextWorld import TextWorldEnv
     from agentsgym.envs.Tools import McpServer, SessionTools, ToolEnv, ToolResult, register_tools
     from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-    from agentsgym.envs.Waiter import WaiterEnv
 
 __all__ = [
     "ALFWorldEnv",
@@ -65,7 +64,6 @@ __all__ = [
     "ToolEnv",
     "ToolResult",
     "TwentyQuestionsEnv",
-    "WaiterEnv",
     "check_env",
     "make",
     "register",
@@ -88,6 +86,5 @@ PACKAGED = {
     "TextWorld": "agentsgym.envs.TextWorld.TextWorldEnv",
     "Tools": "agentsgym.envs.Tools.ToolEnv",
     "TwentyQuestions": "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",
-    "Waiter": "agentsgym.envs.Waiter.WaiterEnv",
 }
 __getattr__ = lazy(__name__)
