@@ -13,10 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LINE = (
-    "removed → _lazy → texts → errors → versions → cached_folders → interruptions → event_loop → types → failures → seeding → "
-    "fields → failure_policy → ranks → tokens → {credit, rollouts, agents, store} → {batch, judging, record_audit, "
-    "recorded} → envs → statistics → evaluation → {tiny, testing} → reports → interop → training → observers → export → "
-    "{recipes, viewer, serving} → cli"
+    "removed → _lazy → texts → errors → versions → cached_folders → interruptions → event_loop → types → failures → "
+    "seeding → fields → failure_policy → ranks → tokens → {credit, rollouts, agents, store} → {batch, judging, "
+    "record_audit, recorded} → envs → statistics → evaluation → {tiny, testing} → reports → interop → training → "
+    "observers → export → {recipes, viewer, serving} → cli"
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
 # Who may name what stands to its right, which draws it in a notebook or makes it of a recording, and what it is:
