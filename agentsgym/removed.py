@@ -10,6 +10,10 @@ from collections.abc import Mapping
 
 _FORKS = "training no longer forks rollouts (removed in 0.3.0, since it did not reduce the episodes needed)"
 _WAITER = "since 0.3.0, WaiterEnv is an example of the repository: use examples/waiter.py:WaiterEnv"
+_REFERENCE = (
+    "optimal play for Bandit, Mastermind and TowerOfHanoi was removed in 0.3.0: compare with the agent 'random', or "
+    "play GuessTheNumber, TicTacToe, KuhnPoker or FrozenLake"
+)
 # Name, as a user types it (with its kind in front where the bare word could mean something else), to a sentence without
 # its period.
 REMOVED: Mapping[str, str] = {
@@ -23,6 +27,7 @@ REMOVED: Mapping[str, str] = {
     ),
     "agentsgym audit": "stored rollouts are checked with `agentsgym check STORE` (audit was removed in 0.3.0)",
     **dict.fromkeys(("Waiter", "WaiterEnv", "agentsgym.envs.Waiter", "agentsgym.envs.Waiter.WaiterEnv"), _WAITER),
+    **dict.fromkeys(("reference Bandit", "reference Mastermind", "reference TowerOfHanoi"), _REFERENCE),
 }
 
 

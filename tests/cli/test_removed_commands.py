@@ -6,12 +6,15 @@ import importlib
 from pathlib import Path
 
 import pytest
-from command_line import ran
+from command_line import ROOT, ran
 
 import agentsgym
 import agentsgym.envs
-from agentsgym import ConfigError, make
+from agentsgym import ConfigError, RolloutStore, ScriptedAgent, make
+from agentsgym.envs.players import reference_player
 from agentsgym.removed import REMOVED
+from agentsgym.store.records import StoredRollout
+from examples.waiter import WaiterEnv
 
 WAITER = "use examples/waiter.py:WaiterEnv"
 
@@ -69,3 +72,31 @@ def test_imports_of_what_was_removed_name_its_place() -> None:
         importlib.import_module("agentsgym.envs.Writer")
     with pytest.raises(AttributeError, match="has no attribute 'WriterEnv'"):
         _ = agentsgym.WriterEnv
+
+
+def test_a_store_of_a_removed_environment_is_read_and_only_replay_needs_its_class(tmp_path: Path) -> None:
+    env, store = WaiterEnv(), tmp_path / "store"
+    tasks = env.tasks(2)
+    played = {
+        "reference": env.rollout(tasks, reference_player(env)),
+        "tea": env.rollout(tasks, ScriptedAgent(["tea"], repeat_last=True)),
+    }
+    with RolloutStore.writer(store) as writer:
+        for agent, trajectories in played.items():
+            for trajectory in trajectories:
+                path = "agentsgym.envs.Waiter.WaiterEnv"
+                record = StoredRollout(
+                    trajectory=trajectory, agent=agent, env_class_path=path, env_config=dict(env.env_config)
+                )
+                writer.add_record(record)
+    assert len(RolloutStore(store).filter(agent="tea")) == 2
+    checked = ran("check", store, "--where", "agent=reference")
+    assert (checked.code, "WaiterEnv is not a known environment" in checked.words) == (0, True)
+    compared = ran("compare", store, "--where-a", "agent=tea", "--where-b", "agent=reference")
+    assert (compared.code, "2 shared tasks" in compared.words) == (0, True)
+    assert ran("view", store, "--out", tmp_path / "page.html").code == 0
+    assert "Anna orders" in str(RolloutStore(store).record(0).trajectory._repr_html_())
+    replayed = ran("replay", store)
+    assert (replayed.code, WAITER in replayed.words) == (1, True)
+    again = ran("replay", store, "--env", f"{ROOT / 'examples' / 'waiter.py'}:WaiterEnv")
+    assert (again.code, "4 same, 0 different" in again.words) == (0, True)
