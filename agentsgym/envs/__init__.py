@@ -18,7 +18,7 @@
     datasets/     rows to train on: options, sources, mixtures, the registry and names
     check/        checks of the contract by playing
     calls/        the schemas of tools, and checks of tool calls
-    shared/       parts of several environments: engines in processes, text worlds, exact play, numbers in texts
+    shared/       parts of several environments: engines in processes, text worlds, numbers in texts
 """
 
 from typing import TYPE_CHECKING
