@@ -10,9 +10,11 @@ import torch.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from agentsgym._lazy import lazy
+from agentsgym.removed import RemovedModules
 
 if TYPE_CHECKING:
     from agentsgym.agents.base import Agent, AsyncAgent
@@ -155,6 +157,7 @@ def _find_moved(name: str) -> Any:
 
 
 __getattr__ = lazy(__name__, _find_moved)
+sys.meta_path.append(RemovedModules)
 
 
 def __dir__() -> list[str]:

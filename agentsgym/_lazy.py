@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from agentsgym.removed import REMOVED
+
 
 def lazy(package: str, otherwise: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
     """Make a ``__getattr__`` for a package that imports each public name when it is first used.
@@ -35,6 +37,8 @@ def lazy(package: str, otherwise: Callable[[str], Any] | None = None) -> Callabl
             value = getattr(importlib.import_module(module), name)
             setattr(sys.modules[package], name, value)
             return value
+        if name in REMOVED:
+            raise ImportError(f"{package} has no {name!r}: {REMOVED[name]}")
         if otherwise is not None:
             return otherwise(name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

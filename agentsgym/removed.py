@@ -1,7 +1,7 @@
 """Names that earlier versions had, and what to use instead.
 
 :func:`agentsgym.errors.did_you_mean` looks unknown settings, keys, estimators and paths up here; the command line its
-commands, and the packages their imports.
+commands; and imports their names and modules.
 """
 
 from __future__ import annotations
@@ -10,6 +10,11 @@ from collections.abc import Mapping
 
 _FORKS = "training no longer forks rollouts (removed in 0.3.0, since forks cost as many tokens as they saved)"
 _PLOTS = "plots other than learning_curve were removed in 0.3.0: look at stored rollouts with `agentsgym view`"
+_WAITER = "since 0.3.0, WaiterEnv is an example of the repository: use examples/waiter.py:WaiterEnv"
+_REFERENCE = (
+    "optimal play for Bandit, Mastermind and TowerOfHanoi was removed in 0.3.0: compare with the agent 'random', or "
+    "play GuessTheNumber, TicTacToe, KuhnPoker or FrozenLake"
+)
 # Name, as a user types it (with its kind in front where the bare word could mean something else), to a sentence without
 # its period.
 REMOVED: Mapping[str, str] = {
@@ -26,4 +31,25 @@ REMOVED: Mapping[str, str] = {
     "plot rollout_group": f"{_PLOTS}, or use agentsgym.reports.html.rollouts_html",
     "from_training_trace": "reading OpenEnv's TrainingTrace was removed in 0.3.0: use Trajectory.from_messages, or "
     "Trajectory(token_ids=…, turns=…, logprobs=…) to keep the sampled tokens",
+    "agentsgym push": "environments are uploaded with `hf upload USER/NAME FOLDER` (push was removed in 0.3.0)",
+    "agentsgym pull": (
+        "environments are downloaded with `hf download USER/NAME --local-dir FOLDER` (pull was removed in 0.3.0)"
+    ),
+    "agentsgym audit": "stored rollouts are checked with `agentsgym check STORE` (audit was removed in 0.3.0)",
+    **dict.fromkeys(("Waiter", "WaiterEnv", "agentsgym.envs.Waiter", "agentsgym.envs.Waiter.WaiterEnv"), _WAITER),
+    **dict.fromkeys(("reference Bandit", "reference Mastermind", "reference TowerOfHanoi"), _REFERENCE),
 }
+
+
+class RemovedModules:
+    """The last finder of modules: the import of one that an earlier version had ends with what to use instead."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        """Find no module.
+
+        Raises:
+            ModuleNotFoundError: An earlier version had it.
+        """
+        if name in REMOVED:
+            raise ModuleNotFoundError(f"there is no module {name!r}: {REMOVED[name]}", name=name)

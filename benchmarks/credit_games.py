@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentsgym import Agent, MultistepEnv
-from agentsgym.envs.TwentyQuestions.rewards import information_fraction
+from agentsgym.envs.TwentyQuestions.env import information_fraction
 from agentsgym.errors import ConfigError
 from agentsgym.fields import Field, choice_field, is_int
 from agentsgym.seeding import derive_seed
@@ -55,7 +55,7 @@ class GuessTheNumber(MultistepEnv):
     A wrong guess is answered "Higher." or "Lower."; a round ends with the right guess or with the last one. An episode
     is won when all numbers are found. ``reward_scheme="win_plus_information"`` gives 1 for a right guess and for every
     other one the fraction of information that it brought
-    (:func:`~agentsgym.envs.TwentyQuestions.rewards.information_fraction`), ``"find"`` rewards right guesses alone,
+    (:func:`~agentsgym.envs.TwentyQuestions.env.information_fraction`), ``"find"`` rewards right guesses alone,
     ``"win"`` gives 1 for the episode that is won. Random play draws every guess from all numbers.
     """
 

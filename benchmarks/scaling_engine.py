@@ -10,8 +10,8 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -173,11 +173,6 @@ class Sampling:
         self.context += mean_context
         heapq.heappush(self.running, (self.steps + tokens, index, mean_context))
 
-    def clear_cache(self, left_behind: Mapping[int, float]) -> None:
-        """Prefill all running sequences anew, by episode those tokens that they have behind them when they end."""
-        for end, index, _ in self.running:
-            self.debt_s += (left_behind[index] - (end - self.steps)) * self.engine.prefill_s
-
     def next_end(self) -> float:
         """When the next sequence ends."""
         left = max(0.0, self.running[0][0] - self.steps)
@@ -193,13 +188,12 @@ class Sampling:
 
 @dataclass(slots=True)
 class _Live:
-    """An episode in play: its engine, its turn, the tokens behind it, and those that no cache has at its next turn."""
+    """An episode in play: its engine, its turn, and the tokens behind it."""
 
     episode: Episode
     place: int
     turn: int = 0
     context: float = 0.0
-    cleared: float = 0.0
 
 
 class Play:
@@ -235,28 +229,13 @@ class Play:
         self._live[index] = _Live(episode, place)
         self._ask(index)
 
-    def until(self, time: float) -> None:
-        """Let time pass in which no episode ends."""
-        self.now = max(self.now, time)
-
-    def clear_caches(self) -> None:
-        """Take new weights now: open requests are prefilled anew at once, other episodes with their next turn."""
-        running = {index for engine in self._engines for _, index, _ in engine.running}
-        for index, live in self._live.items():
-            live.cleared = 0.0 if index in running else live.context
-        for place, engine in enumerate(self._engines):
-            engine.work_until(self.now)
-            engine.clear_cache({index: live.context for index, live in self._live.items()})
-            self._changed.add(place)
-
     def _ask(self, index: int) -> None:
         live = self._live[index]
         engine, new = self._engines[live.place], self._task.new_tokens(live.turn)
         engine.work_until(self.now)
         live.context += new
         tokens = live.episode[live.turn].tokens
-        engine.add(index, new + live.cleared, live.context, tokens)
-        live.cleared = 0.0
+        engine.add(index, new, live.context, tokens)
         live.context += tokens
         self._changed.add(live.place)
 
@@ -366,79 +345,3 @@ def _round_s(task: Task, turns: list[tuple[Turn, float]], turn: int, engine: Eng
         sampling.work_until(sampling.next_end())
         sampling.pop()
     return sampling.now + max(one.env_s for one, _ in turns)
-
-
-Batch = Sequence[Episode]
-STALENESS: Final = (1, 2, 4, 8)  # values of max_staleness that are compared
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """The simulated hardware, and the size of a step.
-
-    Attributes:
-        num_gpus: The number of GPUs.
-        per_gpu: The number of episodes of a step per GPU.
-        engine: The speed of sampling.
-        learner: The speed of learning.
-    """
-
-    num_gpus: int
-    per_gpu: int = 64
-    engine: Engine = field(default_factory=Engine)
-    learner: Learner = field(default_factory=Learner)
-
-    @property
-    def num_episodes(self) -> int:
-        """The number of episodes of a step."""
-        return self.num_gpus * self.per_gpu
-
-    def learn_s(self, task: Task, batch: Batch, num_gpus: int) -> float:
-        """Seconds of learning from a batch on ``num_gpus`` GPUs, without the update."""
-        return self.learner.token_s * sum(map(task.num_tokens, batch)) / num_gpus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """The duration of a training step.
-
-    Attributes:
-        way: The way generation and learning are combined.
-        step_s: Seconds from one update to the next.
-        generate_s: Seconds in which episodes are played and nothing else happens, or else seconds of playing a batch.
-        tail: The fraction of them in which the last tenth of the episodes is played; None without batches.
-        num_generating: The number of GPUs that only generate; None if all do both.
-        staleness: The mean and the largest number of updates between an episode's first turn and learning from it.
-    """
-
-    way: str
-    step_s: float
-    generate_s: float
-    tail: float | None = None
-    num_generating: int | None = None
-    staleness: tuple[float, int] | None = None
-
-
-def batches_of(task: Task, num_episodes: int, num_batches: int, seed: int) -> list[Batch]:
-    """Draw batches of episodes."""
-    return [
-        [task.episode("scaling", seed, number, index) for index in range(num_episodes)] for number in range(num_batches)
-    ]
-
-
-def generation(way: str, task: Task, batch: Batch, num_engines: int, engine: Engine) -> list[float]:
-    """Play a batch, and return when each episode ended, in seconds, in order.
-
-    Args:
-        way: ``"lockstep, one server"``, ``"lockstep, by rank"``, ``"continuous, by rank"`` or ``"continuous, shared"``.
-        task: The kind of the episodes.
-        batch: The episodes.
-        num_engines: The number of engines.
-        engine: The speed of an engine.
-    """
-    share = math.ceil(len(batch) / num_engines)
-    if way.startswith("lockstep"):
-        shares = [list(batch[share * place : share * (place + 1)]) for place in range(num_engines)]
-        return lockstep(task, shares, engine, by_rank=way.endswith("by rank"))
-    places = [index // share if way.endswith("by rank") else None for index in range(len(batch))]
-    return continuous(batch, places, Play(task, num_engines, engine))

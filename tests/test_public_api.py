@@ -103,7 +103,6 @@ ENVIRONMENTS = {
     "ToolEnv",
     "ToolResult",
     "TwentyQuestionsEnv",
-    "WaiterEnv",
     "check_env",
     "make",
     "register",

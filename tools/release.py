@@ -50,7 +50,7 @@ _SMOKE_TESTS = (
     "test_public_api.py",
     "test_types.py",
     "test_tiny.py",
-    "cli/test_hub.py",
+    "cli/test_removed_commands.py",
     "credit/test_credit_returns.py",
     "store/test_store.py",
 )
@@ -295,10 +295,10 @@ class Stranger:
         with self.report.step("agentsgym new, check"):
             self.agentsgym("new", "GuessAWord")
             self.agentsgym("check", f"{_MODULE}.py", "--strict")
-        with self.report.step("agentsgym train, audit") as remarks:
+        with self.report.step("agentsgym train, check") as remarks:
             settings = [word for value in _TINY_TRAINING for word in ("--set", value)]
             self.agentsgym("train", f"{_MODULE}.yaml", *settings)
-            self.agentsgym("audit", f"outputs/{_MODULE}/rollouts")
+            self.agentsgym("check", f"outputs/{_MODULE}/rollouts")
             remarks.append("2 steps")
         with self.report.step("agentsgym view") as remarks:
             self.agentsgym("view", f"outputs/{_MODULE}/rollouts", "--out", "page.html")

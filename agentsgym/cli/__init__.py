@@ -3,7 +3,7 @@
 ::
 
     app         the entry point, with all commands
-    commands/   one module per command; hub has push and pull
+    commands/   one module per command
     options     options that several commands share, and what their values name
     console     output with and without color, and failures
     catalogue   the available environments
@@ -13,7 +13,6 @@
     results     the results of these episodes, as a table and as JSON
     display     an episode as it is played
     stores      rollout stores: episodes to write, rollouts to select
-    auditing    the audit of a store's rollouts
 
 Only ``options`` and ``console`` are imported eagerly, so that ``agentsgym --help`` is fast.
 """

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from agentsgym.envs.datasets.naming import NamedEnv
 
 
-def _environments(incomplete: str) -> list[str]:
+def environment_names(incomplete: str) -> list[str]:
+    """Complete the name of an environment."""
     from agentsgym.envs.datasets.naming import completions  # noqa: PLC0415
 
     return completions(incomplete)
@@ -37,7 +38,7 @@ Environment = Annotated[
     typer.Argument(
         metavar="ENV",
         help="Environment: a name from `agentsgym envs`, the dotted path of a class, or FILE.py:CLASS.",
-        autocompletion=_environments,
+        autocompletion=environment_names,
         show_default=False,
     ),
 ]
@@ -46,7 +47,7 @@ Environments = Annotated[
     typer.Argument(
         metavar="ENV...",
         help="Environments, named as in other commands. One is at the server's root; several are at /NAME each.",
-        autocompletion=_environments,
+        autocompletion=environment_names,
         show_default=False,
     ),
 ]

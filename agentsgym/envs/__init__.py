@@ -19,7 +19,7 @@
     datasets/     rows to train on: options, sources, mixtures, the registry and names
     check/        checks of the contract by playing
     calls/        the schemas of tools, and checks of tool calls
-    shared/       parts of several environments: engines in processes, text worlds, exact play, numbers in texts
+    shared/       parts of several environments: engines in processes, text worlds, numbers in texts
 """
 
 from typing import TYPE_CHECKING
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from agentsgym.envs.TextWorld import TextWorldEnv
     from agentsgym.envs.Tools import McpServer, SessionTools, ToolEnv, ToolResult, register_tools
     from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-    from agentsgym.envs.Waiter import WaiterEnv
 
 __all__ = [
     "ALFWorldEnv",
@@ -66,7 +65,6 @@ __all__ = [
     "ToolEnv",
     "ToolResult",
     "TwentyQuestionsEnv",
-    "WaiterEnv",
     "check_env",
     "make",
     "register",
@@ -89,6 +87,5 @@ PACKAGED = {
     "TextWorld": "agentsgym.envs.TextWorld.TextWorldEnv",
     "Tools": "agentsgym.envs.Tools.ToolEnv",
     "TwentyQuestions": "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",
-    "Waiter": "agentsgym.envs.Waiter.WaiterEnv",
 }
 __getattr__ = lazy(__name__)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import agentsgym
 from agentsgym.cli.app import app
 
-COMMANDS = ("envs", "check", "new", "eval", "play", "push", "pull")
+COMMANDS = ("envs", "check", "new", "eval", "play")
 HEAVY = {
     "huggingface_hub",
     "torch",

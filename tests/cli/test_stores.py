@@ -1,4 +1,4 @@
-"""What the command line keeps in a store, goes on with, audits and exports."""
+"""What the command line keeps in a store, goes on with, checks and exports."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_a_watched_game_that_fails_is_kept(game: str, tmp_path: Path) -> None:
     assert record.trajectory.failed
 
 
-# audit
+# check
 
 
 def tiny_store(tmp_path: Path) -> Path:
@@ -254,7 +254,7 @@ def tiny_store(tmp_path: Path) -> Path:
 
 def test_an_audit_finds_what_is_wrong_in_its_place(tmp_path: Path) -> None:
     path = tiny_store(tmp_path)
-    done = ran("audit", path)
+    done = ran("check", path)
     assert done.code == 0
     assert "no problems" in done.words
     record = RolloutStore(path).record(1)
@@ -263,7 +263,7 @@ def test_an_audit_finds_what_is_wrong_in_its_place(tmp_path: Path) -> None:
     with RolloutStore.writer(path) as writer:  # rewards on all tokens, and an id that is none
         writer.add_record(replace(record, trajectory=replace(trajectory, per_token_rewards=wrong)))
         writer.add_record(replace(record, trajectory=replace(trajectory, token_ids=[-1] * len(trajectory.token_ids))))
-    done = ran("audit", path, "--json")
+    done = ran("check", path, "--json")
     assert done.code == 1
     problems = {(one["trajectory"], one["check"]) for one in done.json["problems"]}
     assert {one for one in problems if one[1] == "token_ids"} == {(5, "token_ids")}
@@ -273,7 +273,7 @@ def test_an_audit_finds_what_is_wrong_in_its_place(tmp_path: Path) -> None:
 
 
 def test_rewards_of_an_unknown_environment_are_not_compared(game: str, tmp_path: Path) -> None:
-    done = ran("audit", evaluated(game, tmp_path), "--where", "success=true")
+    done = ran("check", evaluated(game, tmp_path), "--where", "success=true")
     assert done.code == 0
     assert "2 trajectories" in done.words
     assert "guess_of_stores.Guess is not a known environment" in done.words
@@ -283,7 +283,7 @@ def test_an_audit_of_a_store_with_a_cut_file_fails(game: str, tmp_path: Path) ->
     path = evaluated(game, tmp_path)
     [part] = path.glob("*.parquet")
     (path / f"{part.stem}-cut.parquet").write_bytes(part.read_bytes()[:-20])
-    done = ran("audit", path)
+    done = ran("check", path)
     assert done.code == 1
     assert "1 of 2 parquet files cannot be read and are skipped" in done.words
 
@@ -294,7 +294,7 @@ def test_a_damaged_file_is_a_failure(game: str, tmp_path: Path) -> None:
     data = bytearray(part.read_bytes())
     data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
     part.write_bytes(data)
-    for command in (("audit", path), ("export", path, "--to", "jsonl", "-o", tmp_path / "out.jsonl")):
+    for command in (("check", path), ("export", path, "--to", "jsonl", "-o", tmp_path / "out.jsonl")):
         done = ran(*command)
         assert done.code == 1
         assert f"{part} can no longer be read" in done.words
@@ -477,11 +477,11 @@ def test_formats_that_were_removed_name_what_to_use(tmp_path: Path, options: lis
 
 def test_what_is_no_store_is_a_usage_error(tmp_path: Path) -> None:
     for path in (tmp_path / "missing", tmp_path):
-        for command in (("audit", path), ("export", path, "--to", "jsonl", "-o", tmp_path / "out.jsonl")):
+        for command in (("check", path), ("export", path, "--to", "jsonl", "-o", tmp_path / "out.jsonl")):
             assert ran(*command).code == 2
-    assert "there is no rollout store at" in ran("audit", tmp_path / "missing").words
+    assert "there is no rollout store at" in ran("check", tmp_path / "missing").words
     (tmp_path / "foreign.parquet").write_text("no parquet")
-    done = ran("audit", tmp_path)
+    done = ran("check", tmp_path)
     assert "none of its 1 parquet files can be read" in done.words
 
 

@@ -29,6 +29,7 @@ from agentsgym.credit.advantages import (
     ScoredRollout,
     gigpo,
     grpo,
+    mt_grpo,
     return_to_go,
     reward,
     rloo,
@@ -331,6 +332,15 @@ def test_zero_variance_groups_are_those_that_grpo_learns_nothing_from(rollouts: 
 def test_step_groups_are_the_turns_that_share_task_and_state(rollouts: Batch) -> None:
     keys = [(one.group, key) for one in rollouts if one.included for key in one.state_keys if key is not None]
     assert step_group_sizes(rollouts) == [keys.count(key) for key in dict.fromkeys(keys)]
+
+
+def test_the_unbiased_form_of_mt_grpo_is_gigpo_over_turn_indices_and_mt_grpo_is_grpo_where_only_wins_count() -> None:
+    ends = [[1.0], [0.0, 0.0, 0.0], [0.0, 0.5], [0.0, 0.0, 0.0, 2.0]]
+    batch = [rollout(rewards, keys=range(len(rewards))) for rewards in ends]
+    turns = zip(rloo(batch, scale="none"), return_to_go(batch, scale="none"), strict=True)
+    expected = [[r + 0.5 * g for r, g in zip(one, other, strict=True)] for one, other in turns]
+    assert_close(gigpo(batch, scale="none", baseline="others", step_weight=0.5), expected)
+    assert mt_grpo(batch) == grpo(batch)
 
 
 def test_unknown_names_are_refused() -> None:

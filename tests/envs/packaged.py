@@ -18,7 +18,6 @@ from agentsgym.envs.Terminal import TerminalEnv
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.Tools import ToolEnv, register_tools
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.envs.Waiter import WaiterEnv
 from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, TurnRequest
 
@@ -73,7 +72,6 @@ def _text_arena(**config: Any) -> Any:
 # name: class, configuration, tasks
 PACKAGED: dict[str, tuple[type[MultistepEnv], dict[str, Any], Callable[[], Tasks]]] = {
     "TwentyQuestions": (TwentyQuestionsEnv, {}, lambda: _rows(TwentyQuestionsEnv, {})),
-    "Waiter": (WaiterEnv, {}, lambda: _rows(WaiterEnv, {})),
     "ToolEnv": (ToolEnv, {"tools": "packaged tests", "submit_tool": "submit"}, lambda: [*QUESTIONS[:6]]),
     "PriceList": (PriceListEnv, {}, lambda: _rows(PriceListEnv, {})),
     "Search, tools": _search("tools"),

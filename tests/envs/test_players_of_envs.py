@@ -19,7 +19,6 @@ from agentsgym.errors import ConfigError
 WITH_REFERENCE = {
     "TwentyQuestions",
     "PriceList",
-    "Waiter",
     "Search, tools",
     "Search, tags",
     "FrozenLake-v1",

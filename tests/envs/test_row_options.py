@@ -24,7 +24,6 @@ from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.TextWorld import TextWorldEnv
 from agentsgym.envs.Tools import ToolEnv
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.envs.Waiter import WaiterEnv
 from agentsgym.errors import ConfigError
 
 DATA: dict[str, Any] = {
@@ -43,7 +42,6 @@ NEEDED: dict[type[MultistepEnv], tuple[dict[str, Any], dict[str, Any]]] = {
     TextWorldEnv: ({"kind": "cooking"}, {}),
     ToolEnv: ({}, DATA),
     TwentyQuestionsEnv: ({}, {}),
-    WaiterEnv: ({}, {}),
 }
 OF_EACH = pytest.mark.parametrize("env_class", NEEDED)
 

@@ -24,7 +24,6 @@ from agentsgym.types import Action, ToolCall
 
 _NAMES = [
     "PriceList",
-    "Waiter",
     "Terminal",
     "TwentyQuestions",
     "Search",

@@ -13,7 +13,7 @@ from served_games import QUESTIONS, TASKS, Game, add, guesses, live, sums
 from agentsgym.envs.Tools import ToolEnv
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.serving.served_env import ServedEnv
-from agentsgym.serving.session import Session
+from agentsgym.serving.server import Session
 
 SERVED, SUMS = guesses(), sums()
 _NAMES = ("seed", "split", "index", "task", "episode_id")

@@ -26,12 +26,11 @@ from agentsgym.store.records import StoredRollout
 from agentsgym.store.rows import record_from_row
 from agentsgym.tiny import tiny_policy
 from agentsgym.types import StopReason, Trajectory, Turn
-from agentsgym.viewer.answers import Answers
+from agentsgym.viewer.answers import Answers, turn_summaries
 from agentsgym.viewer.index import environment_label
 from agentsgym.viewer.plain import dumped, entries, number
 from agentsgym.viewer.rollouts import first_difference, group_data, rollout_data
 from agentsgym.viewer.token_texts import TokenDecoder
-from agentsgym.viewer.turns import turn_summaries
 
 
 def answers_of(folder: Path, limit: int = 1000, **options: Any) -> Answers:

@@ -19,9 +19,8 @@ from agentsgym.envs.datasets.registry import make
 from agentsgym.envs.players import imitation_player, random_player, reference_player
 from agentsgym.envs.shared.engines import shared_processes
 from agentsgym.envs.TextWorld import TextWorldEnv
-from agentsgym.envs.TextWorld.engine import TextWorldEngine
+from agentsgym.envs.TextWorld.engine import TextWorldEngine, game_key
 from agentsgym.envs.TextWorld.kinds import checked_game_options
-from agentsgym.envs.TextWorld.making import game_key
 
 COIN = {"kind": "coin_collector", "options": {"level": 3}}
 COOKING = {"kind": "cooking", "options": {"recipe": 1, "take": 1, "cook": True}}

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 from agentsgym.envs.ALFWorld import SPEC
-from agentsgym.envs.ALFWorld.games import TASK_TYPES, data_folder, file_stamp, game_file
-from agentsgym.envs.ALFWorld.tasks import task_dataset
+from agentsgym.envs.ALFWorld.games import SPLITS, TASK_TYPES, data_folder, file_stamp, find_games, game_file
+from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import State
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets.options import SEED_OPTION, Part, checked_options, rows_of
 from agentsgym.envs.shared.text_worlds.env import TextWorldBase, process_fields, read_command
-from agentsgym.errors import TaskError
-from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, or_none
+from agentsgym.errors import ConfigError, TaskError
+from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, is_str, is_strings, or_none
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-    from agentsgym.envs.ALFWorld.tasks import DatasetOptions
 
 GO = "go to "
 LISTED = "You can: "
@@ -40,6 +41,35 @@ Things and places have numbers: take apple 2 from countertop 1. You can hold one
 something you must be at the place, and the place must be open. Things are cleaned with a sink basin, heated with a \
 microwave and cooled with a fridge. A command that cannot be followed changes nothing. Say the command, and nothing \
 else."""
+_OPTIONS: Mapping[str, Field] = {
+    **SEED_OPTION,
+    "size": Field(default=None, expected="a positive int or None", valid=or_none(is_int(1))),
+    "split": Field(default=None, expected=f"one of {', '.join(map(repr, SPLITS))}", valid=or_none(is_str)),
+    "task_types": Field(
+        default=None,
+        expected=f"a non-empty list of names from {', '.join(map(repr, TASK_TYPES))}, or None",
+        valid=or_none(lambda value: is_strings(value) and len(value) > 0 and {*value} <= {*TASK_TYPES}),
+    ),
+}
+_DEFAULT_SPLIT: Mapping[Part, str] = {"train": "train", "eval": "eval_out_of_distribution"}
+
+
+class DatasetOptions(TypedDict, total=False):
+    """Options of the generated rows.
+
+    Attributes:
+        split: ``"train"``, ``"eval_in_distribution"`` or ``"eval_out_of_distribution"``, or the name of a split's
+            folder, such as ``"valid_seen"``. The default is ``"train"`` for training, and
+            ``"eval_out_of_distribution"`` for evaluation.
+        task_types: A subset of the six task types; None for all.
+        size: The number of rows; by default one per game.
+        seed: The seed that determines the order of games and the tasks' seeds.
+    """
+
+    split: str
+    task_types: list[str] | None
+    size: int | None
+    seed: int
 
 
 class ALFWorldEnv(TextWorldBase):
@@ -148,7 +178,7 @@ class ALFWorldEnv(TextWorldBase):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Return rows to train on, one per game; the options are those of :class:`~.tasks.DatasetOptions`."""
+        """Return rows to train on, one per game; the options are those of :class:`DatasetOptions`."""
         return task_dataset(cls, env_config, "train", options)
 
     @classmethod
@@ -164,3 +194,18 @@ def extract_command(text: str) -> str:
     'take mug 1 from desk 1'
     """
     return _BEFORE.sub("", (read_command(text) or "").lower())
+
+
+def task_dataset(
+    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
+) -> Dataset:
+    """Return the rows of a split."""
+    config = validated_config(env_config, {**COMMON_FIELDS, **env_class.config_fields}, env_class.default_config)
+    settings = checked_options(options, _OPTIONS)
+    split = settings["split"] or _DEFAULT_SPLIT[part]
+    wanted = settings["task_types"] or TASK_TYPES
+    found = find_games(data_folder(config["data"]), split)
+    tasks = [task for task in found if task["task_type"] in wanted]
+    if not tasks:
+        raise ConfigError(f"the split {split!r} has no game with one of the task types {', '.join(wanted)}")
+    return rows_of(tasks, class_path(env_class), env_config, part, settings)

@@ -11,6 +11,8 @@ from agentsgym.agents.base import Agent, as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
 from agentsgym.envs.contract import Stepped
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TextArena import SPEC
 from agentsgym.envs.TextArena.catalogue import GameEntry, catalogue
@@ -27,7 +29,6 @@ from agentsgym.envs.TextArena.players import (
     is_player_name,
     named_agent,
 )
-from agentsgym.envs.TextArena.tasks import DatasetOptions, task_dataset
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_int, is_str, or_none
 from agentsgym.seeding import derive_seed
@@ -318,7 +319,7 @@ class TextArenaEnv(MultistepEnv):
 
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Return rows to train on; the options are those of :class:`~.tasks.DatasetOptions`."""
+        """Return rows to train on; the options are those of :class:`DatasetOptions`."""
         return task_dataset(cls, cls._checked(env_config), "train", options)
 
     @classmethod
@@ -379,3 +380,25 @@ def _opponents(given: Any, num_players: int) -> dict[int | None, Agent | SeededA
             f"env_config['opponent'] must be only 'self' for the agent to play all seats, got {shown(given)}"
         )
     return found
+
+
+class DatasetOptions(DrawnOptions, total=False):
+    """Options of the generated rows.
+
+    Attributes:
+        size: The number of rows; by default 1000 for training and 100 for evaluation.
+        seed: The seed from which the tasks' seeds are derived.
+    """
+
+
+def task_dataset(
+    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
+) -> Dataset:
+    """Create the rows for training or evaluation.
+
+    Raises:
+        ConfigError: An option is unknown or invalid.
+    """
+    settings = checked_options(options, drawn_options(1000 if part == "train" else 100))
+    seeds = (task_seed(part, "textarena task", settings["seed"], row) for row in range(settings["size"]))
+    return dataset_of(({"seed": seed} for seed in seeds), class_path(env_class), env_config)

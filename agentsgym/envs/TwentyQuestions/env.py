@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
@@ -12,7 +13,6 @@ from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, load_knowledge
 from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question, core, normalize
-from agentsgym.envs.TwentyQuestions.rewards import DEFAULT_PENALTIES, REWARD_SCHEMES, information_fraction
 from agentsgym.envs.TwentyQuestions.styles import STYLES
 from agentsgym.envs.TwentyQuestions.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.user_checks import is_async
@@ -34,6 +34,19 @@ def _is_choice(value: Any) -> bool:
 _PENALTY = Field(default=None, expected="a number >= 0, or None for the scheme's default", valid=or_none(is_number(0)))
 _SWITCH = Field(default=False, expected="True or False", valid=is_bool)
 _REPLY_OF_TEXT = {core(normalize(reply)): reply for reply in REPLIES}
+#: The reward of a turn before penalties, from whether it was the correct guess and the fraction of information that it
+#: gained (0 if it ended the game), by scheme; the first one is the default.
+REWARD_SCHEMES: dict[str, Callable[[bool, float], float]] = {
+    "win_plus_information": lambda is_correct, information: 1.0 if is_correct else information,
+    "win": lambda is_correct, _: float(is_correct),
+    "lmrl": lambda is_correct, _: 0.0 if is_correct else -1.0,  # LMRL-Gym, arXiv 2311.18232
+}
+#: The default penalties of an invalid action and a repeated question, by scheme.
+DEFAULT_PENALTIES: dict[str, tuple[float, float]] = {
+    "win_plus_information": (0.1, 0.05),
+    "win": (0.0, 0.0),
+    "lmrl": (0.0, 0.0),
+}
 
 
 class TwentyQuestionsEnv(MultistepEnv):
@@ -52,7 +65,7 @@ class TwentyQuestionsEnv(MultistepEnv):
     - ``style``: ``"agentsgym"`` (default) or ``"textarena"``, the prompts, words and rules of guessing of TextArena's
       ``TwentyQuestions-v0`` (which allows 21 turns): see :mod:`agentsgym.envs.TwentyQuestions.styles`.
     - ``reward_scheme``: ``"win_plus_information"`` (default), ``"win"`` or ``"lmrl"``; see
-      :mod:`agentsgym.envs.TwentyQuestions.rewards`.
+      :data:`REWARD_SCHEMES`.
     - ``invalid_penalty``, ``repeat_penalty``: the costs of an invalid action and a repeated question, in any scheme; by
       default 0.1 and 0.05 under ``win_plus_information`` and 0 under the others, which keep their definitions.
     - ``unknown_penalty``: the cost of a question answered "I don't know."; 0 by default.
@@ -256,6 +269,18 @@ class TwentyQuestionsEnv(MultistepEnv):
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
         """Return rows to evaluate on, which share no secret with :meth:`get_train_dataset` unless ``split="all"``."""
         return task_dataset(cls, env_config, "eval", options)
+
+
+def information_fraction(before: int, after: int, at_start: int) -> float:
+    """Return the fraction of information gained by ruling out objects, ``log2(n_k / n_{k+1}) / log2(n_0)``.
+
+    ``n_k`` is the number of objects that are consistent with all answers before turn k. Over a game in which one object
+    remains, the fractions add up to 1.
+
+    >>> information_fraction(16, 4, 16)
+    0.5
+    """
+    return math.log2(before / after) / math.log2(at_start) if at_start > 1 else 0.0
 
 
 def _candidates(config: Mapping[str, Any]) -> Candidates:

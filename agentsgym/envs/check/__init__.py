@@ -7,6 +7,5 @@
     plays         episodes, and replays of the same actions: alone, concurrently, in a copy
     probe         observation of the hooks while they run
     start_states  comparison of initial states
-    time_limit    the time limit of a check
     report        the findings and how they are printed
 """

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import pickle
+import signal
+import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from agentsgym.agents.base import Agent, as_agent
@@ -17,12 +20,11 @@ from agentsgym.envs.check.plays import Difference, Script, first_difference, glo
 from agentsgym.envs.check.probe import HookProbe, place_of_tool
 from agentsgym.envs.check.report import EnvReport
 from agentsgym.envs.check.start_states import first_changed_value
-from agentsgym.envs.check.time_limit import OutOfTimeError, time_limit
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.play import prepare_play
 from agentsgym.errors import AgentsGymError, ConfigError, ContractError, TaskError
-from agentsgym.fields import is_int, require
-from agentsgym.interruptions import is_interruption
+from agentsgym.fields import is_int, is_seconds, require
+from agentsgym.interruptions import Interruption, is_interruption
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 _MIN_SESSIONS = 4  # fewer would rarely interfere with each other
 _REMEDY = "draw only from self.rng(session_id), and store what an episode needs in its state"
+_REPEAT_S = 1.0  # seconds between repetitions, for hooks that catch all exceptions
 
 
 def check_env(  # noqa: PLR0913  # keywords, most of them left out
@@ -274,3 +277,44 @@ def _quiet() -> Generator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+class OutOfTimeError(Interruption):
+    """The time limit was exceeded: an interruption, so that it is not recorded as an episode's failure.
+
+    Attributes:
+        place: File and line that were running at that moment.
+    """
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self.place = place
+
+
+@contextmanager
+def time_limit(limit_s: float | None) -> Generator[None]:
+    """Raise an exception inside the block when a time limit is exceeded; None for no limit.
+
+    A signal handler raises it, as for Ctrl-C: this ends sleeping, waiting and Python loops, but not a computation in C.
+    """
+    if limit_s is None:
+        yield
+        return
+    require("limit_s", limit_s, is_seconds, "a positive number or None")
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        raise ConfigError("limit_s needs a timer signal, which is available only in the main thread of a Unix process")
+
+    def stop(_: int, frame: FrameType | None) -> None:
+        caller = frame
+        while caller is not None and caller.f_code.co_filename == threading.__file__:  # waits inside the library
+            caller = caller.f_back
+        caller = caller or frame
+        raise OutOfTimeError("" if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}")
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    before = signal.setitimer(signal.ITIMER_REAL, limit_s, _REPEAT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
+        signal.signal(signal.SIGALRM, handler)

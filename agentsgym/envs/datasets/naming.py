@@ -17,6 +17,7 @@ from agentsgym.envs.dataset_rows import registered_classes
 from agentsgym.envs.spec import EnvSpec, installed_entry_points, packaged_specs
 from agentsgym.errors import ConfigError
 from agentsgym.interruptions import is_interruption
+from agentsgym.removed import REMOVED
 from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ def nearest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of an error message about an unknown name, which suggests similar names."""
+    if (name := word.partition(":")[0]) in REMOVED:
+        return f": {REMOVED[name]}"
     near = nearest(word, known)
     return f"; did you mean {' or '.join(near)}?" if near else "; `agentsgym envs` lists the environments"
 

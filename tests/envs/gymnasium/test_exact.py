@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from agentsgym.envs.Gymnasium import GymnasiumEnv
-from agentsgym.envs.Gymnasium.exact import blackjack_hands, blackjack_transitions, legal_outcomes
-from agentsgym.envs.shared.exact_play import Outcome, value_table
+from agentsgym.envs.Gymnasium.exact import Outcome, blackjack_hands, blackjack_transitions, legal_outcomes, value_table
 
 
 def values(config: dict[str, Any]) -> Any:

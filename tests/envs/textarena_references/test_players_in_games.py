@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from agentsgym import ScriptedAgent, evaluate
+from agentsgym.envs.players import reference_player
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.TextArena.references import Reference, ReferencePlayer, reference_for
 from agentsgym.envs.TextArena.references.tic_tac_toe import SafeTicTacToe
-from agentsgym.errors import AgentError
+from agentsgym.errors import AgentError, ConfigError
 
 GAMES = [
     ("GuessTheNumber-v0", 100, None),
     ("GuessTheNumber-v0", 3, None),
-    ("Mastermind-v0", 6, None),
     ("TicTacToe-v0", 100, 0),
     ("TicTacToe-v0", 100, 1),
     ("TicTacToe-v0", 3, 1),
@@ -22,9 +22,6 @@ GAMES = [
     ("KuhnPoker-v0-short", 100, 1),
     ("FrozenLake-v0", 8, None),
     ("FrozenLake-v0-random", 5, None),
-    ("Bandit-v0", 21, None),
-    ("TowerOfHanoi-v0", 100, None),
-    ("TowerOfHanoi-v0", 5, None),
 ]
 
 
@@ -84,6 +81,12 @@ def test_a_player_of_another_game_says_that_it_cannot_read_this_one() -> None:
     player = reference_for("TicTacToe-v0").optimal_player()
     with pytest.raises(AgentError, match=r"requires a prompt that contains 'in Tic Tac Toe\.'"):
         player.get_action([{"role": "user", "content": "Guess!"}], None)
+
+
+@pytest.mark.parametrize("game", ["Bandit-v0", "Mastermind-v0", "TowerOfHanoi-v0"])
+def test_a_removed_player_names_what_to_use(game: str) -> None:
+    with pytest.raises(ConfigError, match=r"was removed in 0\.3\.0: compare with the agent 'random'"):
+        reference_player(TextArenaEnv(None, {"game": game}))
 
 
 def test_the_best_button_of_a_bandit_pays_most_and_the_worst_least() -> None:

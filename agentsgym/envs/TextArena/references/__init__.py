@@ -8,28 +8,23 @@ from typing import Any
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.TextArena.games import base_id
 from agentsgym.envs.TextArena.isolation import textarena
-from agentsgym.envs.TextArena.references.bandit import Bandit
 from agentsgym.envs.TextArena.references.base import Reference, ReferencePlayer, Rules
 from agentsgym.envs.TextArena.references.frozen_lake import FrozenLake
 from agentsgym.envs.TextArena.references.guess_the_number import GuessTheNumber
 from agentsgym.envs.TextArena.references.kuhn_poker import KuhnPoker
-from agentsgym.envs.TextArena.references.mastermind import Mastermind
 from agentsgym.envs.TextArena.references.tic_tac_toe import TicTacToe
-from agentsgym.envs.TextArena.references.tower_of_hanoi import TowerOfHanoi
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int, require
+from agentsgym.removed import REMOVED
 from agentsgym.texts import shown
 
 __all__ = ["REFERENCES", "Reference", "ReferencePlayer", "anchors_of", "optimal_player", "reference_for"]
 
 REFERENCES: Mapping[str, type[Reference]] = {
-    "Bandit": Bandit,
     "FrozenLake": FrozenLake,
     "GuessTheNumber": GuessTheNumber,
     "KuhnPoker": KuhnPoker,
-    "Mastermind": Mastermind,
     "TicTacToe": TicTacToe,
-    "TowerOfHanoi": TowerOfHanoi,
 }
 
 
@@ -56,7 +51,9 @@ def reference_for(
     base = base_id(game)
     name = base.partition("-v")[0]
     if name not in REFERENCES:
-        raise ConfigError(f"no exact reference is known for {shown(game)}{did_you_mean(name, REFERENCES)}")
+        removed = REMOVED.get(f"reference {name}")
+        hint = f": {removed}" if removed else did_you_mean(name, REFERENCES)
+        raise ConfigError(f"no exact reference is known for {shown(game)}{hint}")
     options = {**textarena().envs.registration.ENV_REGISTRY[base].kwargs, **(game_options or {})}
     rules = Rules(game=base, options=options, max_steps=max_steps_per_episode, seat=seat)
     return REFERENCES[name](rules)

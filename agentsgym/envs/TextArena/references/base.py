@@ -11,8 +11,6 @@ from typing import Any
 
 from agentsgym.agents.base import Agent
 from agentsgym.envs.anchors import Anchors
-from agentsgym.envs.TextArena.games import GameFactory, PlayedGame
-from agentsgym.envs.TextArena.isolation import GameContext
 from agentsgym.errors import AgentError
 from agentsgym.fields import is_int, or_none, require
 from agentsgym.seeding import derive_seed
@@ -141,9 +139,3 @@ def rounds(messages: Sequence[Message]) -> list[tuple[str, str]]:
         for message, following in itertools.pairwise(messages)
         if message["role"] == "assistant"
     ]
-
-
-def start_game(game: str, options: Mapping[str, Any], *, num_players: int) -> PlayedGame:
-    """Start a game to measure its rewards, so that exact values match the installed game, patched or not."""
-    context = GameContext(random.Random(0))
-    return PlayedGame(GameFactory(game, options)(context), context, num_players=num_players, seed=0)

@@ -12,7 +12,9 @@ from statistics import mean
 from typing import Literal
 
 from agentsgym.envs.anchors import Anchors
-from agentsgym.envs.TextArena.references.base import Reference, Rules, game_text, start_game
+from agentsgym.envs.TextArena.games import GameFactory, PlayedGame
+from agentsgym.envs.TextArena.isolation import GameContext
+from agentsgym.envs.TextArena.references.base import Reference, Rules, game_text
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import Message
 
@@ -168,7 +170,8 @@ class Match:
 @functools.cache
 def chips_of_bet() -> int:
     """Play a round of the game to measure how many chips a called bet adds, which is 1 by the rules."""
-    game = start_game("KuhnPoker-v0", {"max_rounds": 1}, num_players=2)
+    context = GameContext(random.Random(0))  # a game of the installed version, patched or not
+    game = PlayedGame(GameFactory("KuhnPoker-v0", {"max_rounds": 1})(context), context, num_players=2, seed=0)
     for move in ("[bet]", "[call]"):
         game.move(move)
     # The pot is distributed, and each player has put in the next round's chip.

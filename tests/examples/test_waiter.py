@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agentsgym import PolicyAgent, ScriptedAgent, check_env, evaluate, tiny_policy
 from agentsgym.envs.players import random_player
-from agentsgym.envs.Waiter import ImitationPlayer, ReferencePlayer, WaiterEnv
 from agentsgym.errors import ConfigError, TaskError
+from examples.waiter import ImitationPlayer, ReferencePlayer, WaiterEnv
 
 TASKS = WaiterEnv().tasks(400)
 APPENDED: dict[str, Any] = {"history": "append", "summarize_over_tokens": None}

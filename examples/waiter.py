@@ -1,4 +1,11 @@
-"""Take orders, hear remarks, and serve: what was ordered must survive in the notes that replace the history."""
+"""A waiter's orders, which must survive in notes: an environment of one's own, with its players and its datasets.
+
+    agentsgym check examples/waiter.py
+    agentsgym eval examples/waiter.py --agent random
+    agentsgym play examples/waiter.py
+
+docs/notes.md explains the environment, and benchmarks/notes.py trains on it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +13,11 @@ import random
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from agentsgym.envs.base import MultistepEnv
+from agentsgym import ConfigError, Field, MultistepEnv, TaskError, TurnRequest
+from agentsgym.agents.scripted_player import Notes, ScriptedPlayer
 from agentsgym.envs.contract import State
 from agentsgym.envs.datasets.options import DrawnOptions, Part, drawn_dataset
-from agentsgym.envs.Waiter import SPEC
-from agentsgym.errors import ConfigError, TaskError
-from agentsgym.fields import Field, is_int, is_strings, require
+from agentsgym.fields import is_fraction, is_int, is_strings, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 
@@ -45,7 +51,6 @@ class WaiterEnv(MultistepEnv):
     - ``num_remarks``: the number of remarks between the orders and the serving.
     """
 
-    spec = SPEC
     config_fields: ClassVar[Mapping[str, Field]] = {
         "guests": _words("Anna", "Ben", "Clara"),
         "drinks": _words("tea", "coffee", "juice", "water"),
@@ -97,12 +102,12 @@ class WaiterEnv(MultistepEnv):
         orders, guests, drinks = task_data.get("orders"), self.env_config["guests"], self.env_config["drinks"]
         if (
             not isinstance(orders, Mapping)
-            or {*orders} != {*guests}  # pyright: ignore[reportUnknownArgumentType]
-            or any(drink not in drinks for drink in orders.values())  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            or {*orders} != {*guests}
+            or any(drink not in drinks for drink in orders.values())
         ):
             raise TaskError(
                 f"task_data['orders'] must map each of {', '.join(guests)} to one of {', '.join(drinks)}, "
-                f"got {shown(orders)}"  # pyright: ignore[reportUnknownArgumentType]
+                f"got {shown(orders)}"
             )
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
@@ -152,6 +157,18 @@ class WaiterEnv(MultistepEnv):
         texts = (system, *orders, *notes, *config["drinks"], *calls, *REMARKS, "ok", config["summary_prompt"])
         return [text for text in texts if text]
 
+    def random_player(self, seed: int = 0) -> ReferencePlayer:
+        """Create the player that notes and serves any drink."""
+        return RandomPlayer(self, seed)
+
+    def reference_player(self, seed: int = 0) -> ReferencePlayer:
+        """Create the player that plays optimally."""
+        return ReferencePlayer(self, seed)
+
+    def imitation_player(self, seed: int = 0) -> ReferencePlayer:
+        """Create the demonstrator for a warm start."""
+        return ImitationPlayer(self, seed)
+
     @classmethod
     def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
         """Return rows to train on; the options are ``size`` (1000 by default) and ``seed``."""
@@ -161,3 +178,67 @@ class WaiterEnv(MultistepEnv):
     def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:  # type: ignore[override]
         """Return rows to evaluate on, with other orders; otherwise like :meth:`get_train_dataset`."""
         return drawn_dataset(cls, env_config, "eval", options)
+
+
+class ReferencePlayer(ScriptedPlayer[Notes]):
+    """Plays optimally: notes every order, and serves what the note contains."""
+
+    def __init__(self, env: WaiterEnv, seed: int = 0) -> None:
+        super().__init__(env, seed)
+        self._guests: list[str] = env.env_config["guests"]
+        self._drinks: list[str] = env.env_config["drinks"]
+        self._summary_prompt: str = env.env_config["summary_prompt"]
+
+    def _begin(self, request: TurnRequest, generator: random.Random) -> Notes:
+        return Notes(generator=generator)
+
+    def _play(self, request: TurnRequest, notes: Notes) -> str:
+        last = request.messages[-1]["content"]
+        orders = self._known_orders([message["content"] for message in request.messages])
+        if last == self._summary_prompt:
+            return " ".join(f"{guest} {self._noted(orders.get(guest), notes.generator)}" for guest in self._guests)
+        guest = last.removesuffix("?")
+        return self._served(orders.get(guest), notes.generator) if guest in self._guests else "ok"
+
+    def _known_orders(self, texts: list[str]) -> dict[str, str]:
+        orders: dict[str, str] = {}
+        for words in (text.split() for text in texts):
+            if words[1:2] == ["orders"]:
+                orders[words[0]] = words[2].removesuffix(".")
+            elif len(words) == 2 * len(self._guests) and words[::2] == self._guests:
+                orders |= dict(zip(words[::2], words[1::2], strict=True))
+        return orders
+
+    def _noted(self, drink: str | None, generator: random.Random) -> str:
+        return drink or generator.choice(self._drinks)
+
+    def _served(self, drink: str | None, generator: random.Random) -> str:
+        return drink or generator.choice(self._drinks)
+
+
+class RandomPlayer(ReferencePlayer):
+    """Notes and serves any drink."""
+
+    def _noted(self, drink: str | None, generator: random.Random) -> str:
+        return generator.choice(self._drinks)
+
+    def _served(self, drink: str | None, generator: random.Random) -> str:
+        return generator.choice(self._drinks)
+
+
+class ImitationPlayer(ReferencePlayer):
+    """The demonstrator for a warm start: serves what the note contains, but notes any drink in a fraction of cases.
+
+    Args:
+        env: The environment, as in :class:`ReferencePlayer`.
+        seed: The seed, as in :class:`ReferencePlayer`.
+        noise: This fraction, in [0, 1].
+    """
+
+    def __init__(self, env: WaiterEnv, seed: int = 0, *, noise: float = 0.3) -> None:
+        super().__init__(env, seed)
+        require("noise", noise, is_fraction, "a number in [0, 1]")
+        self._noise = noise
+
+    def _noted(self, drink: str | None, generator: random.Random) -> str:
+        return super()._noted(None if generator.random() < self._noise else drink, generator)
