@@ -24,7 +24,7 @@ from agentsgym import GRPOEnvConfig, GRPOEnvTrainer, PolicyAgent, evaluate, imit
 from agentsgym.credit.advantages import Scale, return_to_go
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.Waiter import ImitationPlayer, WaiterEnv
-from agentsgym.training.imitate import tiny_imitation_config
+from agentsgym.training import tiny_imitation_config
 from benchmarks.credit_report import markdown_table
 from benchmarks.named_rewards import with_interval
 

@@ -15,9 +15,9 @@ from agentsgym.training.tensors.token_batch import MIN_WIDTH
 
 if TYPE_CHECKING:
     from agentsgym.training.config import GRPOEnvConfig
-    from agentsgym.training.demonstrations import DemonstrationLoss
     from agentsgym.training.metrics.loss import LossStatistics
-    from agentsgym.training.policy.value_head import ValueModel
+    from agentsgym.training.objectives.demonstrations import DemonstrationLoss
+    from agentsgym.training.objectives.value_head import ValueModel
 
 TRLLoss = Callable[[Any, MicroBatch], torch.Tensor]
 """(model, inputs of TRL's loss) → the loss, 0-dim."""

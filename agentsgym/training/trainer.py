@@ -24,7 +24,6 @@ from agentsgym.ranks import all_gather_objects, count_real_rollouts, gather_to_m
 from agentsgym.statistics.metrics import Evaluation, summarize_outcomes
 from agentsgym.training._trl import TRLInterface, unused_reward
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.demonstrations import DemonstrationLoss, Demonstrations
 from agentsgym.training.generation.asynchronous import AsyncRolloutGenerator
 from agentsgym.training.generation.batch import GenerationBatch, Phase, PlayedEvaluation
 from agentsgym.training.generation.generator import RolloutGenerator
@@ -37,13 +36,14 @@ from agentsgym.training.memory import MemoryWarning
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
 from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metrics, rollout_metrics
+from agentsgym.training.model_checks import build_value_model, check_model, check_parts, check_sharding
+from agentsgym.training.objectives.demonstrations import DemonstrationLoss, Demonstrations
+from agentsgym.training.objectives.observations import observation_columns
+from agentsgym.training.objectives.value_head import StepValueHead
 from agentsgym.training.observing import BatchObserver, ObservedBatch, build_observers, flushing
-from agentsgym.training.policy.build import build_value_model, check_model, check_parts, check_sharding
-from agentsgym.training.policy.value_head import StepValueHead
 from agentsgym.training.tensors.dependence import dependence_on_ranks, drawn_turns
 from agentsgym.training.tensors.importance import gap_metrics
 from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
-from agentsgym.training.tensors.observations import observation_columns
 from agentsgym.training.tensors.token_batch import TokenBatch, trl_batch
 from agentsgym.training.trackers import begin_trackio, set_up_reports
 from agentsgym.training.validation import reject_trl_arguments
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
     from agentsgym.credit.scored import ScoredRollout
     from agentsgym.envs.base import MultistepEnv
-    from agentsgym.training.curriculum import Curriculum
-    from agentsgym.training.distillation import Distillation
+    from agentsgym.training.objectives.distillation import Distillation
+    from agentsgym.training.selection.curriculum import Curriculum
 
 
 class GRPOEnvTrainer(RestartableTrainer):

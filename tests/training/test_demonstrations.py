@@ -13,7 +13,7 @@ from test_trl_interface import Batch, parameter_gradients
 
 from agentsgym.errors import ConfigError
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.demonstrations import Demonstrations
+from agentsgym.training.objectives.demonstrations import Demonstrations
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 ONE = demonstrated(1)

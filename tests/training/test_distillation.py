@@ -16,7 +16,7 @@ from agentsgym import Distillation, PolicyAgent
 from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.errors import ConfigError
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.distillation import added_advantages
+from agentsgym.training.objectives.distillation import added_advantages
 from agentsgym.training.tensors.scoring import plain_logprobs
 from agentsgym.training.tensors.token_batch import TokenBatch
 

@@ -13,7 +13,7 @@ from test_trl_interface import Batch, parameter_gradients
 from test_turn_layout import newest
 
 from agentsgym.errors import ConfigError
-from agentsgym.training.tensors.observations import observation_weights
+from agentsgym.training.objectives.observations import observation_weights
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 COLUMNS = {"observation_weights", "num_observation_tokens"}

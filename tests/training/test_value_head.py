@@ -35,7 +35,7 @@ from value_heads import (
 
 from agentsgym.errors import ConfigError
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.policy.value_head import VALUE_HEAD_FILE
+from agentsgym.training.objectives.value_head import VALUE_HEAD_FILE
 
 both = pytest.mark.parametrize("kind", ["shared", "separate"])
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.policy.value_head import ValueModel
+from agentsgym.training.objectives.value_head import ValueModel
 
 LENGTHS = (9, 4, 7)  # of the rows; the batch is wider than the longest
 MASK = torch.tensor([[1] * length + [0] * (11 - length) for length in LENGTHS])

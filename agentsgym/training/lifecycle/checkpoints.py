@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_model, save_model
 
 from agentsgym.errors import ConfigError
-from agentsgym.training.policy.value_head import VALUE_HEAD_FILE
+from agentsgym.training.objectives.value_head import VALUE_HEAD_FILE
 
 if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
-    from agentsgym.training.curriculum import Curriculum
     from agentsgym.training.generation.in_flight import TaskOrder
-    from agentsgym.training.policy.value_head import ValueModel
+    from agentsgym.training.objectives.value_head import ValueModel
+    from agentsgym.training.selection.curriculum import Curriculum
 
 _ESTIMATOR_FILE = "estimator.json"
 _CURRICULUM_FILE = "curriculum.json"

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
     from agentsgym.training._trl import TRLInterface
     from agentsgym.training.config import GRPOEnvConfig
-    from agentsgym.training.curriculum import Curriculum
     from agentsgym.training.generation.generator import RolloutGenerator
+    from agentsgym.training.objectives.value_head import ValueModel
     from agentsgym.training.observing import BatchObserver
-    from agentsgym.training.policy.value_head import ValueModel
+    from agentsgym.training.selection.curriculum import Curriculum
 
 
 _open: WeakSet[OpenTrainer] = WeakSet()

@@ -19,7 +19,7 @@ import torch
 
 from agentsgym.fields import is_bool, is_int, is_positive_number, require
 from agentsgym.seeding import derive_seed
-from agentsgym.training.imitate import IGNORED, check_ids, imitation_rows
+from agentsgym.training.selection.imitate import IGNORED, check_ids, imitation_rows
 from agentsgym.training.tensors.scoring import padded_columns
 from agentsgym.types import Trajectory
 

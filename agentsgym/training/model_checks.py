@@ -1,4 +1,4 @@
-"""Build the value model, and reject models that do not fit the settings."""
+"""Reject models, optimizers and launchers that do not fit the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
 from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_stage
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
 from agentsgym.errors import ConfigError
-from agentsgym.training.policy.value_head import ValueModel
+from agentsgym.training.objectives.value_head import ValueModel
 from agentsgym.training.zero import check_config
 
 if TYPE_CHECKING:
