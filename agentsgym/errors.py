@@ -128,18 +128,20 @@ class JudgeError(EpisodeError):
     cost: Any = None
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str], *, kind: str = "") -> str:
     """Suggest the most similar known name, or list the known names, as the end of an error message.
 
-    For a name that an earlier version had, it states what to use instead (:mod:`agentsgym.removed`).
+    For a name that an earlier version had, it states what to use instead (:mod:`agentsgym.removed`), which is also
+    looked up behind ``kind``, as in ``"estimator tree"``.
 
     >>> did_you_mean("free_shot", ["free_shots", "history"])
     "; did you mean 'free_shots'?"
     >>> did_you_mean("zzz", ["free_shots", "history"])
     "; valid names: 'free_shots', 'history'"
     """
-    if word in REMOVED:
-        return f": {REMOVED[word]}"
+    for name in (word, f"{kind} {word}"):
+        if name in REMOVED:
+            return f": {REMOVED[name]}"
     names = sorted(known)
     near = difflib.get_close_matches(word[:100], names, n=1)
     if near:

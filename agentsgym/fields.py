@@ -150,7 +150,8 @@ def check_choice(option: str, given: Any, known: Iterable[str]) -> None:
     """Reject a value that is not one of the known names."""
     names = tuple(known)
     if not isinstance(given, str) or given not in names:
-        raise ConfigError(f"{option} cannot be {shown(given)}{did_you_mean(shown(given), names)}")
+        hint = did_you_mean(given if isinstance(given, str) else shown(given), names, kind=option)
+        raise ConfigError(f"{option} cannot be {shown(given)}{hint}")
 
 
 def check_number(option: str, given: Any, low: float = -math.inf, high: float = math.inf) -> None:

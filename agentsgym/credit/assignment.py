@@ -278,8 +278,6 @@ def advantage_metrics(rollouts: Sequence[ScoredRollout], entries: TurnEntries, s
     for i, (rollout, turns) in enumerate(zip(rollouts, entries, strict=True)):
         pairs = zip(split.places[i][1], turns, strict=True)
         for own, (k, entry) in enumerate(pairs) if rollout.included else ():
-            if rollout.owners and rollout.owners[own] != rollout.owners[-1]:
-                continue  # a turn that a fork shares
             values = cast("Sequence[float]", entry if isinstance(entry, Sequence) else [entry])
             by_turn.setdefault(f"turn_{k:02d}", []).extend(values)
             by_role.setdefault(rollout.role(own), []).extend(values)

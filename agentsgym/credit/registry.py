@@ -18,7 +18,6 @@ from agentsgym.credit.gae import bilevel_gae, turn_gae
 from agentsgym.credit.outcomes import grpo, rae, reward, rloo
 from agentsgym.credit.returns import gigpo, mt_grpo, rebn, return_to_go
 from agentsgym.credit.traits import EstimatorTraits, Use, declaration_of, estimator_traits, traits_of
-from agentsgym.credit.tree import tree
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import check_number
 from agentsgym.texts import shown
@@ -34,7 +33,6 @@ ESTIMATORS: Final[Mapping[str, Estimator]] = {
     "rebn": rebn,
     "mt_grpo": mt_grpo,
     "gigpo": gigpo,
-    "tree": tree,
     "turn_gae": turn_gae,
     "bilevel_gae": bilevel_gae,
 }
@@ -76,7 +74,8 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
     if not callable(name_or_callable):
         if not isinstance(name_or_callable, str) or name_or_callable not in ESTIMATORS:  # pyright: ignore[reportUnnecessaryIsInstance]
             given = shown(name_or_callable)
-            hint = did_you_mean(given, ESTIMATORS)
+            word = name_or_callable if isinstance(name_or_callable, str) else given
+            hint = did_you_mean(word, ESTIMATORS, kind="estimator")
             raise ConfigError(f"advantage_estimator must be a known name or a callable, got {given}{hint}")
         name_or_callable = ESTIMATORS[name_or_callable]
     function: Callable[..., Any] = name_or_callable

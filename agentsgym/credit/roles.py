@@ -158,7 +158,7 @@ def _part(rollout: ScoredRollout, role: Hashable, turns: Sequence[int], group: i
         )
         for name, one in rollout.components.items()
     }
-    names = ("turn_rewards", "state_keys", "roles", "potentials", "token_counts", "values", "invalid", "owners")
+    names = ("turn_rewards", "state_keys", "roles", "potentials", "token_counts", "values", "invalid")
     fields: dict[str, Any] = {name: [values[k] for k in turns] for name in names if (values := getattr(rollout, name))}
     fields |= {"group": group, "final_reward": own, "final_rewards": {role: own}, "components": components}
     return replace(rollout, **fields, parents=_parents_among(turns, rollout.parents))

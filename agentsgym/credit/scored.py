@@ -36,7 +36,7 @@ _FIELDS: Mapping[str, tuple[Check, str]] = {
     "final_rewards": (lambda value: is_dict(value) and all(map(_is_reward, value.values())), f"a dict of {_REWARDS}"),
     "potentials": (_all(or_none(_is_reward)), f"a list of {_REWARDS}, or None"),
     "group": (lambda value: isinstance(value, Integral), "an int"),
-    **dict.fromkeys(("state_keys", "roles", "owners"), (_all(is_hashable), "a list of hashable values")),
+    **dict.fromkeys(("state_keys", "roles"), (_all(is_hashable), "a list of hashable values")),
     "parents": (_all(or_none(is_int(0))), "a list of ints >= 0 or None"),
     "token_counts": (are_numbers, "a list of ints"),
     "values": (_all(are_numbers), "a list of lists of numbers"),
@@ -75,8 +75,6 @@ class ScoredRollout:
         invalid: Whether each turn's action was invalid, (K,); empty if unknown.
         final_rewards: R of each role, if rewards are given by role; otherwise empty.
         components: The components of the rewards, by name; empty if they are plain numbers.
-        owners: Which rollout of the task group sampled each turn, (K,), the last one being the rollout itself: turns
-            with the same index and owner are one turn, which forks share. Empty if the rollout shares no turns.
         parents: The index of the earlier turn that each turn follows in a tree of calls, (K,), None for a root; empty
             if no turn has a parent.
     """
@@ -96,7 +94,6 @@ class ScoredRollout:
     invalid: Sequence[bool] = ()
     final_rewards: Mapping[Hashable, float] = field(default_factory=dict[Hashable, float])
     components: Mapping[str, RewardComponent] = field(default_factory=dict[str, RewardComponent])
-    owners: Sequence[Hashable] = ()
     parents: Sequence[int | None] = ()
 
     def __post_init__(self) -> None:
@@ -108,7 +105,7 @@ class ScoredRollout:
                 "each turn needs a reward and a state key, got "
                 f"{num_turns} rewards and {len(self.state_keys)} state keys"
             )
-        for name in ("roles", "potentials", "token_counts", "values", "invalid", "owners", "parents"):
+        for name in ("roles", "potentials", "token_counts", "values", "invalid", "parents"):
             given = getattr(self, name)
             if len(given) not in {0, num_turns}:
                 raise ConfigError(f"{name} must be empty or have one entry per turn, got {len(given)} for {num_turns}")

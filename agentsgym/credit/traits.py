@@ -21,7 +21,6 @@ Use = Literal[
     "state_keys",
     "roles",
     "values",  # predictions of a value head
-    "owners",  # which turns forks share
     "parents",  # which turn each turn follows in a tree of calls
     "turn_values",  # only the predictions before the first token of each turn
 ]
@@ -57,7 +56,7 @@ class EstimatorTraits:
 
     def __post_init__(self) -> None:
         for word in sorted(self.uses.difference(get_args(Use))):
-            raise ConfigError(f"uses has the unknown name {word!r}{did_you_mean(word, get_args(Use))}")
+            raise ConfigError(f"uses has the unknown name {word!r}{did_you_mean(word, get_args(Use), kind='trait')}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,31 +23,20 @@ def fork(env: Any, trajectory: Trajectory, turn: int, agent: Agent, num_forks: i
         )
     if trajectory.seed is None:
         raise TaskError("the rollout does not contain its task with its seed, so it cannot be forked")
-    check_can_fork(env)
-    branch = Branch(env, trajectory, turn)
-    branching = Branching(agent, lambda _: branch)
-    forks: list[Trajectory] = env.rollout([trajectory.task_data], branching, num_forks, **options)
-    return [branch.checked(one) for one in forks]
-
-
-def check_can_fork(env: Any) -> None:
-    """Raise :class:`ConfigError` if the rollouts of an environment lack the turns before a fork."""
     if env.env_config["episodes_per_trial"] > 1 and not env.env_config["keep_history"]:
         raise ConfigError("a fork of a trial of several episodes requires env_config['keep_history'] = True")
     if getattr(env.trial_class, "may_wait", False):
         raise ConfigError(f"{type(env).__name__} cannot be forked, since the calls of a program cannot be replayed")
+    branching = _Branching(env, trajectory, turn, agent)
+    forks: list[Trajectory] = env.rollout([trajectory.task_data], branching, num_forks, **options)
+    return [branching.checked(one) for one in forks]
 
 
-class Branch:
-    """A turn of a recorded rollout, before which rollouts are forked.
+class _Branching(Agent):
+    """Repeats the first actions of a recorded rollout in each session, and then lets another agent play."""
 
-    Attributes:
-        trajectory: The recorded rollout.
-        turn: The first turn that is played anew.
-    """
-
-    def __init__(self, env: Any, trajectory: Trajectory, turn: int) -> None:
-        self._env, self.trajectory, self.turn = env, trajectory, turn
+    def __init__(self, env: Any, trajectory: Trajectory, turn: int, agent: Agent) -> None:
+        self._env, self._trajectory, self._turn, self._agent = env, trajectory, turn, agent
         chat_format: ChatFormat | None = env.chat_format
         reasons: list[FinishReason] = [_finish_reason(trajectory, k, chat_format) for k in range(turn)]
         self._actions = [
@@ -56,9 +45,26 @@ class Branch:
         ]
         self._difference: str | None = None
 
-    def action(self, k: int, request: TurnRequest) -> Action | AgentError:
+    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+        """Answer with the recorded actions as long as there are some, and with the agent's after that."""
+        states: list[tuple[int, Any]] = [request.agent_state or (0, None) for request in requests]
+        answers: dict[int, Action | AgentError] = {}
+        live = [place for place, (k, _) in enumerate(states) if k >= self._turn]
+        for place, (k, _) in enumerate(states):
+            if k < self._turn:
+                answers[place] = self._recorded(k, requests[place])
+        if live:
+            own = [replace(requests[place], agent_state=states[place][1]) for place in live]
+            answers |= dict(zip(live, self._agent.act(own), strict=True))
+        return [_with_state(answers[place], k + 1) for place, (k, _) in enumerate(states)]
+
+    def finish(self) -> None:
+        """Let the agent free its resources."""
+        self._agent.finish()
+
+    def _recorded(self, k: int, request: TurnRequest) -> Action | AgentError:
         """Return the recorded action of turn k; an error if the prompt is not the recorded one."""
-        own, turn = self.trajectory, self.trajectory.turns[k]
+        own, turn = self._trajectory, self._trajectory.turns[k]
         if request.token_ids and own.token_ids:
             is_same = [*request.token_ids] == [*own.token_ids[turn.prompt_start : turn.start]]
         else:
@@ -77,45 +83,14 @@ class Branch:
             EnvError: The turns before the fork differ from the recorded ones.
         """
         is_judged = bool(getattr(self._env, "judges", ()))
-        reason = self._difference or _difference(self.trajectory, fork, self.turn, is_judged=is_judged)
+        reason = self._difference or _difference(self._trajectory, fork, self._turn, is_judged=is_judged)
         if reason is not None:
             raise EnvError(
                 f"{type(self._env).__name__} does not replay a recorded rollout, so it cannot be forked: {reason}; "
                 "draw random numbers from self.rng(session_id), and see agentsgym check"
             )
-        origin = {"rollout": self.trajectory.rollout_index, "turn": self.turn}
+        origin = {"rollout": self._trajectory.rollout_index, "turn": self._turn}
         return replace(fork, info={**fork.info, "fork": origin})
-
-
-class Branching(Agent):
-    """Repeats the first actions of a recorded rollout in each session, and then lets another agent play."""
-
-    def __init__(self, agent: Agent, branch_of: Callable[[str], Branch]) -> None:
-        """Wrap an agent.
-
-        Args:
-            agent: The agent that plays after the fork.
-            branch_of: Function that returns the branch of a session, given its id.
-        """
-        self._agent, self._branch_of = agent, branch_of
-
-    def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-        """Answer with the recorded actions as long as there are some, and with the agent's after that."""
-        states: list[tuple[int, Any]] = [request.agent_state or (0, None) for request in requests]
-        branches = [self._branch_of(request.session_id) for request in requests]
-        answers: dict[int, Action | AgentError] = {}
-        live = [place for place, (k, _) in enumerate(states) if k >= branches[place].turn]
-        for place, (k, _) in enumerate(states):
-            if k < branches[place].turn:
-                answers[place] = branches[place].action(k, requests[place])
-        if live:
-            own = [replace(requests[place], agent_state=states[place][1]) for place in live]
-            answers |= dict(zip(live, self._agent.act(own), strict=True))
-        return [_with_state(answers[place], k + 1) for place, (k, _) in enumerate(states)]
-
-    def finish(self) -> None:
-        """Let the agent free its resources."""
-        self._agent.finish()
 
 
 def _finish_reason(recorded: Trajectory, k: int, chat_format: ChatFormat | None) -> FinishReason:

@@ -71,8 +71,8 @@ class TrainingStore(BatchObserver):
             model_logprobs = _by_token(observed, observed.logprobs.model)
             entropies = _by_token(observed, observed.logprobs.entropies)
             credit = CreditSettings.of(self._args, self._estimator).as_dict() | {"num_rollouts": len(batch.rollouts)}
-            for i, trajectory in enumerate(batch.trained):
-                env = self._environments.of(batch.rows_of_trained[i])
+            for i, trajectory in enumerate(batch.trajectories):
+                env = self._environments.of(batch.dataset_rows[i])
                 writer.add(
                     trajectory,
                     run=self.run,
@@ -109,7 +109,7 @@ class TrainingStore(BatchObserver):
 
 def _by_token(observed: ObservedBatch, logprobs: torch.Tensor | None) -> list[list[float] | None]:
     """Distribute numbers of the batch's tokens (B, L) to each rollout's tokens (T,); NaN for tokens without one."""
-    trajectories = observed.batch.trained
+    trajectories = observed.batch.trajectories
     if logprobs is None:
         return [None] * len(trajectories)
     own = logprobs.float().masked_fill(observed.mask == 0, math.nan)

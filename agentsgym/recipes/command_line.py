@@ -19,6 +19,7 @@ import torch
 from trl import ModelConfig, TrlParser
 
 from agentsgym.errors import ConfigError
+from agentsgym.removed import REMOVED
 from agentsgym.training.config import GRPOEnvConfig
 
 
@@ -77,7 +78,9 @@ def parse_options(
 def _parsed(parser: Any, argv: Sequence[str] | None) -> Any:
     *parsed, unknown = parser.parse_args_and_config(argv, return_remaining_strings=True)
     if unknown:
-        raise ConfigError(f"unknown arguments: {' '.join(unknown)}")
+        names = (one.removeprefix("--").partition("=")[0] for one in unknown)
+        hint = next((f": {REMOVED[name]}" for name in names if name in REMOVED), "")
+        raise ConfigError(f"unknown arguments: {' '.join(unknown)}{hint}")
     return parsed
 
 

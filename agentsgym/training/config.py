@@ -19,7 +19,6 @@ from agentsgym.credit.registry import get_estimator
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import is_int, is_number, is_positive_number, or_none, require
 from agentsgym.texts import shown
-from agentsgym.training.fork_settings import ForkSettings
 from agentsgym.training.settings import (
     ALL_GROUPS,
     ENV_POOLS,
@@ -225,15 +224,6 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         """The weights of the loss on observations; None if they are not trained on."""
         weights = cast("float | dict[str, float]", self.observation_loss_weight)
         return weights if (any(weights.values()) if isinstance(weights, dict) else weights) else None
-
-    @property
-    def forks(self) -> ForkSettings | None:
-        """How rollouts are forked; None if they are not.
-
-        Raises:
-            ConfigError: ``fork_kwargs`` has an unknown key or an invalid value, or ``fork_budget`` is 0.
-        """
-        return ForkSettings.of(self.fork_budget, options_in("fork_kwargs", self.fork_kwargs))
 
     @property
     def rollout_folder(self) -> Path | None:

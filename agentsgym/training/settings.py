@@ -11,11 +11,11 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
-from agentsgym.errors import ConfigError
+from agentsgym.errors import ConfigError, check_options
 from agentsgym.failure_policy import RETRY_SEEDS
 from agentsgym.fields import (
     Check,
@@ -206,12 +206,6 @@ class EnvSettings:
         observation_loss_weight: Weight of a loss on observations (ECHO, 2605.24517), the mean of -log p over the
             observation tokens between the turns of a rollout; 0 for none. A number, or a dict of weights by the role of
             the observation's message, such as ``{"tool": 0.05}``; JSON from a command line.
-        fork_budget: Number of tokens that forks of a task group's rollouts may sample, as an expected value and on
-            average over the groups of a generation batch; 0 for no forks. Requires ``layout="turn"`` and the estimator
-            ``"tree"``.
-        fork_kwargs: Options of forks: ``at``, where rollouts are forked (``"uniform"``, ``"entropy"`` or ``"value"``:
-            see :class:`~agentsgym.training.fork_settings.ForkSettings`), and ``width``, the number of forks of a
-            turn (3 by default). A dict, or JSON from a command line.
         max_turn_tokens: Token budget of one turn.
         stop_strings: Texts that end a turn like its end-of-turn token; their tokens stay in the turn.
         drift_interval: Number of generation batches between comparisons of the sampler's log-probabilities with the
@@ -244,6 +238,11 @@ class EnvSettings:
         log_conversations: Number of full conversations of the newest generation batch to log with the metrics, from
             best to worst: in the terminal, and as tables (and traces) in wandb and trackio; 0 for none.
     """
+
+    def __new__(cls, *_args: Any, **given: Any) -> Self:
+        """Reject an unknown setting with the most similar name, or with what became of it."""
+        check_options(given, *cls.__mro__[:-1])
+        return super().__new__(cls)
 
     advantage_estimator: str = field(
         default="return_to_go",
@@ -280,12 +279,6 @@ class EnvSettings:
     observation_loss_weight: RoleWeights = field(
         default=0.0,
         metadata={"help": "Weight of a loss on observations: a number, or numbers by the message's role as JSON."},
-    )
-    fork_budget: int = setting(
-        0, "Tokens that forks of a task group's rollouts may sample; 0 for no forks.", "a non-negative int", is_int(0)
-    )
-    fork_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Options of forks, at and width, as JSON."}
     )
     max_turn_tokens: int = setting(256, "Token budget of one turn.", "a positive int", is_int(1))
     stop_strings: list[str] | None = setting(  # noqa: RUF009  # likewise

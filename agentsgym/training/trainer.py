@@ -234,9 +234,9 @@ class GRPOEnvTrainer(RestartableTrainer):
         with raise_on_all_ranks():  # a user's estimator may fail on a single rank
             advantages = self._assigner.assign(
                 rollouts,
-                batch.trained_indices,
-                batch.trained,
-                [one.num_trained_tokens for one in batch.summaries],
+                batch.local_indices,
+                batch.trajectories,
+                [one.num_trained_tokens for one in batch.rollouts],
                 is_training=phase.is_training,
             )
         mask = tokens.agent_token_mask(advantages.included)
@@ -261,7 +261,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             columns["num_value_targets"] = self._trl.sum_over_ranks(num_targets)
         if (weights := self.args.observation_loss) is not None:
             included, sum_over_ranks = advantages.included, self._trl.sum_over_ranks
-            columns |= observation_columns(batch.trained, included, weights, tokens, sum_over_ranks)
+            columns |= observation_columns(batch.trajectories, included, weights, tokens, sum_over_ranks)
         return columns
 
     def _taught(self, batch: GenerationBatch, tokens: TokenBatch, mask: torch.Tensor) -> torch.Tensor:
@@ -269,7 +269,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         score = partial(self._trl.score, self.model, with_entropies=False)
         tokenizer, distillation = cast("PreTrainedTokenizerBase", self.processing_class), self.distillation
         added, gaps = cast("Distillation", distillation).advantages(
-            tokens, mask, batch.trained, tokenizer, score, self.args
+            tokens, mask, batch.trajectories, tokenizer, score, self.args
         )
         total, count = self._trl.sum_over_ranks(torch.stack([gaps.sum(), mask.sum().to(gaps)])).tolist()
         self._trl.record_metrics({"distillation/kl": -total / max(1.0, count)}, is_training=True)
@@ -396,7 +396,7 @@ class GRPOEnvTrainer(RestartableTrainer):
                 size = args.per_device_train_batch_size * cast("int", args.steps_per_generation)
             num_rows = round_up(batch.max_rows, size)
         return TokenBatch.stack(
-            batch.trained,
+            batch.trajectories,
             batch.training_rows,
             pad_token_id=self._pad_token_id,
             num_rows=num_rows,
@@ -421,7 +421,7 @@ class GRPOEnvTrainer(RestartableTrainer):
     ) -> TokenLogprobs:
         plan = LogprobPlan.of(
             self.args,
-            {rollout.logprobs for rollout in batch.summaries},
+            {rollout.logprobs for rollout in batch.rollouts},
             is_trained_policy=self.generator.policy.logprobs_match_trained_weights,
             compares=self._compares(phase),
         )
@@ -445,11 +445,11 @@ class GRPOEnvTrainer(RestartableTrainer):
         """Log the batch. Collective if log-probabilities were compared, or completions are logged."""
         trl, rollouts, is_training = self._trl, batch.rollouts, phase.is_training
         if is_training:
-            num_tokens = [rollout.num_agent_tokens for rollout in batch.summaries]
+            num_tokens = [rollout.num_agent_tokens for rollout in rollouts]
             self._diagnostics.check(advantages.rollouts, num_tokens, is_flat=advantages.is_flat)
         self._diagnostics.warn_of_text(sum(not rollout.exact for rollout in rollouts), len(rollouts))
         metrics = rollout_metrics([*rollouts, *batch.replaced]) | advantages.metrics | dict(batch.metrics)
-        metrics |= trl.count_tokens(sum(one.num_row_tokens for one in batch.summaries), is_training=is_training)
+        metrics |= trl.count_tokens(sum(rollout.num_row_tokens for rollout in rollouts), is_training=is_training)
         if is_training and self.args.zero_variance_groups == "resample":
             metrics["groups/resampled"] = len(batch.replaced) / len(rollouts)
         if is_training and self.curriculum is not None:
@@ -465,7 +465,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             self._diagnostics.collapse.add(metrics, entropy)
             metrics |= {name: value for one in self.observers for name, value in one.metrics.items()}
         trl.record_metrics(metrics, is_training=is_training)
-        shown = list(map(CompletionRow.of, batch.trained, advantages.advantages))
+        shown = list(map(CompletionRow.of, batch.trajectories, advantages.advantages))
         trl.record_completions(gather_to_main(shown) if self.args.log_completions else shown)
         if not is_training:
             self._evaluated.add(batch)

@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.credit.objectives import check_objectives
-from agentsgym.envs.forks import check_can_fork
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Check, is_positive_number, one_of, require
-from agentsgym.judging.judge import ranks_groups
 from agentsgym.texts import shown
 from agentsgym.training.settings import ALL_GROUPS, GROUPS
 from agentsgym.training.tensors.loss_types import LOSS_TYPES
@@ -105,7 +103,7 @@ def check_settings(args: Any) -> None:
     # These raise for invalid values; the combinations assume valid single values.
     check_objectives(args, args.estimator())
     args.make_env_pool()
-    _ = args.value_head_options, args.forks
+    _ = args.value_head_options
     for name, is_invalid, reason in _COMBINATIONS:
         _reject(is_invalid(args), args, name, reason)
 
@@ -132,10 +130,6 @@ def check_environment(env: MultistepEnv, args: Any) -> None:
             f"advantage_estimator={args.estimator().name!r} would count several times, since it sums turn rewards: "
             "use turn_credit='final'"
         )
-    if args.fork_budget:
-        check_can_fork(env)
-        if ranks_groups(env):
-            raise ConfigError("a judge of scope 'group' compares whole rollouts, not forks: set fork_budget=0")
 
 
 def _traits(args: Any) -> EstimatorTraits | None:
@@ -171,12 +165,6 @@ def _multiplies_what_vespo_does(args: Any) -> bool:
     correction = args.importance_correction
     is_by_row = correction is not None and not correction.mode.startswith("token")
     return args.use_vllm and args.loss.multiplies_row_ratios and is_by_row
-
-
-def _shares_turns(args: Any) -> bool | None:
-    """Whether the estimator takes into account that forks share turns; None if its traits are unknown."""
-    traits = _traits(args)
-    return None if traits is None else "owners" in traits.uses
 
 
 _MEANS_OF_BATCH: Final = tuple(name for name, loss in LOSS_TYPES.items() if loss.mean_over == "tokens_of_batch")
@@ -300,31 +288,6 @@ _COMBINATIONS: Final[tuple[Rule, ...]] = (
         "value_head",
         lambda args: args.value_head is not None and bool(args.fp16),
         "fp16 gradients are scaled, and only those of the policy are unscaled: use bf16",
-    ),
-    (
-        "fork_budget",
-        lambda args: args.fork_budget > 0 and args.layout != "turn",
-        "turns that forks share are trained once, which requires layout='turn'",
-    ),
-    (
-        "fork_budget",
-        lambda args: args.fork_budget > 0 and _shares_turns(args) is False,
-        "advantage_estimator would compare forks like independent rollouts: use 'tree'",
-    ),
-    (
-        "fork_budget",
-        lambda args: args.fork_budget > 0 and args.max_staleness > 0,
-        "batches that are played ahead are not forked: set max_staleness=0",
-    ),
-    (
-        "fork_budget",
-        lambda args: args.fork_budget > 0 and args.value_head is not None,
-        "a value head would be trained on shared turns several times: set value_head=None",
-    ),
-    (
-        "fork_budget",
-        lambda args: args.fork_budget > 0 and args.observation_loss is not None,
-        "the observations of shared turns would be trained on several times: set observation_loss_weight=0",
     ),
     (
         "truncated_rollouts",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SCALES: Final = get_args(Scale)
 NOTE: Final = (
     "Not available: turn_gae and bilevel_gae (they need a value head's predictions), rae and the baseline role_ema "
-    "(they need averages over earlier batches), and tree (it needs forks). None of these is stored with rollouts."
+    "(they need averages over earlier batches). None of these is stored with rollouts."
 )
 _STATE_OPTIONS: Final = {"state", "decay"}  # used only for running averages
 _MAX_CACHED: Final = 64
@@ -82,11 +82,8 @@ def settings_as_dict(settings: CreditSettings, turn_credit: str) -> dict[str, An
 def available() -> list[str]:
     """Return the names of the estimators that need only stored rollouts."""
     traits = {name: traits_of(function) for name, function in ESTIMATORS.items()}
-    # Which turns forks share is not stored with a rollout's numbers.
-    needs_more = {
-        name for name, one in traits.items() if one is not None and (one.reads_values or "owners" in one.uses)
-    }
-    return [name for name in traits if _is_stateless(name) and name not in needs_more]
+    needs_values = {name for name, one in traits.items() if one is not None and one.reads_values}
+    return [name for name in traits if _is_stateless(name) and name not in needs_values]
 
 
 def choices(*, has_calls: bool) -> dict[str, Any]:

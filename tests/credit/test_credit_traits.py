@@ -39,8 +39,6 @@ TABLE: list[tuple[str, dict[str, Any], float, str, bool]] = [
     ("mt_grpo", {}, 0.5, "turn_rewards final_reward discount", True),
     ("gigpo", {}, 0.0, "discount turn_rewards final_reward state_keys", True),
     ("gigpo", {"baseline": "others"}, 0.0, "discount turn_rewards final_reward state_keys", True),
-    ("tree", {}, 0.0, "discount turn_rewards owners", True),
-    ("tree", {"weights": "shared"}, 0.0, "discount turn_rewards owners", True),
     ("turn_gae", {}, 0.0, "discount turn_rewards turn_values roles", False),
     ("turn_gae", {}, 0.5, "discount turn_rewards turn_values roles", False),
     ("bilevel_gae", {}, 0.0, "discount turn_rewards values roles", False),
@@ -113,7 +111,6 @@ def played(turns: list[tuple[int, Any, Any]], frame: Any, changed: set[str], ind
         potentials=[0.5 * k for k in range(len(turns))],
         token_counts=lengths,
         values=values,
-        owners=["shared" if k == 0 < len(turns) - 1 and "owners" in changed else index for k in range(len(turns))],
         parents=[k - 1 if k and (k == 1 or "parents" in changed) else None for k in range(len(turns))],
     )
     trajectory = Trajectory(
@@ -284,6 +281,10 @@ def test_per_token_rewards_take_the_place_of_what_an_estimator_of_ones_own_retur
 def test_words_that_are_unknown_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^uses has the unknown name 'value'; did you mean 'values'\?$"):
         estimator_traits(uses=["discount", "value"])
+    with pytest.raises(
+        ConfigError, match=r"^uses has the unknown name 'owners': training no longer forks .*; leave it"
+    ):
+        estimator_traits(uses=["turn_rewards", "owners"])
     with pytest.raises(ConfigError, match=r"^uses must be a list or a set of names, got the string 'values'$"):
         estimator_traits(uses="values")
 

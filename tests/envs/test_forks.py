@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +18,17 @@ from agentsgym import (
     MultistepEnv,
     PolicyAgent,
     RandomAgent,
+    RolloutStore,
     ScriptedAgent,
     TurnRequest,
+    compare,
     tiny_policy,
 )
+from agentsgym.envs.AgentProgram import AgentProgramEnv
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.types import StopReason, Trajectory
+from agentsgym.viewer.answers import Answers
 
 CONFIG = {"objects": ["clock", "chair", "apple", "banana", "horse", "piano"], "max_steps_per_episode": 6}
 MODEL, TOKENIZER = tiny_policy(TwentyQuestionsEnv(None, CONFIG))
@@ -164,6 +170,31 @@ def test_a_rollout_needs_its_seed_and_a_trial_its_history() -> None:
     [played] = twice.rollout([{"solution": "apple", "seed": 3}], ScriptedAgent(["Is it alive?"], repeat_last=True))
     with pytest.raises(ConfigError, match="requires env_config\\['keep_history'\\] = True"):
         twice.fork(played, 1, GUESSES)
+
+
+def test_calls_of_programs_cannot_be_forked() -> None:
+    env = AgentProgramEnv(TOKENIZER, program=lambda task, endpoint: 0.0)
+    with pytest.raises(ConfigError, match="AgentProgramEnv cannot be forked, since the calls of a program cannot be"):
+        env.fork(BASE, 1, GUESSES)
+
+
+def test_stores_with_forks_are_read_filtered_compared_and_shown(tmp_path: Path) -> None:
+    forks = ENV.fork(BASE, 2, policy(), num_forks=3)
+    credit = {"advantage_estimator": "tree", "options": {"weights": "shared"}, "discount": 1.0, "scale_rewards": "none"}
+    with RolloutStore.writer(tmp_path / "store", env=ENV) as writer:
+        for index, one in enumerate([BASE, *forks]):
+            writer.add(
+                replace(one, rollout_index=index), phase="train", group=0, generation=1, extra={"credit": credit}
+            )
+    store = RolloutStore(tmp_path / "store")
+    assert [one.info.get("fork") for one in store] == [None, *[{"rollout": 0, "turn": 2}] * 3]
+    assert [one.token_ids for one in store.filter(rollout_index=[1, 2, 3])] == [one.token_ids for one in forks]
+    comparison = compare(store.filter(rollout_index=0), store.filter(rollout_index=[1, 2, 3]))
+    assert [(one.num_a, one.num_b) for one in comparison.tasks] == [(1, 3)]
+    answers = Answers(store, limit=10, mode="served")
+    assert "fork" in answers.rollout(2)["info"]
+    assert answers.group(0)["settings"]["estimator"] == "tree"
+    assert answers.what_if(0, {"estimator": "return_to_go"})["compared"] == 4
 
 
 def test_values_of_states_are_means_over_forks() -> None:

@@ -150,6 +150,9 @@ def test_sharding_is_switched_on_as_in_python(tmp_path: Path) -> None:
     ("values", "said"),
     [
         ({"max_stepps": 1}, "max_stepps is unknown; did you mean 'max_steps'"),
+        ({"fork_budget": 9}, "fork_budget is unknown: training no longer forks rollouts .*; leave fork_budget out$"),
+        ({"fork_kwargs": {"width": 2}}, "fork_kwargs is unknown: .*; leave fork_kwargs out$"),
+        ({"advantage_estimator": "tree"}, "got 'tree': training no longer forks .*; use 'return_to_go' or 'mt_grpo'$"),
         ({"max_steps": "ten"}, "max_steps must be a whole number, got 'ten'"),
         ({"learning_rate": "fast"}, "learning_rate must be a number, got 'fast'"),
         ({"discount": 2.0}, r"discount must be a number in \[0, 1\]"),

@@ -164,13 +164,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "imitating": {"demonstrations": demonstrated(1, batch_size=2), "gradient_accumulation_steps": 3, "max_steps": 2},
     "programs": {"env_class": SayBlueTwice, "layout": "turn"},
     "ranked": {"env_class": Ranked, "per_device_train_batch_size": 8},  # each rank judges a complete task group
-    "forked": {  # each rank forks complete task groups
-        "layout": "turn",
-        "advantage_estimator": "tree",
-        "fork_budget": 40,
-        "fork_kwargs": {"at": "value", "width": 2},
-        "per_device_train_batch_size": 8,
-    },
     "shown": {"log_completions": True, "max_steps": 1},
     "stored": {"store_rollouts": True},
     "unstorable": {"store_rollouts": __file__ if os.environ.get("RANK") == "1" else True},

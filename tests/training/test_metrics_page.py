@@ -38,7 +38,6 @@ RUNS: list[dict[str, Any]] = [
     {"drift_interval": 1, "zero_variance_groups": "resample", "episode_retries": 1},
     {"advantage_estimator": "turn_gae", "value_head": "shared", "observation_loss_weight": 0.1},
     {"distillation": Distillation(context=lambda _: "Higher."), "demonstrations": demonstrated()},
-    {"fork_budget": 40, "layout": "turn", "advantage_estimator": "tree"},
     {"eval_dataset": tasks(2), "eval_strategy": "steps", "eval_steps": 1, "env_class": Measured},
 ]
 # What other tests play: roles, mixed batches, references, curricula, a reference model, mixtures of experts,

@@ -65,13 +65,6 @@ def test_rollouts_of_programs_are_stored_with_their_calls(tmp_path: Path) -> Non
         assert one.info["num_conversations"] == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"layout": "trajectory"}, "layout='turn'"),
-        ({"fork_budget": 100, "advantage_estimator": "tree"}, "cannot be forked"),
-    ],
-)
-def test_what_a_program_cannot_do_is_refused(tmp_path: Path, changes: Any, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        trainer_of(tmp_path, **changes)
+def test_programs_need_a_row_for_each_conversation(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="layout='turn'"):
+        trainer_of(tmp_path, layout="trajectory")

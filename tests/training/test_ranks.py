@@ -19,7 +19,6 @@ TRAINED = [
     "ranked",
     "observed",
     "imitating",
-    "forked",
 ]
 REWRITTEN = ["rewritten", "rewritten_accumulated"]
 
@@ -42,7 +41,7 @@ def test_two_ranks_train_as_one_process_does(name: str, ranks: list[dict[str, An
     # Where micro-batches are others, so is TRL's mean over them.
     uncompared = (
         {"entropy"}
-        if name in {"accumulated", "own_values", "observed", "imitating", "forked", "programs", *REWRITTEN}
+        if name in {"accumulated", "own_values", "observed", "imitating", "programs", *REWRITTEN}
         else set[str]()
     )
     for key in one.keys() - uncompared - {"weights", "sent"}:
@@ -132,7 +131,6 @@ def test_ranks_send_summaries_of_rollouts_and_no_tokens(name: str, ranks: list[d
     kinds |= {"LogprobGapSums", "int"} if name == "silent_rank" else set()  # and the turns that can be compared
     kinds |= {"CompletionRow"} if name == "shown" else set()
     kinds |= {"int"} if name == "retried" else set()  # how many each rank plays again
-    kinds |= {"int", "Candidate", "tuple"} if name == "forked" else set()  # turns, and summaries of forks
     first, second = (outcomes[name]["sent"] for outcomes in ranks)
     assert first.keys() | second.keys() == kinds
     assert max(first["RolloutSummary"], second["RolloutSummary"]) < 3_000  # of four turns, or of a traceback

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
-from games import RECOMPUTED, SayBlue, demonstrated, policy, settings, tasks, trainer_of
+from games import RECOMPUTED, GuessNumber, SayBlue, demonstrated, policy, settings, tasks, trainer_of
 from transformers import TrainerCallback
 
 from agentsgym.errors import ConfigError
+from agentsgym.training.lifecycle.checkpoint_files import MANIFEST
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 LAG = {"per_device_train_batch_size": 4, "steps_per_generation": 2}
@@ -106,6 +109,40 @@ def test_the_trainer_that_was_interrupted_may_itself_resume(tmp_path: Path) -> N
     trainer.train(resume_from_checkpoint=True)
     assert history(trainer) == history(straight)
     assert_equal_weights(trainer, straight)
+
+
+def add_saved_settings(checkpoint: Path, **settings: Any) -> None:
+    """Make a checkpoint look as if it had been saved with settings that this version does not have."""
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    manifest["settings"] |= settings
+    (checkpoint / MANIFEST).write_text(json.dumps(manifest))
+
+
+def test_a_checkpoint_of_a_run_with_forks_gives_its_weights_but_is_not_resumed(tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    first = trained(tmp_path, **saving)
+    checkpoint = tmp_path / "checkpoint-2"
+    add_saved_settings(checkpoint, fork_budget=40, fork_kwargs={"width": 2}, advantage_estimator="tree")
+    resumed = trainer_of(tmp_path, dataset=unseeded(), **saving, max_steps=4)
+    for requested in (True, "auto", str(checkpoint)):
+        with pytest.raises(ConfigError, match=r"fork_budget=40: start a new run with this .*; leave fork_budget out$"):
+            resumed.train(resume_from_checkpoint=requested)
+    model, env = str(checkpoint), GuessNumber(policy()[1])
+    new = GRPOEnvTrainer(model, env, settings(tmp_path / "new"), train_dataset=unseeded())
+    assert_equal_weights(new, first)
+    args = torch.load(checkpoint / "training_args.bin", weights_only=False)
+    args.fork_budget = 40
+    assert pickle.loads(pickle.dumps(args)).to_dict() == args.to_dict()
+
+
+def test_settings_that_no_longer_exist_do_not_prevent_resuming_if_they_were_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    trained(tmp_path, **saving)
+    add_saved_settings(tmp_path / "checkpoint-2", fork_budget=0, fork_kwargs=None)
+    trainer_of(tmp_path, dataset=unseeded(), **saving, max_steps=4).train(resume_from_checkpoint=True)
+    assert "fork" not in caplog.text
 
 
 def test_a_checkpoint_inside_a_generation_cycle_is_refused(tmp_path: Path) -> None:

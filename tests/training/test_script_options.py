@@ -71,6 +71,10 @@ def test_a_file_counts_more_than_defaults_and_less_than_the_command_line(tmp_pat
         (["--load_in_4bit"], "--load_in_4bit requires --use_peft"),
         (["--model", "a", "--model_name_or_path", "b"], "are the same option: use only one"),
         (["--sizes", "3"], "^unknown arguments: --sizes 3$"),
+        (
+            ["--fork_budget=40"],
+            "^unknown arguments: --fork_budget=40: training no longer forks rollouts .*; leave fork",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused(argv: list[str], message: str) -> None:

@@ -19,7 +19,6 @@ from agentsgym.credit.registry import get_estimator
 from agentsgym.errors import ConfigError
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.fork_settings import ForkSettings
 from agentsgym.training.tensors.importance import ImportanceCorrection
 from agentsgym.training.validation import _TRL_CHECKS, _UNSUPPORTED
 
@@ -89,7 +88,6 @@ UNWANTED: dict[str, tuple[list[Any], list[Any]]] = {
         [None, "https://a:8000", "http://a,http://b", "http://a, http://b", ["http://a", "http://b"]],
     ),
     "max_staleness": ([-1, 0.5, None, True], [0, 6]),
-    "fork_budget": ([-1, 0.5, None, True], [0, 100]),
 }
 
 
@@ -120,10 +118,7 @@ ALONG: dict[tuple[str, Any], dict[str, Any]] = {
 }
 
 
-ALONG_ANY: dict[str, dict[str, Any]] = {
-    "vllm_server_base_url": {"use_vllm": True, "vllm_mode": "server"},
-    "fork_budget": {"layout": "turn", "advantage_estimator": "tree"},
-}
+ALONG_ANY: dict[str, dict[str, Any]] = {"vllm_server_base_url": {"use_vllm": True, "vllm_mode": "server"}}
 
 
 @pytest.mark.parametrize(("name", "known"), [(name, known) for name, choices in CHOICES.items() for known in choices])
@@ -157,26 +152,7 @@ def test_trls_mask_of_truncated_completions_is_ours_of_truncated_rollouts(tmp_pa
 
 def test_no_more_settings_are_added_to_trls_than_a_person_can_look_through() -> None:
     own = {one.name for one in dataclasses.fields(GRPOEnvConfig)} - {one.name for one in dataclasses.fields(GRPOConfig)}
-    assert len(own) <= 29
-
-
-FORKED: dict[str, Any] = {"fork_budget": 9, **ALONG_ANY["fork_budget"]}
-
-
-def test_the_options_of_forks_are_checked(tmp_path: Path) -> None:
-    given = settings(tmp_path, **FORKED, fork_kwargs='{"at": "value", "width": 2}')
-    assert given.forks == ForkSettings(budget=9, at="value", width=2)
-    assert settings(tmp_path, **FORKED).forks == ForkSettings(budget=9)
-    assert settings(tmp_path).forks is None
-    for options, sentence in (
-        ({"wide": 2}, r"fork_kwargs\['wide'\] is unknown; did you mean 'width'\?"),
-        ({"width": 0}, r"fork_kwargs\['width'\] must be a positive int, got 0"),
-        ({"at": "random"}, r"fork_kwargs\['at'\] must be one of 'uniform', 'entropy', 'value', got 'random'"),
-    ):
-        with pytest.raises(ConfigError, match=sentence):
-            settings(tmp_path, **FORKED, fork_kwargs=options)
-    with pytest.raises(ConfigError, match="fork_kwargs requires fork_budget > 0"):
-        settings(tmp_path, fork_kwargs={"width": 2})
+    assert len(own) <= 27
 
 
 @pytest.mark.parametrize(
@@ -219,6 +195,31 @@ def test_the_weight_of_shaping_is_an_option_of_every_estimator(tmp_path: Path) -
     for weight in (float("inf"), "1", None):
         with pytest.raises(ConfigError, match="potential_weight must be a finite number, got"):
             settings(tmp_path, estimator_kwargs={"potential_weight": weight})
+
+
+def test_unknown_settings_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"^GRPOEnvConfig has no argument 'discont'; did you mean 'discount'\?$"):
+        settings(tmp_path, discont=0.9)
+    removed = r"^GRPOEnvConfig has no argument 'fork_budget': training no longer forks .*; leave fork_budget out$"
+    with pytest.raises(TypeError, match=removed):
+        settings(tmp_path, fork_budget=40)
+
+
+def test_subclasses_of_the_settings_may_have_arguments_of_their_own(tmp_path: Path) -> None:
+    @dataclasses.dataclass
+    class WithField(GRPOEnvConfig):
+        bonus: float = 0.0
+
+    class WithConstructor(GRPOEnvConfig):
+        def __init__(self, bonus: float, **others: Any) -> None:
+            super().__init__(**others)
+            self.bonus = bonus
+
+    common: Any = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
+    for own in (WithField, WithConstructor):
+        assert own(bonus=0.5, discount=0.9, **common).bonus == 0.5
+        with pytest.raises(TypeError, match=f"^{own.__name__} has no argument 'bonsu'; did you mean 'bonus'"):
+            own(bonsu=0.5, **common)
 
 
 def test_an_unknown_estimator_is_refused_with_the_nearest_name(tmp_path: Path) -> None:

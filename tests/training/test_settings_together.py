@@ -55,25 +55,6 @@ TOGETHER: list[tuple[str, str, dict[str, Any], list[dict[str, Any]]]] = [
         {"max_staleness": 1, "zero_variance_groups": "resample"},
         [{"max_staleness": 1, "zero_variance_groups": "drop"}, {"zero_variance_groups": "resample"}],
     ),
-    *(
-        (
-            "fork_budget",
-            reason,
-            {"fork_budget": 9, "layout": "turn", "advantage_estimator": "tree", **changes},
-            [{"fork_budget": 9, "layout": "turn", "advantage_estimator": "tree"}, *neighbors],
-        )
-        for reason, changes, neighbors in (
-            ("requires layout='turn'", {"layout": "trajectory"}, [{"advantage_estimator": "tree"}]),
-            ("like independent rollouts: use 'tree'", {"advantage_estimator": "grpo"}, [{"layout": "turn"}]),
-            ("are not forked", {"max_staleness": 1}, [{"max_staleness": 1}]),
-            (
-                "a value head would be trained on shared turns",
-                {"advantage_estimator": of_ones_own, "value_head": "separate"},
-                [{"advantage_estimator": of_ones_own, "value_head": "separate"}],
-            ),
-            ("observations of shared turns", {"observation_loss_weight": 0.1}, [{"observation_loss_weight": 0.1}]),
-        )
-    ),
     ("min_group_size", "every group would be dropped", {"min_group_size": 5}, [{"min_group_size": 4}]),
     (
         "generation_kwargs",

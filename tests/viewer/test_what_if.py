@@ -183,6 +183,7 @@ def test_a_batch_of_which_a_file_is_gone_is_said_to_be_incomplete(tmp_path: Path
     [
         ({"estimator": "turn_gae"}, "turn_gae cannot be computed from stored rollouts.*value head"),
         ({"estimator": "rae"}, "rae cannot be computed from stored rollouts.*averages over earlier batches"),
+        ({"estimator": "tree"}, "estimator cannot be 'tree': training no longer forks rollouts"),
         ({"estimator": "grop"}, "estimator cannot be 'grop'; did you mean 'grpo'"),
         ({"estimator": "return_to_go", "options": '{"baseline": "role_ema"}'}, "baseline cannot be 'role_ema'"),
         (

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from agentsgym.batch.layouts import TrainingRow
     from agentsgym.credit.scored import ScoredRollout
     from agentsgym.envs.dataset_rows import DatasetRow
-    from agentsgym.training.generation.forking import Forks
     from agentsgym.training.metrics.rollouts import RolloutSummary
     from agentsgym.types import Trajectory
 
@@ -93,7 +92,6 @@ class GenerationBatch:
         rollouts: The rollouts of all ranks, in rank order, (N,).
         replaced: Rollouts of all ranks that were played but replaced by resampling.
         metrics: Additional metrics of the generation.
-        forks: The forks of these rollouts; None if rollouts are not forked.
     """
 
     dataset_rows: Sequence[DatasetRow]
@@ -103,7 +101,6 @@ class GenerationBatch:
     rollouts: Sequence[RolloutSummary]
     replaced: Sequence[RolloutSummary] = ()
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    forks: Forks | None = None
 
     @property
     def local_indices(self) -> range:
@@ -111,30 +108,9 @@ class GenerationBatch:
         return range(self.first, self.first + len(self.trajectories))
 
     @property
-    def trained(self) -> list[Trajectory]:
-        """This rank's rollouts and forks, in the order of the indices in ``training_rows``."""
-        return [*self.trajectories, *(self.forks.trajectories if self.forks else ())]
-
-    @property
-    def rows_of_trained(self) -> list[DatasetRow]:
-        """The dataset row of each of :attr:`trained`."""
-        return [*self.dataset_rows, *(self.dataset_rows[i] for i in (self.forks.parents if self.forks else ()))]
-
-    @property
-    def trained_indices(self) -> list[int]:
-        """The indices of :attr:`trained` in :attr:`summaries`."""
-        start = len(self.rollouts) + (self.forks.first if self.forks else 0)
-        return [*self.local_indices, *range(start, start + len(self.trained) - len(self.trajectories))]
-
-    @property
-    def summaries(self) -> list[RolloutSummary]:
-        """The rollouts of all ranks, and then the forks of all ranks."""
-        return [*self.rollouts, *(self.forks.summaries if self.forks else ())]
-
-    @property
     def scored(self) -> list[ScoredRollout]:
-        """The rollouts of all ranks, as inputs to advantage estimators, (N,); forks follow."""
-        return [rollout.scored for rollout in self.summaries]
+        """The rollouts of all ranks, as inputs to advantage estimators, (N,)."""
+        return [rollout.scored for rollout in self.rollouts]
 
     @property
     def max_rows(self) -> int:
@@ -142,6 +118,4 @@ class GenerationBatch:
         size = max(1, len(self.trajectories))  # equal on all ranks
         ranks = [self.rollouts[start : start + size] for start in range(0, len(self.rollouts), size)]
         counts = [sum(rollout.num_rows for rollout in rank) for rank in ranks]
-        if self.forks is not None:
-            counts = [count + forked for count, forked in zip(counts, self.forks.num_rows, strict=True)]
         return max(counts, default=0)

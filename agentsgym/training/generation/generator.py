@@ -20,7 +20,6 @@ from agentsgym.credit.filters import uninformative_task_groups
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.dataset_rows import DatasetRow
 from agentsgym.envs.datasets.environments import group_seeds
-from agentsgym.envs.forks import Branch, Branching
 from agentsgym.envs.play import TrialRounds
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.failure_policy import FailureCount, FailurePolicy, RetrySeed
@@ -29,15 +28,6 @@ from agentsgym.judging.judge import ranks_groups
 from agentsgym.ranks import DeferredError, RolloutsAbortedError, all_gather_objects
 from agentsgym.seeding import derive_seed
 from agentsgym.training.generation.batch import GenerationBatch, Phase
-from agentsgym.training.generation.forking import (
-    Candidate,
-    Forks,
-    candidates,
-    draw,
-    own_rows,
-    prefilled_tokens,
-    with_owners,
-)
 from agentsgym.training.generation.summaries import short_summaries
 from agentsgym.training.metrics.rollouts import RolloutSummary
 
@@ -46,7 +36,6 @@ if TYPE_CHECKING:
     from agentsgym.envs.datasets.environments import Environments
     from agentsgym.envs.trial import Trial
     from agentsgym.training.config import GRPOEnvConfig
-    from agentsgym.training.fork_settings import ForkSettings
     from agentsgym.training.generation.in_flight import TaskOrder, TaskSource
     from agentsgym.types import Trajectory
 
@@ -190,75 +179,7 @@ class RolloutGenerator:
                 break
             batch = self._resample(batch, groups, replace(phase, attempt=attempt))
             self._check_failures([*batch.rollouts, *batch.replaced])
-        return self._forked(batch, phase) if self._args.fork_budget else batch
-
-    def _forked(self, batch: GenerationBatch, phase: Phase) -> GenerationBatch:
-        """Fork the rollouts of a batch, each rank its own. Collective."""
-        error, branches, trials = DeferredError(), list[tuple[int, Branch]](), list["Trial"]()
-        chosen = self._chosen_turns(batch, phase, error)
-        with error.capturing():
-            for one in chosen:
-                if one.rollout in batch.local_indices:
-                    i = one.rollout - batch.first
-                    branch = Branch(self._environments.of(batch.dataset_rows[i]), batch.trajectories[i], one.turn)
-                    branches += [(i, branch)] * cast("ForkSettings", self._args.forks).width
-            trials = self._trials_of_forks(batch, branches, phase.num_rollouts)
-        num_before = sum(all_gather_objects([len(trials)], error.first)[: PartialState().process_index])
-        rounds = self._play_forks(trials, [branch for _, branch in branches], phase, num_before, error)
-        played, parts = list["Trajectory"](), list[tuple[list[RolloutSummary], int]]()
-        with error.capturing():
-            if not error.first:
-                played = [branch.checked(one) for (_, branch), one in zip(branches, rounds.trajectories, strict=True)]
-                parts = [self._summaries_of_forks(batch, [i for i, _ in branches], played, phase.num_rollouts)]
-        everyone = all_gather_objects(parts, error.first)
-        forks = Forks(
-            trajectories=played,
-            parents=[i for i, _ in branches],
-            first=num_before,
-            summaries=[one for own, _ in everyone for one in own],
-            num_rows=[sum(one.num_rows for one in own) for own, _ in everyone],
-            num_prefilled=sum(number for _, number in everyone),
-        )
-        self._check_failures([*batch.rollouts, *batch.replaced, *forks.summaries])
-        rows = [
-            row
-            for i, one in enumerate(played, len(batch.trajectories))
-            for row in own_rows(self._layout(i, one), one.info["fork"])
-        ]
-        owned = [with_owners(one.scored, i % phase.num_rollouts) for i, one in enumerate(batch.rollouts)]
-        return replace(
-            batch,
-            training_rows=[*batch.training_rows, *rows],
-            rollouts=[replace(one, scored=scored) for one, scored in zip(batch.rollouts, owned, strict=True)],
-            forks=forks,
-            metrics={**batch.metrics, **forks.metrics()},
-        )
-
-    def _chosen_turns(self, batch: GenerationBatch, phase: Phase, error: DeferredError) -> list[Candidate]:
-        """Draw the turns to fork, the same on all ranks. Collective."""
-        settings, found = cast("ForkSettings", self._args.forks), list[Candidate]()
-        with error.capturing():
-            if len(batch.trajectories) % phase.num_rollouts:
-                raise ConfigError(
-                    "forks need complete task groups on each rank: per_device_train_batch_size * steps_per_generation "
-                    f"must be a multiple of num_generations ({phase.num_rollouts})"
-                )
-            own = [batch.rollouts[i].scored for i in batch.local_indices]
-            found = candidates(batch.trajectories, own, settings, first=batch.first)
-        seed = derive_seed("forks", self._args.seed, *phase.seed_parts)
-        num_groups = len(batch.rollouts) // phase.num_rollouts
-        return draw(all_gather_objects(found, error.first), settings, num_groups, seed)
-
-    def _play_forks(
-        self, trials: Sequence[Trial], branches: Sequence[Branch], phase: Phase, num_before: int, error: DeferredError
-    ) -> TrialRounds:
-        """Play forks without retries. Collective."""
-        branch_of = {trial.session_id: branch for trial, branch in zip(trials, branches, strict=True)}.__getitem__
-        policy = FailurePolicy(max_failed_fraction=self._args.max_failed_fraction)
-        with FailureLog(logger) if self._failures is None else contextlib.nullcontext(self._failures) as log:
-            rounds = TrialRounds(trials, policy, log)
-            self._play_round(rounds, phase, num_before, error, "forks", agent=Branching(self._player, branch_of))
-        return rounds
+        return batch
 
     def _batch(
         self,
@@ -349,13 +270,7 @@ class RolloutGenerator:
         return trajectories, all_gather_objects(summaries, error.first)
 
     def _play_round(
-        self,
-        rounds: TrialRounds,
-        phase: Phase,
-        num_before: int,
-        error: DeferredError,
-        *seed_parts: str | int,
-        agent: Agent | None = None,
+        self, rounds: TrialRounds, phase: Phase, num_before: int, error: DeferredError, *seed_parts: str | int
     ) -> None:
         """Play the pending trials; a rank with an error takes part without trials. Collective."""
         args = self._args
@@ -374,7 +289,7 @@ class RolloutGenerator:
                 if error.first:
                     rounds.give_up()
                 rounds.play(
-                    self._player if agent is None else agent,
+                    self._player,
                     pool=self._pool,
                     turn_timeout_s=args.turn_timeout_s,
                     episode_timeout_s=args.episode_timeout_s,
@@ -414,37 +329,6 @@ class RolloutGenerator:
             retries = trajectory.num_retries if self._args.episode_retries else None
             summaries.append(replace(summary, environment=self._environments.label(row), num_retries=retries))
         return short_summaries(summaries)
-
-    def _trials_of_forks(
-        self, batch: GenerationBatch, branches: Sequence[tuple[int, Branch]], num_rollouts: int
-    ) -> list[Trial]:
-        """Build a trial for each fork, with numbers that follow those of the task group's rollouts."""
-        numbers: Counter[int] = Counter()
-        places: list[tuple[int, int]] = []
-        for _, branch in branches:
-            group = branch.trajectory.task_index
-            places.append((group, num_rollouts + numbers[group]))
-            numbers[group] += 1
-        return self._environments.trials(
-            [{**batch.dataset_rows[i], "task_data": branch.trajectory.task_data} for i, branch in branches],
-            [branch.trajectory.seed or 0 for _, branch in branches],
-            places=places,
-            max_turn_tokens=self._args.max_turn_tokens,
-            max_completion_length=self._args.max_completion_length,
-        )
-
-    def _summaries_of_forks(
-        self, batch: GenerationBatch, parents: Sequence[int], forks: Sequence[Trajectory], num_rollouts: int
-    ) -> tuple[list[RolloutSummary], int]:
-        """Summarize the forks of this rank, and count the tokens before and after the forked turns' first tokens."""
-        rows = [batch.dataset_rows[i] for i in parents]
-        summaries = self._summaries(rows, forks, [(batch.first + i) // num_rollouts for i in parents])
-        for place, (fork, summary) in enumerate(zip(forks, summaries, strict=True)):
-            origin = fork.info["fork"]
-            own = own_rows(self._layout(0, fork), origin)
-            scored = with_owners(summary.scored, fork.rollout_index, origin)
-            summaries[place] = replace(RolloutSummary.of(fork, own, scored), environment=summary.environment)
-        return summaries, prefilled_tokens(forks)
 
     def _check_failures(self, rollouts: Sequence[RolloutSummary]) -> None:
         """Raise if too many rollouts failed; every rank has all summaries, so all ranks raise together."""

@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from agentsgym.errors import ConfigError
 from agentsgym.ranks import all_gather_objects
+from agentsgym.removed import REMOVED
 from agentsgym.texts import shown
 from agentsgym.training.lifecycle.checkpoint_files import (
     checkpoints_in,
@@ -208,7 +209,7 @@ def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
                 f"{folder} was saved with {name}={then['order'].get(name)!r} but this run has {value!r} and would "
                 "play different tasks: restore the saved value, or start a new run with this checkpoint as its model"
             )
-    before, after = then["settings"], now["settings"]
+    before, after = _without_removed(folder, then["settings"]), now["settings"]
     if _optimizer_state(before["optim"]) != _optimizer_state(after["optim"]):
         raise ConfigError(
             f"{folder} contains the optimizer state of optim={before['optim']!r}, which {after['optim']!r} cannot "
@@ -221,6 +222,17 @@ def _check_facts(folder: Path, now: Mapping[str, Any]) -> None:
     ]
     if changed:
         logger.warning("the settings of the resumed run differ from %s: %s", folder, ", ".join(changed))
+
+
+def _without_removed(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the settings that no longer exist; reject a run that used one."""
+    for name in sorted(settings.keys() & REMOVED.keys()):
+        if settings[name]:
+            raise ConfigError(
+                f"cannot resume from {folder}, which was saved with {name}={settings[name]!r}: start a new run with "
+                f"this checkpoint as its model, since {REMOVED[name]}"
+            )
+    return {name: value for name, value in settings.items() if name not in REMOVED}
 
 
 def _optimizer_state(optim: str) -> str:

@@ -151,16 +151,6 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
             "[league](textarena.md#a-league)",
         ),
         row("league/uncertainty", "credit", "uncertainty of this rating (its standard deviation)", "league"),
-        row("forks/number", "credit", "number of forks of the batch", "[forks](training.md#forks)"),
-        row("forks/sampled_tokens", "credit", "tokens that forks sampled", "forks"),
-        row(
-            "forks/prefilled_tokens",
-            "credit",
-            "prompts of the forked turns, once each, and later observations",
-            "forks",
-        ),
-        row("forks/trained_tokens", "credit", "tokens in the training rows of forks, shared turns included", "forks"),
-        row("forks/failed", "credit", "fraction of forks that failed", "forks"),
         row(
             "curriculum/levels_known",
             "credit",
