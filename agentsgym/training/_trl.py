@@ -268,6 +268,12 @@ class TRLInterface:
         first = logprobs.new_zeros(len(ids), 1)
         return torch.cat([first, logprobs], dim=1), torch.cat([first, entropies], dim=1)
 
+    def score_policy(
+        self, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor, *, with_entropies: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Score tokens with the model being trained, as :meth:`score` does. Collective if weights are sharded."""
+        return self.score(self._trainer.model, ids, attention_mask, labeled, with_entropies=with_entropies)
+
     def logprobs(
         self, model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor
     ) -> torch.Tensor:

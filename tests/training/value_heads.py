@@ -66,7 +66,7 @@ def loss_of(own: ValueModel, model: Any, targets: torch.Tensor, num_targets: Any
     count = targets.isfinite().sum() if num_targets is None else num_targets
     with own.capture_hidden_states():
         model(input_ids=ids[:, :last], attention_mask=MASK[:, :last])
-    return own.loss(ids, MASK, targets, count)
+    return own.loss(ids, MASK, targets) / count
 
 
 def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:

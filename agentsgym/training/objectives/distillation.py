@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -22,13 +23,16 @@ from agentsgym.errors import ConfigError
 from agentsgym.fields import is_number, is_positive_number, one_of, or_none, require
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ChatFormat
+from agentsgym.training.objectives.objective import Objective
 from agentsgym.training.tensors.scoring import padded_columns, plain_logprobs
 from agentsgym.types import Message, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from agentsgym.training._trl import TRLInterface
     from agentsgym.training.config import GRPOEnvConfig
+    from agentsgym.training.observing import ObservedBatch
     from agentsgym.training.tensors.logprobs import Score
     from agentsgym.training.tensors.token_batch import TokenBatch
 
@@ -115,7 +119,7 @@ class Distillation:
             columns = ids, attention_mask, labeled
             found = plain_logprobs(self.teacher, *columns, temperature=args.temperature, batch_size=size)
         taught = torch.zeros_like(own).masked_scatter(mask.bool(), found[labeled.bool()].to(own))
-        gaps = (taught - own) * mask
+        gaps = (taught - own).masked_fill(mask == 0, 0.0)  # the recorded ones may be NaN there
         return self.weight * added_advantages(gaps, tokens.turn_index, mask, gate=self.gate, by=self.by), gaps
 
     def _teacher_rows(
@@ -141,6 +145,33 @@ class Distillation:
         padding = (int(tokenizer.pad_token_id or 0), 0, 0)  # pyright: ignore[reportArgumentType]
         ids, attention, labels = padded_columns(columns, padding, mask.device)
         return ids, attention, labels
+
+
+class TeacherAdvantages(Objective):
+    """Adds to the advantages what a teacher finds, and logs how far the policy is from it."""
+
+    def __init__(
+        self, distillation: Distillation, args: GRPOEnvConfig, trl: TRLInterface, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """Move the teacher to the device of the policy.
+
+        Raises:
+            ConfigError: It cannot score the policy's tokens.
+        """
+        distillation.prepare(trl.policy(), trl.device)
+        self._distillation, self._args, self._trl, self._tokenizer = distillation, args, trl, tokenizer
+
+    def advantages(self, batch: ObservedBatch) -> torch.Tensor | None:
+        """Return the teacher's part, nothing in an evaluation."""
+        if not batch.phase.is_training:
+            return None
+        trl, mask, score = self._trl, batch.mask, partial(self._trl.score_policy, with_entropies=False)
+        added, gaps = self._distillation.advantages(
+            batch.tokens, mask, batch.batch.trajectories, self._tokenizer, score, self._args
+        )
+        total, count = trl.sum_over_ranks(torch.stack([gaps.sum(), mask.sum().to(gaps)])).tolist()
+        trl.record_metrics({"distillation/kl": -total / max(1.0, count)}, is_training=True)
+        return added
 
 
 def _context_ids(
