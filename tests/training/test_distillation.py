@@ -130,14 +130,12 @@ def test_a_policy_is_its_own_teacher_with_a_context(tmp_path: Path) -> None:
 
 
 def test_the_gaps_are_added_to_the_advantages(tmp_path: Path) -> None:
-    plain, taught = (prepared(tmp_path) for _ in range(2))
-    taught.distillation = Distillation(teacher=policy(seed=5)[0], weight=0.5)
+    teacher, _ = policy(seed=5)
+    plain, taught = prepared(tmp_path), prepared(tmp_path, distillation=Distillation(teacher=teacher, weight=0.5))
     before, after = (one._generate_and_score_completions(ROWS_WITH_FAILURES) for one in (plain, taught))
     assert torch.equal(before["prompt_completion_ids"], after["prompt_completion_ids"])
     mask = before["agent_token_mask"]
-    scored = plain_logprobs(
-        taught.distillation.teacher, before["prompt_completion_ids"], before["attention_mask"], mask
-    )
+    scored = plain_logprobs(teacher, before["prompt_completion_ids"], before["attention_mask"], mask)
     own = plain_logprobs(plain.model, before["prompt_completion_ids"], before["attention_mask"], mask)
     assert torch.allclose(after["advantages"] - before["advantages"], 0.5 * (scored - own), atol=1e-4)
 

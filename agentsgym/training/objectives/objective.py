@@ -5,9 +5,10 @@
     ObservedBatch ─▶ advantages ─▶ × mask × weights ─▶ added to the estimator's
                   ╰▶ columns ─▶ micro-batch ─▶ forward pass ─▶ Terms ─▶ Σ weight · term / (terms of the step) ─▶ loss
 
-Masks and weights are those of the policy's loss: nothing is learned from a rollout that a filter excludes, nor from a
-turn that ``invalid_turns`` excludes or the observation that answers it, and ``loss_aggregation`` names the unit of means
-over a batch. The value head is an exception, since excluded turns stay in the baselines: its loss is a mean over targets.
+Masks and weights are those of the policy's loss. Nothing is learned from a rollout that a filter excludes, or from a
+turn that ``invalid_turns`` excludes and the observation after it; and ``loss_aggregation`` names the unit that a mean
+over a batch is of. The value head is an exception, since excluded turns stay in the baselines: its mean is over all
+targets.
 """
 
 from __future__ import annotations
