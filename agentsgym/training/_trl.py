@@ -18,7 +18,6 @@ from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.agents.policy.sharded import is_sharded, zero_stage
 from agentsgym.training import zero
 from agentsgym.training.tensors import labeled_head
-from agentsgym.training.tensors.labels import mask_labels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -260,7 +259,7 @@ class TRLInterface:
             ):
                 # The trained model's head always computes entropies; a reference model's head does not.
                 logprobs, entropies, *_ = self._trainer._get_per_token_logps_and_entropies(
-                    mask_labels(model, kept), rows, attention, width, compute_entropy=with_entropies
+                    labeled_head.mask_labels(model, kept), rows, attention, width, compute_entropy=with_entropies
                 )
                 entropies = entropies if with_entropies else torch.zeros_like(logprobs)
                 chunks.append((logprobs, entropies.masked_fill(kept[:, 1:] == 0, 0.0)))
@@ -283,7 +282,7 @@ class TRLInterface:
             (B, L), attached to its graph; the values of all other tokens are meaningless.
         """
         logprobs, *_ = self._trainer._get_per_token_logps_and_entropies(
-            mask_labels(model, labeled), ids, attention_mask, ids.shape[1] - 1
+            labeled_head.mask_labels(model, labeled), ids, attention_mask, ids.shape[1] - 1
         )
         return torch.cat([logprobs.new_zeros(len(ids), 1), logprobs], dim=1)
 

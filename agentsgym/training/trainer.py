@@ -37,8 +37,10 @@ from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
 from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metrics, rollout_metrics
 from agentsgym.training.model_checks import check_model, check_parts, check_sharding
-from agentsgym.training.objectives.build import build_objectives
-from agentsgym.training.objectives.value_head import StepValueHead, ValueModel
+from agentsgym.training.objectives.demonstrations import DemonstrationLoss
+from agentsgym.training.objectives.distillation import TeacherAdvantages
+from agentsgym.training.objectives.observations import ObservationLoss
+from agentsgym.training.objectives.value_head import ValueLoss, ValueModel
 from agentsgym.training.observing import BatchObserver, ObservedBatch, build_observers, flushing
 from agentsgym.training.tensors.dependence import dependence_on_ranks, drawn_turns
 from agentsgym.training.tensors.importance import gap_metrics
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv
     from agentsgym.training.objectives.demonstrations import Demonstrations
     from agentsgym.training.objectives.distillation import Distillation
+    from agentsgym.training.objectives.objective import Objective
     from agentsgym.training.selection.curriculum import Curriculum
 
 
@@ -185,15 +188,19 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.statistics = LossStatistics(args.loss, **trl.clip_epsilons, device=trl.device)
         head: dict[str, Any] = {"kind": args.value_head, **args.value_head_options, "context": accelerator.autocast}
         self.value_model = None if args.value_head is None else ValueModel(policy, **head)
-        self.objectives = build_objectives(args, trl, tokenizer, self.value_model, distillation, demonstrations)
+        objectives = [
+            None if args.observation_loss is None else ObservationLoss(args, trl),
+            self.value_model and ValueLoss(self.value_model, trl),
+            distillation and TeacherAdvantages(distillation, args, trl, tokenizer),
+            demonstrations and DemonstrationLoss(demonstrations, trl, args.seed),
+        ]
+        self.objectives: list[Objective] = [one for one in objectives if one is not None]
         self._microbatch_loss = MicrobatchLoss(trl, args, self.statistics, self.objectives)
         set_up_reports(self.callback_handler.callbacks, args.tracked_groups, args.printed_groups)
         observers = build_observers(args, self.environments, self.estimator)
-        for callback in (MemoryWarning(), *observers, FlushMetrics(self.flush_statistics)):
+        for callback in (MemoryWarning(), *observers, FlushMetrics(self.flush_statistics), *self.objectives):
             self.add_callback(callback)
         self.observers = [one for one in self.callback_handler.callbacks if isinstance(one, BatchObserver)]
-        if self.value_model is not None:
-            self.add_callback(StepValueHead(self.value_model))
         self._set_up_lifecycle(trl)
         self.generator.interrupt = self._preemption.interrupt
         self.generator.gathered_weights = trl.gathered_weights
@@ -207,8 +214,6 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.statistics.clear()
         if self.curriculum is not None:
             self.curriculum.reset()
-        for objective in self.objectives:
-            objective.begin_run()
         self.generator.policy.weights_changed()
         self._trl.reset_run_state()
 

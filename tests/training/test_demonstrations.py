@@ -95,7 +95,7 @@ def test_micro_batches_and_steps_draw_different_demonstrations(tmp_path: Path) -
     assert demonstrations._draw()[0].tolist() != drawn[0]
     trainer.state.global_step -= 1
     assert demonstrations._draw()[0].tolist() == drawn[0]
-    trainer._begin_run()  # after an interruption in the middle of this step
+    demonstrations.on_train_begin(trainer.args, trainer.state, trainer.control)  # after an interruption in this step
     assert demonstrations._draw()[0].tolist() == drawn[0]
 
 

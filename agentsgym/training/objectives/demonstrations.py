@@ -78,12 +78,12 @@ class DemonstrationLoss(Objective):
         check_ids(self._rows, trl.policy())
         self._trl = trl
         self._seed = seed
-        self.begin_run()
-
-    def begin_run(self) -> None:
-        """Forget what was drawn, since a run may begin in the middle of a step that an earlier one did not complete."""
         self._step = -1
         self._num_drawn = 0  # micro-batches in this step
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Forget what was drawn, since a run may begin in the middle of a step that an earlier one did not complete."""
+        self._step = -1
 
     def own_terms(self, model: Any) -> Terms:
         """Return -log p of the labeled tokens in the demonstrations of the next micro-batch."""

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from transformers import TrainerCallback
+
 if TYPE_CHECKING:
     import torch
 
@@ -58,8 +60,8 @@ class Terms:
     count: torch.Tensor
 
 
-class Objective:
-    """Something that the policy, or a part next to it, learns from in addition to the advantages.
+class Objective(TrainerCallback):
+    """What the policy, or a head on it, learns in addition to the advantages; a callback of the trainer as well.
 
     Attributes:
         metric: The name under which the mean of the terms is logged; empty without terms.
@@ -73,9 +75,6 @@ class Objective:
     has_own_pass: ClassVar[bool] = False
     count_column: ClassVar[str] = ""
     scored_column: ClassVar[str] = ""
-
-    def begin_run(self) -> None:
-        """Forget an earlier run."""
 
     def advantages(self, batch: ObservedBatch) -> torch.Tensor | None:
         """Return what is added to the advantages, before masks and weights, (B, L); None for nothing. Collective."""

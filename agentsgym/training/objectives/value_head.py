@@ -25,7 +25,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import TrainerCallback
 
 from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.errors import ConfigError
@@ -167,17 +166,14 @@ class ValueModel(nn.Module):
         """Add the parameters to an optimizer, with a separate learning rate, unless it already has them."""
         known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not any(id(parameter) in known for parameter in self.parameters()):
-            optimizer.add_param_group(self.parameter_group())
+            group = {"params": list(self.parameters()), "lr": self.learning_rate, "weight_decay": 0.0}
+            optimizer.add_param_group(group)
 
     def broadcast(self) -> None:
         """Copy the parameters of the first rank to all others. Collective."""
         if _num_ranks() > 1:
             for tensor in chain(self.parameters(), self.buffers()):
                 dist.broadcast(tensor.data, src=0)
-
-    def parameter_group(self) -> dict[str, Any]:
-        """The optimizer's parameter group for the head, and for the trunk if it is separate; without weight decay."""
-        return {"params": list(self.parameters()), "lr": self.learning_rate, "weight_decay": 0.0}
 
     def reduce_gradients(self) -> None:
         """Average the gradients over the ranks, once before each optimizer step. Collective."""
@@ -237,7 +233,10 @@ def _num_ranks() -> int:
 
 
 class ValueLoss(Objective):
-    """The value head's squared errors; their mean is over the targets."""
+    """The value head's squared errors, as a mean over the targets.
+
+    It averages, clips and clears the head's gradients, as ``Trainer`` does for its model alone.
+    """
 
     metric = "value_loss"
     count_column = "num_value_targets"
@@ -265,13 +264,6 @@ class ValueLoss(Objective):
         )
         loss = self._value_model.loss(ids, attention_mask, targets)
         return Terms(weighted=loss, total=loss, count=targets.isfinite().sum())
-
-
-class StepValueHead(TrainerCallback):
-    """Averages, clips and clears the value head's gradients, as ``Trainer`` does for its model alone."""
-
-    def __init__(self, value_model: ValueModel) -> None:
-        self._value_model = value_model
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Collective: start with equal weights on all ranks, and without gradients of an interrupted run."""
