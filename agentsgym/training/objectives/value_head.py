@@ -166,14 +166,17 @@ class ValueModel(nn.Module):
         """Add the parameters to an optimizer, with a separate learning rate, unless it already has them."""
         known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not any(id(parameter) in known for parameter in self.parameters()):
-            group = {"params": list(self.parameters()), "lr": self.learning_rate, "weight_decay": 0.0}
-            optimizer.add_param_group(group)
+            optimizer.add_param_group(self.parameter_group())
 
     def broadcast(self) -> None:
         """Copy the parameters of the first rank to all others. Collective."""
         if _num_ranks() > 1:
             for tensor in chain(self.parameters(), self.buffers()):
                 dist.broadcast(tensor.data, src=0)
+
+    def parameter_group(self) -> dict[str, Any]:
+        """The optimizer's parameter group for the head, and for the trunk if it is separate; without weight decay."""
+        return {"params": list(self.parameters()), "lr": self.learning_rate, "weight_decay": 0.0}
 
     def reduce_gradients(self) -> None:
         """Average the gradients over the ranks, once before each optimizer step. Collective."""
