@@ -66,13 +66,13 @@ if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
     from agentsgym.tiny import tiny_policy
     from agentsgym.training.config import GRPOEnvConfig
-    from agentsgym.training.curriculum import Curriculum
-    from agentsgym.training.demonstrations import Demonstrations
-    from agentsgym.training.distillation import Distillation
     from agentsgym.training.drift import logprob_gap
-    from agentsgym.training.imitate import imitate
-    from agentsgym.training.league import League
     from agentsgym.training.lifecycle.preemption import Preempted
+    from agentsgym.training.objectives.demonstrations import Demonstrations
+    from agentsgym.training.objectives.distillation import Distillation
+    from agentsgym.training.selection.curriculum import Curriculum
+    from agentsgym.training.selection.imitate import imitate
+    from agentsgym.training.selection.league import League
     from agentsgym.training.trainer import GRPOEnvTrainer
     from agentsgym.types import Action, Message, StopReason, ToolCall, Trajectory, Turn, TurnRequest
 

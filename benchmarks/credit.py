@@ -38,7 +38,7 @@ from agentsgym import Agent, GRPOEnvConfig, GRPOEnvTrainer, MultistepEnv, Policy
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, ImitationPlayer
 from agentsgym.seeding import derive_seed
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.imitate import imitate, tiny_imitation_config
+from agentsgym.training.selection.imitate import imitate, tiny_imitation_config
 from benchmarks.credit_games import BlindPlayer, CarelessGuesser
 from benchmarks.credit_report import Run, keep, read_runs, write_report
 from benchmarks.credit_watched import Watched, WatchedGuess, WatchedMaze, WatchedTree, WatchedTwentyQuestions

@@ -19,7 +19,7 @@ from agentsgym.envs.Gymnasium import GymnasiumEnv, OptimalPlayer, RandomPlayer
 from agentsgym.evaluation import Evaluation
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed
-from agentsgym.training.imitate import tiny_imitation_config
+from agentsgym.training import tiny_imitation_config
 
 NUM_GAMES = 512
 

@@ -38,7 +38,7 @@ from agentsgym import (
     imitate,
     tiny_policy,
 )
-from agentsgym.training.imitate import tiny_imitation_config
+from agentsgym.training import tiny_imitation_config
 from benchmarks.credit_report import markdown_table
 
 # pyright: reportUnknownMemberType=false

@@ -23,7 +23,7 @@ from transformers import PrinterCallback
 from agentsgym import GRPOEnvConfig, GRPOEnvTrainer, PolicyAgent, evaluate, imitate, tiny_policy
 from agentsgym.credit.advantages import Scale, return_to_go
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.training.imitate import tiny_imitation_config
+from agentsgym.training import tiny_imitation_config
 from benchmarks.credit_report import markdown_table
 from benchmarks.named_rewards import with_interval
 from examples.waiter import ImitationPlayer, WaiterEnv

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentsgym import GRPOEnvConfig, GRPOEnvTrainer
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, ImitationPlayer, TwentyQuestionsEnv
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.imitate import imitate, tiny_imitation_config
+from agentsgym.training.selection.imitate import imitate, tiny_imitation_config
 
 NUM_ROWS, NUM_ROLLOUTS = 24, 8  # three groups: the middle one straddles the two ranks
 ENV_CONFIG: dict[str, Any] = {

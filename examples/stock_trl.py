@@ -22,7 +22,7 @@ from agentsgym.agents.policy.loading import limit_threads
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, ImitationPlayer, TwentyQuestionsEnv
 from agentsgym.interop import environment_reward, prompt_dataset, rollout_func
 from agentsgym.reports.tables import comparison_table
-from agentsgym.training.imitate import imitate, tiny_imitation_config
+from agentsgym.training.selection.imitate import imitate, tiny_imitation_config
 
 ENV_CONFIG: dict[str, Any] = {
     "objects": list(DEMO_OBJECTS[:8]),

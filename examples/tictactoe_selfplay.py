@@ -29,7 +29,7 @@ from agentsgym.recipes.scripts import episodes_bar, load_policy, quiet_logging, 
 from agentsgym.reports.tables import text_table
 from agentsgym.seeding import derive_seed
 from agentsgym.statistics.metrics import Evaluation
-from agentsgym.training.league import League
+from agentsgym.training.selection.league import League
 
 GAME = "TicTacToe-v0"
 CONFIG: dict[str, Any] = {"game": GAME, "errors_in_a_row": 0}  # an illegal move loses

@@ -86,7 +86,7 @@ HEAVY = {
     "textarena": ((), ("envs/TextArena",)),
     "nltk": ((), ("envs/TextArena",)),
     "mcp": ((), ("envs/Tools/mcp_client.py",)),
-    "openskill": ((), ("training/league.py",)),
+    "openskill": ((), ("training/selection/league.py",)),
     "starlette": ((), ("envs/AgentProgram/server.py",)),
     "uvicorn": (("envs/AgentProgram/connections.py",), ("envs/AgentProgram/server.py",)),
     "websockets": ((), ("envs/OpenEnv/wire.py", "serving/server.py")),

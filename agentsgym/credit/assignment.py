@@ -50,6 +50,9 @@ class TokenAdvantages:
     Attributes:
         included: Whether each rollout is trained on, (B,).
         advantages: For each rollout, one number per token, (T,).
+        weights: What ``loss_aggregation`` and ``invalid_turns`` multiply a token's term by, already in the advantages,
+            (T,).
+        kept_turns: 0.0 for each turn that ``invalid_turns`` excludes, else 1.0, (K,).
         value_targets: The value head's target before each token, (T,), NaN where there is none; None without a value
             head.
         rollouts: The rollouts of all ranks as passed to the estimator: each role is a separate rollout.
@@ -59,6 +62,8 @@ class TokenAdvantages:
 
     included: Sequence[bool]
     advantages: Sequence[Sequence[float]]
+    weights: Sequence[Sequence[float]]
+    kept_turns: Sequence[Sequence[float]]
     value_targets: Sequence[Sequence[float]] | None
     rollouts: Sequence[ScoredRollout]
     num_tokens: int
@@ -76,7 +81,8 @@ class TurnAdvantages:
 
     Attributes:
         entries: One entry per turn of each rollout, (N, K).
-        weights: Factors for the entries: one (N, K) list for each setting that is active.
+        weights: Factors for the entries, (N, K).
+        kept: 0.0 for the turns that ``invalid_turns`` excludes, else 1.0, (N, K); a part of ``weights``.
         included: Whether each rollout is trained on, (N,).
         split: The rollouts split by role.
         seen: The rollouts of one role each, as passed to the estimator.
@@ -85,7 +91,8 @@ class TurnAdvantages:
     """
 
     entries: Sequence[Sequence[Any]]
-    weights: Sequence[Sequence[Sequence[float]]]
+    weights: Sequence[Sequence[float]]
+    kept: Sequence[Sequence[float]]
     included: Sequence[bool]
     split: RoleSplit
     seen: Sequence[ScoredRollout]
@@ -140,12 +147,11 @@ class AdvantageAssigner:
             self._check_batch(rollouts)
         found = self.estimate(rollouts, is_training=is_training)
         advantages: list[list[float]] = []
+        weights: list[list[float]] = []
         for i, trajectory in zip(local_indices, trajectories, strict=True):
             own = token_advantages(trajectory, found.entries[i], estimator=self.estimator)
-            for weight in found.weights:
-                factors = scatter_to_tokens(trajectory, weight[i])
-                own = [advantage * factor for advantage, factor in zip(own, factors, strict=True)]
-            advantages.append(own)
+            weights.append(scatter_to_tokens(trajectory, found.weights[i]))
+            advantages.append([advantage * weight for advantage, weight in zip(own, weights[-1], strict=True)])
         targets = None
         if self._args.value_head is not None:
             nested = found.split.merge(self.estimator.value_targets(found.trained, discount=self._args.discount))
@@ -156,6 +162,8 @@ class AdvantageAssigner:
         return TokenAdvantages(
             included=[found.included[i] for i in local_indices],
             advantages=advantages,
+            weights=weights,
+            kept_turns=[found.kept[i] for i in local_indices],
             value_targets=targets,
             rollouts=found.seen,
             num_tokens=sum(compress(num_tokens, found.included)),
@@ -178,22 +186,24 @@ class AdvantageAssigner:
         trained = seen
         if is_training and args.truncation == "mask":  # truncated rollouts stay in the baselines
             trained = [replace(rollout, dropped=True) if rollout.truncated else rollout for rollout in seen]
-        weights: list[list[list[float]]] = []
+        invalid = [rollout.invalid or [False] * len(rollout.turn_rewards) for rollout in trained]
+        weights = kept = invalid_turn_weights(invalid, args.invalid_turns)
         if args.loss_aggregation is not None:
-            by_part = aggregation_weights(
+            aggregated = aggregation_weights(
                 [rollout.token_counts for rollout in trained],
                 [rollout.group for rollout in trained],
                 [rollout.included for rollout in trained],
                 args.loss_aggregation,
                 constant=args.max_completion_length,
             )
-            weights.append(split.merge(by_part))
-        if args.invalid_turns != "keep":
-            by_part = invalid_turn_weights([rollout.invalid for rollout in trained], args.invalid_turns)
-            weights.append(split.merge(by_part))
+            weights = [
+                [weight * factor for weight, factor in zip(*turns, strict=True)]
+                for turns in zip(aggregated, kept, strict=True)
+            ]
         return TurnAdvantages(
             entries=split.merge(entries),
-            weights=weights,
+            weights=split.merge(weights),
+            kept=split.merge(kept),
             included=split.included(trained),
             split=split,
             seen=seen,

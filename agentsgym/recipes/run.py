@@ -28,7 +28,7 @@ from agentsgym.observers.stored import TrainingStore, new_run_name
 from agentsgym.recipes.scripts import LossBar, Phases, episodes_bar, write_transcripts
 from agentsgym.seeding import derive_seed
 from agentsgym.store.reader import RolloutStore
-from agentsgym.training.imitate import imitate, tiny_imitation_config
+from agentsgym.training.selection.imitate import imitate, tiny_imitation_config
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 if TYPE_CHECKING:
@@ -217,8 +217,8 @@ class TrainingRun:
             num_steps: Number of optimizer steps.
             observation_loss: Whether the policy also learns to predict observations.
             **settings: Fields of ``SFTConfig``. The defaults are those of
-                :func:`~agentsgym.training.imitate.tiny_imitation_config`; a pretrained model needs a learning rate far
-                below its 3e-3.
+                :func:`~agentsgym.training.selection.imitate.tiny_imitation_config`; a pretrained model needs a learning
+                rate far below its 3e-3.
 
         Raises:
             ConfigError: ``num_steps`` is below 1, or there is nothing to imitate.

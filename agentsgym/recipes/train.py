@@ -31,7 +31,7 @@ from agentsgym.recipes.sections import PlacedError
 from agentsgym.recipes.warm_start import open_store, play_demonstrations, player_of, stored_demonstrations
 from agentsgym.texts import sentence_of, shown
 from agentsgym.tiny import HasVocabulary, environment_texts, tiny_model, tiny_policy
-from agentsgym.training.demonstrations import Demonstrations
+from agentsgym.training.objectives.demonstrations import Demonstrations
 
 if TYPE_CHECKING:
     from agentsgym.envs.base import MultistepEnv

@@ -9,7 +9,8 @@ from agentsgym._lazy import lazy
 
 if TYPE_CHECKING:
     from agentsgym.interop.grpo import rollout_func
+    from agentsgym.training.selection.imitate import tiny_imitation_config
 
-__all__ = ["rollout_func"]
+__all__ = ["rollout_func", "tiny_imitation_config"]
 
 __getattr__ = lazy(__name__)  # it loads torch

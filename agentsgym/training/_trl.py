@@ -17,7 +17,6 @@ from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.agents.policy.sharded import is_sharded, zero_stage
 from agentsgym.training import zero
 from agentsgym.training.tensors import labeled_head
-from agentsgym.training.tensors.labels import mask_labels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -261,13 +260,19 @@ class TRLInterface:
             ):
                 # The trained model's head always computes entropies; a reference model's head does not.
                 logprobs, entropies, *_ = self._trainer._get_per_token_logps_and_entropies(
-                    mask_labels(model, kept), rows, attention, width, compute_entropy=with_entropies
+                    labeled_head.mask_labels(model, kept), rows, attention, width, compute_entropy=with_entropies
                 )
                 entropies = entropies if with_entropies else torch.zeros_like(logprobs)
                 chunks.append((logprobs, entropies.masked_fill(kept[:, 1:] == 0, 0.0)))
         logprobs, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
         first = logprobs.new_zeros(len(ids), 1)
         return torch.cat([first, logprobs], dim=1), torch.cat([first, entropies], dim=1)
+
+    def score_policy(
+        self, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor, *, with_entropies: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Score tokens with the model being trained, as :meth:`score` does. Collective if weights are sharded."""
+        return self.score(self._trainer.model, ids, attention_mask, labeled, with_entropies=with_entropies)
 
     def logprobs(
         self, model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, labeled: torch.Tensor
@@ -278,7 +283,7 @@ class TRLInterface:
             (B, L), attached to its graph; the values of all other tokens are meaningless.
         """
         logprobs, *_ = self._trainer._get_per_token_logps_and_entropies(
-            mask_labels(model, labeled), ids, attention_mask, ids.shape[1] - 1
+            labeled_head.mask_labels(model, labeled), ids, attention_mask, ids.shape[1] - 1
         )
         return torch.cat([logprobs.new_zeros(len(ids), 1), logprobs], dim=1)
 

@@ -1,23 +1,23 @@
-"""Compute the loss of a micro-batch: TRL's loss on the columns with agent tokens, plus other losses on its tokens."""
+"""Compute the loss of a micro-batch: TRL's loss on the columns with agent tokens, plus the losses of objectives."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from agentsgym.batch.padding import round_up
 from agentsgym.training._trl import MicroBatch, TRLInterface
-from agentsgym.training.tensors.labels import mask_labels
+from agentsgym.training.objectives.objective import ForwardPass
+from agentsgym.training.tensors.labeled_head import mask_labels
 from agentsgym.training.tensors.token_batch import MIN_WIDTH
 
 if TYPE_CHECKING:
     from agentsgym.training.config import GRPOEnvConfig
-    from agentsgym.training.demonstrations import DemonstrationLoss
     from agentsgym.training.metrics.loss import LossStatistics
-    from agentsgym.training.policy.value_head import ValueModel
+    from agentsgym.training.objectives.objective import Objective
 
 TRLLoss = Callable[[Any, MicroBatch], torch.Tensor]
 """(model, inputs of TRL's loss) → the loss, 0-dim."""
@@ -31,12 +31,7 @@ class MicrobatchLoss:
     """
 
     def __init__(
-        self,
-        trl: TRLInterface,
-        args: GRPOEnvConfig,
-        statistics: LossStatistics,
-        value_model: ValueModel | None,
-        demonstrations: DemonstrationLoss | None,
+        self, trl: TRLInterface, args: GRPOEnvConfig, statistics: LossStatistics, objectives: Sequence[Objective]
     ) -> None:
         """Bind the loss to a run.
 
@@ -44,14 +39,13 @@ class MicrobatchLoss:
             trl: The interface to TRL's trainer.
             args: The settings.
             statistics: Updated by every training micro-batch.
-            value_model: The value head, whose loss is added; None without one.
-            demonstrations: The loss on demonstrations, which is added in training; None without one.
+            objectives: Their losses are added, in this order.
         """
         self._trl = trl
         self._args = args
         self._statistics = statistics
-        self._value_model = value_model
-        self._demonstrations = demonstrations
+        self._within = [one for one in objectives if one.metric and not one.has_own_pass]
+        self._apart = [one for one in objectives if one.has_own_pass]
         self._width_multiple = int(args.pad_to_multiple_of or 1)
 
     def __call__(self, model: Any, batch: MicroBatch, trl_loss: TRLLoss, *, is_training: bool) -> torch.Tensor:
@@ -67,16 +61,12 @@ class MicrobatchLoss:
             The loss, 0-dim; only the last part is still attached to its graph.
         """
         loss = self._policy_loss(model, batch, trl_loss, is_training=is_training)
-        if self._demonstrations is None or not is_training:
-            return loss
-        self._trl.backward(loss)
-        return loss.detach() + self._demonstration_loss(self._demonstrations, model)
-
-    def _demonstration_loss(self, demonstrations: DemonstrationLoss, model: Any) -> torch.Tensor:
-        """The weighted mean of -log p over the demonstrations of a micro-batch."""
-        summed, num_tokens = demonstrations(model)
-        self._statistics.add_mean("demonstration_loss", summed.detach(), num_tokens)
-        return demonstrations.weight * summed / num_tokens.clamp(min=1) / self._trl.accumulation_steps
+        for one in self._apart if is_training else ():
+            self._trl.backward(loss)
+            terms = one.own_terms(model)
+            self._statistics.add_mean(one.metric, terms.total, terms.count)
+            loss = loss.detach() + terms.weighted / terms.count.clamp(min=1) / self._trl.accumulation_steps
+        return loss
 
     def _policy_loss(self, model: Any, batch: MicroBatch, trl_loss: TRLLoss, *, is_training: bool) -> torch.Tensor:
         """Compute the loss on the rows of a generation batch, in parts if there are many. Collective."""
@@ -101,13 +91,13 @@ class MicrobatchLoss:
         # At least two columns: TRL's metrics would interpret a single column as one value per row.
         start = max(1, min(int(columns[0]), stop - 2)) if len(columns) else stop - 2
         inputs = loss_inputs(batch, start, stop)
-        weights: torch.Tensor | None = batch.get("observation_weights")
-        labeled = mask if weights is None else mask + weights  # no token has both
-        scored: list[torch.Tensor] = []
+        scored = [batch[one.scored_column] for one in self._within if one.scored_column]
+        labeled = sum(scored, start=mask)  # no token is both an agent's and an observation's
+        kept: list[torch.Tensor] = []
 
         def on_logprobs(logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
-            if weights is not None:
-                scored.append(logprobs)
+            kept.append(logprobs)
+            if scored:
                 logprobs = logprobs.masked_fill(inputs["tool_mask"] == 0, 0.0)
             if self._args.importance_sampling_level == "sequence":
                 use_sequence_ratio(inputs, logprobs)
@@ -115,47 +105,26 @@ class MicrobatchLoss:
                 self._statistics.update(batch["turn_index"][:, start:stop], inputs, logprobs, entropies)
             return logprobs
 
-        value_model = self._value_model
-        capturing = contextlib.nullcontext() if value_model is None else value_model.capture_hidden_states()
         has_tokens = bool(self._trl.sum_over_ranks(mask.sum()))
-        muting = contextlib.nullcontext() if has_tokens else self._trl.muted_metrics(is_training=is_training)
-        with self._trl.intercept_logprobs(on_logprobs), capturing, muting:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._trl.intercept_logprobs(on_logprobs))
+            for one in self._within:
+                stack.enter_context(one.capturing())
+            if not has_tokens:
+                stack.enter_context(self._trl.muted_metrics(is_training=is_training))
             loss = trl_loss(mask_labels(model, labeled[:, :stop]), inputs)
-        if weights is not None:
-            loss = loss + self._observation_loss(batch, weights[:, start:stop], scored[0], is_training=is_training)
-        return loss if value_model is None else loss + self._value_loss(batch, stop, is_training=is_training)
+        forward = ForwardPass(batch=batch, start=start, stop=stop, logprobs=kept[0], is_training=is_training)
+        return sum((self._added_loss(one, forward) for one in self._within), start=loss)
 
-    def _observation_loss(
-        self, batch: MicroBatch, weights: torch.Tensor, logprobs: torch.Tensor, *, is_training: bool
-    ) -> torch.Tensor:
-        """The weighted mean of -log p over the observation tokens of an optimizer step."""
-        num_tokens = self._per_step(batch["num_observation_tokens"], is_training=is_training)
-        if is_training:
-            is_weighted = weights > 0
-            self._statistics.add_mean("observation_loss", -logprobs[is_weighted].sum(), is_weighted.sum())
-        return -(weights * logprobs).sum() * self._trl.num_ranks / num_tokens
-
-    def _per_step(self, num_tokens: torch.Tensor, *, is_training: bool) -> torch.Tensor:
-        """The part of a generation batch's number of tokens in one optimizer step, counted as TRL counts tokens."""
-        num_tokens = num_tokens.clamp(min=1)
-        if not is_training:
-            return num_tokens
-        steps = cast("int", self._args.steps_per_generation)  # TRL has filled it in
-        return num_tokens * self._trl.accumulation_steps / steps
-
-    def _value_loss(self, batch: MicroBatch, stop: int, *, is_training: bool) -> torch.Tensor:
-        """The value head's loss: a mean over the targets of an optimizer step."""
-        value_model = cast("ValueModel", self._value_model)
-        num_targets = self._per_step(batch["num_value_targets"], is_training=is_training)
-        value_model.train(is_training)
-        ids, attention_mask, targets = (
-            batch[name][:, :stop] for name in ("prompt_completion_ids", "attention_mask", "value_targets")
-        )
-        loss = value_model.loss(ids, attention_mask, targets, num_targets)
-        if is_training:
-            summed = loss * num_targets / self._trl.num_ranks
-            self._statistics.add_mean("value_loss", summed, targets.isfinite().sum())
-        return loss
+    def _added_loss(self, objective: Objective, forward: ForwardPass) -> torch.Tensor:
+        """The part of these rows in the mean of an objective's terms over an optimizer step."""
+        terms, num_terms = objective.terms(forward), forward.batch[objective.count_column].clamp(min=1)
+        if forward.is_training:
+            self._statistics.add_mean(objective.metric, terms.total, terms.count)
+            # The part of a generation batch in one optimizer step, counted as TRL counts tokens.
+            steps = cast("int", self._args.steps_per_generation)  # TRL has filled it in
+            num_terms = num_terms * self._trl.accumulation_steps / steps
+        return terms.weighted * self._trl.num_ranks / num_terms
 
 
 def loss_inputs(batch: Mapping[str, Any], start: int, stop: int) -> MicroBatch:

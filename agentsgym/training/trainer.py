@@ -24,7 +24,6 @@ from agentsgym.ranks import all_gather_objects, count_real_rollouts, gather_to_m
 from agentsgym.statistics.metrics import Evaluation, summarize_outcomes
 from agentsgym.training._trl import TRLInterface, unused_reward
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.demonstrations import DemonstrationLoss, Demonstrations
 from agentsgym.training.generation.asynchronous import AsyncRolloutGenerator
 from agentsgym.training.generation.batch import GenerationBatch, Phase, PlayedEvaluation
 from agentsgym.training.generation.generator import RolloutGenerator
@@ -37,13 +36,15 @@ from agentsgym.training.memory import MemoryWarning
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
 from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metrics, rollout_metrics
+from agentsgym.training.model_checks import check_model, check_parts, check_sharding
+from agentsgym.training.objectives.demonstrations import DemonstrationLoss
+from agentsgym.training.objectives.distillation import TeacherAdvantages
+from agentsgym.training.objectives.observations import ObservationLoss
+from agentsgym.training.objectives.value_head import ValueLoss, ValueModel
 from agentsgym.training.observing import BatchObserver, ObservedBatch, build_observers, flushing
-from agentsgym.training.policy.build import build_value_model, check_model, check_parts, check_sharding
-from agentsgym.training.policy.value_head import StepValueHead
 from agentsgym.training.tensors.dependence import dependence_on_ranks, drawn_turns
 from agentsgym.training.tensors.importance import gap_metrics
 from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
-from agentsgym.training.tensors.observations import observation_columns
 from agentsgym.training.tensors.token_batch import TokenBatch, trl_batch
 from agentsgym.training.trackers import begin_trackio, set_up_reports
 from agentsgym.training.validation import reject_trl_arguments
@@ -58,8 +59,10 @@ if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
     from agentsgym.credit.scored import ScoredRollout
     from agentsgym.envs.base import MultistepEnv
-    from agentsgym.training.curriculum import Curriculum
-    from agentsgym.training.distillation import Distillation
+    from agentsgym.training.objectives.demonstrations import Demonstrations
+    from agentsgym.training.objectives.distillation import Distillation
+    from agentsgym.training.objectives.objective import Objective
+    from agentsgym.training.selection.curriculum import Curriculum
 
 
 class GRPOEnvTrainer(RestartableTrainer):
@@ -74,6 +77,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         environments: The environments of the rows.
         generator: Plays the rows.
         value_model: Predicts returns for ``turn_gae`` and ``bilevel_gae``; None without ``args.value_head``.
+        objectives: What is learned in addition to the advantages, in the order in which the losses are added.
         statistics: Per-turn loss statistics since the last log.
         observers: Callbacks that receive every generation batch: those in ``callbacks``, and those that store or show
             the rollouts as configured in ``args``.
@@ -157,17 +161,20 @@ class GRPOEnvTrainer(RestartableTrainer):
         self._trl.set_up()
         tokenizer = cast("PreTrainedTokenizerBase", self.processing_class)
         self.environments = build_environments(env, tokenizer, self.args, train_dataset, eval_dataset)
-        self.curriculum, self.distillation = curriculum, distillation
-        self._demonstrations = demonstrations and DemonstrationLoss(demonstrations, self._trl, args.seed)
-        self._build(tokenizer, agent)
+        self.curriculum = curriculum
+        self._build(tokenizer, agent, distillation, demonstrations)
 
-    def _build(self, tokenizer: PreTrainedTokenizerBase, agent: Agent | None) -> None:
+    def _build(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        agent: Agent | None,
+        distillation: Distillation | None,
+        demonstrations: Demonstrations | None,
+    ) -> None:
         args, trl = self.args, self._trl
         policy, accelerator = trl.policy(), self.accelerator
         flags = {"has_aux_loss": trl.has_aux_loss, "has_own_scheduler": self.lr_scheduler is not None}
         check_parts(policy, tokenizer, args, accelerator, **flags)
-        if self.distillation is not None:
-            self.distillation.prepare(policy, trl.device)
         if agent is None:
             limits: dict[str, Any] = {"max_turn_tokens": args.max_turn_tokens, "stop": tuple(args.stop_strings or ())}
             agent = build_policy(policy, tokenizer, args, accelerator, trl.vllm_generation, **limits)
@@ -179,15 +186,21 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.generator = generator_type(self.environments, agent, args, self.train_dataset, self.curriculum)
         self._diagnostics = Diagnostics(args, self.estimator)
         self.statistics = LossStatistics(args.loss, **trl.clip_epsilons, device=trl.device)
-        self.value_model = build_value_model(policy, args, accelerator)
-        self._microbatch_loss = MicrobatchLoss(trl, args, self.statistics, self.value_model, self._demonstrations)
+        head: dict[str, Any] = {"kind": args.value_head, **args.value_head_options, "context": accelerator.autocast}
+        self.value_model = None if args.value_head is None else ValueModel(policy, **head)
+        objectives = [
+            None if args.observation_loss is None else ObservationLoss(args, trl),
+            self.value_model and ValueLoss(self.value_model, trl),
+            distillation and TeacherAdvantages(distillation, args, trl, tokenizer),
+            demonstrations and DemonstrationLoss(demonstrations, trl, args.seed),
+        ]
+        self.objectives: list[Objective] = [one for one in objectives if one is not None]
+        self._microbatch_loss = MicrobatchLoss(trl, args, self.statistics, self.objectives)
         set_up_reports(self.callback_handler.callbacks, args.tracked_groups, args.printed_groups)
         observers = build_observers(args, self.environments, self.estimator)
-        for callback in (MemoryWarning(), *observers, FlushMetrics(self.flush_statistics)):
+        for callback in (MemoryWarning(), *observers, FlushMetrics(self.flush_statistics), *self.objectives):
             self.add_callback(callback)
         self.observers = [one for one in self.callback_handler.callbacks if isinstance(one, BatchObserver)]
-        if self.value_model is not None:
-            self.add_callback(StepValueHead(self.value_model))
         self._set_up_lifecycle(trl)
         self.generator.interrupt = self._preemption.interrupt
         self.generator.gathered_weights = trl.gathered_weights
@@ -201,8 +214,6 @@ class GRPOEnvTrainer(RestartableTrainer):
         self.statistics.clear()
         if self.curriculum is not None:
             self.curriculum.reset()
-        if self._demonstrations is not None:
-            self._demonstrations.begin_run()
         self.generator.policy.weights_changed()
         self._trl.reset_run_state()
 
@@ -221,10 +232,8 @@ class GRPOEnvTrainer(RestartableTrainer):
             ``prompt_completion_ids``, ``attention_mask``, ``agent_token_mask``, ``advantages`` and ``turn_index`` (-1
             on all other tokens), all (B, L), where B is the number of rows of the layout, padding rows included;
             ``old_per_token_logps``, ``ref_per_token_logps``, ``sampling_per_token_logps``, (under vLLM)
-            ``importance_sampling_ratio`` and (with a value head) ``value_targets``, (B, L) or None;
-            ``num_items_in_batch`` and ``num_value_targets``, the agent tokens and value targets of all ranks, and
-            ``num_rollouts``, the number of rollouts of this rank, all 0-dim; with ``observation_loss_weight``,
-            ``observation_weights`` (B, L) and ``num_observation_tokens``.
+            ``importance_sampling_ratio``, (B, L) or None; ``num_items_in_batch``, the agent tokens of all ranks, and
+            ``num_rollouts``, the number of rollouts of this rank, 0-dim; and the columns of the objectives.
         """
         phase = self._phase()
         with self._preemption.pace.rollouts(is_training=phase.is_training):
@@ -254,26 +263,11 @@ class GRPOEnvTrainer(RestartableTrainer):
             logprobs,
             loss_type=self.args.loss,
             multiplies_ratio=self.args.use_vllm,
-            added=self._taught(batch, tokens, mask) if self.distillation and phase.is_training else None,
+            added=[one.advantages(observed) for one in self.objectives],
         )
-        if "value_targets" in columns:
-            num_targets = columns["value_targets"].isfinite().sum()
-            columns["num_value_targets"] = self._trl.sum_over_ranks(num_targets)
-        if (weights := self.args.observation_loss) is not None:
-            included, sum_over_ranks = advantages.included, self._trl.sum_over_ranks
-            columns |= observation_columns(batch.trajectories, included, weights, tokens, sum_over_ranks)
+        for objective in self.objectives:
+            columns |= objective.columns(observed)
         return columns
-
-    def _taught(self, batch: GenerationBatch, tokens: TokenBatch, mask: torch.Tensor) -> torch.Tensor:
-        """What the teacher adds to the advantages, (B, L). Collective."""
-        score = partial(self._trl.score, self.model, with_entropies=False)
-        tokenizer, distillation = cast("PreTrainedTokenizerBase", self.processing_class), self.distillation
-        added, gaps = cast("Distillation", distillation).advantages(
-            tokens, mask, batch.trajectories, tokenizer, score, self.args
-        )
-        total, count = self._trl.sum_over_ranks(torch.stack([gaps.sum(), mask.sum().to(gaps)])).tolist()
-        self._trl.record_metrics({"distillation/kl": -total / max(1.0, count)}, is_training=True)
-        return added
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Return TRL's micro-batch, with rows regrouped by length if that does not change the gradient."""
@@ -426,7 +420,7 @@ class GRPOEnvTrainer(RestartableTrainer):
             compares=self._compares(phase),
         )
         columns = tokens.ids, tokens.attention_mask, mask
-        scored = token_logprobs(*columns, tokens.recorded_logprobs, plan, partial(self._trl.score, self.model))
+        scored = token_logprobs(*columns, tokens.recorded_logprobs, plan, self._trl.score_policy)
         return replace(scored, reference=self._trl.score_reference(*columns))
 
     def _compares(self, phase: Phase) -> bool:
@@ -459,7 +453,7 @@ class GRPOEnvTrainer(RestartableTrainer):
         if self._compares(phase):
             groups = [index // phase.num_rollouts for index in batch.local_indices]
             exchanges = drawn_turns(batch.trajectories, groups, phase.index)
-            score = partial(trl.score, self.model, with_entropies=False)
+            score = partial(trl.score_policy, with_entropies=False)
             metrics |= dependence_on_ranks(exchanges, score, self._pad_token_id, trl.device)
         if is_training:
             self._diagnostics.collapse.add(metrics, entropy)

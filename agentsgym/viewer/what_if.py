@@ -178,14 +178,14 @@ class WhatIf:
         estimates: list[list[Any]] = []
         for place, (record, turns) in enumerate(zip(self.records, found.entries, strict=True)):
             entries = _token_entries(record, turns, request, assigner.estimator) if is_per_token else turns
-            for weight in found.weights:
-                entries = [
+            estimates.append(
+                [
                     [one * factor for one in cast("Sequence[float]", entry)]
                     if isinstance(entry, Sequence)
                     else entry * factor
-                    for entry, factor in zip(entries, weight[place], strict=True)
+                    for entry, factor in zip(entries, found.weights[place], strict=True)
                 ]
-            estimates.append([*entries])
+            )
         return estimates
 
     def _scored(self, place: int, request: Request) -> ScoredRollout:

@@ -32,7 +32,7 @@ play = rollout_func(max_turn_tokens=12)
 def main(folder: Path = Path("data"), num_tasks: int = 256, warm_up: int = 200) -> None:
     """Write the files that the YAML reads: tasks as prompts, and a tiny policy after imitation."""
     from agentsgym.tiny import tiny_policy  # noqa: PLC0415  # not needed when Axolotl imports this module
-    from agentsgym.training.imitate import imitate, tiny_imitation_config  # noqa: PLC0415
+    from agentsgym.training.selection.imitate import imitate, tiny_imitation_config  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
     rows = TwentyQuestionsEnv.get_train_dataset(ENV_CONFIG, size=num_tasks, split="all")

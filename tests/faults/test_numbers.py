@@ -18,7 +18,7 @@ from agentsgym.agents.policy.sampling import Sampler, SamplingParams
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.errors import ConfigError, NonFiniteError, TooManyFailuresError
 from agentsgym.training.finite import check_weights
-from agentsgym.training.imitate import imitate, imitation_config
+from agentsgym.training.selection.imitate import imitate, imitation_config
 from agentsgym.types import Action, TurnRequest
 
 pytestmark = pytest.mark.filterwarnings("default")  # the trainer's libraries warn

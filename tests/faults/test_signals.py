@@ -23,7 +23,7 @@ from agentsgym import Preempted
 from agentsgym.errors import ConfigError
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.training.lifecycle import signals
-from agentsgym.training.lifecycle.pace import CyclePace
+from agentsgym.training.lifecycle.preemption import CyclePace
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 SCHEDULES: dict[str, dict[str, Any]] = {

@@ -111,7 +111,7 @@ def test_everything_that_is_done_with_rollouts_is_done_with_them(tmp_path: Path)
 @pytest.mark.filterwarnings("default")  # TRL's own
 def test_they_are_imitated() -> None:
     from agentsgym.tiny import tiny_policy  # noqa: PLC0415  # torch
-    from agentsgym.training.imitate import imitate, imitation_rows, tiny_imitation_config  # noqa: PLC0415
+    from agentsgym.training.selection.imitate import imitate, imitation_rows, tiny_imitation_config  # noqa: PLC0415
 
     words = [message["content"] for row in ROWS for message in row["messages"]]
     model, tokenizer = tiny_policy(words)

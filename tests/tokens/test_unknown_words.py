@@ -15,7 +15,7 @@ from agentsgym.errors import ConfigError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tiny import tiny_policy, tiny_tokenizer
 from agentsgym.tokens.unknown_words import unknown_id, unknown_words
-from agentsgym.training.imitate import imitate, tiny_imitation_config
+from agentsgym.training.selection.imitate import imitate, tiny_imitation_config
 
 WORDS = ["You are in the hall.", "It is a clock?", *"123456789"]
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 from agentsgym.agents.base import Agent
 from agentsgym.tiny import tiny_policy
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.demonstrations import Demonstrations
+from agentsgym.training.objectives.demonstrations import Demonstrations
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 __all__ = ["NUMBERS", "GuessNumber", "SayBlue"]  # the games, beside what stands here

@@ -32,7 +32,7 @@ from agentsgym.credit.outcomes import grpo
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.store.reader import RolloutStore
-from agentsgym.training.curriculum import Curriculum
+from agentsgym.training.selection.curriculum import Curriculum
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Action, Message, TurnRequest
 

@@ -25,8 +25,8 @@ from agentsgym.agents.policy.copied import CopiedPolicyAgent
 from agentsgym.agents.trained import BatchStart, TrainedPolicy
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.store.reader import RolloutStore
-from agentsgym.training.curriculum import Curriculum
 from agentsgym.training.generation.asynchronous import AsyncRolloutGenerator
+from agentsgym.training.selection.curriculum import Curriculum
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Trajectory, TurnRequest
 

@@ -14,7 +14,7 @@ from datasets import Dataset, IterableDataset
 from games import GuessNumber, logged, trainer_of
 
 from agentsgym.errors import ConfigError
-from agentsgym.training.curriculum import Curriculum
+from agentsgym.training.selection.curriculum import Curriculum
 
 pytestmark = pytest.mark.filterwarnings("default")
 

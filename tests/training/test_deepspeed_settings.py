@@ -18,7 +18,7 @@ from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.training import zero
 from agentsgym.training.lifecycle.checkpoint_files import write_manifest
 from agentsgym.training.lifecycle.resuming import facts_of, find_resume_point
-from agentsgym.training.policy.build import check_parts
+from agentsgym.training.model_checks import check_parts
 
 LAUNCHED = "ACCELERATE_USE_DEEPSPEED"
 

@@ -13,7 +13,7 @@ from test_trl_interface import Batch, parameter_gradients
 
 from agentsgym.errors import ConfigError
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.demonstrations import Demonstrations
+from agentsgym.training.objectives.demonstrations import DemonstrationLoss, Demonstrations
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 ONE = demonstrated(1)
@@ -87,14 +87,15 @@ def test_a_policy_imitates_where_rewards_teach_nothing(tmp_path: Path) -> None:
 
 def test_micro_batches_and_steps_draw_different_demonstrations(tmp_path: Path) -> None:
     trainer, _ = exact(tmp_path, demonstrations=demonstrated(50, batch_size=2))
-    demonstrations: Any = trainer._demonstrations
+    [demonstrations] = trainer.objectives
+    assert isinstance(demonstrations, DemonstrationLoss)
     drawn = [demonstrations._draw()[0].tolist() for _ in range(8)]
     assert len({str(one) for one in drawn}) > 4
     trainer.state.global_step += 1
     assert demonstrations._draw()[0].tolist() != drawn[0]
     trainer.state.global_step -= 1
     assert demonstrations._draw()[0].tolist() == drawn[0]
-    trainer._begin_run()  # after an interruption in the middle of this step
+    demonstrations.on_train_begin(trainer.args, trainer.state, trainer.control)  # after an interruption in this step
     assert demonstrations._draw()[0].tolist() == drawn[0]
 
 

@@ -16,7 +16,7 @@ from agentsgym import Distillation, PolicyAgent
 from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.errors import ConfigError
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.distillation import added_advantages
+from agentsgym.training.objectives.distillation import TeacherAdvantages, added_advantages
 from agentsgym.training.tensors.scoring import plain_logprobs
 from agentsgym.training.tensors.token_batch import TokenBatch
 
@@ -62,7 +62,13 @@ def hint(trajectory: Any) -> str | None:
     return "Higher." if trajectory.task_data["seed"] % 2 else None
 
 
-def test_the_teacher_reads_the_context_and_then_the_row() -> None:
+def teaching(folder: Path, given: Distillation, **changes: Any) -> TeacherAdvantages:
+    [objective] = prepared(folder, distillation=given, **changes).objectives
+    assert isinstance(objective, TeacherAdvantages)
+    return objective
+
+
+def test_the_teacher_reads_the_context_and_then_the_row(tmp_path: Path) -> None:
     model, tokenizer = policy()
     env = GuessNumber(tokenizer)
     rollouts = env.rollout([{"seed": n} for n in range(4)], PolicyAgent(model, tokenizer, max_turn_tokens=4))
@@ -70,12 +76,9 @@ def test_the_teacher_reads_the_context_and_then_the_row() -> None:
     tokens = TokenBatch.stack(rollouts, rows, pad_token_id=0, num_rows=len(rows) + 1)
     mask = tokens.agent_token_mask([True, True, True, False])
     teacher, _ = policy(seed=1)
-    given = Distillation(teacher=teacher, context=hint, weight=0.5)
-
-    class Settings:
-        per_device_train_batch_size, temperature = 2, 0.7
-
-    added, gaps = given.advantages(tokens, mask, rollouts, tokenizer, pytest.fail, Settings())  # pyright: ignore[reportArgumentType]
+    changes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "temperature": 0.7}
+    given = Distillation(teacher=teacher, context=hint)
+    gaps = teaching(tmp_path, given, **changes).gaps(tokens, mask, rollouts)
     before = env.chat_format.render([{"role": "system", "content": "Higher."}], add_prompt=False)
     for index, one in enumerate(rollouts):
         context = before if one.task_data["seed"] % 2 else []
@@ -87,18 +90,19 @@ def test_the_teacher_reads_the_context_and_then_the_row() -> None:
                 taught = float(logits[len(context) + place - 1, one.token_ids[place]])
                 expected = (taught - one.logprobs[place]) * int(mask[index, place])
                 assert float(gaps[index, place]) == pytest.approx(expected, abs=1e-5)
-    assert torch.equal(added, 0.5 * gaps)
     assert not gaps[~mask.bool()].any()
 
 
-def test_a_conversation_begins_once() -> None:
+def test_a_conversation_begins_once(tmp_path: Path) -> None:
     model, tokenizer = tiny_policy(["one two three"])
     tokenizer.bos_token = "<|im_start|>" if "<|im_start|>" in tokenizer.get_vocab() else tokenizer.eos_token
     env = GuessNumber(tokenizer)
     [rollout] = env.rollout([{"seed": 1}], PolicyAgent(model, tokenizer, max_turn_tokens=2))
     tokens = TokenBatch.stack([rollout], trajectory_rows(0, rollout), pad_token_id=0)
     mask = tokens.agent_token_mask([True])
-    ids, attention, labeled = Distillation(context=hint)._teacher_rows(tokens, mask, [rollout], tokenizer)
+    trainer = prepared(tmp_path)
+    teacher = TeacherAdvantages(Distillation(context=hint), trainer.args, trainer._trl, tokenizer)
+    ids, attention, labeled = teacher.teacher_rows(tokens, mask, [rollout])
     own, begun = tokens.ids[0].tolist(), ids[0].tolist()
     is_begun = own[0] == tokenizer.bos_token_id
     assert begun[-(len(own) - is_begun) :] == own[is_begun:]
@@ -130,14 +134,12 @@ def test_a_policy_is_its_own_teacher_with_a_context(tmp_path: Path) -> None:
 
 
 def test_the_gaps_are_added_to_the_advantages(tmp_path: Path) -> None:
-    plain, taught = (prepared(tmp_path) for _ in range(2))
-    taught.distillation = Distillation(teacher=policy(seed=5)[0], weight=0.5)
+    teacher, _ = policy(seed=5)
+    plain, taught = prepared(tmp_path), prepared(tmp_path, distillation=Distillation(teacher=teacher, weight=0.5))
     before, after = (one._generate_and_score_completions(ROWS_WITH_FAILURES) for one in (plain, taught))
     assert torch.equal(before["prompt_completion_ids"], after["prompt_completion_ids"])
     mask = before["agent_token_mask"]
-    scored = plain_logprobs(
-        taught.distillation.teacher, before["prompt_completion_ids"], before["attention_mask"], mask
-    )
+    scored = plain_logprobs(teacher, before["prompt_completion_ids"], before["attention_mask"], mask)
     own = plain_logprobs(plain.model, before["prompt_completion_ids"], before["attention_mask"], mask)
     assert torch.allclose(after["advantages"] - before["advantages"], 0.5 * (scored - own), atol=1e-4)
 

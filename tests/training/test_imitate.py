@@ -16,7 +16,13 @@ from trl.trainer import base_trainer
 
 from agentsgym.errors import ConfigError
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.imitate import bucketed_order, imitate, imitation_config, imitation_rows, tiny_imitation_config
+from agentsgym.training.selection.imitate import (
+    bucketed_order,
+    imitate,
+    imitation_config,
+    imitation_rows,
+    tiny_imitation_config,
+)
 from agentsgym.types import StopReason, Trajectory, Turn
 
 QUESTIONS = ["Is it alive?", "Is it red?", "Is it a clock?", "Is it a dog?"]

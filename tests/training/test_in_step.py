@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from agentsgym.agents.policy.sharded import LockstepForward, ShardedForwardError, policy_agent_type
 from agentsgym.errors import ConfigError
-from agentsgym.training.policy.build import check_parts
+from agentsgym.training.model_checks import check_parts
 
 SYNCED = {"sync_ref_model": True, "beta": 0.1}
 

@@ -17,7 +17,7 @@ from games import logged, settings
 from agentsgym import GRPOEnvTrainer, RandomAgent, ScriptedAgent, tiny_policy
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.errors import ConfigError, MissingDependencyError
-from agentsgym.training.league import League
+from agentsgym.training.selection.league import League
 from agentsgym.types import TurnRequest
 
 CONFIG: dict[str, Any] = {"game": "TicTacToe-v0", "errors_in_a_row": 0, "seat": 0}

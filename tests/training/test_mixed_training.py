@@ -14,7 +14,7 @@ from mixed_envs import Guess, LookUp, SayItTwice, SayTheColor
 
 from agentsgym import Curriculum, GRPOEnvTrainer, PolicyAgent, evaluate_mixed, imitate, make, mix, tiny_policy
 from agentsgym.tiny import call_text
-from agentsgym.training.imitate import tiny_imitation_config
+from agentsgym.training import tiny_imitation_config
 
 pytestmark = pytest.mark.filterwarnings("default")
 

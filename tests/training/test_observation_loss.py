@@ -13,14 +13,12 @@ from test_trl_interface import Batch, parameter_gradients
 from test_turn_layout import newest
 
 from agentsgym.errors import ConfigError
-from agentsgym.training.tensors.observations import observation_weights
+from agentsgym.training.objectives.observations import observation_weights
 from agentsgym.training.trainer import GRPOEnvTrainer
-
-COLUMNS = {"observation_weights", "num_observation_tokens"}
 
 
 def without(batch: Batch) -> Batch:
-    return {name: value for name, value in batch.items() if name not in COLUMNS}
+    return {**batch, "observation_weights": torch.zeros_like(batch["observation_weights"])}
 
 
 def expected(trainer: GRPOEnvTrainer, batch: Batch) -> torch.Tensor:

@@ -12,7 +12,7 @@ from games import logged, settings
 from agentsgym import GRPOEnvTrainer, PolicyAgent, RandomAgent, evaluate_mixed, imitate, make, mix, tiny_policy
 from agentsgym.envs import Gymnasium, PriceList, ReasoningEvals, Search, TextArena, TwentyQuestions
 from agentsgym.envs.TextArena.references import reference_for
-from agentsgym.training.imitate import tiny_imitation_config
+from agentsgym.training import tiny_imitation_config
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -35,7 +35,7 @@ from value_heads import (
 
 from agentsgym.errors import ConfigError
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.policy.value_head import VALUE_HEAD_FILE
+from agentsgym.training.objectives.value_head import VALUE_HEAD_FILE
 
 both = pytest.mark.parametrize("kind", ["shared", "separate"])
 
@@ -113,7 +113,7 @@ def test_rows_add_up_over_micro_batches(kind: str) -> None:
         rows = slice(row, row + 1)
         with own.capture_hidden_states():
             model(input_ids=ids[rows], attention_mask=MASK[rows])
-        parts.append(own.loss(ids[rows], MASK[rows], targets[rows], targets.isfinite().sum()))
+        parts.append(own.loss(ids[rows], MASK[rows], targets[rows]) / targets.isfinite().sum())
     torch.testing.assert_close(sum(parts), loss_of(own, model, targets))
 
 
@@ -189,10 +189,10 @@ def test_what_was_captured_is_used_once() -> None:
     model, targets = policy(), some_targets()
     own = value_model(model, "shared")
     with pytest.raises(RuntimeError, match=r"inside capture_hidden_states\(\) first"):
-        own.loss(some_ids(model), MASK, targets, 9)
+        own.loss(some_ids(model), MASK, targets)
     loss_of(own, model, targets)
     with pytest.raises(RuntimeError, match=r"inside capture_hidden_states\(\) first"):
-        own.loss(some_ids(model), MASK, targets, 9)
+        own.loss(some_ids(model), MASK, targets)
 
 
 def rows_and_worth(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -215,7 +215,7 @@ def test_it_learns_what_states_are_worth(kind: str) -> None:
         ids, targets = rows_and_worth(generator)
         with own.capture_hidden_states():
             model(input_ids=ids)
-        loss = own.loss(ids, torch.ones_like(ids), targets, targets.isfinite().sum())
+        loss = own.loss(ids, torch.ones_like(ids), targets) / targets.isfinite().sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -299,7 +299,7 @@ def test_trls_own_forward_is_observed_with_its_gradient(
     with own.capture_hidden_states():
         logps, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, MASK, ids.shape[1] - 2)
     assert logps.requires_grad
-    loss = own.loss(ids, MASK, targets, 9)
+    loss = own.loss(ids, MASK, targets) / 9
     plain = loss_of(own, trainer.model, targets)
     torch.testing.assert_close(loss, plain)
     parameters = [part for part in trainer.model.parameters() if part.requires_grad]

@@ -14,7 +14,7 @@ from games import GuessNumber, logged, policy, settings, tasks, trainer_of
 from test_resume import Interruption, assert_equal_weights, history, trained
 
 from agentsgym.errors import ConfigError
-from agentsgym.training.policy.build import check_parts
+from agentsgym.training.model_checks import check_parts
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 KINDS = [

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.policy.value_head import ValueModel
+from agentsgym.training.objectives.value_head import ValueModel
 
 LENGTHS = (9, 4, 7)  # of the rows; the batch is wider than the longest
 MASK = torch.tensor([[1] * length + [0] * (11 - length) for length in LENGTHS])
@@ -66,7 +66,7 @@ def loss_of(own: ValueModel, model: Any, targets: torch.Tensor, num_targets: Any
     count = targets.isfinite().sum() if num_targets is None else num_targets
     with own.capture_hidden_states():
         model(input_ids=ids[:, :last], attention_mask=MASK[:, :last])
-    return own.loss(ids, MASK, targets, count)
+    return own.loss(ids, MASK, targets) / count
 
 
 def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:

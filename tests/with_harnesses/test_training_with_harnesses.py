@@ -28,7 +28,7 @@ from smolagents import CodeAgent, LogLevel, OpenAIModel
 from agentsgym import Agent, GRPOEnvTrainer, imitate
 from agentsgym.envs.AgentProgram import AgentProgramEnv, Endpoint, ProgramOutcome
 from agentsgym.tiny import tiny_model, tiny_policy
-from agentsgym.training.imitate import tiny_imitation_config
+from agentsgym.training import tiny_imitation_config
 from agentsgym.types import Trajectory
 
 agents.set_tracing_disabled(True)

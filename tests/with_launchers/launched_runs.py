@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from agentsgym.envs.TwentyQuestions import ImitationPlayer, TwentyQuestionsEnv
 from agentsgym.tiny import tiny_policy
-from agentsgym.training.imitate import imitate, tiny_imitation_config
+from agentsgym.training.selection.imitate import imitate, tiny_imitation_config
 
 LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
 GAME: dict[str, Any] = {"objects": ["cat", "dog", "apple", "clock"], "max_steps_per_episode": 4, "system_prompt": ""}

@@ -27,7 +27,7 @@ from agentsgym import (
 )
 from agentsgym.agents.policy.loading import is_slow_in_bfloat16, load_model
 from agentsgym.envs.TwentyQuestions import ImitationPlayer, TwentyQuestionsEnv
-from agentsgym.training.imitate import imitation_config
+from agentsgym.training.selection.imitate import imitation_config
 from benchmarks.real_games import NumberGuessing
 
 TASKS = [{"seed": seed} for seed in range(8)]

@@ -28,7 +28,7 @@ from agentsgym.ranks import DeferredError, all_gather_objects
 from agentsgym.training.generation.ahead import Group, PlayedGroup, RolloutsAhead
 from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.generator import RolloutGenerator
-from agentsgym.training.generation.in_flight import GroupsInFlight, TaskOrder
+from agentsgym.training.generation.in_flight import GroupsInFlight, TaskOrder, TaskSource
 from agentsgym.training.metrics.rollouts import RolloutSummary
 from agentsgym.training.metrics.staleness import StalenessSums, staleness_metrics
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from agentsgym.envs.dataset_rows import DatasetRow
     from agentsgym.envs.datasets.environments import Environments
     from agentsgym.training.config import GRPOEnvConfig
-    from agentsgym.training.curriculum import Curriculum
     from agentsgym.types import Trajectory
 
 
@@ -50,7 +49,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
     """
 
     def __init__(
-        self, environments: Environments, agent: Any, args: GRPOEnvConfig, dataset: Any, curriculum: Curriculum | None
+        self, environments: Environments, agent: Any, args: GRPOEnvConfig, dataset: Any, curriculum: TaskSource | None
     ) -> None:
         num_rows = args.per_device_train_batch_size * cast("int", args.steps_per_generation)  # set by TRL
         if num_rows % cast("int", args.num_generations):

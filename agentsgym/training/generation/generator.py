@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from agentsgym.envs.datasets.environments import Environments
     from agentsgym.envs.trial import Trial
     from agentsgym.training.config import GRPOEnvConfig
-    from agentsgym.training.curriculum import Curriculum
-    from agentsgym.training.generation.in_flight import TaskOrder
+    from agentsgym.training.generation.in_flight import TaskOrder, TaskSource
     from agentsgym.types import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ class RolloutGenerator:
     order: TaskOrder | None = None
 
     def __init__(
-        self, environments: Environments, agent: Any, args: GRPOEnvConfig, dataset: Any, curriculum: Curriculum | None
+        self, environments: Environments, agent: Any, args: GRPOEnvConfig, dataset: Any, curriculum: TaskSource | None
     ) -> None:
         """Create the configured pool, without playing anything.
 

@@ -10,11 +10,29 @@ since dropping long ones would bias training.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agentsgym.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from agentsgym.envs.dataset_rows import DatasetRow
+    from agentsgym.training.metrics.rollouts import RolloutSummary
+
+
+class TaskSource(Protocol):
+    """Draws tasks by the results so far: a :class:`~agentsgym.training.selection.curriculum.Curriculum`."""
+
+    def bind(self, dataset: Any) -> None:
+        """Set the rows to draw from."""
+
+    def draw(self, *seed_parts: str | int) -> int:
+        """Return the index of a row."""
+        ...
+
+    def record(self, rows: Sequence[DatasetRow], rollouts: Iterable[RolloutSummary]) -> None:
+        """Record the results of rollouts."""
 
 
 class TaskOrder:

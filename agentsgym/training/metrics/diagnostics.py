@@ -1,17 +1,16 @@
-"""Warn about settings that do not fit the rollouts of a run."""
+"""Warn about settings that do not fit the rollouts of a run, and about a policy that stopped exploring or reading."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from agentsgym.credit.advantages import step_group_sizes
 from agentsgym.credit.traits import reads_token_rewards, traits_of
-from agentsgym.training.metrics.collapse import CollapseWatch
 
 if TYPE_CHECKING:
     from agentsgym.credit.bound import BoundEstimator
@@ -21,11 +20,88 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LONG_ROLLOUT = 500
-_MANY_FLAT_BATCHES = 10
+_LONG_ROLLOUT: Final = 500
+_MANY_FLAT_BATCHES: Final = 10
+_NUM_BATCHES: Final = 5  # that are averaged
+_NUM_COMPARISONS: Final = 3
+_SMALL_ENTROPY: Final = 0.25  # of what it was
+_SMALL_INFORMATION: Final = 0.1
+_MIN_INFORMATION: Final = 0.3  # nats; below, the answers never depended on the prompt
+_SOLVED: Final = 0.75
 
 
-class Diagnostics:
+class _Warnings:
+    """Logs each warning once."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def _warn_once(self, message: str, *values: object) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning(message, *values)
+
+
+class CollapseWatch(_Warnings):
+    """Compares the policy's entropy and the dependence on its prompts with their earlier values; warns once of each.
+
+    A policy that solves more than three in four tasks may be as certain as it likes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: list[float] = []
+        self._recent: deque[float] = deque(maxlen=_NUM_BATCHES)
+        self._information: deque[float] = deque(maxlen=_NUM_COMPARISONS)
+        self._most_information = 0.0
+
+    def add(self, metrics: Mapping[str, float], entropy: float | None) -> None:
+        """Add a training batch.
+
+        Args:
+            metrics: The metrics of the batch.
+            entropy: Mean of -log p over the sampled tokens, in nats; None if unknown.
+        """
+        if metrics.get("win_rate", 0.0) > _SOLVED:
+            return
+        if entropy is not None:
+            self._check_entropy(entropy, metrics.get("frac_reward_zero_std", 0.0))
+        information = metrics.get("prompt_dependence/mutual_information")
+        if information is not None:
+            self._check_information(information)
+
+    def _check_entropy(self, entropy: float, num_equal: float) -> None:
+        if len(self._first) < _NUM_BATCHES:
+            self._first.append(entropy)
+            return
+        self._recent.append(entropy)
+        first, now = fmean(self._first), fmean(self._recent)
+        if len(self._recent) == _NUM_BATCHES and now < _SMALL_ENTROPY * first and num_equal >= 0.5:
+            self._warn_once(
+                "the policy hardly explores any more: the entropy of its answers is %.3f nats per token, %.3f at the "
+                "start, and %.0f %% of the task groups of the last batch have equal rewards; lower learning_rate, set "
+                "entropy_coef or beta, or raise temperature",
+                now,
+                first,
+                100 * num_equal,
+            )
+
+    def _check_information(self, information: float) -> None:
+        self._information.append(information)
+        self._most_information = max(self._most_information, information)
+        now = fmean(self._information)
+        is_small = now < _SMALL_INFORMATION * self._most_information and self._most_information > _MIN_INFORMATION
+        if len(self._information) == _NUM_COMPARISONS and is_small:
+            self._warn_once(
+                "the policy's answers hardly depend on their prompts any more: their mutual information is %.2f nats, "
+                "%.2f at its highest; lower learning_rate, and set "
+                "zero_variance_groups='drop', since groups with equal rewards only add the KL and entropy terms",
+                now,
+                self._most_information,
+            )
+
+
+class Diagnostics(_Warnings):
     """Compares each training batch with the settings, and logs each warning once per run.
 
     Attributes:
@@ -39,11 +115,11 @@ class Diagnostics:
             args: The settings.
             estimator: The estimator of the settings; it is checked only if its traits are known.
         """
+        super().__init__()
         self._args = args
         self._estimator = estimator
         own = traits_of(estimator.function, estimator.options)  # without the traits that shaping adds
         self._sums_returns = own is not None and "discount" in own.uses
-        self._warned: set[str] = set()
         self._num_flat = 0  # consecutive batches
         self.collapse = CollapseWatch()
 
@@ -150,8 +226,3 @@ class Diagnostics:
                 "exceeds bounds that suit single tokens: its authors set epsilon=3e-4 and epsilon_high=4e-4",
                 length,
             )
-
-    def _warn_once(self, message: str, *values: object) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            logger.warning(message, *values)

@@ -44,6 +44,21 @@ def replaced_states(trunk: nn.Module, replace: Callable[[torch.Tensor], torch.Te
         handle.remove()
 
 
+def mask_labels(model: Callable[..., Any], labeled: torch.Tensor) -> Callable[..., Any]:
+    """Call ``model`` with every other label ignored, so that the fused head skips those tokens.
+
+    Args:
+        model: Called by TRL with ``labels`` of shape (B, L).
+        labeled: (B, L), 1 on the tokens whose log-probability is needed.
+    """
+
+    def call(**kwargs: Any) -> Any:
+        labels = kwargs["labels"].masked_fill(labeled == 0, -100)
+        return model(**{**kwargs, "labels": labels})
+
+    return call
+
+
 def score_labeled_only(model: Any) -> None:
     """Make a model with TRL's fused head score those positions alone whose next token has a label, on any device.
 

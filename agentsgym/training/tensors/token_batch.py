@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -161,7 +160,7 @@ def trl_batch(  # noqa: PLR0913  # the parts of a batch
     *,
     loss_type: LossType,
     multiplies_ratio: bool,
-    added: torch.Tensor | None = None,
+    added: Iterable[torch.Tensor | None] = (),
 ) -> dict[str, Any]:
     """Assemble the columns that :meth:`GRPOEnvTrainer._generate_and_score_completions` returns.
 
@@ -173,13 +172,15 @@ def trl_batch(  # noqa: PLR0913  # the parts of a batch
         loss_type: The type of the loss.
         multiplies_ratio: Whether the loss multiplies with the importance ratio itself, as TRL's does under vLLM alone;
             elsewhere it is multiplied into the advantages.
-        added: (B, L), what a teacher adds to the advantages; None without one.
+        added: What objectives add to the advantages, (B, L) each; None for nothing.
     """
-    values = tokens.tensor(advantages.advantages) + (0.0 if added is None else added)
+    values = tokens.tensor(advantages.advantages)
+    for own in filter(torch.is_tensor, added):
+        values = values + own * tokens.tensor(advantages.weights)
     values = values * mask * tokens.row_weights(mask, loss_type)
     if logprobs.importance_ratio is not None and not multiplies_ratio:
         values = values * logprobs.importance_ratio
-    batch: dict[str, Any] = {
+    return {
         "prompt_completion_ids": tokens.ids,
         "attention_mask": tokens.attention_mask,
         "agent_token_mask": mask,
@@ -192,9 +193,6 @@ def trl_batch(  # noqa: PLR0913  # the parts of a batch
         "num_items_in_batch": torch.tensor(advantages.num_tokens, device=mask.device),
         "num_rollouts": torch.tensor(len(advantages.advantages)),
     }
-    if advantages.value_targets is not None:
-        batch["value_targets"] = tokens.tensor(advantages.value_targets).masked_fill(mask == 0, math.nan)
-    return batch
 
 
 def _stacked(rows: Iterable[Sequence[Any]], value: float, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

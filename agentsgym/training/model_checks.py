@@ -1,4 +1,4 @@
-"""Build the value model, and reject models that do not fit the settings."""
+"""Reject models, optimizers and launchers that do not fit the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
 from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_stage
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
 from agentsgym.errors import ConfigError
-from agentsgym.training.policy.value_head import ValueModel
 from agentsgym.training.zero import check_config
 
 if TYPE_CHECKING:
@@ -28,18 +27,6 @@ if TYPE_CHECKING:
     from agentsgym.training.config import GRPOEnvConfig
 
 logger = logging.getLogger(__name__)
-
-
-def build_value_model(model: Any, args: GRPOEnvConfig, accelerator: Accelerator) -> ValueModel | None:
-    """Build the configured value head; None if none is configured."""
-    if args.value_head is None:
-        return None
-    return ValueModel(
-        model,
-        args.value_head,
-        **args.value_head_options,
-        context=accelerator.autocast,  # pyright: ignore[reportArgumentType]  # likewise
-    )
 
 
 def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None) -> None:

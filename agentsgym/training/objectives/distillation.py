@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -22,14 +23,16 @@ from agentsgym.errors import ConfigError
 from agentsgym.fields import is_number, is_positive_number, one_of, or_none, require
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_format import ChatFormat
+from agentsgym.training.objectives.objective import Objective
 from agentsgym.training.tensors.scoring import padded_columns, plain_logprobs
 from agentsgym.types import Message, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from agentsgym.training._trl import TRLInterface
     from agentsgym.training.config import GRPOEnvConfig
-    from agentsgym.training.tensors.logprobs import Score
+    from agentsgym.training.observing import ObservedBatch
     from agentsgym.training.tensors.token_batch import TokenBatch
 
 
@@ -67,68 +70,65 @@ class Distillation:
                 "teacher knows beside the conversation"
             )
 
-    def prepare(self, policy: Any, device: torch.device) -> None:
-        """Move the teacher to a device.
+
+class TeacherAdvantages(Objective):
+    """Adds to the advantages what a teacher finds, and logs how far the policy is from it."""
+
+    def __init__(
+        self, distillation: Distillation, args: GRPOEnvConfig, trl: TRLInterface, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """Move the teacher to the policy's device.
 
         Raises:
             ConfigError: It cannot score the policy's tokens.
         """
-        if self.teacher is None:
+        self._given, self._args, self._trl, self._tokenizer = distillation, args, trl, tokenizer
+        teacher, policy = distillation.teacher, trl.policy()
+        if teacher is None:
             return
-        self.teacher.to(device)
-        if self.teacher.config.vocab_size != policy.config.vocab_size:
+        teacher.to(trl.device)
+        if teacher.config.vocab_size != policy.config.vocab_size:
             raise ConfigError(
                 "Distillation's teacher must have the policy's vocabulary, got "
-                f"{self.teacher.config.vocab_size} instead of {policy.config.vocab_size} tokens"
+                f"{teacher.config.vocab_size} instead of {policy.config.vocab_size} tokens"
             )
 
-    def advantages(
-        self,
-        tokens: TokenBatch,
-        mask: torch.Tensor,
-        trajectories: Sequence[Trajectory],
-        tokenizer: PreTrainedTokenizerBase,
-        score: Score,
-        args: GRPOEnvConfig,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score a batch with the teacher and the policy.
+    def advantages(self, batch: ObservedBatch) -> torch.Tensor | None:
+        """Return the weighted gaps, nothing in an evaluation."""
+        if not batch.phase.is_training:
+            return None
+        mask, given = batch.mask, self._given
+        gaps = self.gaps(batch.tokens, mask, batch.batch.trajectories)
+        total, count = self._trl.sum_over_ranks(torch.stack([gaps.sum(), mask.sum().to(gaps)])).tolist()
+        self._trl.record_metrics({"distillation/kl": -total / max(1.0, count)}, is_training=True)
+        return given.weight * added_advantages(gaps, batch.tokens.turn_index, mask, gate=given.gate, by=given.by)
 
-        Args:
-            tokens: The rows of the rollouts.
-            mask: (B, L), 1 on the agent tokens that are trained on.
-            trajectories: The rollouts of this rank.
-            tokenizer: The policy's tokenizer.
-            score: Runs the policy. Collective if weights are sharded.
-            args: The settings.
+    def gaps(self, tokens: TokenBatch, mask: torch.Tensor, trajectories: Sequence[Trajectory]) -> torch.Tensor:
+        """Score the tokens of a mask with the teacher and the policy. Collective if weights are sharded.
 
         Returns:
-            What is added to the advantages, and the gaps: (B, L) each, 0.0 on all other tokens.
+            log q - log p, (B, L); 0.0 on all other tokens.
         """
-        own = tokens.recorded_logprobs
+        own, score = tokens.recorded_logprobs, partial(self._trl.score_policy, with_entropies=False)
         if own is None or bool(own[mask.bool()].isnan().any()):
             own = score(tokens.ids, tokens.attention_mask, mask)[0]
-        ids, attention_mask, labeled = self._teacher_rows(tokens, mask, trajectories, tokenizer)
-        if self.teacher is None:
-            found = score(ids, attention_mask, labeled)[0]
+        columns = self.teacher_rows(tokens, mask, trajectories)
+        if self._given.teacher is None:
+            found = score(*columns)[0]
         else:
-            size = args.per_device_train_batch_size
-            columns = ids, attention_mask, labeled
-            found = plain_logprobs(self.teacher, *columns, temperature=args.temperature, batch_size=size)
-        taught = torch.zeros_like(own).masked_scatter(mask.bool(), found[labeled.bool()].to(own))
-        gaps = (taught - own) * mask
-        return self.weight * added_advantages(gaps, tokens.turn_index, mask, gate=self.gate, by=self.by), gaps
+            size, temperature = self._args.per_device_train_batch_size, self._args.temperature
+            found = plain_logprobs(self._given.teacher, *columns, temperature=temperature, batch_size=size)
+        taught = torch.zeros_like(own).masked_scatter(mask.bool(), found[columns[2].bool()].to(own))
+        return (taught - own).masked_fill(mask == 0, 0.0)  # what is recorded of other tokens may be NaN
 
-    def _teacher_rows(
-        self,
-        tokens: TokenBatch,
-        mask: torch.Tensor,
-        trajectories: Sequence[Trajectory],
-        tokenizer: PreTrainedTokenizerBase,
+    def teacher_rows(
+        self, tokens: TokenBatch, mask: torch.Tensor, trajectories: Sequence[Trajectory]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rows as the teacher sees them, with the context of each rollout before them: ids and masks, (B, L')."""
-        if self.context is None:
+        get_context, tokenizer = self._given.context, self._tokenizer
+        if get_context is None:
             return tokens.ids, tokens.attention_mask, mask
-        before = [_context_ids(self.context, one, tokenizer) for one in trajectories]
+        before = [_context_ids(get_context, one, tokenizer) for one in trajectories]
         columns: list[tuple[list[int], list[int], list[int]]] = []
         for index, (ids, attention, labels) in enumerate(
             zip(tokens.ids.tolist(), tokens.attention_mask.tolist(), mask.tolist(), strict=True)

@@ -14,6 +14,7 @@ therefore implemented here, too: averaging gradients over the ranks, clipping, s
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
@@ -24,14 +25,17 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import TrainerCallback
 
 from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.errors import ConfigError
 from agentsgym.training.finite import check_value_gradients
+from agentsgym.training.objectives.objective import ForwardPass, Objective, Terms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from agentsgym.training._trl import TRLInterface
+    from agentsgym.training.observing import ObservedBatch
 
 KINDS: Final = ("shared", "separate")
 VALUE_HEAD_FILE: Final = "value_head.safetensors"
@@ -133,20 +137,16 @@ class ValueModel(nn.Module):
         finally:
             handle.remove()
 
-    def loss(
-        self, ids: torch.Tensor, attention_mask: torch.Tensor, targets: torch.Tensor, num_targets: torch.Tensor | float
-    ) -> torch.Tensor:
-        """Compute ``loss_weight · ½ Σ (V - target)² / num_targets``, to be added to the loss of the policy.
+    def loss(self, ids: torch.Tensor, attention_mask: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Compute ``loss_weight · ½ Σ (V - target)²``.
 
-        Summed over the micro-batches of an optimizer step and averaged over the ranks, as gradients are, it is the mean
-        over all targets of the step. A separate trunk runs in the mode of this module: with dropout after ``train()``.
+        A separate trunk runs in the mode of this module: with dropout after ``train()``.
 
         Args:
             ids: (B, L), right-padded; if the trunk is shared, the ids of the captured forward pass, which may have
                 omitted columns of padding.
             attention_mask: (B, L).
             targets: (B, L), NaN for no target; the first column is ignored.
-            num_targets: Number of targets in the optimizer step, over all ranks; positive.
 
         Returns:
             A 0-dim tensor with a graph, even without any target.
@@ -160,7 +160,7 @@ class ValueModel(nn.Module):
         targets = targets[:, 1 : states.shape[1]]
         has_target = ~targets.isnan()
         errors = self._predict(states[:, :-1][has_target]) - targets[has_target].to(self.head.weight)
-        return self.loss_weight * 0.5 * errors.square().sum() * _num_ranks() / num_targets
+        return self.loss_weight * 0.5 * errors.square().sum()
 
     def add_to(self, optimizer: torch.optim.Optimizer) -> None:
         """Add the parameters to an optimizer, with a separate learning rate, unless it already has them."""
@@ -235,11 +235,38 @@ def _num_ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-class StepValueHead(TrainerCallback):
-    """Averages, clips and clears the value head's gradients, as ``Trainer`` does for its model alone."""
+class ValueLoss(Objective):
+    """The value head's squared errors, as a mean over the targets.
 
-    def __init__(self, value_model: ValueModel) -> None:
+    It averages, clips and clears the head's gradients, as ``Trainer`` does for its model alone.
+    """
+
+    metric = "value_loss"
+    count_column = "num_value_targets"
+
+    def __init__(self, value_model: ValueModel, trl: TRLInterface) -> None:
         self._value_model = value_model
+        self._trl = trl
+
+    def columns(self, batch: ObservedBatch) -> dict[str, torch.Tensor]:
+        """Return ``value_targets``, (B, L), NaN where there is none, and the number of targets."""
+        targets = batch.tokens.tensor(batch.advantages.value_targets or ()).masked_fill(batch.mask == 0, math.nan)
+        num_targets = self._trl.sum_over_ranks(targets.isfinite().sum())
+        return {"value_targets": targets, "num_value_targets": num_targets}
+
+    def capturing(self) -> AbstractContextManager[None]:
+        """Store the hidden states of the policy's forward pass."""
+        return self._value_model.capture_hidden_states()
+
+    def terms(self, forward: ForwardPass) -> Terms:
+        """Return the weighted squared errors, which are logged with their weight."""
+        self._value_model.train(forward.is_training)
+        ids, attention_mask, targets = (
+            forward.batch[name][:, : forward.stop]
+            for name in ("prompt_completion_ids", "attention_mask", "value_targets")
+        )
+        loss = self._value_model.loss(ids, attention_mask, targets)
+        return Terms(weighted=loss, total=loss, count=targets.isfinite().sum())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Collective: start with equal weights on all ranks, and without gradients of an interrupted run."""

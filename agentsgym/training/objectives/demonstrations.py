@@ -19,7 +19,8 @@ import torch
 
 from agentsgym.fields import is_bool, is_int, is_positive_number, require
 from agentsgym.seeding import derive_seed
-from agentsgym.training.imitate import IGNORED, check_ids, imitation_rows
+from agentsgym.training.objectives.objective import Objective, Terms
+from agentsgym.training.selection.imitate import IGNORED, check_ids, imitation_rows
 from agentsgym.training.tensors.scoring import padded_columns
 from agentsgym.types import Trajectory
 
@@ -54,12 +55,11 @@ class Demonstrations:
         require("Demonstrations(observation_loss)", self.observation_loss, is_bool, "True or False")
 
 
-class DemonstrationLoss:
-    """The loss on demonstrations that are drawn for each micro-batch, the same ones in a resumed run.
+class DemonstrationLoss(Objective):
+    """The loss on demonstrations that are drawn for each micro-batch, the same ones in a resumed run."""
 
-    Attributes:
-        weight: The weight of the loss.
-    """
+    metric = "demonstration_loss"
+    has_own_pass = True
 
     def __init__(self, demonstrations: Demonstrations, trl: TRLInterface, seed: int) -> None:
         """Convert the trajectories to rows.
@@ -72,28 +72,24 @@ class DemonstrationLoss:
         Raises:
             ConfigError: There is nothing to imitate, or a trajectory has ids that the policy does not have.
         """
-        self.weight = demonstrations.weight
+        self._weight = demonstrations.weight
         self._size = demonstrations.batch_size
         self._rows = imitation_rows(demonstrations.trajectories, observation_loss=demonstrations.observation_loss)
         check_ids(self._rows, trl.policy())
         self._trl = trl
         self._seed = seed
-        self.begin_run()
-
-    def begin_run(self) -> None:
-        """Forget what was drawn, since a run may begin in the middle of a step that an earlier one did not complete."""
         self._step = -1
         self._num_drawn = 0  # micro-batches in this step
 
-    def __call__(self, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score the demonstrations of the next micro-batch. Collective if weights are sharded.
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Forget what was drawn, since a run may begin in the middle of a step that an earlier one did not complete."""
+        self._step = -1
 
-        Returns:
-            The sum of -log p over the labeled tokens, attached to its graph, and their number; both 0-dim.
-        """
+    def own_terms(self, model: Any) -> Terms:
+        """Return -log p of the labeled tokens in the demonstrations of the next micro-batch."""
         ids, attention_mask, labeled = self._draw()
-        logprobs = self._trl.logprobs(model, ids, attention_mask, labeled)
-        return -(logprobs * labeled).sum(), labeled.sum()
+        total = -self._trl.logprobs(model, ids, attention_mask, labeled).masked_fill(labeled == 0, 0.0).sum()
+        return Terms(weighted=self._weight * total, total=total, count=labeled.sum())
 
     def _draw(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Draw ids, attention mask, and 1 for the labeled tokens, (B, L) each."""

@@ -1,1 +1,0 @@
-"""Sample the policy in training on each backend, and train a value head beside it."""

@@ -1,0 +1,1 @@
+"""What a run begins with and plays: demonstrations to imitate first, tasks, and opponents."""
