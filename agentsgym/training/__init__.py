@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from agentsgym._lazy import lazy
 
 if TYPE_CHECKING:
-    from agentsgym.interop.grpo import rollout_func
+    from agentsgym.interop.grpo import rollout_func as rollout_func
 
-__all__ = ["rollout_func"]
-
-__getattr__ = lazy(__name__)  # it loads torch
+__getattr__, __all__ = lazy(__name__, {"agentsgym.interop.grpo": ["rollout_func"]})  # it loads torch
