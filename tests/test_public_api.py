@@ -78,10 +78,10 @@ def test_names_are_imported_from_a_package_without_source_files(form: str, tmp_p
         assert compileall.compile_dir(tmp_path / "agentsgym", quiet=2, legacy=True)
     for path in tmp_path.rglob("*.py"):
         path.unlink()
-    code = "import agentsgym as a; from agentsgym.envs import TwentyQuestionsEnv as e; print(a.MultistepEnv, e, a.__file__)"
+    code = "import agentsgym as a; from agentsgym.envs import PriceListEnv as e; print(a.MultistepEnv, e, a.__file__)"
     python, env = [sys.executable, "-P", "-c", code], {**os.environ, "PYTHONPATH": str(place)}
     printed = subprocess.run(python, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout
-    assert "<class 'agentsgym.envs.base.MultistepEnv'> <class 'agentsgym.envs.TwentyQuestions.env.Twenty" in printed
+    assert "<class 'agentsgym.envs.base.MultistepEnv'> <class 'agentsgym.envs.PriceList.env.PriceListEnv'>" in printed
     assert str(place / "agentsgym") in printed
 
 

@@ -38,7 +38,13 @@ from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
 from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metrics, rollout_metrics
 from agentsgym.training.observing import BatchObserver, ObservedBatch, build_observers, flushing
-from agentsgym.training.policy.build import build_value_model, check_model, check_parts, check_sharding
+from agentsgym.training.policy.build import (
+    build_value_model,
+    check_model,
+    check_parts,
+    check_sharding,
+    naming_vllm_extra,
+)
 from agentsgym.training.policy.value_head import StepValueHead
 from agentsgym.training.tensors.dependence import dependence_on_ranks, drawn_turns
 from agentsgym.training.tensors.importance import gap_metrics
@@ -140,17 +146,18 @@ class GRPOEnvTrainer(RestartableTrainer):
             )
         check_env(env)
         check_model(model, args, peft_config)
-        super().__init__(
-            model=converted(model) if isinstance(model, str) else model,
-            reward_funcs=unused_reward,
-            args=args.for_trl(),
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=env.tokenizer if processing_class is None and env is not None else processing_class,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            peft_config=peft_config,
-        )
+        with naming_vllm_extra(args):
+            super().__init__(
+                model=converted(model) if isinstance(model, str) else model,
+                reward_funcs=unused_reward,
+                args=args.for_trl(),
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=env.tokenizer if processing_class is None and env is not None else processing_class,
+                callbacks=callbacks,
+                optimizers=optimizers,
+                peft_config=peft_config,
+            )
         self.args.vllm_server_base_url = args.vllm_server_base_url  # TRL received only the first of several servers
         self.args.reward_weights = args.reward_weights  # TRL received none
         self._trl = TRLInterface(self)
