@@ -1,4 +1,7 @@
-"""The environment contract: subclasses implement three hooks, and callers use ``rollout`` and similar methods."""
+"""The environment contract: subclasses implement three hooks, and callers use ``rollout`` and similar methods.
+
+``docs/contract.md`` shows the values that they return and what the trainer makes of them, on one page.
+"""
 
 from __future__ import annotations
 

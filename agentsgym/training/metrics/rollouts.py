@@ -193,11 +193,11 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
         turn k) and ``active_fraction/turn_{k:02d}`` (their fraction), ``stop/{reason}`` (fractions), ``invalid_turns``
         and ``unplaced_rewards`` (fractions), ``tokens/agent_per_turn``, ``tokens/environment_per_turn``, ``failed`` and
         ``exact`` (fractions), ``info/{key}`` (each number of ``info``, mean over the rollouts that have it),
-        ``rollouts/retried`` (if failed rollouts are retried: the mean number of retries per rollout); ``rewards/{name}/{mean,std}`` of each named
-        reward, with TRL's names (0 in a rollout that lacks it); ``reward/by_role/{role}`` and
-        ``win_rate/by_role/{role}`` if turns have named roles; and, in a batch of several environments,
-        ``{name}/by_environment/{environment}`` of ``reward``, ``win_rate``, ``fraction_of_optimal``, ``turns`` and
-        ``failed``.
+        ``rollouts/retried`` (if failed rollouts are retried: the mean number of retries per rollout);
+        ``rewards/{name}/{mean,std}`` of each named reward, with TRL's names (0 in a rollout that lacks it);
+        ``reward/by_role/{role}`` and ``win_rate/by_role/{role}`` if turns have named roles; and, in a batch of several
+        environments, ``{name}/by_environment/{environment}`` of ``reward``, ``win_rate``, ``fraction_of_optimal``,
+        ``turns`` and ``failed``.
     """
     metrics = {
         f"stop/{reason.value}": _mean([rollout.stop_reason is reason for rollout in rollouts])
