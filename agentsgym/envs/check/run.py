@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import pickle
+import signal
+import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from agentsgym.agents.base import Agent, as_agent
@@ -17,12 +20,11 @@ from agentsgym.envs.check.plays import Difference, Script, first_difference, glo
 from agentsgym.envs.check.probe import HookProbe, place_of_tool
 from agentsgym.envs.check.report import EnvReport
 from agentsgym.envs.check.start_states import first_changed_value
-from agentsgym.envs.check.time_limit import OutOfTimeError, time_limit
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.play import prepare_play
 from agentsgym.errors import AgentsGymError, ConfigError, ContractError, TaskError
-from agentsgym.fields import is_int, require
-from agentsgym.interruptions import is_interruption
+from agentsgym.fields import is_int, is_seconds, require
+from agentsgym.interruptions import Interruption, is_interruption
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from agentsgym.types import Trajectory
 
+_REPEAT_S = 1.0  # seconds between repetitions of an exceeded limit, for hooks that catch all exceptions
 _MIN_SESSIONS = 4  # fewer would rarely interfere with each other
 _REMEDY = "draw only from self.rng(session_id), and store what an episode needs in its state"
 
@@ -149,9 +152,9 @@ class _Checker:
     def play_within(self, limit_s: float | None, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
         """Play, and report the line that is running when the time limit is exceeded."""
         try:
-            with time_limit(limit_s):
+            with _time_limit(limit_s):
                 self.play(tasks, seed)
-        except OutOfTimeError as error:
+        except _OutOfTimeError as error:
             text = f"the check did not finish within {limit_s:g} s, when this line was running: make sure it returns"
             self._probe.add("time-limit", "", text, place=error.place)
 
@@ -274,3 +277,44 @@ def _quiet() -> Generator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+class _OutOfTimeError(Interruption):
+    """The time limit was exceeded: an interruption, so that it is not recorded as an episode's failure.
+
+    Attributes:
+        place: File and line that were running at that moment.
+    """
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self.place = place
+
+
+@contextmanager
+def _time_limit(limit_s: float | None) -> Generator[None]:
+    """Raise an exception inside the block when a time limit is exceeded; None for no limit.
+
+    A signal handler raises it, as for Ctrl-C: this ends sleeping, waiting and Python loops, but not a computation in C.
+    """
+    if limit_s is None:
+        yield
+        return
+    require("limit_s", limit_s, is_seconds, "a positive number or None")
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        raise ConfigError("limit_s needs a timer signal, which is available only in the main thread of a Unix process")
+
+    def stop(_: int, frame: FrameType | None) -> None:
+        caller = frame
+        while caller is not None and caller.f_code.co_filename == threading.__file__:  # waits inside the library
+            caller = caller.f_back
+        caller = caller or frame
+        raise _OutOfTimeError("" if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}")
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    before = signal.setitimer(signal.ITIMER_REAL, limit_s, _REPEAT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)
+        signal.signal(signal.SIGALRM, handler)
