@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentsgym.removed import REMOVED
 
 
-def lazy(package: str, otherwise: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
-    """Make a ``__getattr__`` for a package that imports each public name when it is first used.
+def lazy(
+    package: str, names_by_module: Mapping[str, Sequence[str]], otherwise: Callable[[str], Any] | None = None
+) -> tuple[Callable[[str], Any], list[str]]:
+    """Make the ``__getattr__`` of a package, which imports each public name when it is first used, and its ``__all__``.
 
-    The module of each name is read from the imports in the package's ``if TYPE_CHECKING:`` block.
+    Type checkers read the same names from the imports in the package's ``if TYPE_CHECKING:`` block.
 
     Args:
         package: The package's ``__name__``.
+        names_by_module: The public names of each module; a module of this package begins with a dot.
         otherwise: Function that resolves any other name; by default, other names raise ``AttributeError``.
     """
-
-    @functools.cache
-    def modules_by_name() -> dict[str, str | None]:
-        import ast  # noqa: PLC0415  # slow imports, not needed to import a package
-        from pathlib import Path  # noqa: PLC0415
-
-        tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
-        blocks = [node.body for node in tree.body if isinstance(node, ast.If)]
-        imports = [node for body in blocks for node in body if isinstance(node, ast.ImportFrom)]
-        return {alias.name: node.module for node in imports for alias in node.names}
+    modules = {name: module for module, names in names_by_module.items() for name in names}
 
     def find(name: str) -> Any:
-        module = modules_by_name().get(name)
-        if module is not None:
-            value = getattr(importlib.import_module(module), name)
+        if name in modules:
+            value = getattr(importlib.import_module(modules[name], package), name)
             setattr(sys.modules[package], name, value)
             return value
         if name in REMOVED:
@@ -43,7 +35,7 @@ def lazy(package: str, otherwise: Callable[[str], Any] | None = None) -> Callabl
             return otherwise(name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return find
+    return find, sorted(modules)
 
 
 def deferred(module: str, name: str) -> Callable[..., Any]:

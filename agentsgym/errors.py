@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from agentsgym.types import Trajectory
 
 _MAX_NAMES = 40  # listed in a hint
+_OTHER_NAMES = {"inputs": "task_data_list"}  # names that other libraries have for an argument
 
 
 class AgentsGymError(Exception):
@@ -167,7 +168,8 @@ def check_options(
     for name in given:
         if name not in known:
             owner = next((one.__name__ for one in relatives if name in inspect.signature(one).parameters), None)
-            hint = did_you_mean(name, known) if owner is None else f": it is an argument of {owner}"
+            meant = _OTHER_NAMES.get(name, name)
+            hint = did_you_mean(meant, known) if owner is None else f": it is an argument of {owner}"
             raise TypeError(f"{functions[0].__name__} has no argument {shown(name)}{hint}")
 
 

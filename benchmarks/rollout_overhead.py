@@ -20,6 +20,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -31,6 +32,7 @@ from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.scheduler import Pool
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 
+RESULTS = Path(__file__).parent / "results"
 VOCABULARY_SIZE = 32_000
 REPLY_TOKENS = 32
 OBSERVATION_TOKENS = 10
@@ -242,11 +244,12 @@ def measure_time(script: Script, plan: Plan) -> dict[str, Any]:
     works = [(play, size) for size in (plan.loop, plan.long) for play in (bare_loop, rollouts)]
     rounds = [[cpu_microseconds(play, script, size) for play, size in works] for _ in range(plan.num_repeats + 1)][1:]
 
-    def row(bare: int, real: int) -> dict[str, float]:
+    def row(bare: int, real: int) -> dict[str, Any]:
         return {
             "bare_us_a_turn": round(statistics.median(times[bare] for times in rounds), 2),
             "rollout_us_a_turn": round(statistics.median(times[real] for times in rounds), 2),
             "ratio": round(statistics.median(times[real] / times[bare] for times in rounds), 3),
+            "ratios": [times[real] / times[bare] for times in rounds],
         }
 
     growth = statistics.median(times[3] / times[1] for times in rounds)
@@ -386,9 +389,15 @@ def main() -> None:
     """Read the options, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--record", type=Path, nargs="?", const=RESULTS, help="write the ratios into this folder")
     parser.add_argument("--quick", action="store_true", help="a few short episodes, to see that it runs")
     options = parser.parse_args()
     result = measure(QUICK if options.quick else FULL)
+    if options.record:
+        from benchmarks.record import median, record  # noqa: PLC0415  # a script finds it only in the repository's root
+
+        figures = {f"{name}_ratio": median(result[name]["ratios"]) for name in ("loop", "long")}
+        record(options.record, "rollout_overhead", figures, seeds=[0], behavior=None)
     print(json.dumps(result) if options.json else table(result))
 
 

@@ -82,6 +82,7 @@ def test_the_examples_of_search_and_reasoning_run(
         ("choosing-an-estimator.md", []),
         ("settings-that-work.md", []),
         ("coming-from.md", []),
+        ("contract.md", []),
         ("scaling.md", []),
     ],
 )

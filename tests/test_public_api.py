@@ -1,9 +1,15 @@
-"""The names that users write. A change here is a change of the library's promise: say it in the changelog."""
+"""The names that users write: each resolves, type checkers read the same ones, and the version is stated once."""
 
 from __future__ import annotations
 
 import ast
+import compileall
+import importlib.util
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,132 +21,68 @@ import agentsgym.agents
 import agentsgym.envs
 
 ROOT = Path(__file__).parent.parent
-PUBLIC = {
-    "Action",
-    "Agent",
-    "AgentError",
-    "AgentsGymError",
-    "AsyncAgent",
-    "CheckpointError",
-    "ConfigError",
-    "ContractError",
-    "CopiedPolicyAgent",
-    "Criterion",
-    "Curriculum",
-    "Demonstrations",
-    "DirectOutputAgent",
-    "Distillation",
-    "EnvError",
-    "EnvProcessPool",
-    "EnvThreadPool",
-    "EpisodeError",
-    "ExploringAgent",
-    "FailurePolicy",
-    "Field",
-    "GRPOEnvConfig",
-    "GRPOEnvTrainer",
-    "Judge",
-    "JudgeError",
-    "League",
-    "LearningCurve",
-    "Message",
-    "MissingDependencyError",
-    "MultistepEnv",
-    "NonFiniteError",
-    "OpenAIAgent",
-    "PolicyAgent",
-    "Preempted",
-    "RandomAgent",
-    "Recipe",
-    "RolloutStore",
-    "SamplingParams",
-    "ScoredRollout",
-    "ScriptedAgent",
-    "StopReason",
-    "StoreError",
-    "TaskError",
-    "TemplateError",
-    "TooManyFailuresError",
-    "ToolCall",
-    "TrainingRun",
-    "Trajectory",
-    "Turn",
-    "TurnRequest",
-    "__version__",
-    "audit",
-    "check_env",
-    "estimator_traits",
-    "evaluate",
-    "evaluate_mixed",
-    "imitate",
-    "logprob_gap",
-    "make",
-    "mix",
-    "packaged_model",
-    "register",
-    "serve_policy",
-    "tiny_policy",
-    "train",
-    "trajectories_from_messages",
-}
-ENVIRONMENTS = {
-    "ALFWorldEnv",
-    "AgentProgramEnv",
-    "EnvSpec",
-    "GymnasiumEnv",
-    "McpServer",
-    "MultistepEnv",
-    "OpenEnvEnv",
-    "OpenEnvServer",
-    "PriceListEnv",
-    "ReasoningEvalsEnv",
-    "ScienceWorldEnv",
-    "SearchEnv",
-    "SessionTools",
-    "TerminalEnv",
-    "TextArenaEnv",
-    "TextWorldEnv",
-    "ToolEnv",
-    "ToolResult",
-    "TwentyQuestionsEnv",
-    "check_env",
-    "make",
-    "register",
-    "register_server",
-    "register_tools",
-}
-
-
-def test_the_exported_names_are_these() -> None:
-    assert set(agentsgym.__all__) == PUBLIC
-    assert set(dir(agentsgym)) >= PUBLIC
-    assert set(agentsgym.envs.__all__) == ENVIRONMENTS
+LAZY = [
+    importlib.import_module(".".join(path.parent.relative_to(ROOT).parts))
+    for path in sorted((ROOT / "agentsgym").rglob("__init__.py"))
+    if "= lazy(" in path.read_text(encoding="utf-8")
+]
 
 
 @pytest.mark.filterwarnings("default")  # the trainer imports TRL
-@pytest.mark.parametrize("name", sorted(PUBLIC))
+@pytest.mark.parametrize("name", agentsgym.__all__)
 def test_an_exported_name_resolves(name: str) -> None:
     value = getattr(agentsgym, name)
     assert getattr(agentsgym, name) is value
-    if name != "__version__":
-        assert value.__name__ == name
-        assert value.__module__.startswith("agentsgym.")
-        assert value.__doc__
+    assert name in dir(agentsgym)
+    assert value.__name__ == name
+    assert value.__module__.startswith("agentsgym.")
+    assert value.__doc__
 
 
-@pytest.mark.filterwarnings("default")  # the trainer imports TRL
-@pytest.mark.parametrize("package", [agentsgym, agentsgym.agents, agentsgym.envs], ids=lambda package: package.__name__)
-def test_what_a_type_checker_sees_is_what_runs(package: Any) -> None:
-    tree = ast.parse(Path(package.__file__).read_text())
+@pytest.mark.parametrize("package", LAZY, ids=lambda package: package.__name__)
+def test_a_type_checker_reads_the_names_and_modules_that_are_imported(package: Any) -> None:
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
+    eager = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     (checking,) = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {
-        alias.name: node.module for node in checking.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    read = {
+        alias.name: node.module
+        for node in (*eager, *checking.body)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name  # which exports it
     }
-    assert seen.keys() == {*package.__all__} - {"__version__"}
-    for name in seen:
-        assert getattr(package, name).__name__ == name
+    (table,) = [ast.literal_eval(node.value.args[1]) for node in tree.body if _calls_lazy(node)]
+    modules = {importlib.util.resolve_name(module, package.__name__): names for module, names in table.items()}
+    assert read == {name: module for module, names in modules.items() for name in names}
+    assert package.__all__ == sorted(read)
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'Environment'"):
         _ = package.Environment
+
+
+def _calls_lazy(node: Any) -> bool:
+    return isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("lazy(")
+
+
+@pytest.mark.parametrize("package", [agentsgym.agents, agentsgym.envs], ids=lambda package: package.__name__)
+def test_the_names_of_a_package_resolve(package: Any) -> None:
+    assert [getattr(package, name).__name__ for name in package.__all__] == package.__all__
+
+
+@pytest.mark.parametrize("form", ["zip", "byte code"])
+def test_names_are_imported_from_a_package_without_source_files(form: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "agentsgym", tmp_path / "agentsgym", ignore=shutil.ignore_patterns("__pycache__"))
+    place = tmp_path
+    if form == "zip":
+        place = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path, "agentsgym"))
+    else:
+        assert compileall.compile_dir(tmp_path / "agentsgym", quiet=2, legacy=True)
+    for path in tmp_path.rglob("*.py"):
+        path.unlink()
+    code = "import agentsgym as a; from agentsgym.envs import PriceListEnv as e; print(a.MultistepEnv, e, a.__file__)"
+    python, env = [sys.executable, "-P", "-c", code], {**os.environ, "PYTHONPATH": str(place)}
+    printed = subprocess.run(python, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout
+    assert "<class 'agentsgym.envs.base.MultistepEnv'> <class 'agentsgym.envs.PriceList.env.PriceListEnv'>" in printed
+    assert str(place / "agentsgym") in printed
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -148,7 +90,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = agentsgym.Environment
 
 
-@pytest.mark.parametrize("name", sorted(ENVIRONMENTS - PUBLIC))
+@pytest.mark.parametrize("name", sorted({*agentsgym.envs.__all__} - {*agentsgym.__all__}))
 def test_what_is_in_envs_alone_says_where_it_is(name: str) -> None:
     assert getattr(agentsgym.envs, name).__name__ == name
     with pytest.raises(AttributeError, match=rf"'agentsgym' has no attribute '{name}': it is agentsgym\.envs\.{name}$"):

@@ -69,6 +69,7 @@ TAKEN_FOR_GRANTED = {
 RUN_IN = {
     "choosing-an-estimator.md": "tests/test_docs.py",
     "coming-from.md": "tests/test_docs.py",
+    "contract.md": "tests/test_docs.py",
     "embedded-policy.md": "tests/training/test_pages_of_environments.py",
     "looking-at-rollouts.md": "tests/test_docs.py",
     "mixing.md": "tests/training/test_pages_of_environments.py",

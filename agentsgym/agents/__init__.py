@@ -15,22 +15,23 @@ from typing import TYPE_CHECKING
 from agentsgym._lazy import lazy
 
 if TYPE_CHECKING:
-    from agentsgym.agents.base import Agent, AsyncAgent
-    from agentsgym.agents.direct import DirectOutputAgent
-    from agentsgym.agents.openai import OpenAIAgent
-    from agentsgym.agents.policy.agent import PolicyAgent
-    from agentsgym.agents.policy.sampling import SamplingParams
-    from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
+    from agentsgym.agents.base import Agent as Agent
+    from agentsgym.agents.base import AsyncAgent as AsyncAgent
+    from agentsgym.agents.direct import DirectOutputAgent as DirectOutputAgent
+    from agentsgym.agents.openai import OpenAIAgent as OpenAIAgent
+    from agentsgym.agents.policy.agent import PolicyAgent as PolicyAgent
+    from agentsgym.agents.policy.sampling import SamplingParams as SamplingParams
+    from agentsgym.agents.scripted import RandomAgent as RandomAgent
+    from agentsgym.agents.scripted import ScriptedAgent as ScriptedAgent
 
-__all__ = [
-    "Agent",
-    "AsyncAgent",
-    "DirectOutputAgent",
-    "OpenAIAgent",
-    "PolicyAgent",
-    "RandomAgent",
-    "SamplingParams",
-    "ScriptedAgent",
-]
-
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(
+    __name__,
+    {
+        ".base": ["Agent", "AsyncAgent"],
+        ".direct": ["DirectOutputAgent"],
+        ".openai": ["OpenAIAgent"],
+        ".policy.agent": ["PolicyAgent"],
+        ".policy.sampling": ["SamplingParams"],
+        ".scripted": ["RandomAgent", "ScriptedAgent"],
+    },
+)

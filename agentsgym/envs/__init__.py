@@ -27,50 +27,30 @@ from typing import TYPE_CHECKING
 from agentsgym._lazy import lazy
 
 if TYPE_CHECKING:
-    from agentsgym.envs.AgentProgram import AgentProgramEnv
-    from agentsgym.envs.ALFWorld import ALFWorldEnv
-    from agentsgym.envs.base import MultistepEnv
-    from agentsgym.envs.check.run import check_env
-    from agentsgym.envs.datasets.registry import make, register
-    from agentsgym.envs.Gymnasium import GymnasiumEnv
-    from agentsgym.envs.OpenEnv import OpenEnvEnv, OpenEnvServer, register_server
-    from agentsgym.envs.PriceList import PriceListEnv
-    from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
-    from agentsgym.envs.ScienceWorld import ScienceWorldEnv
-    from agentsgym.envs.Search import SearchEnv
-    from agentsgym.envs.spec import EnvSpec
-    from agentsgym.envs.Terminal import TerminalEnv
-    from agentsgym.envs.TextArena import TextArenaEnv
-    from agentsgym.envs.TextWorld import TextWorldEnv
-    from agentsgym.envs.Tools import McpServer, SessionTools, ToolEnv, ToolResult, register_tools
-    from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-
-__all__ = [
-    "ALFWorldEnv",
-    "AgentProgramEnv",
-    "EnvSpec",
-    "GymnasiumEnv",
-    "McpServer",
-    "MultistepEnv",
-    "OpenEnvEnv",
-    "OpenEnvServer",
-    "PriceListEnv",
-    "ReasoningEvalsEnv",
-    "ScienceWorldEnv",
-    "SearchEnv",
-    "SessionTools",
-    "TerminalEnv",
-    "TextArenaEnv",
-    "TextWorldEnv",
-    "ToolEnv",
-    "ToolResult",
-    "TwentyQuestionsEnv",
-    "check_env",
-    "make",
-    "register",
-    "register_server",
-    "register_tools",
-]
+    from agentsgym.envs.AgentProgram import AgentProgramEnv as AgentProgramEnv
+    from agentsgym.envs.ALFWorld import ALFWorldEnv as ALFWorldEnv
+    from agentsgym.envs.base import MultistepEnv as MultistepEnv
+    from agentsgym.envs.check.run import check_env as check_env
+    from agentsgym.envs.datasets.registry import make as make
+    from agentsgym.envs.datasets.registry import register as register
+    from agentsgym.envs.Gymnasium import GymnasiumEnv as GymnasiumEnv
+    from agentsgym.envs.OpenEnv import OpenEnvEnv as OpenEnvEnv
+    from agentsgym.envs.OpenEnv import OpenEnvServer as OpenEnvServer
+    from agentsgym.envs.OpenEnv import register_server as register_server
+    from agentsgym.envs.PriceList import PriceListEnv as PriceListEnv
+    from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv as ReasoningEvalsEnv
+    from agentsgym.envs.ScienceWorld import ScienceWorldEnv as ScienceWorldEnv
+    from agentsgym.envs.Search import SearchEnv as SearchEnv
+    from agentsgym.envs.spec import EnvSpec as EnvSpec
+    from agentsgym.envs.Terminal import TerminalEnv as TerminalEnv
+    from agentsgym.envs.TextArena import TextArenaEnv as TextArenaEnv
+    from agentsgym.envs.TextWorld import TextWorldEnv as TextWorldEnv
+    from agentsgym.envs.Tools import McpServer as McpServer
+    from agentsgym.envs.Tools import SessionTools as SessionTools
+    from agentsgym.envs.Tools import ToolEnv as ToolEnv
+    from agentsgym.envs.Tools import ToolResult as ToolResult
+    from agentsgym.envs.Tools import register_tools as register_tools
+    from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv as TwentyQuestionsEnv
 
 #: The packaged environments: name (of the folder, which defines ``SPEC``) and class.
 PACKAGED = {
@@ -88,4 +68,25 @@ PACKAGED = {
     "Tools": "agentsgym.envs.Tools.ToolEnv",
     "TwentyQuestions": "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv",
 }
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(
+    __name__,
+    {
+        ".AgentProgram": ["AgentProgramEnv"],
+        ".ALFWorld": ["ALFWorldEnv"],
+        ".base": ["MultistepEnv"],
+        ".check.run": ["check_env"],
+        ".datasets.registry": ["make", "register"],
+        ".Gymnasium": ["GymnasiumEnv"],
+        ".OpenEnv": ["OpenEnvEnv", "OpenEnvServer", "register_server"],
+        ".PriceList": ["PriceListEnv"],
+        ".ReasoningEvals": ["ReasoningEvalsEnv"],
+        ".ScienceWorld": ["ScienceWorldEnv"],
+        ".Search": ["SearchEnv"],
+        ".spec": ["EnvSpec"],
+        ".Terminal": ["TerminalEnv"],
+        ".TextArena": ["TextArenaEnv"],
+        ".TextWorld": ["TextWorldEnv"],
+        ".Tools": ["McpServer", "SessionTools", "ToolEnv", "ToolResult", "register_tools"],
+        ".TwentyQuestions": ["TwentyQuestionsEnv"],
+    },
+)

@@ -1,4 +1,7 @@
-"""The environment contract: subclasses implement three hooks, and callers use ``rollout`` and similar methods."""
+"""The environment contract: subclasses implement three hooks, and callers use ``rollout`` and similar methods.
+
+``docs/contract.md`` shows the values that they return and what the trainer makes of them, on one page.
+"""
 
 from __future__ import annotations
 
@@ -450,7 +453,7 @@ class MultistepEnv(ABC):
             same length), ``final_reward``, ``final_completion_messages`` (the conversation) and ``session_id``.
 
         Raises:
-            EnvError: The environment failed, or the session does not exist.
+            EnvError: The environment failed, or the session does not exist or is over.
             AgentError: The agent failed.
             JudgeError: A judge failed.
             ConfigError: See :meth:`run_trial`.
@@ -459,6 +462,8 @@ class MultistepEnv(ABC):
         check_single_stream(self, "_run_complete_episode")
         if session_id not in self.active_states:
             raise EnvError(f"active_states has no session {session_id!r}: put its state there first")
+        if as_bool("state['done']", call_environment(self.active_states[session_id].get, "done")):
+            raise EnvError(f"the episode of session {session_id!r} is over: put the state of a new episode there first")
         budget = Budget(trajectory=self.env_config["max_trajectory_tokens"])
         trial = Trial(env=self, session_id=session_id, budget=budget)
         [trajectory] = drive([trial.play_one()], as_agent(agent))

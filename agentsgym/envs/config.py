@@ -95,11 +95,17 @@ def validated_config(
 
 
 def check_trials(config: Mapping[str, Any]) -> None:
-    """Reject trials that consist only of practice, and warn about practice that the agent cannot see later."""
+    """Reject trials that consist only of practice, and warn of episodes and practice that have no effect."""
     if config["free_shots"] >= config["episodes_per_trial"]:
         raise ConfigError(
             "env_config['free_shots'] must be smaller than env_config['episodes_per_trial'], "
             f"got {config['free_shots']} of {config['episodes_per_trial']}"
+        )
+    if config["episodes_per_trial"] - config["free_shots"] > 1 and not config["keep_history"]:
+        logger.warning(
+            "env_config['episodes_per_trial'] = %d with env_config['keep_history'] = False records only the last "
+            "episode of a trial: the turns and rewards of the others are dropped",
+            config["episodes_per_trial"],
         )
     if config["free_shots"] and not config["keep_history"]:
         logger.warning(

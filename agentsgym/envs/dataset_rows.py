@@ -129,7 +129,8 @@ def environment_key(row: DatasetRow) -> tuple[str, str]:
         text = json.dumps(config, sort_keys=True, default=repr)
     except (TypeError, ValueError, RecursionError):
         text = shown(cast("object", config), 10_000)
-    return shown(cast("object", row.get("env_class_path"))), text
+    path = row.get("env_class_path")
+    return shown(cast("object", ("env_type", row.get("env_type")) if path is None else path)), text
 
 
 def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", *, remedy: str = _REMEDY) -> None:
@@ -137,6 +138,8 @@ def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", 
     path, own_path = row.get("env_class_path"), class_path(type(env))
     if path is not None and path != own_path:
         raise ConfigError(f"{name} is for the environment {shown(path)}, but this environment is {own_path!r}")
+    if path is None:
+        _check_env_type(row.get("env_type"), type(env), name)
     config = row.get("env_config")
     if config is None:
         return
@@ -153,6 +156,18 @@ def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", 
         raise ConfigError(refusal) from error
     if not is_configured:
         raise ConfigError(refusal)
+
+
+def _check_env_type(env_type: Any, env_class: type[Any], name: str) -> None:
+    """Reject the name of another environment in ``env_type``, by which other libraries choose the environment."""
+    path = class_path(env_class)
+    names = {env_class.__name__, env_class.__name__.removesuffix("Env"), path}
+    names |= {folder for folder, packaged in PACKAGED.items() if packaged == path}
+    if isinstance(env_type, str) and env_type.casefold() not in map(str.casefold, names):
+        raise ConfigError(
+            f"{name} has the env_type {shown(env_type)}, but this environment is {path!r}: name another environment in "
+            "env_class_path and leave env=None, or remove the column"
+        )
 
 
 def _is_configured(env: ConfiguredEnv, row_config: DatasetRow) -> bool:

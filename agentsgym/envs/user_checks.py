@@ -19,6 +19,13 @@ from agentsgym.texts import shown
 logger = logging.getLogger(__name__)
 
 _READ_KEYS = ("invalid", "rewards", "truncated", *INFO_KEYS)
+#: Where values belong that constructors of other libraries take.
+_PLACES: Mapping[str, str] = {
+    "seed": "each task has its own, as in task_data={'seed': 7}, and GRPOEnvConfig(seed=...) sets those of a run",
+    "prompt": "_format_prompt returns the first prompt, and env_config['system_prompt'] sets the system message",
+    "env_id": "the class is the environment, and 'env_class_path' names it in a dataset row",
+    "train_dataset_size": "call get_train_dataset(size=...), whose rows are an argument of the trainer",
+}
 #: Attributes that the base's constructor sets.
 _SET_BY_BASE = frozenset(
     (
@@ -150,6 +157,9 @@ def check_keywords(env_class: type[Any], given: Mapping[str, Any]) -> None:
             f"{env_class.__name__} has no argument {shown(next(iter(config)))}, which is a key of env_config: write "
             f"{env_class.__name__}(tokenizer, {shown(config)})"
         )
+    for name in config:
+        if name in _PLACES:
+            raise TypeError(f"{env_class.__name__} has no argument {name!r}: {_PLACES[name]}")
 
 
 class NotInitializedError(ConfigError, AttributeError):

@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING
 from agentsgym._lazy import lazy
 
 if TYPE_CHECKING:
-    from agentsgym.interop.factory import as_environment_factory
-    from agentsgym.interop.grpo import RolloutFunc, environment_reward, rollout_func
-    from agentsgym.interop.prompts import as_prompt, prompt_dataset
-    from agentsgym.interop.verifiers import as_verifiers
+    from agentsgym.interop.factory import as_environment_factory as as_environment_factory
+    from agentsgym.interop.grpo import RolloutFunc as RolloutFunc
+    from agentsgym.interop.grpo import environment_reward as environment_reward
+    from agentsgym.interop.grpo import rollout_func as rollout_func
+    from agentsgym.interop.prompts import as_prompt as as_prompt
+    from agentsgym.interop.prompts import prompt_dataset as prompt_dataset
+    from agentsgym.interop.verifiers import as_verifiers as as_verifiers
 
-__all__ = [
-    "RolloutFunc",
-    "as_environment_factory",
-    "as_prompt",
-    "as_verifiers",
-    "environment_reward",
-    "prompt_dataset",
-    "rollout_func",
-]
-
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(
+    __name__,
+    {
+        ".factory": ["as_environment_factory"],
+        ".grpo": ["RolloutFunc", "environment_reward", "rollout_func"],
+        ".prompts": ["as_prompt", "prompt_dataset"],
+        ".verifiers": ["as_verifiers"],
+    },
+)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from agentsgym._lazy import lazy
 
 if TYPE_CHECKING:
-    from agentsgym.interop.grpo import rollout_func
-    from agentsgym.training.selection.imitate import tiny_imitation_config
+    from agentsgym.interop.grpo import rollout_func as rollout_func
+    from agentsgym.training.selection.imitate import tiny_imitation_config as tiny_imitation_config
 
-__all__ = ["rollout_func", "tiny_imitation_config"]
-
-__getattr__ = lazy(__name__)  # it loads torch
+__getattr__, __all__ = lazy(  # it loads torch
+    __name__,
+    {"agentsgym.interop.grpo": ["rollout_func"], ".selection.imitate": ["tiny_imitation_config"]},
+)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +18,7 @@ from agentsgym.agents.build import refuse_prompt_learning
 from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
 from agentsgym.agents.policy.sharded import is_sharded, policy_agent_type, zero_stage
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
-from agentsgym.errors import ConfigError
+from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.training.zero import check_config
 
 if TYPE_CHECKING:
@@ -40,6 +42,17 @@ def check_model(model: Any, args: GRPOEnvConfig, peft_config: PeftConfig | None)
             "beta requires a reference model, which TRL loads from the model's path, but this model has no path: save "
             "it with save_pretrained and load it with from_pretrained first"
         )
+
+
+@contextmanager
+def naming_vllm_extra(args: GRPOEnvConfig) -> Generator[None]:
+    """Raise :class:`MissingDependencyError` instead of TRL's error, whose extra has other versions of vLLM."""
+    try:
+        yield
+    except ImportError as error:
+        if args.use_vllm and find_spec("vllm") is None:
+            raise MissingDependencyError("vllm", "vllm") from error
+        raise
 
 
 def check_sharding(args: GRPOEnvConfig) -> None:

@@ -36,7 +36,7 @@ from agentsgym.training.memory import MemoryWarning
 from agentsgym.training.metrics.diagnostics import Diagnostics
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
 from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metrics, rollout_metrics
-from agentsgym.training.model_checks import check_model, check_parts, check_sharding
+from agentsgym.training.model_checks import check_model, check_parts, check_sharding, naming_vllm_extra
 from agentsgym.training.objectives.demonstrations import DemonstrationLoss
 from agentsgym.training.objectives.distillation import TeacherAdvantages
 from agentsgym.training.objectives.observations import ObservationLoss
@@ -144,17 +144,18 @@ class GRPOEnvTrainer(RestartableTrainer):
             )
         check_env(env)
         check_model(model, args, peft_config)
-        super().__init__(
-            model=converted(model) if isinstance(model, str) else model,
-            reward_funcs=unused_reward,
-            args=args.for_trl(),
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=env.tokenizer if processing_class is None and env is not None else processing_class,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            peft_config=peft_config,
-        )
+        with naming_vllm_extra(args):
+            super().__init__(
+                model=converted(model) if isinstance(model, str) else model,
+                reward_funcs=unused_reward,
+                args=args.for_trl(),
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=env.tokenizer if processing_class is None and env is not None else processing_class,
+                callbacks=callbacks,
+                optimizers=optimizers,
+                peft_config=peft_config,
+            )
         self.args.vllm_server_base_url = args.vllm_server_base_url  # TRL received only the first of several servers
         self.args.reward_weights = args.reward_weights  # TRL received none
         self._trl = TRLInterface(self)

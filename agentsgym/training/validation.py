@@ -6,10 +6,13 @@ The settings are typed ``Any``, since their class calls :func:`check_settings`.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.credit.objectives import check_objectives
+from agentsgym.credit.traits import reads_token_rewards
+from agentsgym.envs.base import MultistepEnv
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Check, is_positive_number, one_of, require
 from agentsgym.texts import shown
@@ -18,7 +21,8 @@ from agentsgym.training.tensors.loss_types import LOSS_TYPES
 
 if TYPE_CHECKING:
     from agentsgym.credit.registry import EstimatorTraits
-    from agentsgym.envs.base import MultistepEnv
+
+logger = logging.getLogger(__name__)
 
 Rule = tuple[str, Callable[[Any], bool], str]
 """The name of a setting, a predicate of its value (or of all settings) that rejects it, and the reason."""
@@ -106,6 +110,13 @@ def check_settings(args: Any) -> None:
     _ = args.value_head_options
     for name, is_invalid, reason in _COMBINATIONS:
         _reject(is_invalid(args), args, name, reason)
+    if args.scale_rewards != "none" and _takes_rewards_as_they_are(args):
+        logger.warning(
+            "scale_rewards=%r is not applied: advantage_estimator=%r uses the per-token rewards unscaled; set "
+            "scale_rewards='none'",
+            args.scale_rewards,
+            args.estimator().name,
+        )
 
 
 def _reject(is_rejected: bool, args: Any, name: str, reason: str) -> None:
@@ -113,8 +124,14 @@ def _reject(is_rejected: bool, args: Any, name: str, reason: str) -> None:
         raise ConfigError(f"GRPOEnvConfig({name}={shown(getattr(args, name))}) is not supported: {reason}")
 
 
-def check_environment(env: MultistepEnv, args: Any) -> None:
-    """Raise :class:`ConfigError` if rollouts of an environment cannot be trained on correctly."""
+def check_environment(env: MultistepEnv, args: Any, unread: set[str]) -> None:
+    """Raise :class:`ConfigError` if rollouts of an environment cannot be trained on correctly.
+
+    Args:
+        env: The environment.
+        args: The settings.
+        unread: The warnings of per-token rewards that the estimator does not read, which a run logs once.
+    """
     config = env.env_config
     if args.layout == "trajectory" and config["history"] != "append":
         # A program decides for itself what it sends.
@@ -130,6 +147,25 @@ def check_environment(env: MultistepEnv, args: Any) -> None:
             f"advantage_estimator={args.estimator().name!r} would count several times, since it sums turn rewards: "
             "use turn_credit='final'"
         )
+    if traits is not None and not reads_token_rewards(traits):
+        _warn_of_unread_rewards(env, args.estimator().name, unread)
+
+
+def _warn_of_unread_rewards(env: MultistepEnv, estimator: str, warned: set[str]) -> None:
+    """Warn of per-token rewards that do not have their default values, which most estimators ignore."""
+    name, token_credit = type(env).__name__, env.env_config["token_credit"]
+    is_default = type(env)._calculate_rewards is MultistepEnv._calculate_rewards
+    unread = [] if is_default else [f"{name}._calculate_rewards"]
+    unread += [] if token_credit == "spread" else [f"env_config['token_credit']={token_credit!r}"]
+    for one in unread:
+        if one not in warned:
+            warned.add(one)
+            logger.warning(
+                "%s changes only per-token rewards, which advantage_estimator=%r does not read: return the rewards "
+                "of turns from _step_episode, or use advantage_estimator='reward'",
+                one,
+                estimator,
+            )
 
 
 def _traits(args: Any) -> EstimatorTraits | None:
@@ -143,8 +179,7 @@ def _reads_values(args: Any) -> bool | None:
 
 
 def _takes_rewards_as_they_are(args: Any) -> bool:
-    traits = _traits(args)
-    return traits is not None and "per_token_rewards" in traits.uses
+    return reads_token_rewards(_traits(args))
 
 
 def _splits_rows(args: Any) -> bool:

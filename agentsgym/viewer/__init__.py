@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 from agentsgym._lazy import lazy
 
 if TYPE_CHECKING:
-    from agentsgym.viewer.server import serve
-    from agentsgym.viewer.written import write_page
+    from agentsgym.viewer.server import serve as serve
+    from agentsgym.viewer.written import write_page as write_page
 
-__all__ = ["serve", "write_page"]
-
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(__name__, {".server": ["serve"], ".written": ["write_page"]})

@@ -68,3 +68,12 @@ def test_four_times_the_turns_are_four_times_the_tokens_and_no_more_memory_a_tok
 
 def test_without_json_it_prints_a_table() -> None:
     assert output_of().startswith("episodes x turns   bare us/turn   rollout us/turn   ratio\n")
+
+
+def test_the_ratios_are_recorded_with_their_intervals(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.rollout_overhead", "--quick", "--record", str(tmp_path)]
+    subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
+    result = json.loads((tmp_path / "rollout_overhead.json").read_text(encoding="utf-8"))
+    assert result["figures"].keys() == {"loop_ratio", "long_ratio"}
+    assert result["fingerprint"] is None
+    assert "-m benchmarks.rollout_overhead --quick --record" in result["command"]

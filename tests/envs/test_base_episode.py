@@ -59,6 +59,10 @@ def test_a_complete_episode_is_not_padded_and_keeps_sampled_ids() -> None:
 
 def test_a_complete_episode_raises_what_went_wrong() -> None:
     env = GuessEnv(chat_tokenizer("chatml"))
+    env = GuessEnv()
+    env.active_states["over"] = {**env._initialize_episode("over", {}), "done": True}
+    with pytest.raises(EnvError, match="the episode of session 'over' is over: put the state of a new episode there"):
+        env._run_complete_episode("over", ScriptedAgent(["3"]))
     with pytest.raises(EnvError, match="active_states has no session 'nobody'"):
         env._run_complete_episode("nobody", Counting())
     with pytest.raises(AgentError, match="the script has only 1 actions"):

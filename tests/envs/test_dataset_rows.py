@@ -11,6 +11,7 @@ from datasets import Dataset, DatasetDict, Features, Json, Value
 from guess_game import Counting, GuessEnv, tasks
 
 from agentsgym.envs.dataset_rows import check_row, drop_null_columns, tasks_of_rows
+from agentsgym.envs.datasets.environments import Environments
 from agentsgym.envs.datasets.registry import class_path, make, register
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError, TaskError
@@ -70,6 +71,12 @@ def test_rows_and_tables_of_rows_are_played_as_their_tasks(how: str) -> None:
             TaskError,
             "[1] is a dataset row and must have a 'task_data' (a dict), got the columns ['env_class_path', ",
         ),
+        (
+            {"task_data": {}, "env_type": "Sokoban"},
+            ConfigError,
+            f"[1] has the env_type 'Sokoban', but this environment is '{PATH}': name another environment in "
+            "env_class_path",
+        ),
         ({"task_data": 3}, TaskError, "[1] is a dataset row and must have a 'task_data' (a dict), got 3"),
         (
             {"task_data": row()},
@@ -86,6 +93,28 @@ def test_a_row_of_something_else_is_refused_before_anything_is_played(
     with pytest.raises(error, match=re.escape(message)):
         play(env, [row({"highest": 5}), wrong], how)
     assert env.num_initialized == 0
+
+
+@pytest.mark.parametrize("env_type", ["GuessEnv", "guess", PATH.upper(), None, 3])
+def test_a_type_that_names_this_environment_is_a_column_like_any_other(env_type: Any) -> None:
+    assert tasks_of_rows(GuessEnv(), [{"task_data": {"seed": 1}, "env_type": env_type}]) == [{"seed": 1}]
+
+
+def test_a_type_beside_a_path_is_a_column_like_any_other() -> None:
+    rows = [{**row(), "env_type": "Sokoban"}, {**row(), "env_type": "easy"}]
+    assert len(tasks_of_rows(GuessEnv(), rows)) == 2
+    environments = Environments(GuessEnv(chat_tokenizer()), chat_tokenizer())
+    environments.check(rows)
+    assert environments.of(rows[0]) is environments.of(rows[1])
+    environments.check([{"task_data": {}}])
+    with pytest.raises(ConfigError, match=r"^row 1 of the dataset: .* has the env_type 'Sokoban'"):
+        environments.check([{"task_data": {}}, {"task_data": {}, "env_type": "Sokoban"}])
+
+
+@pytest.mark.parametrize("env_type", ["TwentyQuestions", "twentyquestionsenv"])
+def test_a_packaged_environment_has_the_name_of_its_folder_and_of_its_class(env_type: str) -> None:
+    rows = [{"task_data": {"solution": "clock"}, "env_type": env_type}]
+    assert tasks_of_rows(TwentyQuestionsEnv(), rows) == [{"solution": "clock"}]
 
 
 def test_a_row_inside_a_task_is_refused() -> None:

@@ -233,8 +233,17 @@ def test_practice_that_nobody_remembers_is_warned_of(given: Any, caplog: pytest.
 
 def test_practice_that_is_remembered_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     GuessEnv(env_config={"episodes_per_trial": 2, "free_shots": 1, "keep_history": True})
-    GuessEnv(env_config={"episodes_per_trial": 2})
+    GuessEnv(env_config={"episodes_per_trial": 2, "keep_history": True})
     assert caplog.records == []
+
+
+def test_episodes_that_no_trajectory_records_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    env = GuessEnv(env_config={"episodes_per_trial": 3, "free_shots": 1, "max_steps_per_episode": 2})
+    assert env.rollout([{"solution": 9}], Counting())[0].num_turns == 2  # of 6
+    assert [record.getMessage() for record in caplog.records if "records only" in record.getMessage()] == [
+        "env_config['episodes_per_trial'] = 3 with env_config['keep_history'] = False records only the last episode of "
+        "a trial: the turns and rewards of the others are dropped"
+    ]
 
 
 def test_the_base_class_is_no_environment() -> None:

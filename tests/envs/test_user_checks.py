@@ -208,7 +208,7 @@ def test_an_option_of_another_method_names_that_method() -> None:
 
 
 def test_an_unknown_option_is_named_before_the_argument_that_it_stands_for() -> None:
-    with pytest.raises(TypeError, match=r"^run_trial has no argument 'inputs'; valid names: .*'task_data_list'"):
+    with pytest.raises(TypeError, match=r"^run_trial has no argument 'inputs'; did you mean 'task_data_list'\?$"):
         GuessEnv().run_trial(inputs=tasks(1), agent=Counting())
     with pytest.raises(ConfigError, match="got nothing"):
         GuessEnv().run_trial(tasks(1))
@@ -223,6 +223,14 @@ def test_a_key_of_env_config_as_a_keyword_is_told_where_it_belongs() -> None:
         "GuessEnv has no argument 'episodes_per_trial', which is a key of env_config: write "
         "GuessEnv(tokenizer, {'episodes_per_trial': 2})"
     )
+    for word, remedy in {
+        "seed": "task_data={'seed': 7}",
+        "prompt": "env_config['system_prompt']",
+        "env_id": "'env_class_path' names it",
+        "train_dataset_size": "get_train_dataset(size=...)",
+    }.items():
+        with pytest.raises(TypeError, match=f"^GuessEnv has no argument '{word}': .*{re.escape(remedy)}"):
+            GuessEnv(**{word: 3})
     with pytest.raises(TypeError, match="unexpected keyword argument 'episods'"):
         GuessEnv(episods=2)  # type: ignore[call-arg]
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from games import WORDS, correcting, logged, settings, tasks, trainer_of
+from datasets import Dataset
+from games import WORDS, GuessNumber, correcting, logged, policy, settings, tasks, trainer_of
 from test_trl_interface import ROWS, parameter_gradients, prepared
 
 from agentsgym.agents.base import Agent
@@ -22,6 +23,8 @@ from agentsgym.credit.returns import gigpo
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import ConfigError
 from agentsgym.training.metrics.diagnostics import Diagnostics
+from agentsgym.training.metrics.rollouts import RolloutSummary, rollout_metrics
+from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import Action, StopReason, Trajectory, Turn, TurnRequest
 
 
@@ -389,3 +392,59 @@ def test_trls_mask_of_truncated_completions_spares_what_the_game_ended(tmp_path:
     assert {*stopped} == {"done", "max_turns"}
     assert batch["agent_token_mask"].any(1).tolist() == [reason == "done" for reason in stopped]
     assert batch["attention_mask"].any(1).all()
+
+
+class Shaped(GuessNumber):
+    """Has rewards of tokens of its own."""
+
+    def _calculate_rewards(self, trajectory: Trajectory) -> list[float]:
+        return [9.0 * bit for bit in trajectory.agent_token_mask]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "estimator", "unread"),
+    [
+        (Shaped, {}, "return_to_go", ["Shaped._calculate_rewards"]),
+        (Shaped, {"token_credit": "last"}, "grpo", ["Shaped._calculate_rewards", "env_config['token_credit']='last'"]),
+        (GuessNumber, {"token_credit": "each"}, "grpo", ["env_config['token_credit']='each'"]),
+        (GuessNumber, {}, "grpo", []),
+        (Shaped, {"token_credit": "last"}, "reward", []),
+    ],
+)
+def test_rewards_of_tokens_that_the_estimator_does_not_read_are_warned_of_once(
+    kind: Any, config: Any, estimator: str, unread: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, tokenizer = policy()
+    args = settings(tmp_path, advantage_estimator=estimator, scale_rewards="none")
+    rows = [{**row, "env_config": one} for row in tasks(4) for one in (config, {**config, "keep_history": False})]
+    GRPOEnvTrainer(model, kind(tokenizer, config), args, train_dataset=Dataset.from_list(rows))
+    warned = [record.getMessage() for record in caplog.records if "per-token rewards" in record.getMessage()]
+    assert warned == [
+        f"{one} changes only per-token rewards, which advantage_estimator={estimator!r} does not read: return the "
+        "rewards of turns from _step_episode, or use advantage_estimator='reward'"
+        for one in unread
+    ]
+
+
+@pytest.mark.parametrize(("changes", "is_warned_of"), [({}, True), ({"scale_rewards": "none"}, False)])
+def test_a_scale_that_is_not_applied_is_warned_of_once(
+    changes: Any, is_warned_of: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer_of(tmp_path, advantage_estimator="reward", **changes)
+    warned = [record.getMessage() for record in caplog.records if "scale_rewards" in record.getMessage()]
+    message = "scale_rewards='group' is not applied: advantage_estimator='reward' uses the per-token rewards unscaled"
+    assert warned == ([f"{message}; set scale_rewards='none'"] if is_warned_of else [])
+
+
+def test_the_reward_of_a_turn_without_tokens_is_warned_of_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    turn = dataclasses.replace(STEADY[0].turns[0], start=1, stop=1)
+    empty = dataclasses.replace(STEADY[0], turns=[turn], final_reward=turn.reward)
+    batch = [empty, *STEADY[1:]]
+    [warned] = warnings_of(tmp_path, caplog, batch)
+    assert warned.startswith("1 turns of a generation batch have a reward, the first of them 0.5, but no tokens")
+    assert warnings_of(tmp_path, caplog, STEADY) == []
+    scored = [ScoredRollout.from_trajectory(one, group=0) for one in batch]
+    summaries = [RolloutSummary.of(one, [], score) for one, score in zip(batch, scored, strict=True)]
+    assert rollout_metrics(summaries)["unplaced_rewards"] == 1 / 15

@@ -86,6 +86,7 @@ def test_every_number_of_a_batch() -> None:
             "turns/min": 1.0,
             "turns/max": 3.0,
             "invalid_turns": 1 / 6,
+            "unplaced_rewards": 0.0,
             "reward/turn_00": 0.5,
             "active_fraction/turn_00": 1.0,
             "reward/turn_01": -0.25,

@@ -13,7 +13,7 @@ from trl import GRPOConfig
 
 from agentsgym.agents.policy import loading
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.errors import ConfigError, TaskError
+from agentsgym.errors import ConfigError, MissingDependencyError, TaskError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tiny import tiny_policy
 from agentsgym.training.trainer import GRPOEnvTrainer
@@ -34,6 +34,11 @@ def test_a_history_that_is_rewritten_is_refused(tmp_path: Path) -> None:
 def test_kl_without_a_reference_to_load_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"beta requires a reference model.*save_pretrained"):
         trainer_of(tmp_path, beta=0.1)
+
+
+def test_a_missing_vllm_is_installed_by_the_extra_of_this_project(tmp_path: Path) -> None:
+    with pytest.raises(MissingDependencyError, match=r"'vllm' is not installed.*pip install 'agentsgym\[vllm\]'"):
+        trainer_of(tmp_path, use_vllm=True, vllm_mode="server")
 
 
 def test_evaluation_batches_that_would_cut_a_group_apart_are_refused(tmp_path: Path) -> None:

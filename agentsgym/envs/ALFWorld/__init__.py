@@ -6,11 +6,10 @@ from agentsgym._lazy import lazy
 from agentsgym.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from agentsgym.envs.ALFWorld.env import ALFWorldEnv
-    from agentsgym.envs.ALFWorld.players import ImitationPlayer, ReferencePlayer
-    from agentsgym.envs.shared.text_worlds.players import RandomPlayer
-
-__all__ = ["ALFWorldEnv", "ImitationPlayer", "RandomPlayer", "ReferencePlayer"]
+    from agentsgym.envs.ALFWorld.env import ALFWorldEnv as ALFWorldEnv
+    from agentsgym.envs.ALFWorld.players import ImitationPlayer as ImitationPlayer
+    from agentsgym.envs.ALFWorld.players import ReferencePlayer as ReferencePlayer
+    from agentsgym.envs.shared.text_worlds.players import RandomPlayer as RandomPlayer
 
 SPEC = EnvSpec(
     packages=("alfworld", "textworld"),
@@ -19,4 +18,11 @@ SPEC = EnvSpec(
     reference="agentsgym.envs.ALFWorld.players:ReferencePlayer",
     imitation="agentsgym.envs.ALFWorld.players:ImitationPlayer",
 )
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(
+    __name__,
+    {
+        ".env": ["ALFWorldEnv"],
+        ".players": ["ImitationPlayer", "ReferencePlayer"],
+        "agentsgym.envs.shared.text_worlds.players": ["RandomPlayer"],
+    },
+)

@@ -6,10 +6,9 @@ from agentsgym._lazy import lazy
 from agentsgym.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from agentsgym.envs.AgentProgram.env import AgentProgramEnv
-    from agentsgym.envs.AgentProgram.programs import Endpoint, ProgramOutcome
-
-__all__ = ["AgentProgramEnv", "Endpoint", "ProgramOutcome"]
+    from agentsgym.envs.AgentProgram.env import AgentProgramEnv as AgentProgramEnv
+    from agentsgym.envs.AgentProgram.programs import Endpoint as Endpoint
+    from agentsgym.envs.AgentProgram.programs import ProgramOutcome as ProgramOutcome
 
 SPEC = EnvSpec(packages=("starlette", "uvicorn"), extra="programs")
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(__name__, {".env": ["AgentProgramEnv"], ".programs": ["Endpoint", "ProgramOutcome"]})

@@ -6,10 +6,9 @@ from agentsgym._lazy import lazy
 from agentsgym.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from agentsgym.envs.Gymnasium.env import GymnasiumEnv
-    from agentsgym.envs.Gymnasium.players import OptimalPlayer, RandomPlayer
-
-__all__ = ["GymnasiumEnv", "OptimalPlayer", "RandomPlayer"]
+    from agentsgym.envs.Gymnasium.env import GymnasiumEnv as GymnasiumEnv
+    from agentsgym.envs.Gymnasium.players import OptimalPlayer as OptimalPlayer
+    from agentsgym.envs.Gymnasium.players import RandomPlayer as RandomPlayer
 
 SPEC = EnvSpec(
     packages=("gymnasium",),
@@ -19,4 +18,4 @@ SPEC = EnvSpec(
     random="agentsgym.envs.Gymnasium.players:RandomPlayer",
     reference="agentsgym.envs.Gymnasium.players:OptimalPlayer",
 )
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(__name__, {".env": ["GymnasiumEnv"], ".players": ["OptimalPlayer", "RandomPlayer"]})

@@ -6,10 +6,9 @@ from agentsgym._lazy import lazy
 from agentsgym.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from agentsgym.envs.OpenEnv.env import OpenEnvEnv
-    from agentsgym.envs.OpenEnv.server import OpenEnvServer, register_server
-
-__all__ = ["OpenEnvEnv", "OpenEnvServer", "register_server"]
+    from agentsgym.envs.OpenEnv.env import OpenEnvEnv as OpenEnvEnv
+    from agentsgym.envs.OpenEnv.server import OpenEnvServer as OpenEnvServer
+    from agentsgym.envs.OpenEnv.server import register_server as register_server
 
 SPEC = EnvSpec(packages=("websockets",), extra="openenv", offline=False)
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(__name__, {".env": ["OpenEnvEnv"], ".server": ["OpenEnvServer", "register_server"]})

@@ -6,9 +6,7 @@ from agentsgym._lazy import lazy
 from agentsgym.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from agentsgym.envs.ScienceWorld.env import ScienceWorldEnv
-
-__all__ = ["ScienceWorldEnv"]
+    from agentsgym.envs.ScienceWorld.env import ScienceWorldEnv as ScienceWorldEnv
 
 SPEC = EnvSpec(
     packages=("scienceworld", "py4j"),
@@ -18,4 +16,4 @@ SPEC = EnvSpec(
     reference="agentsgym.envs.shared.text_worlds.players:ReferencePlayer",
     imitation="agentsgym.envs.shared.text_worlds.players:ImitationPlayer",
 )
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(__name__, {".env": ["ScienceWorldEnv"]})

@@ -6,10 +6,9 @@ from agentsgym._lazy import lazy
 from agentsgym.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from agentsgym.envs.Terminal.env import TerminalEnv
-    from agentsgym.envs.Terminal.players import RandomPlayer, ReferencePlayer
-
-__all__ = ["RandomPlayer", "ReferencePlayer", "TerminalEnv"]
+    from agentsgym.envs.Terminal.env import TerminalEnv as TerminalEnv
+    from agentsgym.envs.Terminal.players import RandomPlayer as RandomPlayer
+    from agentsgym.envs.Terminal.players import ReferencePlayer as ReferencePlayer
 
 SPEC = EnvSpec(
     dataset_key="families",
@@ -18,4 +17,4 @@ SPEC = EnvSpec(
     random="agentsgym.envs.Terminal.players:RandomPlayer",
     reference="agentsgym.envs.Terminal.players:ReferencePlayer",
 )
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(__name__, {".env": ["TerminalEnv"], ".players": ["RandomPlayer", "ReferencePlayer"]})

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 from agentsgym._lazy import lazy
 from agentsgym.envs.spec import EnvSpec
-from agentsgym.envs.TextArena.catalogue import GameEntry, catalogue
+from agentsgym.envs.TextArena.catalogue import GameEntry as GameEntry
+from agentsgym.envs.TextArena.catalogue import catalogue as catalogue  # the module of this name must not replace it
 
 if TYPE_CHECKING:
-    from agentsgym.envs.TextArena.env import TextArenaEnv
-    from agentsgym.envs.TextArena.players import LegalAgent, register_player
-
-__all__ = ["GameEntry", "LegalAgent", "TextArenaEnv", "catalogue", "register_player"]
+    from agentsgym.envs.TextArena.env import TextArenaEnv as TextArenaEnv
+    from agentsgym.envs.TextArena.players import LegalAgent as LegalAgent
+    from agentsgym.envs.TextArena.players import register_player as register_player
 
 SPEC = EnvSpec(
     packages=("textarena",),
@@ -22,4 +22,7 @@ SPEC = EnvSpec(
     reference="agentsgym.envs.TextArena.references:optimal_player",
     anchors="agentsgym.envs.TextArena.references:anchors_of",
 )
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(
+    __name__,
+    {".catalogue": ["GameEntry", "catalogue"], ".env": ["TextArenaEnv"], ".players": ["LegalAgent", "register_player"]},
+)

@@ -6,9 +6,7 @@ from agentsgym._lazy import lazy
 from agentsgym.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from agentsgym.envs.TextWorld.env import TextWorldEnv
-
-__all__ = ["TextWorldEnv"]
+    from agentsgym.envs.TextWorld.env import TextWorldEnv as TextWorldEnv
 
 SPEC = EnvSpec(
     packages=("textworld", "jericho"),
@@ -19,4 +17,4 @@ SPEC = EnvSpec(
     reference="agentsgym.envs.shared.text_worlds.players:ReferencePlayer",
     imitation="agentsgym.envs.shared.text_worlds.players:ImitationPlayer",
 )
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(__name__, {".env": ["TextWorldEnv"]})

@@ -6,13 +6,22 @@ from agentsgym._lazy import lazy
 from agentsgym.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from agentsgym.envs.Tools.env import ToolEnv
-    from agentsgym.envs.Tools.mcp_server import McpServer
-    from agentsgym.envs.Tools.results import ToolResult
-    from agentsgym.envs.Tools.sources import SessionTools, parallel, register_tools
-    from agentsgym.envs.Tools.tasks import tasks_from
-
-__all__ = ["McpServer", "SessionTools", "ToolEnv", "ToolResult", "parallel", "register_tools", "tasks_from"]
+    from agentsgym.envs.Tools.env import ToolEnv as ToolEnv
+    from agentsgym.envs.Tools.mcp_server import McpServer as McpServer
+    from agentsgym.envs.Tools.results import ToolResult as ToolResult
+    from agentsgym.envs.Tools.sources import SessionTools as SessionTools
+    from agentsgym.envs.Tools.sources import parallel as parallel
+    from agentsgym.envs.Tools.sources import register_tools as register_tools
+    from agentsgym.envs.Tools.tasks import tasks_from as tasks_from
 
 SPEC = EnvSpec(extra="mcp")
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(
+    __name__,
+    {
+        ".env": ["ToolEnv"],
+        ".mcp_server": ["McpServer"],
+        ".results": ["ToolResult"],
+        ".sources": ["SessionTools", "parallel", "register_tools"],
+        ".tasks": ["tasks_from"],
+    },
+)

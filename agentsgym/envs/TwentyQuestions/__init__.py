@@ -6,26 +6,14 @@ from agentsgym._lazy import lazy
 from agentsgym.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
-    from agentsgym.envs.TwentyQuestions.agent_gamemaster import AgentGamemaster
-    from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv
-    from agentsgym.envs.TwentyQuestions.knowledge import DEMO_OBJECTS, DEMO_PROPERTIES
-    from agentsgym.envs.TwentyQuestions.players import (
-        GreedyPlayer,
-        ImitationPlayer,
-        RandomPlayer,
-        lower_bound_questions,
-    )
-
-__all__ = [
-    "DEMO_OBJECTS",
-    "DEMO_PROPERTIES",
-    "AgentGamemaster",
-    "GreedyPlayer",
-    "ImitationPlayer",
-    "RandomPlayer",
-    "TwentyQuestionsEnv",
-    "lower_bound_questions",
-]
+    from agentsgym.envs.TwentyQuestions.agent_gamemaster import AgentGamemaster as AgentGamemaster
+    from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv as TwentyQuestionsEnv
+    from agentsgym.envs.TwentyQuestions.knowledge import DEMO_OBJECTS as DEMO_OBJECTS
+    from agentsgym.envs.TwentyQuestions.knowledge import DEMO_PROPERTIES as DEMO_PROPERTIES
+    from agentsgym.envs.TwentyQuestions.players import GreedyPlayer as GreedyPlayer
+    from agentsgym.envs.TwentyQuestions.players import ImitationPlayer as ImitationPlayer
+    from agentsgym.envs.TwentyQuestions.players import RandomPlayer as RandomPlayer
+    from agentsgym.envs.TwentyQuestions.players import lower_bound_questions as lower_bound_questions
 
 SPEC = EnvSpec(
     random="agentsgym.envs.TwentyQuestions.players:RandomPlayer",
@@ -33,4 +21,12 @@ SPEC = EnvSpec(
     imitation="agentsgym.envs.TwentyQuestions.players:ImitationPlayer",
     anchors="agentsgym.envs.TwentyQuestions.players:anchors_of",
 )
-__getattr__ = lazy(__name__)
+__getattr__, __all__ = lazy(
+    __name__,
+    {
+        ".agent_gamemaster": ["AgentGamemaster"],
+        ".env": ["TwentyQuestionsEnv"],
+        ".knowledge": ["DEMO_OBJECTS", "DEMO_PROPERTIES"],
+        ".players": ["GreedyPlayer", "ImitationPlayer", "RandomPlayer", "lower_bound_questions"],
+    },
+)

@@ -2,7 +2,7 @@
 
 ::
 
-    run           check_env: the checks and their order
+    run           check_env: the checks, their order and their time limit
     rules         checks of tasks, tools and recorded episodes, without playing
     plays         episodes, and replays of the same actions: alone, concurrently, in a copy
     probe         observation of the hooks while they run

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from agentsgym.types import Trajectory
 
+_REPEAT_S = 1.0  # seconds between repetitions of an exceeded limit, for hooks that catch all exceptions
 _MIN_SESSIONS = 4  # fewer would rarely interfere with each other
 _REMEDY = "draw only from self.rng(session_id), and store what an episode needs in its state"
-_REPEAT_S = 1.0  # seconds between repetitions, for hooks that catch all exceptions
 
 
 def check_env(  # noqa: PLR0913  # keywords, most of them left out
@@ -152,9 +152,9 @@ class _Checker:
     def play_within(self, limit_s: float | None, tasks: Sequence[Mapping[str, Any]], seed: int) -> None:
         """Play, and report the line that is running when the time limit is exceeded."""
         try:
-            with time_limit(limit_s):
+            with _time_limit(limit_s):
                 self.play(tasks, seed)
-        except OutOfTimeError as error:
+        except _OutOfTimeError as error:
             text = f"the check did not finish within {limit_s:g} s, when this line was running: make sure it returns"
             self._probe.add("time-limit", "", text, place=error.place)
 
@@ -279,7 +279,7 @@ def _quiet() -> Generator[None]:
         logger.setLevel(level)
 
 
-class OutOfTimeError(Interruption):
+class _OutOfTimeError(Interruption):
     """The time limit was exceeded: an interruption, so that it is not recorded as an episode's failure.
 
     Attributes:
@@ -292,7 +292,7 @@ class OutOfTimeError(Interruption):
 
 
 @contextmanager
-def time_limit(limit_s: float | None) -> Generator[None]:
+def _time_limit(limit_s: float | None) -> Generator[None]:
     """Raise an exception inside the block when a time limit is exceeded; None for no limit.
 
     A signal handler raises it, as for Ctrl-C: this ends sleeping, waiting and Python loops, but not a computation in C.
@@ -309,7 +309,7 @@ def time_limit(limit_s: float | None) -> Generator[None]:
         while caller is not None and caller.f_code.co_filename == threading.__file__:  # waits inside the library
             caller = caller.f_back
         caller = caller or frame
-        raise OutOfTimeError("" if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}")
+        raise _OutOfTimeError("" if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}")
 
     handler = signal.signal(signal.SIGALRM, stop)
     before = signal.setitimer(signal.ITIMER_REAL, limit_s, _REPEAT_S)

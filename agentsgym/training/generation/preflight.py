@@ -25,7 +25,8 @@ def build_environments(
 ) -> Environments:
     """Build the environments of all rows that can be read in advance, and check the rows."""
     options = cast("Mapping[str, Any] | None", args.chat_template_kwargs)  # checked with the settings
-    environments = Environments(env, tokenizer, check=partial(check_environment, args=args), template_options=options)
+    check = partial(check_environment, args=args, unread=set())
+    environments = Environments(env, tokenizer, check=check, template_options=options)
     for name, dataset in finite_datasets(train_dataset=train, eval_dataset=evaluation):
         environments.check(dataset, name)
     check_size(

@@ -149,6 +149,8 @@ class Diagnostics(_Warnings):
         length = fmean(num_tokens or [sum(rollout.token_counts) for rollout in rollouts])
         if length == 0:
             self._warn_once("no rollout of the generation batch has an agent token, so there is nothing to train on")
+        else:
+            self._warn_of_lost_rewards(included)
         if length > _LONG_ROLLOUT:
             self._check_ratios(math.floor(length))
 
@@ -176,6 +178,22 @@ class Diagnostics(_Warnings):
             _MANY_FLAT_BATCHES,
             seen,
         )
+
+    def _warn_of_lost_rewards(self, rollouts: Sequence[ScoredRollout]) -> None:
+        """Warn about rewards of turns without tokens, which no token bears."""
+        lost = [
+            reward
+            for one in rollouts
+            for reward, count in zip(one.turn_rewards, one.token_counts, strict=False)
+            if reward != 0 and count == 0
+        ]
+        if lost:
+            self._warn_once(
+                "%d turns of a generation batch have a reward, the first of them %g, but no tokens, so no token is "
+                "trained with it: the answers are empty, and the tokenizer has no chat template that ends a turn",
+                len(lost),
+                lost[0],
+            )
 
     def _check_estimator(self, rollouts: Sequence[ScoredRollout], traits: EstimatorTraits) -> None:
         """Warn about properties that the estimator needs but these rollouts lack."""

@@ -107,6 +107,7 @@ LISTED: Final[Mapping[str, Sequence[tuple[str, str, str, str]]]] = {
         row("failed", "summary", "fraction of rollouts that failed"),
         row("rollouts/retried", "stops", "mean number of retries per rollout", "`episode_retries`"),
         row("invalid_turns", "stops", "fraction of turns with an invalid action"),
+        row("unplaced_rewards", "stops", "fraction of turns that have a reward but no tokens, which no token bears"),
         row("exact", "stops", "fraction of rollouts whose agent tokens are all exactly as the agent returned them"),
         row("tokens/agent_per_turn", "lengths", "mean number of agent tokens per turn"),
         row("tokens/environment_per_turn", "lengths", "mean number of other tokens per turn"),

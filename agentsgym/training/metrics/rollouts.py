@@ -29,6 +29,7 @@ class RolloutSummary:
         success: Whether the task was solved; None if the environment does not report it.
         exact: Whether all agent tokens are exactly those that the agent returned.
         num_invalid: Number of turns with an invalid action.
+        num_without_tokens: Number of turns that have a reward but no tokens.
         num_tokens: Number of tokens, including prompts and observations.
         num_prompt_tokens: Number of tokens before the first action; all tokens if there is no action.
         references: The mean rewards of random and of optimal play from this start; None if unknown.
@@ -49,6 +50,7 @@ class RolloutSummary:
     success: bool | None
     exact: bool
     num_invalid: int
+    num_without_tokens: int
     num_tokens: int
     num_prompt_tokens: int
     references: tuple[float, float] | None
@@ -84,6 +86,7 @@ class RolloutSummary:
             success=trajectory.success,
             exact=trajectory.exact,
             num_invalid=sum(turn.invalid for turn in trajectory.turns),
+            num_without_tokens=sum(turn.reward != 0 and turn.start == turn.stop for turn in trajectory.turns),
             num_tokens=num_tokens,
             num_prompt_tokens=trajectory.turns[0].start if trajectory.turns else num_tokens,
             references=None if random is None or optimal is None else (float(random), float(optimal)),
@@ -188,13 +191,13 @@ def rollout_metrics(rollouts: Sequence[RolloutSummary]) -> dict[str, float]:
         ``win_rate`` (if the environment reports success), ``fraction_of_optimal`` (if it reports the mean rewards of
         random and optimal play), ``turns/{mean,min,max}``, ``reward/turn_{k:02d}`` (mean over the rollouts that had a
         turn k) and ``active_fraction/turn_{k:02d}`` (their fraction), ``stop/{reason}`` (fractions), ``invalid_turns``
-        (fraction), ``tokens/agent_per_turn``, ``tokens/environment_per_turn``, ``failed`` and ``exact`` (fractions),
-        ``info/{key}`` (each number of ``info``, mean over the rollouts that have it), ``rollouts/retried`` (if failed
-        rollouts are retried: the mean number of retries per rollout); ``rewards/{name}/{mean,std}`` of each named
-        reward, with TRL's names (0 in a rollout that lacks it); ``reward/by_role/{role}`` and
-        ``win_rate/by_role/{role}`` if turns have named roles; and, in a batch of several environments,
-        ``{name}/by_environment/{environment}`` of ``reward``, ``win_rate``, ``fraction_of_optimal``, ``turns`` and
-        ``failed``.
+        and ``unplaced_rewards`` (fractions), ``tokens/agent_per_turn``, ``tokens/environment_per_turn``, ``failed`` and
+        ``exact`` (fractions), ``info/{key}`` (each number of ``info``, mean over the rollouts that have it),
+        ``rollouts/retried`` (if failed rollouts are retried: the mean number of retries per rollout);
+        ``rewards/{name}/{mean,std}`` of each named reward, with TRL's names (0 in a rollout that lacks it);
+        ``reward/by_role/{role}`` and ``win_rate/by_role/{role}`` if turns have named roles; and, in a batch of several
+        environments, ``{name}/by_environment/{environment}`` of ``reward``, ``win_rate``, ``fraction_of_optimal``,
+        ``turns`` and ``failed``.
     """
     metrics = {
         f"stop/{reason.value}": _mean([rollout.stop_reason is reason for rollout in rollouts])
@@ -278,6 +281,7 @@ def _turn_metrics(played: Sequence[RolloutSummary]) -> dict[str, float]:
         "turns/min": float(min(counts)),
         "turns/max": float(max(counts)),
         "invalid_turns": sum(rollout.num_invalid for rollout in played) / num_turns,
+        "unplaced_rewards": sum(rollout.num_without_tokens for rollout in played) / num_turns,
     }
     rewards: defaultdict[int, list[float]] = defaultdict(list)
     for rollout in played:

@@ -1,0 +1,45 @@
+"""The size of the project has a bound: nothing enters before something of its size leaves."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from trl import GRPOConfig
+
+import agentsgym
+import agentsgym.envs
+from agentsgym.training.config import GRPOEnvConfig
+
+ROOT = Path(__file__).parent.parent
+# Nothing enters before something of its size leaves. A change that raises a number names here, beside it, what left.
+AT_MOST = {
+    "lines of agentsgym": 75_200,
+    "lines of tests": 81_900,
+    "lines of benchmarks": 12_700,
+    "settings beyond TRL's": 29,
+    "public names": 86,
+    "pages": 52,
+}
+
+
+def lines_of(folder: str) -> int:
+    """Count the lines of Python files, as ``git ls-files 'FOLDER/*.py' | xargs cat | wc -l`` does in a clean clone."""
+    return sum(path.read_bytes().count(b"\n") for path in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def sizes() -> dict[str, int]:
+    ours, theirs = ({field.name for field in fields(config)} for config in (GRPOEnvConfig, GRPOConfig))
+    return {f"lines of {folder}": lines_of(folder) for folder in ("agentsgym", "tests", "benchmarks")} | {
+        "settings beyond TRL's": len(ours - theirs),
+        "public names": len({*agentsgym.__all__, *agentsgym.envs.__all__}),
+        "pages": len([*(ROOT / "docs").glob("*.md")]),
+    }
+
+
+@pytest.mark.filterwarnings("default")  # TRL's settings
+@pytest.mark.parametrize("what", AT_MOST)
+def test_nothing_entered_before_something_of_its_size_left(what: str, sizes: dict[str, int]) -> None:
+    assert sizes[what] <= AT_MOST[what], f"{what}: {sizes[what]}; remove something of the size, or write here what left"
