@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.credit.objectives import check_objectives
+from agentsgym.envs.finished import takes_groups
 from agentsgym.envs.forks import check_can_fork
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Check, is_positive_number, one_of, require
-from agentsgym.judging.judge import ranks_groups
 from agentsgym.texts import shown
 from agentsgym.training.settings import ALL_GROUPS, GROUPS
 from agentsgym.training.tensors.loss_types import LOSS_TYPES
@@ -134,8 +134,8 @@ def check_environment(env: MultistepEnv, args: Any) -> None:
         )
     if args.fork_budget:
         check_can_fork(env)
-        if ranks_groups(env):
-            raise ConfigError("a judge of scope 'group' compares whole rollouts, not forks: set fork_budget=0")
+        if (hook := takes_groups(env)) is not None:
+            raise ConfigError(f"{hook.label} compares whole rollouts, not forks: set fork_budget=0")
 
 
 def _traits(args: Any) -> EstimatorTraits | None:
