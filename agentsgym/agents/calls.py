@@ -13,7 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -231,9 +231,8 @@ class Caller:
             self._waiting = []
             requests = [request for request, _ in waiting]
             with counted_tokens() as tokens:
-                call = asyncio.get_running_loop().run_in_executor(
-                    self._thread, copy_context().run, call_agent, self.agent, requests
-                )
+                loop, context = asyncio.get_running_loop(), copy_context()
+                call = loop.run_in_executor(self._thread, self._act, context, requests)
                 [given] = await asyncio.gather(call, return_exceptions=True)
             share = None if tokens.total is None else tokens.total / len(waiting)
             for place, (_, answered) in enumerate(waiting):
@@ -243,6 +242,9 @@ class Caller:
                     answered.set_exception(given)
                 else:
                     answered.set_result((given[place], share))
+
+    def _act(self, context: Context, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+        return context.run(call_agent, self.agent, requests)  # so that tokens are counted
 
 
 def _accepts_system(chat_format: ChatFormat) -> bool:

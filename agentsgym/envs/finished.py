@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from agentsgym.envs.trial import Trial, token_rewards
 from agentsgym.errors import ConfigError, EpisodeError
@@ -74,9 +74,11 @@ def hooks_of(env: Any) -> tuple[RolloutHook, ...]:
     given: Any = getattr(env, "judges", None)
     if given is None or given == ():
         return ()
-    hooks: tuple[Any, ...] = tuple(given) if isinstance(given, list | tuple) else (given,)  # pyright: ignore[reportUnknownArgumentType]  # of a user
+    hooks = tuple(cast("Sequence[Any]", given)) if isinstance(given, list | tuple) else (given,)
     if not all(isinstance(one, RolloutHook) for one in hooks):
-        raise ConfigError(f"{type(env).__name__}.judges must be a list of agentsgym.Judge, got {shown(given)}")
+        raise ConfigError(
+            f"{type(env).__name__}.judges must be a list of agentsgym.Judge, got {shown(cast('object', given))}"
+        )
     return hooks
 
 

@@ -70,7 +70,7 @@ class TrialRounds:
             log: Receives every failure, including those of trials that are retried.
             on_finish: Called with the last attempt of each trial as soon as it is finished.
         """
-        self.pending = list(trials)
+        self.pending: list[Trial] = [*trials]
         self.num_played = 0
         self._policy = policy
         self._log = log

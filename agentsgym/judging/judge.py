@@ -235,8 +235,8 @@ class Judge(RolloutHook):
     def check(self, env: Any, agent: Any) -> None:
         """Check that the names of criteria differ, and that the agent that plays does not judge."""
         seen: dict[str, str] = {}
-        for judge in hooks_of(env):
-            for criterion in judge.rubric if isinstance(judge, Judge) else ():
+        for judge in [hook for hook in hooks_of(env) if isinstance(hook, Judge)]:
+            for criterion in judge.rubric:
                 if criterion.name in seen:
                     raise ConfigError(
                         f"the criteria of {type(env).__name__}.judges must have different names, but judges "
