@@ -5,6 +5,7 @@
     base          MultistepEnv: the hooks that a subclass defines, and rollout, run_trial, generate
     contract      the members of an environment that a trial uses
     play          many concurrent trials, with retries
+    finished      hooks for finished rollouts, such as judges
     trial         one live trial: observe, call the agent, record, step
     by_hand       one episode, action by action: reset and step
     conversation  the record of a conversation, and the token budget
