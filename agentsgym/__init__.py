@@ -67,13 +67,13 @@ if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore as RolloutStore
     from agentsgym.tiny import tiny_policy as tiny_policy
     from agentsgym.training.config import GRPOEnvConfig as GRPOEnvConfig
-    from agentsgym.training.selection.curriculum import Curriculum as Curriculum
+    from agentsgym.training.drift import logprob_gap as logprob_gap
+    from agentsgym.training.lifecycle.preemption import Preempted as Preempted
     from agentsgym.training.objectives.demonstrations import Demonstrations as Demonstrations
     from agentsgym.training.objectives.distillation import Distillation as Distillation
-    from agentsgym.training.drift import logprob_gap as logprob_gap
+    from agentsgym.training.selection.curriculum import Curriculum as Curriculum
     from agentsgym.training.selection.imitate import imitate as imitate
     from agentsgym.training.selection.league import League as League
-    from agentsgym.training.lifecycle.preemption import Preempted as Preempted
     from agentsgym.training.trainer import GRPOEnvTrainer as GRPOEnvTrainer
     from agentsgym.types import Action as Action
     from agentsgym.types import Message as Message

@@ -120,13 +120,7 @@ class AgentError(EpisodeError):
 
 
 class JudgeError(EpisodeError):
-    """A judge of the environment gave no score: its agent failed, or its answer could not be read twice.
-
-    Attributes:
-        cost: What its calls cost, a :class:`~agentsgym.judging.calls.Cost`; None if unknown.
-    """
-
-    cost: Any = None
+    """A judge of the environment gave no score: its agent failed, or its answer could not be read twice."""
 
 
 def did_you_mean(word: str, known: Iterable[str], *, kind: str = "") -> str:

@@ -14,7 +14,7 @@ import asyncio
 import atexit
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from types import CoroutineType
@@ -162,6 +162,23 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
         raise
     finally:
         future.cancel()  # if the wait was interrupted
+
+
+async def on_agents_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine that must run on :func:`agents_loop`, from a coroutine on any loop."""
+    if is_on_agents_loop():
+        return await coroutine
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, agents_loop()))
+
+
+async def gathered(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await coroutines at the same time, and return their results in order; the first error cancels the others."""
+    tasks = [asyncio.ensure_future(one) for one in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def awaited(returned: Any) -> Any:

@@ -12,13 +12,30 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LINE = (
-    "removed → _lazy → texts → errors → versions → cached_folders → interruptions → event_loop → types → failures → "
-    "seeding → fields → failure_policy → ranks → tokens → {credit, rollouts, agents, store} → {batch, judging, "
-    "record_audit, recorded} → envs → statistics → evaluation → {tiny, testing} → reports → interop → training → "
-    "observers → export → {recipes, viewer, serving} → cli"
-)
-RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/architecture.md")  # which show the drawing
+# The three rings: what a reader of the training loop holds in mind; the environments, which plug in; what drives runs
+# or looks at them. A layer imports what stands before it in its own ring, and in the rings above; "(training)" marks
+# which layers may not import the core's last one, since they stand before it.
+DRAWING = """\
+core    removed → _lazy → texts → errors → versions → cached_folders → interruptions → event_loop → types → failures
+        → seeding → fields → failure_policy → ranks → tokens → {credit, rollouts, agents} → batch → envs → statistics → training
+worlds  envs/shared → envs/NAME
+around  {judging, store, record_audit, recorded} → evaluation → {tiny, testing} → reports → interop → (training)
+        → observers → export → {recipes, viewer, serving} → cli
+"""
+
+
+def rings_of(drawing: str) -> dict[str, list[list[str]]]:
+    """Read the drawing: by ring, the layers of each step."""
+    lines = drawing.replace("\n        ", " ").splitlines()
+    parts = [line.split(maxsplit=1) for line in lines]
+    return {ring: [names.strip("{}").split(", ") for names in line.split(" → ")] for ring, line in parts}
+
+
+RINGS = rings_of(DRAWING)
+_STEPS = [*RINGS["core"][:-1], *RINGS["worlds"], *RINGS["around"]]
+RANK = {name.strip("()"): rank for rank, names in enumerate(_STEPS) for name in names}
+RING = {name: ring for ring, names in RINGS.items() for step in names for name in step}
 # Who may name what stands to its right, which draws it in a notebook or makes it of a recording, and what it is:
 # `_lazy.deferred`.
 NAMED_BY = {
@@ -36,37 +53,6 @@ NAMED_BY = {
     },
     "statistics/metrics.py": {"agentsgym.reports.html.evaluation_html", "agentsgym.reports.frames.rollouts_frame"},
 }
-# What a reader of the training loop holds in mind; a folder of `envs` whose name is that of a class is a world.
-CORE = {
-    *(
-        "removed",
-        "_lazy",
-        "texts",
-        "errors",
-        "versions",
-        "cached_folders",
-        "interruptions",
-        "event_loop",
-        "types",
-        "failures",
-        "seeding",
-        "fields",
-    ),
-    *(
-        "failure_policy",
-        "ranks",
-        "tokens",
-        "credit",
-        "rollouts",
-        "agents",
-        "batch",
-        "judging",
-        "envs",
-        "statistics",
-        "training",
-    ),
-}
-AROUND = RANK.keys() - CORE
 _DRIVERS = ("recipes/command_line.py", "recipes/from_values.py", "recipes/run.py", "recipes/scripts.py")
 # A heavy package, the places that may import it, and those that may do so only inside a function or for types.
 HEAVY = {
@@ -138,12 +124,22 @@ def complaint_of_heavy(path: str, package: str, *, deferred: bool) -> str | None
     return f"{package} may be imported in {anywhere}, and inside functions in {in_functions}"
 
 
+def layer_of(module: str) -> str:
+    """The layer of a module below ``agentsgym``, in which the environments are one."""
+    first, inner, *_ = f"{module}..".split(".")
+    if first == "envs" and (inner == "shared" or inner[:1].isupper()):
+        return "envs/shared" if inner == "shared" else "envs/NAME"
+    return first
+
+
 def complaint_of_layer(own: str, other: str) -> str | None:
     """Say why the layer ``own`` may not import the layer ``other``, or None if it may."""
     if other not in RANK:
         return f"agentsgym.{other} is no layer: {list(RANK)}"
     if RANK[other] > RANK[own]:
         return f"{own} stands before {other}"
+    if RING[own] == "core" != RING[other]:
+        return f"{own} is core, and {other} is not"
     if other in {"tiny", "testing"} and own not in {other, "recipes", "cli"}:
         return f"only recipes and cli may use {other}"
     return None
@@ -158,7 +154,7 @@ def complaint(path: str, found: Import) -> str | None:
         return complaint_of_heavy(path, package, deferred=found.deferred)
     if package != "agentsgym":
         return None
-    own, other = path.partition("/")[0].removesuffix(".py"), inner.partition(".")[0]
+    own, other = layer_of(path.removesuffix(".py").replace("/", ".")), layer_of(inner)
     if (own, other, found.deferred) == ("errors", "types", True):
         return None
     return complaint_of_layer(own, other)
@@ -172,7 +168,8 @@ def complaints(path: str, source: str) -> list[str]:
 
 def test_imports_go_one_way() -> None:
     package = ROOT / "agentsgym"
-    files = [file for file in package.rglob("*.py") if file != package / "__init__.py"]
+    faces = {package / folder / "__init__.py" for folder in ("", "envs", "training")}  # hand names on when used
+    files = [file for file in package.rglob("*.py") if file not in faces]
     assert len(files) > 10
     wrong = [line for file in files for line in complaints(file.relative_to(package).as_posix(), file.read_text())]
     assert not wrong, "\n".join(["imports that go the wrong way:", *wrong])
@@ -192,6 +189,12 @@ def test_imports_go_one_way() -> None:
         ("credit/weights.py", "def f():\n    import torch"),
         ("agents/policy/agent.py", "from trl.models import unwrap_model_for_generation"),
         ("envs/base.py", "from agentsgym import MultistepEnv"),
+        ("envs/play.py", "from agentsgym.judging.judge import Judge"),
+        ("envs/base.py", "from agentsgym.envs.Tools.env import ToolEnv"),
+        ("envs/shared/numbers.py", "from agentsgym.envs.Tools.env import ToolEnv"),
+        ("envs/TwentyQuestions/env.py", "from agentsgym.judging import judge"),
+        ("training/trainer.py", "from agentsgym.store import reader"),
+        ("interop/grpo.py", "from agentsgym.training import trainer"),
     ],
 )
 def test_a_wrong_import_is_named_with_its_line(path: str, source: str) -> None:
@@ -211,10 +214,21 @@ def test_a_wrong_import_is_named_with_its_line(path: str, source: str) -> None:
         ("tiny.py", "from agentsgym.evaluation.run import evaluate"),
         ("cli/main.py", "from agentsgym import tiny"),
         ("errors.py", "if TYPE_CHECKING:\n    from agentsgym.types import Turn"),
+        ("envs/Search/env.py", "from agentsgym.envs.Tools.env import ToolEnv"),
+        ("envs/Tools/env.py", "from agentsgym.envs.shared import numbers"),
+        ("observers/stored.py", "from agentsgym.training import trainer"),
+        ("judging/judge.py", "from agentsgym.envs import finished"),
     ],
 )
 def test_a_right_import_passes(path: str, source: str) -> None:
     assert complaints(path, source) == []
+
+
+def test_the_drawing_has_every_layer_and_stands_on_the_pages() -> None:
+    package = {file.stem for file in (ROOT / "agentsgym").iterdir() if file.suffix in {"", ".py"}}
+    drawn = {name.partition("/")[0] for name in RING} - {"(training)"}
+    assert drawn == {name for name in package if not name.startswith("__")} - GROUND
+    assert [page for page in PAGES if f"```text\n{DRAWING}```\n" not in (ROOT / page).read_text()] == []
 
 
 def named_later(source: str) -> set[str]:
@@ -298,10 +312,7 @@ def test_no_files_import_each_other_in_a_circle(graph: Mapping[str, set[str]]) -
 
 def ring(name: str) -> str:
     """Which of the three rings a module belongs to."""
-    _, first, inner, *_ = (name + "...").split(".")
-    if first in AROUND:
-        return "around"
-    return "worlds" if first == "envs" and (inner[:1].isupper() or inner == "shared") else "core"
+    return RING.get(layer_of(name.removeprefix("agentsgym").removeprefix(".")), "core")
 
 
 def test_the_core_imports_no_world_and_nothing_around_it(graph: Mapping[str, set[str]]) -> None:

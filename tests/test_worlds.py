@@ -20,9 +20,9 @@ from agentsgym.cli.console import UsageError
 from agentsgym.cli.options import find_env
 from agentsgym.envs import PACKAGED, EnvSpec, MultistepEnv, TextArenaEnv, TwentyQuestionsEnv, make, register
 from agentsgym.envs.dataset_rows import class_path
-from agentsgym.envs.datasets.naming import completions, known_names, name_of_env
+from agentsgym.envs.datasets.naming import completions, known_names, name_of_env, packaged_specs
 from agentsgym.envs.players import anchors_of, has_random_player, imitation_player, random_player, reference_player
-from agentsgym.envs.spec import imported, packaged_specs
+from agentsgym.envs.spec import imported
 from agentsgym.envs.TextArena import LegalAgent
 from agentsgym.envs.TwentyQuestions.players import GreedyPlayer, ImitationPlayer, RandomPlayer
 from agentsgym.errors import ConfigError, MissingDependencyError

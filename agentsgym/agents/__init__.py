@@ -6,6 +6,7 @@
     scripted    fixed or random actions
     direct      the output of a function, a model or an engine
     openai      any OpenAI-compatible server
+    calls       calls outside of episodes, as of judges: many at once or in batches, retried, and with a cache
     policy/     the policy in training, on transformers (requires torch, as does vllm/)
     vllm/       the policy in training, on vLLM: an engine in this process, or servers
 """

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import Any, cast
 
-from agentsgym.errors import AgentError, ConfigError
-from agentsgym.event_loop import run_coroutine
+from agentsgym.errors import AgentError, AgentsGymError, ConfigError
+from agentsgym.event_loop import gathered, run_coroutine
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
 from agentsgym.types import Action, Message, TurnRequest
+
+logger = logging.getLogger(__name__)
 
 _TO_WRITE = "only aact is awaited: subclass agentsgym.AsyncAgent and write async def aact(self, request) -> Action"
 
@@ -103,7 +106,7 @@ class AsyncAgent(Agent):
         Raises:
             ConfigError: The agent is not configured correctly for this run.
         """
-        return run_coroutine(_answer_all(self, requests)) if requests else []
+        return run_coroutine(gathered(answer(self, request) for request in requests)) if requests else []
 
     def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
         """Answer one turn as text."""
@@ -133,13 +136,46 @@ async def answer(agent: Any, request: TurnRequest) -> Action | AgentError:
         return failure_of(AgentError, f"{_class_name(agent)}.aact", error, agent.aact)
 
 
-async def _answer_all(agent: Any, requests: Sequence[TurnRequest]) -> list[Action | AgentError]:
-    tasks = [asyncio.ensure_future(answer(agent, request)) for request in requests]
+def call_agent(agent: Agent, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+    """Call an agent once for all requests; if that raises, split the batch to find the requests that cause it."""
+    if not requests:
+        return []
+    answers: Any
     try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()  # if one raised, the others may still be running
+        answers = agent.act(requests)
+        answers = [*cast("Sequence[Any]", answers)] if isinstance(answers, Sequence) else answers
+    except ConfigError:
+        raise  # affects all trials, so it ends the run
+    except BaseException as error:  # user code: the error fails only the trials of these requests
+        if is_interruption(error):
+            raise
+        answers = failure_of(AgentError, f"{type(agent).__name__}.act", error, agent.act)
+    if isinstance(answers, AgentError) and len(requests) > 1:
+        # Splitting in halves isolates the requests that the agent cannot answer, so that only their trials fail. It is
+        # outside the except block, so that the next error does not have this one as its context.
+        half = len(requests) // 2
+        return [*call_agent(agent, requests[:half]), *call_agent(agent, requests[half:])]
+    if isinstance(answers, AgentError):
+        return [answers]
+    if not isinstance(answers, list) or len(cast("list[Any]", answers)) != len(requests):
+        wanted = f"{type(agent).__name__}.act must return one Action per request"
+        given = f"{len(requests)} requests, got {shown(cast('object', answers))}"
+        return [AgentError(f"{wanted}: {given}") for _ in requests]
+    return cast("list[Action | AgentError]", answers)
+
+
+def finish_agent(agent: Agent) -> None:
+    """Call an agent's ``finish``; errors are logged, since every trial already has its result.
+
+    Errors raised by a policy that is being trained are re-raised, since its ranks synchronize in ``finish``.
+    """
+    try:
+        agent.finish()
+    except BaseException as error:
+        if is_interruption(error) or isinstance(error, AgentsGymError) or hasattr(agent, "prepare"):
+            raise
+        failure = failure_of(AgentError, f"{type(agent).__name__}.finish", error, agent.finish)
+        logger.warning("%s\n%s", failure, failure.trace)
 
 
 class _Adapted(Agent):

@@ -5,6 +5,7 @@
     base          MultistepEnv: the hooks that a subclass defines, and rollout, run_trial, generate
     contract      the members of an environment that a trial uses
     play          many concurrent trials, with retries
+    finished      hooks for finished rollouts, such as judges
     trial         one live trial: its episodes and turns
     exchange      what passes between a trial and its environment: observe, record, step, reward
     by_hand       one episode, action by action: reset and step

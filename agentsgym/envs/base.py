@@ -24,8 +24,9 @@ from agentsgym.envs.contract import Prompt, State, Stepped
 from agentsgym.envs.conversation import Budget, chat_format_of
 from agentsgym.envs.dataset_rows import TaskData, tasks_of_rows
 from agentsgym.envs.exchange import Exchange
+from agentsgym.envs.finished import RolloutHook, finished_alone
 from agentsgym.envs.forks import fork
-from agentsgym.envs.play import OnFinish, judged, play
+from agentsgym.envs.play import OnFinish, play
 from agentsgym.envs.spec import EnvSpec
 from agentsgym.envs.starts import StartChecks, check_task
 from agentsgym.envs.subclass import called_config, given_and_valid, prepare_class, unstorable_args
@@ -52,8 +53,6 @@ from agentsgym.types import Action, Message, Trajectory
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
-
-    from agentsgym.judging.judge import Judge
 
 
 class MultistepEnv(ABC):
@@ -107,7 +106,7 @@ class MultistepEnv(ABC):
     default_config: ClassVar[Mapping[str, Any]] = {}
     task_fields: ClassVar[Collection[str] | None] = None
     spec: ClassVar[EnvSpec] = EnvSpec()
-    judges: Sequence[Judge] | Judge = ()
+    judges: Sequence[RolloutHook] | RolloutHook = ()
     trial_class: ClassVar[type[Trial]] = Trial
     exchange_class: ClassVar[type[Exchange]] = Exchange
     overrides_step_action: ClassVar[bool] = False
@@ -467,7 +466,7 @@ class MultistepEnv(ABC):
         budget = Budget(trajectory=self.env_config["max_trajectory_tokens"])
         trial = Trial(env=self, session_id=session_id, budget=budget)
         [trajectory] = drive([trial.play_one()], as_agent(agent))
-        return unpadded_row(judged(trial, trajectory))
+        return unpadded_row(finished_alone(self, trajectory))
 
     def reset(self, task_data: TaskData | None = None) -> list[Message]:
         """Start an episode to be played by hand with :meth:`step`, for example to try out an environment in a notebook.

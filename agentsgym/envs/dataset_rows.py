@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, Protocol, cast
 
-from agentsgym.envs import PACKAGED
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.fields import Field
@@ -45,8 +45,9 @@ def class_path(env_class: type) -> str:
         if known is env_class:
             return path
     package, _, module = env_class.__module__.rpartition(".")
-    folder = f"{package}.{env_class.__name__}"
-    return folder if module == "env" and folder in PACKAGED.values() else f"{env_class.__module__}.{env_class.__name__}"
+    if module == "env" and package.startswith("agentsgym.envs.") and hasattr(sys.modules[package], env_class.__name__):
+        return f"{package}.{env_class.__name__}"  # the folder of a packaged environment hands it on
+    return f"{env_class.__module__}.{env_class.__name__}"
 
 
 def drop_null_columns(config: DatasetRow, env_class: type[Any]) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from typing import Any
 
 from agentsgym.agents.base import Agent
 from agentsgym.envs.contract import PlayableEnv
-from agentsgym.envs.trial import Trial, token_rewards
-from agentsgym.errors import JudgeError
+from agentsgym.envs.finished import FinishedRollouts
+from agentsgym.envs.trial import Trial
 from agentsgym.failure_policy import FailureCount, FailurePolicy
 from agentsgym.failures import FailureLog
-from agentsgym.judging.rollouts import JudgingInOrder
 from agentsgym.rollouts.driver import drive
 from agentsgym.types import Trajectory
 
@@ -71,20 +70,19 @@ class TrialRounds:
             log: Receives every failure, including those of trials that are retried.
             on_finish: Called with the last attempt of each trial as soon as it is finished.
         """
-        self.pending = list(trials)
+        self.pending: list[Trial] = [*trials]
         self.num_played = 0
         self._policy = policy
         self._log = log
         self._on_finish = on_finish
-        self._places = list(range(len(trials)))  # indices of the pending trials in the results
-        self._results: dict[int, Trajectory] = {}
-        self._judging: JudgingInOrder | None = None  # None until an environment has judges
-        self._envs: dict[str, PlayableEnv] = {}  # by session, if there are judges
+        self._trials = {trial.session_id: (place, trial) for place, trial in enumerate(trials)}
+        self._results: dict[int, Trajectory] = {}  # by place
+        self._finished = FinishedRollouts(self._report)
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """The last attempt of each trial, in the order of the trials, judged if its environment has judges."""
-        return [self._judged(self._results[place]) for place in sorted(self._results)]
+        """The last attempt of each trial, in the order of the trials."""
+        return [self._results[place] for place in sorted(self._results)]
 
     def play(self, agent: Agent, **options: Any) -> None:
         """Play one round; this calls the agent's ``finish``, even if no trial is pending.
@@ -93,89 +91,46 @@ class TrialRounds:
             agent: The agent that acts.
             **options: See :func:`~agentsgym.rollouts.driver.drive`.
         """
-        trials, places = self.pending, self._places
+        trials = self.pending
         for trial in trials:
             trial.failures = self._log
         try:
             prepare_play(trials, max_concurrent=options.get("max_concurrent"), pool=options.get("pool"))
             if not self.num_played:
-                self._announce(trials, agent)
+                self._finished.expect(trials, agent)
         except BaseException:
             drive([], agent)  # the agents of other ranks may run in lockstep and wait for this one
             raise
+        self.pending = []
         try:
-            trajectories = drive(trials, agent, on_finish=self._note, **options)
-            if self._judging is not None:
-                self._judging.wait(options.get("interrupt"))
+            drive(trials, agent, on_finish=self._add, **options)
+            self._finished.wait(options.get("interrupt"))
         except BaseException:
-            self._close()
+            self._finished.close()
             raise
-        self._results.update(zip(places, trajectories, strict=True))
-        failed = [place for place, one in enumerate(trajectories) if self._is_retried(self._judged(one))]
         self.num_played += 1
-        if not failed:
-            self._close()
-        self._places = [places[place] for place in failed]
-        self.pending = [retry_of(trials[place], self._policy) for place in failed]
+        if not self.pending:
+            self._finished.close()
+        self.pending.sort(key=lambda trial: self._trials[trial.session_id][0])
 
     def give_up(self) -> None:
         """Drop the pending trials."""
-        self.pending, self._places = [], []
+        self.pending = []
 
-    def _announce(self, trials: Sequence[Trial], agent: Agent) -> None:
-        """Set up the judges of the environments, if there are any."""
-        if all(getattr(trial.env, "judges", ()) == () for trial in trials):
-            return
-        judging = JudgingInOrder(token_rewards, self._report)
-        if judging.judging.expect(trials, agent):
-            self._judging = judging
-            self._envs = {trial.session_id: trial.env for trial in trials}
+    def _add(self, trajectory: Trajectory) -> None:
+        _, trial = self._trials[trajectory.session_id]
+        self._finished.add(trial.env, trajectory, may_retry=self.num_played < self._policy.max_retries)
 
-    def _judged(self, trajectory: Trajectory) -> Trajectory:
-        known = {} if self._judging is None else self._judging.trajectories
-        return known.get(trajectory.session_id, trajectory)
-
-    def _is_retried(self, trajectory: Trajectory) -> bool:
-        if self._judging is not None:
-            return trajectory.session_id in self._judging.to_retry
-        return trajectory.failed and self.num_played < self._policy.max_retries
-
-    def _note(self, trajectory: Trajectory) -> None:
-        if self._judging is None:
-            self._report(trajectory, self._is_retried(trajectory))
-            return
-        env, may_retry = self._envs[trajectory.session_id], self.num_played < self._policy.max_retries
-        self._judging.add(env, trajectory, may_retry=may_retry)
-
-    def _report(self, trajectory: Trajectory, is_retried: bool) -> None:
+    def _report(self, trajectory: Trajectory, may_retry: bool) -> None:
         self._log.note(trajectory)
-        if self._on_finish is not None and not is_retried:
+        place, trial = self._trials[trajectory.session_id]
+        self._results[place] = trajectory
+        if trajectory.failed and may_retry:
+            trial = retry_of(trial, self._policy)
+            self._trials[trial.session_id] = place, trial
+            self.pending.append(trial)
+        elif self._on_finish is not None:
             self._on_finish(trajectory)
-
-    def _close(self) -> None:
-        if self._judging is not None:
-            self._judging.judging.close()
-
-
-def judged(trial: Trial, trajectory: Trajectory) -> Trajectory:
-    """Return the rollout of one trial with its judgments; unchanged if the environment has no judges.
-
-    Raises:
-        JudgeError: A judge failed.
-        ConfigError: The environment has a judge of scope ``"group"``, or its judges are invalid.
-    """
-    judging = JudgingInOrder(token_rewards)
-    if not judging.judging.expect([trial]):
-        return trajectory
-    try:
-        judging.add(trial.env, trajectory)
-        judging.wait()
-    finally:
-        judging.judging.close()
-    found = judging.trajectories[trajectory.session_id]
-    if found.error is not None:
-        raise JudgeError(found.error.partition("\n")[2].removeprefix("JudgeError: "))
-    return found
 
 
 def play(

@@ -14,7 +14,8 @@ from agentsgym.agents.exploring import ExploringAgent
 from agentsgym.envs import PACKAGED
 from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.spec import imported, packaged_specs
+from agentsgym.envs.datasets.naming import packaged_specs
+from agentsgym.envs.spec import imported
 from agentsgym.errors import ConfigError
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.envs import PACKAGED
 from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.texts import shown
 
@@ -107,12 +105,6 @@ def imported(name: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
-
-
-@functools.cache
-def packaged_specs() -> Mapping[str, EnvSpec]:
-    """The spec of each packaged environment, by name, without importing the environments."""
-    return {name: importlib.import_module(f"agentsgym.envs.{name}").SPEC for name in PACKAGED}
 
 
 def installed_entry_points() -> dict[str, EntryPoint]:

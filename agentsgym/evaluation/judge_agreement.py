@@ -12,19 +12,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 
+from agentsgym.agents.calls import Cost
 from agentsgym.errors import ConfigError, JudgeError
+from agentsgym.event_loop import gathered, run_coroutine
 from agentsgym.fields import is_number
-from agentsgym.judging.calls import Cost
-from agentsgym.judging.judge import Judge, Ranking
+from agentsgym.judging.judge import Judge
 from agentsgym.judging.rubric import Criterion
-from agentsgym.rollouts.agent_calls import finish_agent
+from agentsgym.judging.verdicts import Verdict
 from agentsgym.statistics.agreement import cohen_kappa, kappa_estimate, share_estimate, weighted_kappa
 from agentsgym.statistics.intervals import Estimate
 from agentsgym.texts import sentence_of, shown
@@ -122,10 +121,9 @@ def judge_agreement(judge: Judge, items: Sequence[LabeledItem], *, seed: int = 0
     Raises:
         ConfigError: The agent cannot be used at all.
     """
-    work = partial(_judged_group if judge.scope == "group" else _judged_item, judge)
-    with ThreadPoolExecutor(judge.max_concurrent) as pool:
-        outcomes = [*pool.map(work, items)]
-    finish_agent(judge.agent)
+    work = _judged_group if judge.scope == "group" else _judged_item
+    outcomes = run_coroutine(gathered(work(judge, item) for item in items))
+    judge.close()
     found = [_compare(judge, one, outcomes, seed) for one in judge.rubric]
     tokens = [one.cost.tokens for one in outcomes if one.cost.tokens is not None]
     return Agreement(
@@ -134,7 +132,7 @@ def judge_agreement(judge: Judge, items: Sequence[LabeledItem], *, seed: int = 0
         failures={one.item.line: one.error for one in outcomes if one.error is not None},
         calls=sum(one.cost.calls for one in outcomes),
         cached=sum(one.cost.cached for one in outcomes),
-        tokens=sum(tokens) if tokens else None,
+        tokens=round(sum(tokens)) if tokens else None,
         seconds=sum(one.cost.seconds for one in outcomes),
     )
 
@@ -155,25 +153,23 @@ class _Outcome:
     error: str | None = None
 
 
-def _judged_item(judge: Judge, item: LabeledItem) -> _Outcome:
-    [trajectory] = item.trajectories
+async def _judged_item(judge: Judge, item: LabeledItem) -> _Outcome:
+    [trajectory], cost = item.trajectories, Cost()
     try:
-        judgment = judge.judge_episode(trajectory) if item.turn is None else judge.judge_turn(trajectory, item.turn)
+        judgment = await judge.ajudge(trajectory, item.turn, cost)
     except JudgeError as error:
-        return _Outcome(item=item, cost=error.cost or Cost(), error=sentence_of(error))
-    tokens = None if judgment.tokens is None else int(judgment.tokens)
-    cost = Cost(calls=int(judgment.calls), tokens=tokens, seconds=judgment.seconds, cached=int(judgment.cached))
+        return _Outcome(item=item, cost=cost, error=sentence_of(error))
     values = {name: [value] for name, value in judgment.values.items()}
     return _Outcome(item=item, cost=cost, values=values, error=judgment.error)
 
 
-def _judged_group(judge: Judge, item: LabeledItem) -> _Outcome:
+async def _judged_group(judge: Judge, item: LabeledItem) -> _Outcome:
     cost, orders = Cost(), judge.orders(item.trajectories)
-    rankings: dict[tuple[int, ...], Ranking] = {}
+    rankings: dict[tuple[int, ...], Verdict] = {}
     try:
         for order in [*orders, *(order[::-1] for order in orders)]:
             if tuple(order) not in rankings:
-                rankings[tuple(order)] = judge.rank(item.trajectories, order, cost)
+                rankings[tuple(order)], _ = await judge.arank(item.trajectories, order, cost)
     except JudgeError as error:
         return _Outcome(item=item, cost=cost, error=sentence_of(error))
     means: dict[str, list[float]] = {}

@@ -18,11 +18,11 @@ from agentsgym.agents.base import as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.stored_columns import stored_columns
+from agentsgym.envs.finished import hooks_of, takes_groups
 from agentsgym.envs.play import play
 from agentsgym.errors import ConfigError
 from agentsgym.failure_policy import FailurePolicy, as_policy
 from agentsgym.fields import is_str, or_none, require
-from agentsgym.judging.judge import judges_of, ranks_groups
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.values import from_json, to_json
 from agentsgym.store.writer import RolloutWriter
@@ -92,7 +92,7 @@ class StoredEvaluation:
         self._prefixes = {
             id(env): [
                 *(class_path(type(env)), _canonical(env.env_config), limits, env.tokenizer is not None, self._name),
-                *(judge.identity for judge in judges_of(env)),
+                *(hook.identity for hook in hooks_of(env)),
             ]
             for env in {id(env): env for env in envs}.values()
         }
@@ -152,10 +152,10 @@ class StoredEvaluation:
         self._run = self._run or f"evaluation-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
     def _drop_incomplete(self, rows: dict[tuple[int, int], int], num_rollouts: int) -> None:
-        """Forget the rollouts of task groups that a judge ranks if some are missing, since all are ranked at once."""
+        """Forget the rollouts of task groups that a hook takes at once if some are missing."""
         sizes = Counter(task_index for task_index, _ in rows)
         for place in [*rows]:
-            if sizes[place[0]] < num_rollouts and ranks_groups(self._envs[place[0]]):
+            if sizes[place[0]] < num_rollouts and takes_groups(self._envs[place[0]]):
                 del rows[place]
 
     def play_missing(

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, get_args
 
-from agentsgym.agents.base import Agent, as_agent
+from agentsgym.agents.base import finish_agent
+from agentsgym.agents.cache import request_key
+from agentsgym.agents.calls import Caller, Cost, UnreadableError
+from agentsgym.envs.finished import Change, RolloutHook, hooks_of
 from agentsgym.errors import AgentError, ConfigError, JudgeError
-from agentsgym.fields import (
-    check_choice,
-    is_fraction,
-    is_int,
-    is_number,
-    is_positive_number,
-    is_str,
-    is_text,
-    or_none,
-    require,
-)
-from agentsgym.judging.cache import AnswerCache, name_in_cache, request_key
-from agentsgym.judging.calls import Caller, Cost, Dialog, Run
+from agentsgym.event_loop import gathered, on_agents_loop, run_coroutine
+from agentsgym.fields import check_choice, is_fraction, is_int, is_str, is_text, or_none, require
 from agentsgym.judging.prompts import (
     Question,
     correction,
@@ -37,9 +27,10 @@ from agentsgym.judging.prompts import (
     turn_question,
 )
 from agentsgym.judging.rubric import Criterion, Scope, as_rubric
-from agentsgym.judging.verdicts import Verdict, VerdictError, read_verdict
+from agentsgym.judging.scores import Judgment, with_judgments
+from agentsgym.judging.verdicts import Verdict, read_verdict
 from agentsgym.seeding import derive_seed
-from agentsgym.texts import sentence_of, shown
+from agentsgym.texts import sentence_of
 from agentsgym.types import Action, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -47,57 +38,7 @@ logger = logging.getLogger(__name__)
 _MAX_ANSWER: Final = 20_000  # characters of an answer that are kept with the rollout
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgment:
-    """The judgment of one turn or one rollout.
-
-    Attributes:
-        judge: The name of the judge.
-        scope: What was judged at once.
-        turn: The index of the turn; None for a rollout.
-        values: By criterion, the answer as a number in [0, 1]; in a task group, the rollout's rank.
-        scores: By criterion, the reward: the value times the weight.
-        reason: The judge's reason.
-        answers: The judge's answers, as they were written; several if a task group was shown in several orders.
-        order: In a task group, the place at which the rollout was shown each time, from 1; otherwise empty.
-        calls: Number of calls that this judgment took; a task group's are divided among its rollouts.
-        tokens: Number of tokens of these calls; None if unknown.
-        seconds: Duration of these calls.
-        cached: Number of answers that came from the cache.
-        error: The reason why the judge failed; the values are then its ``on_judge_failure``. None if it answered.
-    """
-
-    judge: str
-    scope: Scope
-    turn: int | None = None
-    values: dict[str, float]
-    scores: dict[str, float]
-    reason: str = ""
-    answers: list[str] = field(default_factory=list[str])
-    order: list[int] = field(default_factory=list[int])
-    calls: float = 0
-    tokens: float | None = None
-    seconds: float = 0.0
-    cached: float = 0
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
-    """The ranks of a task's rollouts, shown in one order.
-
-    Attributes:
-        values: By criterion, the rank of each rollout as a number in [0, 1], (G,).
-        reason: The judge's reason.
-        answer: Its answer.
-    """
-
-    values: dict[str, list[float]]
-    reason: str
-    answer: str
-
-
-class Judge:
+class Judge(RolloutHook):
     """Scores turns, rollouts or task groups with an agent, which answers a rubric.
 
     With ``env.judges = [judge]``, the rollouts of an environment are judged wherever they are played. Each criterion
@@ -154,22 +95,32 @@ class Judge:
             ConfigError: An argument is invalid, or ``agent`` is not an agent.
         """
         check_choice("Judge(scope)", scope, get_args(Scope))
-        self._check(locals())
-        self.agent: Agent = as_agent(agent)
+        require("Judge(name)", name, is_text, "a non-empty string")
+        require("Judge(reference)", reference, or_none(is_str), "a key of task_data or None")
+        require("Judge(on_judge_failure)", on_judge_failure, or_none(is_fraction), "a number in [0, 1] or None")
+        require("Judge(max_characters)", max_characters, is_int(1000), "an int of at least 1000")
+        require("Judge(num_orders)", num_orders, is_int(1), "a positive int")
+        require("Judge(seed)", seed, is_int(0), "a non-negative int")
         self.rubric, self.scope, self.name, self.reference = as_rubric(rubric, scope), scope, name, reference
         self.on_judge_failure, self.num_orders, self.seed = on_judge_failure, num_orders, seed
         self.max_concurrent, self.max_characters = max_concurrent, max_characters
-        self.agent_name = name_in_cache(agent, agent_name, cache)
-        self._cache = None if cache is None else AnswerCache(cache)
         self._caller = Caller(
-            self.agent,
+            agent,
+            "Judge",
+            cache=cache,
+            agent_name=agent_name,
             max_concurrent=max_concurrent,
             max_retries=max_retries,
             retry_delay_s=retry_delay_s,
             timeout_s=timeout_s,
+            num_corrections=1,
         )
+        self.agent, self.agent_name = self._caller.agent, self._caller.agent_name
+        self.label, self.takes_groups = f"a judge of scope {scope!r}", scope == "group"
+        criteria = [[one.name, one.question, one.scale, one.weight] for one in self.rubric]
+        known_as = self.agent_name or type(self.agent).__qualname__
+        self.identity = request_key(known_as, scope, criteria, reference, num_orders, seed, max_characters)
         self._is_warned = False
-        self._executor: ThreadPoolExecutor | None = None
 
     def __repr__(self) -> str:
         criteria = ", ".join(one.name for one in self.rubric)
@@ -184,52 +135,30 @@ class Judge:
         return self  # judges have no state of their own, so a copied environment shares them
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LeftBehind, (self.name,)  # an agent may hold a model or connections; processes play but do not judge
+        return LeftBehind, ()  # an agent may hold a model or connections; processes play but do not judge
 
-    @property
-    def identity(self) -> str:
-        """A hash of everything that determines the scores: rubric, scope, agent and order."""
-        criteria = [[one.name, one.question, one.scale, one.weight] for one in self.rubric]
-        agent = self.agent_name or type(self.agent).__qualname__
-        return request_key(agent, self.scope, criteria, self.reference, self.num_orders, self.seed, self.max_characters)
-
-    def judge_turn(self, trajectory: Trajectory, turn: int, run: Run | None = None) -> Judgment:
+    def judge_turn(self, trajectory: Trajectory, turn: int) -> Judgment:
         """Judge one turn of a rollout.
 
         Args:
             trajectory: The rollout.
             turn: The index of the turn.
-            run: A run that another thread may stop.
 
         Raises:
             JudgeError: The agent failed, or its answer could not be read twice, and there is no ``on_judge_failure``.
             ConfigError: The agent cannot be used at all.
         """
-        question = turn_question(trajectory, turn, self.rubric, **self._options(trajectory))
-        return replace(self._judgment(question, run), turn=turn)
+        return run_coroutine(self.ajudge(trajectory, turn))
 
-    def judge_episode(self, trajectory: Trajectory, run: Run | None = None) -> Judgment:
+    def judge_episode(self, trajectory: Trajectory) -> Judgment:
         """Judge a rollout; raises as :meth:`judge_turn` does."""
-        question = episode_question(trajectory, self.rubric, **self._options(trajectory))
-        return self._judgment(question, run)
+        return run_coroutine(self.ajudge(trajectory))
 
-    def judge_text(self, text: str, run: Run | None = None) -> Judgment:
+    def judge_text(self, text: str) -> Judgment:
         """Judge a text, such as the description of a state; raises as :meth:`judge_turn` does."""
-        return self._judgment(text_question(text, self.rubric, max_characters=self.max_characters), run)
+        return run_coroutine(self._ajudge_text(text))
 
-    async def score_text(self, text: str) -> dict[str, float]:
-        """Return the scores of a text by criterion, while other coroutines go on: for ``async def _score_state``.
-
-        Raises as :meth:`judge_turn` does.
-        """
-        run = Run()
-        try:
-            judgment = await asyncio.get_running_loop().run_in_executor(self._threads(), self.judge_text, text, run)
-        finally:
-            run.stop()  # if the coroutine was canceled
-        return judgment.scores
-
-    def judge_group(self, trajectories: Sequence[Trajectory], run: Run | None = None) -> list[Judgment]:
+    def judge_group(self, trajectories: Sequence[Trajectory]) -> list[Judgment]:
         """Rank the rollouts of a task; raises as :meth:`judge_turn` does.
 
         A single rollout gets 0.5 without a call, since there is nothing to compare it with.
@@ -237,25 +166,96 @@ class Judge:
         Returns:
             One judgment for each rollout, (G,).
         """
+        return run_coroutine(self.ajudge_group(trajectories))
+
+    async def score_text(self, text: str) -> dict[str, float]:
+        """Return the scores of a text by criterion, while other coroutines go on: for ``async def _score_state``.
+
+        Raises as :meth:`judge_turn` does.
+        """
+        return (await on_agents_loop(self._ajudge_text(text))).scores
+
+    # The coroutines below run on the agents' event loop.
+
+    async def ajudge(self, trajectory: Trajectory, turn: int | None = None, cost: Cost | None = None) -> Judgment:
+        """Judge a rollout or one of its turns; ``cost`` receives the cost. Raises as :meth:`judge_turn` does."""
+        ask = partial(episode_question, trajectory) if turn is None else partial(turn_question, trajectory, turn)
+        return replace(await self._judgment(ask, self._options(trajectory), cost), turn=turn)
+
+    async def ajudge_group(self, trajectories: Sequence[Trajectory]) -> list[Judgment]:
+        """Rank the rollouts of a task: see :meth:`judge_group`."""
         size, cost = len(trajectories), Cost()
         if size < 2:
             return [self._scored(dict.fromkeys(self._names, 0.5), cost) for _ in trajectories]
         orders = self.orders(trajectories)
-        rankings: list[Ranking] = []
         try:
-            for order in orders:
-                rankings.append(self.rank(trajectories, order, cost, run))
+            rankings = [await self.arank(trajectories, order, cost) for order in orders]
         except JudgeError as error:
             return [self._failed(error, cost, share=size) for _ in trajectories]
-        reason = " / ".join(one.reason for one in rankings if one.reason)
-        answers = [one.answer[:_MAX_ANSWER] for one in rankings]
+        reason = " / ".join(one.reason for one, _ in rankings if one.reason)
+        answers = [text[:_MAX_ANSWER] for _, text in rankings]
         judgments: list[Judgment] = []
         for index in range(size):
-            values = {name: sum(one.values[name][index] for one in rankings) / len(rankings) for name in self._names}
+            values = {name: sum(one.values[name][index] for one, _ in rankings) / len(rankings) for name in self._names}
             places = [order.index(index) + 1 for order in orders]
             judgment = self._scored(values, cost, share=size)
             judgments.append(replace(judgment, reason=reason, answers=answers, order=places))
         return judgments
+
+    async def arank(self, trajectories: Sequence[Trajectory], order: Sequence[int], cost: Cost) -> tuple[Verdict, str]:
+        """Rank rollouts that are shown in one order; raises as :meth:`judge_turn` does, but for ``on_judge_failure``.
+
+        Args:
+            trajectories: At least two rollouts of a task, (G,).
+            order: The indices of the rollouts in the order in which they are shown, (G,).
+            cost: Receives the cost.
+
+        Returns:
+            The verdict, with the rank of each rollout as a number in [0, 1], (G,), by criterion; and the answer.
+        """
+        ask = partial(group_question, trajectories, order)
+        verdict, text = await self._answer(ask, self._options(trajectories[0]), cost)
+        places = [order.index(index) for index in range(len(trajectories))]
+        values = {name: [own[place] for place in places] for name, own in verdict.values.items()}
+        return replace(verdict, values=values), text
+
+    async def changes(self, env: Any, trajectories: Sequence[Trajectory]) -> Sequence[Change]:
+        """Judge a finished rollout, or rank the rollouts of a task."""
+        if self.takes_groups:
+            found = [[one] for one in await self.ajudge_group(trajectories)]
+        else:
+            [trajectory] = trajectories
+            turns: list[int | None] = [None] if trajectory.turns else []
+            if self.scope == "turn":
+                free_shots = env.env_config["free_shots"]
+                turns = [k for k, turn in enumerate(trajectory.turns) if turn.episode >= free_shots]
+            found = [await gathered(self.ajudge(trajectory, turn) for turn in turns)]
+        return [partial(with_judgments, judgments=judgments) for judgments in found]
+
+    def check(self, env: Any, agent: Any) -> None:
+        """Check that the names of criteria differ, and that the agent that plays does not judge."""
+        seen: dict[str, str] = {}
+        for judge in [hook for hook in hooks_of(env) if isinstance(hook, Judge)]:
+            for criterion in judge.rubric:
+                if criterion.name in seen:
+                    raise ConfigError(
+                        f"the criteria of {type(env).__name__}.judges must have different names, but judges "
+                        f"{seen[criterion.name]!r} and {judge.name!r} both have {criterion.name!r}"
+                    )
+                seen[criterion.name] = judge.name
+        player, own = getattr(agent, "inner", agent), getattr(self.agent, "inner", self.agent)
+        model = getattr(player, "model", None)
+        is_same = own is player and not callable(getattr(player, "aact", None))
+        if is_same or (model is not None and not isinstance(model, str) and getattr(own, "model", None) is model):
+            whose = "the agent" if is_same else "the model of the agent"
+            raise ConfigError(
+                f"judge {self.name!r} has {whose} that plays, a {type(player).__name__}, which cannot answer in two "
+                "threads at once: give the judge an agent with a model of its own"
+            )
+
+    def close(self) -> None:
+        """Let the agent free what it holds."""
+        finish_agent(self.agent)
 
     def orders(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
         """Draw the orders in which rollouts of a task are shown; every second one reverses the one before."""
@@ -268,50 +268,9 @@ class Judge:
             orders.append(order)
         return orders
 
-    def rank(
-        self, trajectories: Sequence[Trajectory], order: Sequence[int], cost: Cost | None = None, run: Run | None = None
-    ) -> Ranking:
-        """Rank rollouts that are shown in one order; raises as :meth:`judge_turn` does, but for ``on_judge_failure``.
-
-        Args:
-            trajectories: At least two rollouts of a task, (G,).
-            order: The indices of the rollouts in the order in which they are shown, (G,).
-            cost: Receives the cost.
-            run: A run that another thread may stop.
-        """
-        question = group_question(trajectories, order, self.rubric, **self._options(trajectories[0]))
-        verdict, answer = self._ask(question, run or Run(), cost or Cost())
-        places = [question.order.index(index) for index in range(len(trajectories))]
-        values = {name: [own[place] for place in places] for name, own in verdict.values.items()}
-        return Ranking(values=values, reason=verdict.reason, answer=answer)
-
-    def _threads(self) -> ThreadPoolExecutor:
-        """The threads that wait for the answers of :meth:`score_text`, as many as there may be open calls."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(self.max_concurrent, thread_name_prefix="agentsgym-judge")
-        return self._executor
-
     @property
     def _names(self) -> list[str]:
         return [one.name for one in self.rubric]
-
-    def _check(self, given: dict[str, Any]) -> None:
-        checks: dict[str, tuple[Any, str]] = {
-            "name": (is_text, "a non-empty string"),
-            "reference": (or_none(is_str), "a key of task_data or None"),
-            "on_judge_failure": (or_none(is_fraction), "a number in [0, 1] or None"),
-            "cache": (or_none(lambda value: isinstance(value, str | Path)), "a folder or None"),
-            "agent_name": (or_none(is_str), "a string or None"),
-            "max_concurrent": (is_int(1), "a positive int"),
-            "max_retries": (is_int(0), "a non-negative int"),
-            "retry_delay_s": (is_number(0), "a number of seconds of at least 0"),
-            "timeout_s": (is_positive_number, "a positive number of seconds"),
-            "max_characters": (is_int(1000), "an int of at least 1000"),
-            "num_orders": (is_int(1), "a positive int"),
-            "seed": (is_int(0), "a non-negative int"),
-        }
-        for name, (valid, expected) in checks.items():
-            require(f"Judge({name})", given[name], valid, expected)
 
     def _options(self, trajectory: Trajectory) -> dict[str, Any]:
         value = None if self.reference is None else trajectory.task_data.get(self.reference)
@@ -321,10 +280,15 @@ class Judge:
             logger.warning(text, self.reference, self.name)
         return {"reference": value, "max_characters": self.max_characters}
 
-    def _judgment(self, question: Question, run: Run | None) -> Judgment:
-        cost = Cost()
+    async def _ajudge_text(self, text: str) -> Judgment:
+        return await self._judgment(partial(text_question, text), {"max_characters": self.max_characters})
+
+    async def _judgment(
+        self, ask: Callable[..., Question], options: dict[str, Any], cost: Cost | None = None
+    ) -> Judgment:
+        cost = Cost() if cost is None else cost
         try:
-            verdict, text = self._ask(question, run or Run(), cost)
+            verdict, text = await self._answer(ask, options, cost)
         except JudgeError as error:
             return self._failed(error, cost)
         judgment = self._scored({name: values[0] for name, values in verdict.values.items()}, cost)
@@ -344,40 +308,22 @@ class Judge:
 
     def _failed(self, error: JudgeError, cost: Cost, *, share: int = 1) -> Judgment:
         if self.on_judge_failure is None:
-            error.cost = cost
             raise error
         values = dict.fromkeys(self._names, float(self.on_judge_failure))
         return replace(self._scored(values, cost, share=share), error=sentence_of(error))
 
-    def _ask(self, question: Question, run: Run, cost: Cost) -> tuple[Verdict, str]:
-        """Ask, once again if the answer cannot be read, and return the verdict with the answer."""
-        key = request_key(self.agent_name, [*question.messages], self.seed)
-        known = self._known(key, question)
-        if known is not None:
-            cost.cached += 1
-            return known
-        dialog = Dialog(self._caller, question.messages, key=key, seed=derive_seed("judge", self.seed, key))
-        try:
-            verdict, text = dialog.read(
-                partial(_verdict_of, question=question), correction, num_corrections=1, run=run, cost=cost
-            )
-        except AgentError as error:
-            raise self._error(f"failed: {sentence_of(error)}") from error
-        except VerdictError as error:
-            raise self._error(f"gave two answers that cannot be read: of the second, {error}") from error
-        if self._cache is not None:
-            self._cache.put(key, question.messages, text)
-        return verdict, text
-
-    def _known(self, key: str, question: Question) -> tuple[Verdict, str] | None:
-        """Return the cached answer; None if there is none, or none that can be read."""
-        text = None if self._cache is None else self._cache.get(key)
-        if text is None:
-            return None
-        try:
-            return _verdict_of(Action(text=text), question), text
-        except VerdictError:
-            return None
+    async def _answer(self, ask: Callable[..., Question], options: dict[str, Any], cost: Cost) -> tuple[Verdict, str]:
+        """Return the verdict and the text of an answer, which the agent may correct once."""
+        async with self._caller.slots:
+            question = ask(self.rubric, **options)
+            key = request_key(self.agent_name, [*question.messages], self.seed)
+            seed, parse = derive_seed("judge", self.seed, key), partial(_verdict_of, question=question)
+            try:
+                return await self._caller.read(question.messages, parse, correction, key=key, seed=seed, cost=cost)
+            except AgentError as error:
+                raise self._error(f"failed: {sentence_of(error)}") from error
+            except UnreadableError as error:
+                raise self._error(f"gave two answers that cannot be read: of the second, {error}") from error
 
     def _error(self, what: str) -> JudgeError:
         return JudgeError(f"judge {self.name!r} ({self.agent_name or type(self.agent).__name__}) {what}")
@@ -385,44 +331,15 @@ class Judge:
 
 def _verdict_of(action: Action, question: Question) -> Verdict:
     if action.finish_reason == "length":
-        raise VerdictError("it was cut off at the token limit")
+        raise UnreadableError("it was cut off at the token limit")
     return read_verdict(action.text, question.criteria, len(question.order) or None)
 
 
-class LeftBehind:
+class LeftBehind(RolloutHook):
     """Stands for a judge in a pickled environment."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-def judges_of(env: Any) -> tuple[Judge, ...]:
-    """Return the judges of an environment.
-
-    Raises:
-        ConfigError: ``env.judges`` is not a list of judges, or two criteria have the same name.
-    """
-    given: Any = getattr(env, "judges", None)
-    if given is None or given == ():
-        return ()
-    name, is_list = type(env).__name__, isinstance(given, list | tuple)
-    judges = tuple(cast("Sequence[Any]", given)) if is_list else (given,)
-    if any(isinstance(one, LeftBehind) for one in judges):
-        raise ConfigError(f"the judges of {name} are not pickled with it: set env.judges again in this process")
-    if not all(isinstance(one, Judge) for one in judges):
-        raise ConfigError(f"{name}.judges must be a list of agentsgym.Judge, got {shown(cast('object', given))}")
-    seen: dict[str, str] = {}
-    for judge in judges:
-        for criterion in judge.rubric:
-            if criterion.name in seen:
-                raise ConfigError(
-                    f"the criteria of {name}.judges must have different names, but judges {seen[criterion.name]!r} and "
-                    f"{judge.name!r} both have {criterion.name!r}"
-                )
-            seen[criterion.name] = judge.name
-    return judges
-
-
-def ranks_groups(env: Any) -> bool:
-    """Whether an environment has a judge of complete task groups."""
-    return any(judge.scope == "group" for judge in judges_of(env))
+    def check(self, env: Any, agent: Any) -> None:
+        """Raise :class:`ConfigError`."""
+        raise ConfigError(
+            f"the judges of {type(env).__name__} are not pickled with it: set env.judges again in this process"
+        )

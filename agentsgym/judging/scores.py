@@ -1,4 +1,4 @@
-"""Add the scores of judgments to the rewards of a rollout.
+"""Judgments, and their scores as rewards of a rollout.
 
 The score of a turn is added to that turn's reward, and any other score to the last turn's; each is added to the final
 reward, too, so that the two agree as they did before. A reward becomes a named one: what the environment gave without a
@@ -7,29 +7,62 @@ name keeps the name ``reward``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 from agentsgym.credit.components import by_name, role_components
 from agentsgym.credit.role_rewards import attribute_rewards
 from agentsgym.errors import ConfigError
-from agentsgym.judging.judge import Judgment
+from agentsgym.judging.rubric import Scope
 from agentsgym.types import Trajectory, Turn
 
 INFO_KEY = "judgments"
 """The key of ``Trajectory.info`` with the judgments, as dicts."""
 
-TokenRewards = Callable[[Trajectory], list[float]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgment:
+    """The judgment of one turn or one rollout.
+
+    Attributes:
+        judge: The name of the judge.
+        scope: What was judged at once.
+        turn: The index of the turn; None for a rollout.
+        values: By criterion, the answer as a number in [0, 1]; in a task group, the rollout's rank.
+        scores: By criterion, the reward: the value times the weight.
+        reason: The judge's reason.
+        answers: The judge's answers, as they were written; several if a task group was shown in several orders.
+        order: In a task group, the place at which the rollout was shown each time, from 1; otherwise empty.
+        calls: Number of calls that this judgment took; a task group's are divided among its rollouts.
+        tokens: Number of tokens of these calls; None if unknown.
+        seconds: Duration of these calls.
+        cached: Number of answers that came from the cache.
+        error: The reason why the judge failed; the values are then its ``on_judge_failure``. None if it answered.
+    """
+
+    judge: str
+    scope: Scope
+    turn: int | None = None
+    values: dict[str, float]
+    scores: dict[str, float]
+    reason: str = ""
+    answers: list[str] = field(default_factory=list[str])
+    order: list[int] = field(default_factory=list[int])
+    calls: float = 0
+    tokens: float | None = None
+    seconds: float = 0.0
+    cached: float = 0
+    error: str | None = None
 
 
-def with_judgments(trajectory: Trajectory, judgments: Sequence[Judgment], token_rewards: TokenRewards) -> Trajectory:
+def with_judgments(trajectory: Trajectory, judgments: Sequence[Judgment]) -> Trajectory:
     """Return a rollout with judgments: their scores as rewards, and their words and cost in ``info``.
 
     The cost is in the numbers, and so metrics, ``judge_calls``, ``judge_cached``, ``judge_failures``, ``judge_seconds``
     and, if known, ``judge_tokens``.
 
-    The rollout must not have failed; ``token_rewards`` computes the per-token rewards of the result.
+    The rollout must not have failed; its ``per_token_rewards`` stay as they are.
 
     Raises:
         ConfigError: See :func:`with_scores`.
@@ -49,8 +82,7 @@ def with_judgments(trajectory: Trajectory, judgments: Sequence[Judgment], token_
     numbers = {key: number + trajectory.info.get(key, 0.0) * bool(earlier) for key, number in numbers.items()}
     words = [*earlier, *map(asdict, judgments)]
     scored = with_scores(trajectory, [(one.turn, one.scores) for one in judgments])
-    scored = replace(scored, info={**trajectory.info, INFO_KEY: words, **numbers})
-    return replace(scored, per_token_rewards=token_rewards(scored))
+    return replace(scored, info={**trajectory.info, INFO_KEY: words, **numbers})
 
 
 def recorded_scores(info: Mapping[str, Any]) -> list[tuple[int | None, dict[str, float]]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from agentsgym.agents.calls import UnreadableError
 from agentsgym.fields import is_number
 from agentsgym.judging.rubric import Criterion
 from agentsgym.texts import shown
@@ -14,10 +15,6 @@ from agentsgym.texts import shown
 _MAX_CHARACTERS: Final = 20_000  # at the end of an answer, in which the object is looked for
 _MAX_REASON: Final = 4000
 _WORDS: Final = {"yes": True, "true": True, "no": False, "false": False}
-
-
-class VerdictError(ValueError):
-    """An answer cannot be read; the message explains the reason to the judge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +42,7 @@ def read_verdict(text: str, criteria: Sequence[Criterion], num_candidates: int |
         num_candidates: The number of ranked candidates; None for grades.
 
     Raises:
-        VerdictError: The answer has no such object or several, or a value is missing or invalid.
+        UnreadableError: The answer has no such object or several, or a value is missing or invalid.
 
     >>> criteria = [Criterion("polite", "Polite?"), Criterion("clear", "Clear?", scale=(0, 10))]
     >>> read_verdict('Well: {"reason": "Short.", "polite": true, "clear": 4}', criteria)
@@ -85,7 +82,7 @@ def ranked_values(places: Sequence[Sequence[int]], num_candidates: int) -> list[
 def _verdict_object(text: str, names: Sequence[str]) -> dict[str, Any]:
     _, is_closed, answer = text.rpartition("</think>")
     if not is_closed and "<think>" in text:
-        raise VerdictError("its reasoning is unfinished, so it has no verdict")
+        raise UnreadableError("its reasoning is unfinished, so it has no verdict")
     answer = answer[-_MAX_CHARACTERS:]
     objects = [*_objects(answer)]
     verdicts: list[dict[str, Any]] = []
@@ -95,11 +92,11 @@ def _verdict_object(text: str, names: Sequence[str]) -> dict[str, Any]:
     if len(verdicts) == 1:
         return verdicts[0]
     if verdicts:
-        raise VerdictError(f"it has {len(verdicts)} different JSON objects with all criteria, and must have one")
+        raise UnreadableError(f"it has {len(verdicts)} different JSON objects with all criteria, and must have one")
     if not objects:
-        raise VerdictError("it has no valid JSON object")
+        raise UnreadableError("it has no valid JSON object")
     missing = [name for name in names if all(name not in one for one in objects)] or names
-    raise VerdictError(f"its JSON object lacks {', '.join(map(repr, missing))}")
+    raise UnreadableError(f"its JSON object lacks {', '.join(map(repr, missing))}")
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
@@ -130,11 +127,11 @@ def _grade(criterion: Criterion, given: Any) -> float:
     if criterion.scale is None:
         answer = _WORDS.get(given.strip().lower()) if isinstance(given, str) else given
         if not isinstance(answer, bool):
-            raise VerdictError(f"{criterion.name!r} must be true or false, got {shown(given, 60)}")
+            raise UnreadableError(f"{criterion.name!r} must be true or false, got {shown(given, 60)}")
         return criterion.value_of(answer)
     low, high = criterion.scale
     if not is_number(low)(given) or given > high:
-        raise VerdictError(f"{criterion.name!r} must be a number from {low:g} to {high:g}, got {shown(given, 60)}")
+        raise UnreadableError(f"{criterion.name!r} must be a number from {low:g} to {high:g}, got {shown(given, 60)}")
     return criterion.value_of(given)
 
 
@@ -147,5 +144,5 @@ def _ranks(name: str, given: Any, num_candidates: int) -> list[float]:
     is_complete = all(type(one) is int for one in numbers) and sorted(numbers) == [*range(1, num_candidates + 1)]
     if not is_complete:
         wrong = shown(cast("object", given), 60)
-        raise VerdictError(f"{name!r} must list each number from 1 to {num_candidates} once, got {wrong}")
+        raise UnreadableError(f"{name!r} must list each number from 1 to {num_candidates} once, got {wrong}")
     return ranked_values([[one - 1 for one in place] for place in places], num_candidates)

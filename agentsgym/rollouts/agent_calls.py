@@ -1,68 +1,22 @@
-"""Call an agent: once for a batch of requests, or once for each request, concurrently."""
+"""Call an agent for the trials of a run: once for all of them, or once for each, concurrently."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from concurrent.futures import wait
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-from agentsgym.agents.base import Agent, answer
-from agentsgym.errors import AgentError, AgentsGymError, ConfigError
+from agentsgym.agents.base import Agent, answer, call_agent
+from agentsgym.errors import AgentError
 from agentsgym.event_loop import agents_loop, is_on_agents_loop
-from agentsgym.failures import failure_of
-from agentsgym.interruptions import is_interruption
 from agentsgym.rollouts.interfaces import GRACE_S, Raised
 from agentsgym.rollouts.scheduler import Scheduler
-from agentsgym.texts import shown
 from agentsgym.types import Action, TurnRequest
 
 logger = logging.getLogger(__name__)
-
-
-def call_agent(agent: Agent, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
-    """Call an agent once for all requests; if that raises, split the batch to find the requests that cause it."""
-    if not requests:
-        return []
-    answers: Any
-    try:
-        answers = agent.act(requests)
-        answers = [*cast("Sequence[Any]", answers)] if isinstance(answers, Sequence) else answers
-    except ConfigError:
-        raise  # affects all trials, so it ends the run
-    except BaseException as error:  # user code: the error fails only the trials of these requests
-        if is_interruption(error):
-            raise
-        answers = failure_of(AgentError, f"{type(agent).__name__}.act", error, agent.act)
-    if isinstance(answers, AgentError) and len(requests) > 1:
-        # Splitting in halves isolates the requests that the agent cannot answer, so that only their trials fail. It is
-        # outside the except block, so that the next error does not have this one as its context.
-        half = len(requests) // 2
-        return [*call_agent(agent, requests[:half]), *call_agent(agent, requests[half:])]
-    if isinstance(answers, AgentError):
-        return [answers]
-    if not isinstance(answers, list) or len(cast("list[Any]", answers)) != len(requests):
-        wanted = f"{type(agent).__name__}.act must return one Action per request"
-        given = f"{len(requests)} requests, got {shown(cast('object', answers))}"
-        return [AgentError(f"{wanted}: {given}") for _ in requests]
-    return cast("list[Action | AgentError]", answers)
-
-
-def finish_agent(agent: Agent) -> None:
-    """Call an agent's ``finish``; errors are logged, since every trial already has its result.
-
-    Errors raised by a policy that is being trained are re-raised, since its ranks synchronize in ``finish``.
-    """
-    try:
-        agent.finish()
-    except BaseException as error:
-        if is_interruption(error) or isinstance(error, AgentsGymError) or hasattr(agent, "prepare"):
-            raise
-        failure = failure_of(AgentError, f"{type(agent).__name__}.finish", error, agent.finish)
-        logger.warning("%s\n%s", failure, failure.trace)
 
 
 class BatchCaller:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic
 
-from agentsgym.agents.base import Agent
+from agentsgym.agents.base import Agent, finish_agent
 from agentsgym.errors import ConfigError, EpisodeError
 from agentsgym.fields import is_int, is_positive_number, or_none, require
-from agentsgym.rollouts.agent_calls import BatchCaller, ConcurrentCaller, finish_agent
+from agentsgym.rollouts.agent_calls import BatchCaller, ConcurrentCaller
 from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits, TrialGenerator
 from agentsgym.rollouts.loop_executor import OwnExecutor
 from agentsgym.rollouts.scheduler import Pool, Scheduler

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentsgym.agents.base import Agent
+from agentsgym.agents.base import Agent, finish_agent
 from agentsgym.errors import AgentsGymError
-from agentsgym.rollouts.agent_calls import BatchCaller, ConcurrentCaller, finish_agent
+from agentsgym.rollouts.agent_calls import BatchCaller, ConcurrentCaller
 from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits
 from agentsgym.rollouts.loop_executor import OwnExecutor
 from agentsgym.rollouts.scheduler import Pool, Scheduler
@@ -110,6 +110,10 @@ class TrialStream:
     def add(self, trials: Sequence[PlayableTrial[Any]]) -> None:
         """Add trials to the end of the queue; may be called from any thread, even from ``on_finish``."""
         self._scheduler.add(trials)
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Call a function on the stream's thread; may be called from any thread."""
+        self._scheduler.post(function)
 
     def check(self) -> None:
         """Raise :class:`AgentsGymError` if the stream has failed and no longer plays trials."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import pickle
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +18,7 @@ from judged_games import Greeting, ScriptedJudge, WaitingJudge, conversation, lo
 from agentsgym import Agent, AsyncAgent, ConfigError, Judge, JudgeError, PolicyAgent, ScriptedAgent, tiny_policy
 from agentsgym.agents.openai import OpenAIAgent
 from agentsgym.agents.usage import Meter
-from agentsgym.judging.calls import Run, StoppedError
+from agentsgym.event_loop import agents_loop
 from agentsgym.types import Action, TurnRequest
 
 YES = {"reason": "So it is.", "polite": True}
@@ -166,16 +166,17 @@ def test_requests_to_any_other_agent_are_answered_in_batches() -> None:
     assert 1 < max(agent.batches) <= 8
 
 
-def test_a_run_that_is_stopped_does_not_wait_for_its_answers() -> None:
-    run, agent = Run(), WaitingJudge(lambda _: YES, seconds=30)
-    judge = Judge(agent, rubric=POLITE)
-    threading.Timer(0.1, run.stop).start()
+def test_a_judgment_that_is_canceled_does_not_wait_for_its_answer() -> None:
+    agent = WaitingJudge(lambda _: YES, seconds=30)
+    judgment = asyncio.run_coroutine_threadsafe(Judge(agent, rubric=POLITE).ajudge(PLAYED), agents_loop())
     began = time.monotonic()
-    with pytest.raises(StoppedError):
-        judge.judge_episode(PLAYED, run)
-    with pytest.raises(StoppedError):
-        judge.judge_episode(PLAYED, run)
+    while not agent.num_open:
+        time.sleep(0.01)
+    judgment.cancel()
+    while agent.num_open:
+        time.sleep(0.01)
     assert time.monotonic() - began < 5
+    assert agent.num_calls == 1
 
 
 def test_an_answer_is_kept_by_what_was_asked(tmp_path: Path) -> None:

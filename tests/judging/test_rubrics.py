@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym import ConfigError, Criterion
+from agentsgym.agents.calls import UnreadableError
 from agentsgym.judging.rubric import as_rubric
-from agentsgym.judging.verdicts import VerdictError, ranked_values, read_verdict
+from agentsgym.judging.verdicts import ranked_values, read_verdict
 
 POLITE, CLEAR = Criterion("polite", "Polite?"), Criterion("clear", "Clear?", scale=(1, 5))
 BOTH = [POLITE, CLEAR]
@@ -91,7 +92,7 @@ def test_the_verdict_is_the_one_object_with_all_criteria(answer: str, values: li
     ],
 )
 def test_an_answer_that_cannot_be_read_is_refused_in_a_sentence(answer: str, complaint: str) -> None:
-    with pytest.raises(VerdictError, match=complaint):
+    with pytest.raises(UnreadableError, match=complaint):
         read_verdict(answer, BOTH)
 
 
@@ -99,7 +100,7 @@ def test_an_answer_that_cannot_be_read_is_refused_in_a_sentence(answer: str, com
     "ranking", [[1, 2], [1, 2, 2], [0, 1, 2], [1, 2, 3, 4], "1, 2, 3", [1, 2, "3"], [1, 2, True], [[1, [2]], 3], None]
 )
 def test_a_ranking_names_each_candidate_once(ranking: Any) -> None:
-    with pytest.raises(VerdictError, match="'best' must list each number from 1 to 3 once"):
+    with pytest.raises(UnreadableError, match="'best' must list each number from 1 to 3 once"):
         read_verdict(json.dumps({"best": ranking}), [Criterion("best", "Which?")], 3)
 
 

@@ -13,7 +13,7 @@ from agentsgym import Judge
 from agentsgym.agents.policy.copied import CopiedPolicyAgent
 from agentsgym.errors import ConfigError, TooManyFailuresError
 from agentsgym.store.reader import RolloutStore
-from agentsgym.training.generation.generator import _check_judged_groups
+from agentsgym.training.generation.generator import _check_complete_groups
 from agentsgym.training.trainer import GRPOEnvTrainer
 
 
@@ -97,9 +97,9 @@ def test_task_groups_that_are_divided_among_ranks_cannot_be_ranked() -> None:
     def trials(env_class: Any, number: int) -> list[Any]:
         return env_class(policy()[1]).trials([{"seed": 0}], number)
 
-    _check_judged_groups(trials(Ranked, 4), 4)
-    _check_judged_groups(trials(Judged, 3), 4)
+    _check_complete_groups(trials(Ranked, 4), 4)
+    _check_complete_groups(trials(Judged, 3), 4)
     with pytest.raises(
         ConfigError, match=r"needs complete task groups on each rank.*multiple of num_generations \(4\)"
     ):
-        _check_judged_groups(trials(Ranked, 3), 4)
+        _check_complete_groups(trials(Ranked, 3), 4)

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 from collections.abc import MutableMapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 from weakref import WeakValueDictionary
 
-from agentsgym.agents.base import as_agent
+from agentsgym.agents.cache import request_key
+from agentsgym.agents.calls import Caller, Cost, UnreadableError
+from agentsgym.agents.quoting import quoted
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, SOMETIMES, UNKNOWN, YES, Gamemaster, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
 from agentsgym.envs.TwentyQuestions.parsing import Question, core, normalize
 from agentsgym.errors import AgentError
-from agentsgym.fields import check_choice, is_bool, is_int, is_number, is_positive_number, require
-from agentsgym.judging.cache import AnswerCache, name_in_cache, request_key
-from agentsgym.judging.calls import Caller, Cost, Dialog, Run
-from agentsgym.judging.prompts import quoted
-from agentsgym.judging.verdicts import VerdictError
+from agentsgym.event_loop import on_agents_loop, run_coroutine
+from agentsgym.fields import check_choice, is_bool, require
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Message
@@ -63,7 +60,7 @@ def read_reply(text: str) -> str:
     """Read an answer as one of :data:`~agentsgym.envs.TwentyQuestions.gamemaster.REPLIES`, by its first line.
 
     Raises:
-        VerdictError: It does not begin with such an answer.
+        UnreadableError: It does not begin with such an answer.
 
     >>> [read_reply(text) for text in ("**yes**, it is", "Answer: No", "It depends.", "I do not know")]
     ['Yes.', 'No.', 'Sometimes.', "I don't know."]
@@ -74,7 +71,7 @@ def read_reply(text: str) -> str:
     for reply, pattern in _ANSWERS:
         if pattern.match(first):
             return reply
-    raise VerdictError(f"it must begin with one of {', '.join(map(repr, REPLIES))}, but is {shown(text, 60)}")
+    raise UnreadableError(f"it must begin with one of {', '.join(map(repr, REPLIES))}, but is {shown(text, 60)}")
 
 
 class AgentGamemaster:
@@ -122,28 +119,21 @@ class AgentGamemaster:
         """
         require("knowledge_first", knowledge_first, is_bool, "True or False")
         check_choice("on_unreadable", on_unreadable, get_args(OnUnreadable))
-        require("max_concurrent", max_concurrent, is_int(1), "a positive int")
-        require("max_retries", max_retries, is_int(0), "a non-negative int")
-        require("retry_delay_s", retry_delay_s, is_number(0), "a number of seconds of at least 0")
-        require("timeout_s", timeout_s, is_positive_number, "a positive number of seconds")
-        limits: dict[str, Any] = {
+        options: dict[str, Any] = {
+            "cache": cache,
+            "agent_name": agent_name,
             "max_concurrent": max_concurrent,
             "max_retries": max_retries,
             "retry_delay_s": retry_delay_s,
             "timeout_s": timeout_s,
         }
-        choices = {"knowledge_first": knowledge_first, "cache": cache, "on_unreadable": on_unreadable}
-        self.agent_name = name_in_cache(agent, agent_name, cache)
-        self._pickled = partial(type(self), agent_name=agent_name, **choices, **limits), (agent,)
-        self._caller = Caller(as_agent(agent), **limits)
-        self._name = type(agent).__name__
-        self._max_concurrent, self._max_retries, self._on_unreadable = max_concurrent, max_retries, on_unreadable
-        self._cache = None if cache is None else AnswerCache(cache)
+        self._caller = Caller(agent, "AgentGamemaster", num_corrections=max_retries, **options)
+        choices = {"knowledge_first": knowledge_first, "on_unreadable": on_unreadable}
+        self._pickled = partial(type(self), **choices, **options), (agent,)
+        self._name, self._on_unreadable = type(agent).__name__, on_unreadable
         self._known = Gamemaster(load_knowledge().properties if knowledge_first else ())
         self._replies: dict[str, str] = {}
-        self._busy: MutableMapping[str, threading.Lock] = WeakValueDictionary()
-        self._lock = threading.Lock()
-        self._threads: ThreadPoolExecutor | None = None
+        self._busy: MutableMapping[str, asyncio.Lock] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._pickled
@@ -154,14 +144,7 @@ class AgentGamemaster:
     async def __call__(self, solution: str, question: str) -> str:
         """Answer while other coroutines go on; raises as :meth:`answer` does."""
         name, text, reply = self._understood(solution, question)
-        if reply != UNKNOWN:
-            return reply
-        self._threads = self._threads or ThreadPoolExecutor(self._max_concurrent, "agentsgym-gamemaster")
-        run = Run()
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, name, text, run)
-        finally:
-            run.stop()  # if the coroutine was canceled
+        return await on_agents_loop(self._ask(name, text)) if reply == UNKNOWN else reply
 
     def answer(self, solution: str, question: str) -> str:
         """Answer, and block the thread meanwhile.
@@ -171,7 +154,7 @@ class AgentGamemaster:
             ConfigError: The agent cannot be used at all.
         """
         name, text, reply = self._understood(solution, question)
-        return self._ask(name, text, Run()) if reply == UNKNOWN else reply
+        return run_coroutine(self._ask(name, text)) if reply == UNKNOWN else reply
 
     def _understood(self, solution: str, question: str) -> tuple[str, str, str]:
         """Return the object's canonical name, the normalized question, and the knowledge base's reply."""
@@ -181,45 +164,31 @@ class AgentGamemaster:
         text = move.text if isinstance(move, Question) else core(normalize(question))
         return name, text, self._known(name, text)
 
-    def _ask(self, name: str, text: str, run: Run) -> str:
+    async def _ask(self, name: str, text: str) -> str:
         """Return the kept reply; if there is none, call the agent, and keep its reply."""
         messages = [
             Message(role="system", content=_SYSTEM),
             Message(role="user", content=f"SECRET OBJECT\n{quoted(name)}\n\nQUESTION\n{quoted(text + '?')}"),
         ]
-        key = request_key("twenty questions", self.agent_name, messages)
-        with self._lock:
-            busy = self._busy.setdefault(key, threading.Lock())
-        with busy:  # sessions with the same question wait for this reply
+        key = request_key("twenty questions", self._caller.agent_name, messages)
+        async with self._busy.setdefault(key, asyncio.Lock()):  # sessions with the same question wait for this reply
             if key not in self._replies:
-                self._replies[key] = self._cached(key) or self._called(key, messages, text, run)
+                self._replies[key] = await self._called(key, messages, text)
             return self._replies[key]
 
-    def _cached(self, key: str) -> str | None:
-        answer = None if self._cache is None else self._cache.get(key)
+    async def _called(self, key: str, messages: list[Message], question: str) -> str:
+        options: dict[str, Any] = {"key": key, "seed": derive_seed("gamemaster", key), "cost": Cost()}
         try:
-            return None if answer is None else read_reply(answer)
-        except VerdictError:
-            return None
-
-    def _called(self, key: str, messages: list[Message], question: str, run: Run) -> str:
-        dialog = Dialog(self._caller, messages, key=key, seed=derive_seed("gamemaster", key))
-        try:
-            reply, answer = dialog.read(
-                lambda action: read_reply(action.text),
-                _correction,
-                num_corrections=self._max_retries,
-                run=run,
-                cost=Cost(),
-            )
+            async with self._caller.slots:
+                reply, _ = await self._caller.read(
+                    messages, lambda action: read_reply(action.text), _correction, **options
+                )
         except AgentError as error:
             raise self._error(question, f"failed: {sentence_of(error)}") from error
-        except VerdictError as error:
+        except UnreadableError as error:
             if self._on_unreadable == "unknown":
                 return UNKNOWN
             raise self._error(question, f"gave an answer that cannot be read: {error}") from error
-        if self._cache is not None:
-            self._cache.put(key, messages, answer)
         return reply
 
     def _error(self, question: str, what: str) -> AgentError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib.util
 import sys
 import traceback
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agentsgym.envs import PACKAGED
 from agentsgym.envs.dataset_rows import registered_classes
-from agentsgym.envs.spec import EnvSpec, installed_entry_points, packaged_specs
+from agentsgym.envs.spec import EnvSpec, installed_entry_points
 from agentsgym.errors import ConfigError
 from agentsgym.interruptions import is_interruption
 from agentsgym.removed import REMOVED
@@ -98,6 +99,12 @@ def name_of_env(class_path: str | None, env_config: Mapping[str, Any]) -> str | 
     spec = known_specs().get(name if class_path in named else class_path, EnvSpec())
     game = env_config.get(spec.game_key)
     return f"{name}:{game}" if game and isinstance(game, str) else name
+
+
+@functools.cache
+def packaged_specs() -> Mapping[str, EnvSpec]:
+    """The spec of each packaged environment, by name, without importing the environments."""
+    return {name: importlib.import_module(f"agentsgym.envs.{name}").SPEC for name in PACKAGED}
 
 
 def known_specs() -> dict[str, EnvSpec]:

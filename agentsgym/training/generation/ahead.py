@@ -9,9 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from agentsgym.envs.finished import FinishedRollouts
 from agentsgym.envs.play import prepare_play, retry_of
-from agentsgym.envs.trial import token_rewards
-from agentsgym.judging.rollouts import Judging
 from agentsgym.rollouts.stream import TrialStream
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class RolloutsAhead:
         self._prepared: set[int] = set()
         self._num_updates = self._next_batch = 0
         self._changed = threading.Condition()
-        self._judging, self._has_judges, self._agent = Judging(self._judged, token_rewards), False, agent
+        self._agent, self._hooks = agent, FinishedRollouts(self._went_through, self._take_later)
         self._stream = TrialStream(agent, self._finished, max_concurrent=self._num_live, **options)
 
     def take(self, num_updates: int, interrupt: Callable[[], None]) -> list[PlayedGroup]:
@@ -102,7 +101,6 @@ class RolloutsAhead:
             self._begin()
             while (numbers := self._in_flight.take(num_updates)) is None:
                 self._stream.check()
-                self._judging.check()
                 interrupt()
                 self._changed.wait(_POLL_S)
             self._next_batch += 1
@@ -126,7 +124,8 @@ class RolloutsAhead:
     def close(self) -> None:
         """Drop the rollouts in progress, and end the thread."""
         self._stream.close()
-        self._judging.close()
+        with self._changed:
+            self._hooks.close()
 
     def _begin(self) -> None:
         """Begin as many groups as possible."""
@@ -142,27 +141,31 @@ class RolloutsAhead:
             self._prepared.update(id(trial.env) for trial in new)
             if new:
                 prepare_play(new, max_concurrent=self._num_live, pool=self._pool, num_live=self._num_live)
-            self._has_judges = self._judging.expect(group.trials, self._agent)
+            self._hooks.expect(group.trials, self._agent)
             self._stream.add(group.trials)
 
-    # On the stream's thread, or on the thread of a judge
+    def _take_later(self) -> None:
+        self._stream.post(self._take)
+
+    # On the stream's thread
 
     def _finished(self, trajectory: Trajectory) -> None:
-        if self._has_judges:
-            _, _, trial = self._places[trajectory.session_id]
-            self._judging.add(trial.env, trajectory, may_retry=trial.num_retries < self._policy.max_retries)
-        else:
-            self._judged(trajectory, True)
-
-    def _judged(self, trajectory: Trajectory, may_retry: bool) -> None:
         with self._changed:
-            number, index, trial = self._places.pop(trajectory.session_id)
-            if trajectory.failed and may_retry and trial.num_retries < self._policy.max_retries:
-                trial = retry_of(trial, self._policy)
-                self._places[trial.session_id] = number, index, trial
-                self._stream.add([trial])
-                return
-            self._played[number][index] = trajectory
-            self._in_flight.finish(number)
-            self._begin()
-            self._changed.notify_all()
+            _, _, trial = self._places[trajectory.session_id]
+            self._hooks.add(trial.env, trajectory, may_retry=trial.num_retries < self._policy.max_retries)
+
+    def _take(self) -> None:
+        with self._changed:
+            self._hooks.take()
+
+    def _went_through(self, trajectory: Trajectory, may_retry: bool) -> None:
+        number, index, trial = self._places.pop(trajectory.session_id)
+        if trajectory.failed and may_retry:
+            trial = retry_of(trial, self._policy)
+            self._places[trial.session_id] = number, index, trial
+            self._stream.add([trial])
+            return
+        self._played[number][index] = trajectory
+        self._in_flight.finish(number)
+        self._begin()
+        self._changed.notify_all()

@@ -24,7 +24,6 @@ from agentsgym.envs.play import TrialRounds
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.failure_policy import FailureCount, FailurePolicy, RetrySeed
 from agentsgym.failures import FailureLog
-from agentsgym.judging.judge import ranks_groups
 from agentsgym.ranks import DeferredError, RolloutsAbortedError, all_gather_objects
 from agentsgym.seeding import derive_seed
 from agentsgym.training.generation.batch import GenerationBatch, Phase
@@ -250,8 +249,7 @@ class RolloutGenerator:
                 max_turn_tokens=args.max_turn_tokens,
                 max_completion_length=args.max_completion_length,
             )
-            if any(getattr(trial.env, "judges", ()) != () for trial in trials):
-                _check_judged_groups(trials, phase.num_rollouts)
+            _check_complete_groups(trials, phase.num_rollouts)
         policy = self._failure_policy
         count = FailureCount(policy, PartialState().num_processes * len(rows))
         with FailureLog(logger) if self._failures is None else contextlib.nullcontext(self._failures) as log:
@@ -340,11 +338,16 @@ class RolloutGenerator:
             )
 
 
-def _check_judged_groups(trials: Sequence[Trial], num_rollouts: int) -> None:
-    """Raise :class:`ConfigError` if a task group that is to be ranked is divided among ranks."""
-    sizes = Counter(trial.task_index for trial in trials if ranks_groups(trial.env))
+def _check_complete_groups(trials: Sequence[Trial], num_rollouts: int) -> None:
+    """Raise :class:`ConfigError` if a task group that a hook takes at once is divided among ranks."""
+    sizes: Counter[int] = Counter()
+    label = ""
+    for trial in trials:
+        if (hook := takes_groups(trial.env)) is not None:
+            sizes[trial.task_index] += 1
+            label = hook.label
     if any(size != num_rollouts for size in sizes.values()):
         raise ConfigError(
-            "a judge of scope 'group' needs complete task groups on each rank: per_device_train_batch_size * "
-            f"steps_per_generation must be a multiple of num_generations ({num_rollouts})"
+            f"{label} needs complete task groups on each rank: per_device_train_batch_size * steps_per_generation must "
+            f"be a multiple of num_generations ({num_rollouts})"
         )

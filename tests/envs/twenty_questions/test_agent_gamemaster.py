@@ -32,12 +32,12 @@ from agentsgym import (
     OpenAIAgent,
     ScriptedAgent,
 )
+from agentsgym.agents.calls import UnreadableError
 from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions import AgentGamemaster
 from agentsgym.envs.TwentyQuestions.agent_gamemaster import read_reply
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, SOMETIMES, UNKNOWN, YES
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
-from agentsgym.judging.verdicts import VerdictError
 from agentsgym.types import Action, Message, TurnRequest
 from tools.gamemaster_agreement import Comparison, compare, drawn, main
 
@@ -143,14 +143,14 @@ def test_an_answer_is_read_by_its_first_line(text: str, reply: str) -> None:
     ],
 )
 def test_an_answer_that_is_none_of_the_replies_cannot_be_read(text: str) -> None:
-    with pytest.raises(VerdictError, match=r"it must begin with one of 'Yes.', 'No.', 'Sometimes.'"):
+    with pytest.raises(UnreadableError, match=r"it must begin with one of 'Yes.', 'No.', 'Sometimes.'"):
         read_reply(text)
 
 
 @given(st.text(max_size=40), st.sampled_from(REPLIES))
 def test_whatever_is_answered_is_one_of_the_replies_or_refused(text: str, reply: str) -> None:
     assert read_reply(reply) == read_reply(reply.upper()) == read_reply(f"{reply}\n{text}") == reply
-    with contextlib.suppress(VerdictError):
+    with contextlib.suppress(UnreadableError):
         assert read_reply(text) in REPLIES
 
 
@@ -369,9 +369,9 @@ def test_a_model_on_a_server_names_itself_in_the_cache(tmp_path: Path) -> None:
     [
         ({"knowledge_first": 1}, "knowledge_first must be True or False, got 1"),
         ({"on_unreadable": "ask"}, "on_unreadable cannot be 'ask'"),
-        ({"max_concurrent": 0}, "max_concurrent must be a positive int, got 0"),
-        ({"max_retries": -1}, "max_retries must be a non-negative int, got -1"),
-        ({"timeout_s": 0}, "timeout_s must be a positive number of seconds, got 0"),
+        ({"max_concurrent": 0}, r"AgentGamemaster\(max_concurrent\) must be a positive int, got 0"),
+        ({"max_retries": -1}, r"AgentGamemaster\(max_retries\) must be a non-negative int, got -1"),
+        ({"timeout_s": 0}, r"AgentGamemaster\(timeout_s\) must be a positive number of seconds, got 0"),
         ({"cache": "answers"}, "cache requires agent_name, a name for ScriptedAgent"),
     ],
 )

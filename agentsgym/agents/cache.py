@@ -35,8 +35,8 @@ def name_in_cache(agent: Any, name: str | None, cache: str | Path | None) -> str
     found = name or (cast("str", describe()) if callable(describe) else None)
     if cache is not None and found is None:
         raise ConfigError(
-            f"cache requires agent_name, a name for {type(agent).__name__} and its settings, since the answers of "
-            "other agents must not be taken for its own"
+            f"cache requires agent_name, a name for {type(agent).__name__} and its settings: otherwise another agent's "
+            "cached answers would be reused"
         )
     return found
 

@@ -1,0 +1,258 @@
+"""Call an agent outside of episodes, as a judge or a gamemaster: within limits, cached, and with its tokens counted.
+
+::
+
+    an agent with aact ─▶ a coroutine for each request, on the agents' event loop
+    any other agent    ─▶ batches, one at a time, in one worker thread
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from agentsgym.agents.base import answer, as_agent, call_agent
+from agentsgym.agents.cache import AnswerCache, name_in_cache
+from agentsgym.agents.usage import counted_tokens
+from agentsgym.errors import AgentError, TemplateError
+from agentsgym.fields import is_int, is_number, is_positive_number, is_str, or_none, require
+from agentsgym.texts import shown
+from agentsgym.tokens.chat_format import ChatFormat
+from agentsgym.tokens.transcript import Transcript
+from agentsgym.types import Action, Message, TurnRequest
+
+T = TypeVar("T")
+
+_MAX_DELAY_S: Final = 30.0
+
+
+class UnreadableError(ValueError):
+    """An answer cannot be read; the message explains the reason to the agent."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Cost:
+    """What some calls have cost so far.
+
+    Attributes:
+        calls: Number of calls of the agent, including repeated ones.
+        tokens: Number of input and output tokens; None if the agent does not report them.
+        seconds: Seconds that the calls took, together.
+        cached: Number of answers that came from the cache.
+    """
+
+    calls: int = 0
+    tokens: float | None = None
+    seconds: float = 0.0
+    cached: int = 0
+
+
+class Caller:
+    """Calls one agent; its coroutines run on the agents' event loop.
+
+    Attributes:
+        agent: The agent.
+        agent_name: Identifies the agent in the cache; None if unknown.
+        slots: Held during each conversation, so that at most ``max_concurrent`` are open.
+    """
+
+    def __init__(  # noqa: PLR0913  # the options of judges and gamemasters, which document them
+        self,
+        agent: Any,
+        owner: str,
+        *,
+        cache: str | Path | None,
+        agent_name: str | None,
+        max_concurrent: int,
+        max_retries: int,
+        retry_delay_s: float,
+        timeout_s: float,
+        num_corrections: int,
+    ) -> None:
+        """Check the arguments; nothing is called yet.
+
+        Args:
+            agent: The agent, or any object that can be adapted to one.
+            owner: The class whose arguments these are, for errors.
+            cache: See :class:`~agentsgym.judging.judge.Judge`, as for the next arguments.
+            agent_name: See there.
+            max_concurrent: See there.
+            max_retries: See there.
+            retry_delay_s: See there.
+            timeout_s: See there.
+            num_corrections: How often the agent may correct an answer that cannot be read.
+
+        Raises:
+            ConfigError: An argument is invalid, or ``agent`` is not an agent.
+        """
+        require(f"{owner}(cache)", cache, or_none(lambda value: isinstance(value, str | Path)), "a folder or None")
+        require(f"{owner}(agent_name)", agent_name, or_none(is_str), "a string or None")
+        require(f"{owner}(max_concurrent)", max_concurrent, is_int(1), "a positive int")
+        require(f"{owner}(max_retries)", max_retries, is_int(0), "a non-negative int")
+        require(f"{owner}(retry_delay_s)", retry_delay_s, is_number(0), "a number of seconds of at least 0")
+        require(f"{owner}(timeout_s)", timeout_s, is_positive_number, "a positive number of seconds")
+        self.agent: Any = as_agent(agent)
+        self.agent_name = name_in_cache(agent, agent_name, cache)
+        self.slots = asyncio.Semaphore(max_concurrent)
+        self._cache = None if cache is None else AnswerCache(cache)
+        self._max_retries, self._num_corrections = max_retries, num_corrections
+        self._retry_delay_s, self._timeout_s = retry_delay_s, timeout_s
+        self._is_async = callable(getattr(self.agent, "aact", None))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"agentsgym-{owner}")
+        self._waiting: list[tuple[TurnRequest, asyncio.Future[Any]]] = []
+        self._batches: asyncio.Task[None] | None = None
+        tokenizer = getattr(self.agent, "tokenizer", None)
+        self._format = None if tokenizer is None else ChatFormat.of(tokenizer, guard_added_tokens=True)
+        self._has_system = self._format is None or _accepts_system(self._format)
+
+    async def read(
+        self,
+        messages: Sequence[Message],
+        parse: Callable[[Action], T],
+        correction: Callable[[str], Message],
+        *,
+        key: str,
+        seed: int,
+        cost: Cost,
+    ) -> tuple[T, str]:
+        """Return the cached answer, or call the agent until its answer can be read; await it while holding a slot.
+
+        After an answer that cannot be read, the agent receives the reason and may correct it.
+
+        Args:
+            messages: The request.
+            parse: Reads an answer, and raises :class:`UnreadableError` if that is impossible.
+            correction: Makes the message that requests another answer, from the reason.
+            key: Identifies the request in the cache.
+            seed: The seed of the agent's draws.
+            cost: Receives the cost of the calls.
+
+        Returns:
+            What was read, and the text of the answer.
+
+        Raises:
+            UnreadableError: The last answer cannot be read either.
+            AgentError: The agent failed in every attempt.
+            ConfigError: The agent cannot be used at all.
+        """
+        known = None if self._cache is None else self._cache.get(key)
+        if known is not None:
+            with contextlib.suppress(UnreadableError):
+                found = parse(Action(text=known))
+                cost.cached += 1
+                return found, known
+        transcript, agent_state, num_left = self._conversation(messages), None, self._num_corrections
+        while True:
+            request = TurnRequest(
+                session_id=f"judge-{key[:16]}",
+                messages=transcript.messages,
+                token_ids=transcript.token_ids,
+                agent_state=agent_state,
+                seed=seed,
+            )
+            action = await self._call(request, cost)
+            try:
+                found = parse(action)
+            except UnreadableError as error:
+                if not num_left:
+                    raise
+                num_left -= 1
+                transcript.act(action)
+                transcript.observe([correction(str(error))])
+                agent_state = action.agent_state
+                continue
+            if self._cache is not None:
+                self._cache.put(key, messages, action.text)
+            return found, action.text
+
+    def _conversation(self, messages: Sequence[Message]) -> Transcript:
+        """Begin a conversation, with exact tokens if the agent has a tokenizer.
+
+        The system message is a part of the user's if the chat template has none.
+        """
+        first = [*messages]
+        if not self._has_system:
+            first = [Message(role="user", content="\n\n".join(one["content"] for one in messages))]
+        transcript = Transcript(self._format, "append")
+        transcript.observe(first)
+        return transcript
+
+    async def _call(self, request: TurnRequest, cost: Cost) -> Action:
+        """Call the agent, as often as the limits allow until it answers, and add to the cost."""
+        error = AgentError("it was not called")
+        for attempt in range(self._max_retries + 1):
+            if attempt:
+                await asyncio.sleep(min(_MAX_DELAY_S, self._retry_delay_s * 2 ** (attempt - 1)))
+            given = await self._attempt(request, cost)
+            if isinstance(given, Action) and isinstance(cast("Any", given.text), str):
+                return given
+            wanted = f"{type(self.agent).__name__} must return an Action with a text"
+            error = given if isinstance(given, AgentError) else AgentError(f"{wanted}, got {shown(given)}")
+        raise error
+
+    async def _attempt(self, request: TurnRequest, cost: Cost) -> Any:
+        cost.calls += 1
+        began = time.monotonic()
+        try:
+            given, tokens = await (self._answer_alone(request) if self._is_async else self._answer_in_batch(request))
+        finally:
+            cost.seconds += time.monotonic() - began
+        if tokens is None and isinstance(given, Action) and given.token_ids is not None:
+            tokens = len(request.token_ids) + len(given.token_ids)
+        if tokens is not None:
+            cost.tokens = (cost.tokens or 0) + tokens
+        return given
+
+    async def _answer_alone(self, request: TurnRequest) -> tuple[Any, float | None]:
+        with counted_tokens() as tokens:
+            try:
+                given: Any = await asyncio.wait_for(answer(self.agent, request), self._timeout_s)
+            except TimeoutError:
+                given = AgentError(f"{type(self.agent).__name__} took longer than timeout_s = {self._timeout_s:g}")
+        return given, tokens.total
+
+    async def _answer_in_batch(self, request: TurnRequest) -> tuple[Any, float | None]:
+        """Join the next batch, which is answered as soon as the agent is free."""
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, answered))
+        if self._batches is None or self._batches.done():
+            self._batches = asyncio.ensure_future(self._answer_batches())
+        return await answered
+
+    async def _answer_batches(self) -> None:
+        while waiting := [(request, answered) for request, answered in self._waiting if not answered.done()]:
+            self._waiting = []
+            requests = [request for request, _ in waiting]
+            with counted_tokens() as tokens:
+                loop, context = asyncio.get_running_loop(), copy_context()
+                call = loop.run_in_executor(self._thread, self._act, context, requests)
+                [given] = await asyncio.gather(call, return_exceptions=True)
+            share = None if tokens.total is None else tokens.total / len(waiting)
+            for place, (_, answered) in enumerate(waiting):
+                if answered.done():
+                    continue  # canceled
+                if isinstance(given, BaseException):
+                    answered.set_exception(given)
+                else:
+                    answered.set_result((given[place], share))
+
+    def _act(self, context: Context, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
+        return context.run(call_agent, self.agent, requests)  # so that tokens are counted
+
+
+def _accepts_system(chat_format: ChatFormat) -> bool:
+    """Whether a chat template renders a system message."""
+    try:
+        Transcript(chat_format, "append").observe(
+            [Message(role="system", content="Grade."), Message(role="user", content="This.")]
+        )
+    except TemplateError:
+        return False
+    return True
