@@ -1,6 +1,8 @@
 """Run the coroutines of all agents and environments on one event loop, in a separate thread.
 
-The loop lives as long as the process, so that an agent's HTTP client or lock stays bound to an open loop between
+A second loop runs the coroutines of programs and the clients of tool servers, since their code may block.
+
+Each loop lives as long as the process, so that an agent's HTTP client or lock stays bound to an open loop between
 rollouts. Any thread can wait for it, even if another loop is running there, as in a notebook. Before it stops, tasks
 are ended, since an unfinished task would be reported on stderr as the process exits.
 
@@ -99,12 +101,26 @@ class SharedLoop:
             return self.thread.loop
 
 
-_agents = SharedLoop("agentsgym-agents")
+_agents, _programs = SharedLoop("agentsgym-agents"), SharedLoop("agentsgym-programs")
 
 
 def agents_loop() -> asyncio.AbstractEventLoop:
     """Return the agents' event loop."""
     return _agents.started()
+
+
+def programs_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of programs and tool servers, whose code may block it.
+
+    Raises:
+        RuntimeError: The caller is a coroutine on the loop, which must not wait for another one.
+    """
+    loop = _programs.started()
+    if threading.current_thread() is _programs.thread:
+        raise RuntimeError(
+            "a coroutine of a program must call code that waits for tool servers in a thread, with asyncio.to_thread"
+        )
+    return loop
 
 
 def is_on_agents_loop() -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -15,11 +14,11 @@ from typing import IO
 from agentsgym.envs.OpenEnv.http import get_json
 from agentsgym.envs.OpenEnv.server import OpenEnvServer
 from agentsgym.errors import EnvError
+from agentsgym.processes import ProcessGroup
 from agentsgym.texts import sentence_of, visible
 
 _STOPPING_S = 5.0  # between terminating a server and killing it
 _POLL_S = 0.05
-_GUARD = "trap '' TERM; read -r line; kill -TERM 0; sleep 5; kill -KILL 0"  # read returns when the owner's pipe closes
 _TAIL_BYTES = 2000  # of the server's output, included in the error if it does not start
 
 _Process = subprocess.Popen[bytes]
@@ -43,29 +42,19 @@ class LocalServer:
         self.url = f"http://127.0.0.1:{port}"
         self._server = server
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the server is stopped
-        null = subprocess.DEVNULL
+        group = ProcessGroup([part.replace("{port}", str(port)) for part in server.command or ()], grace_s=_STOPPING_S)
         try:
-            # The guard kills the server's process group when this process ends for any reason.
-            guard_command = ["/bin/sh", "-c", _GUARD]
-            guard = subprocess.Popen(guard_command, stdin=subprocess.PIPE, stdout=null, stderr=null, process_group=0)
-            try:
-                self._process = subprocess.Popen(  # the user's command
-                    [part.replace("{port}", str(port)) for part in server.command or ()],
-                    env={**os.environ, "PORT": str(port), **server.env},
-                    cwd=server.cwd,
-                    stdin=null,
-                    stdout=self._output,
-                    stderr=subprocess.STDOUT,
-                    process_group=guard.pid,
-                )
-            except BaseException:
-                guard.kill()
-                guard.communicate()
-                raise
+            self._process: _Process = group.start(
+                env={**os.environ, "PORT": str(port), **server.env},
+                cwd=server.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+            )
         except OSError as error:
             self._output.close()
             raise EnvError(f"{server.label} cannot be started: {sentence_of(error)}") from error
-        self.stop = weakref.finalize(self, _stop, os.getpid(), self._process, guard, self._output)
+        self.stop = weakref.finalize(self, _stop, os.getpid(), group, self._process, self._output)
         try:
             self._wait()
         except BaseException:
@@ -95,14 +84,9 @@ class LocalServer:
         )
 
 
-def _stop(owner: int, process: _Process, guard: _Process, output: IO[bytes]) -> None:
-    """Terminate, then kill, the server's process group; do nothing in a forked process."""
-    if os.getpid() != owner:
-        return
-    for signum in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(guard.pid, signum)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_STOPPING_S)
-    guard.communicate()
-    output.close()
+def _stop(owner: int, group: ProcessGroup, process: _Process, output: IO[bytes]) -> None:
+    """End the server and wait for that; do nothing in a forked process."""
+    if os.getpid() == owner:
+        group.end()
+        process.wait()
+        output.close()
