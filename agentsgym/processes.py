@@ -51,15 +51,15 @@ class ProcessGroup:
         self._command, self._script = command, script
         self._settings = {"environment": None, **settings, "limits": limits, "grace_s": grace_s}
         self._lifeline, self._supervisors = socket.socketpair()
-        self._pid = 0
+        self._pid: int | None = None
         self.end = weakref.finalize(self, _end, self._lifeline)
         _lifelines.add(self._lifeline)
 
     @property
-    def pid(self) -> int:
-        """The id of the command's process, after a wait for its start; 0 if it was not started, or has been ended."""
+    def pid(self) -> int | None:
+        """The id of the command's process, after a wait for its start; None if it was not started, or has been ended."""
         with suppress(OSError):
-            self._pid = self._pid or int.from_bytes(self._lifeline.recv(4))
+            self._pid = self._pid or int.from_bytes(self._lifeline.recv(4)) or None
         return self._pid
 
     def start(self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, **pipes: Any) -> Any:
@@ -97,11 +97,10 @@ def _check_program(name: str, cwd: str | None, env: Mapping[str, str]) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
-def kill_group(pid: int) -> None:
-    """Kill a process, and its process group if it leads one."""
-    for kill in (os.killpg, os.kill):
-        with suppress(OSError):
-            kill(pid, signal.SIGKILL)
+def kill_group(leader: int) -> None:
+    """Kill the process group that a process leads, if it leads one; does nothing on Windows."""
+    with suppress(OSError, AttributeError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 _lifelines: weakref.WeakSet[socket.socket] = weakref.WeakSet()

@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LINE = (
-    "removed → texts → errors → versions → cached_folders → interruptions → event_loop → types → failures → seeding → "
+    "removed → texts → errors → versions → cached_folders → interruptions → event_loop → supervisor → "
+    "processes → types → failures → seeding → "
     "fields → failure_policy → ranks → tokens → {credit, rollouts, agents, store} → {batch, judging, record_audit, "
     "recorded} → envs → statistics → evaluation → {tiny, testing} → reports → interop → training → observers → export → "
     "{recipes, viewer, serving} → cli"
@@ -48,6 +49,8 @@ CORE = {
         "cached_folders",
         "interruptions",
         "event_loop",
+        "supervisor",
+        "processes",
         "types",
         "failures",
         "seeding",

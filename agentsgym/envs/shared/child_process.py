@@ -66,8 +66,8 @@ class ChildProcess:
             raise EnvError(f"{name} cannot be started: {error}") from error
 
     @property
-    def pid(self) -> int:
-        """The id of the process."""
+    def pid(self) -> int | None:
+        """The id of the process; None if it has ended."""
         return self._group.pid
 
     def call(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
