@@ -57,7 +57,7 @@ class ProcessGroup:
 
     @property
     def pid(self) -> int | None:
-        """The id of the command's process, after a wait for its start; None if it was not started, or has been ended."""
+        """The id of the command's process, after a wait for its start; None if it did not start or has been ended."""
         with suppress(OSError):
             self._pid = self._pid or int.from_bytes(self._lifeline.recv(4)) or None
         return self._pid
@@ -79,22 +79,13 @@ class ProcessGroup:
     @contextmanager
     def _starting(self, cwd: str | None, env: Mapping[str, str] | None) -> Generator[tuple[list[str], dict[str, Any]]]:
         descriptor, program = self._supervisors.fileno(), self._command[0]
-        settings = json.dumps({**self._settings, "lifeline": descriptor})
-        command = [_PYTHON, "-I", "-S", self._script, settings, *self._command]
-        try:
-            _check_program(program, cwd, self._settings["environment"] or env or os.environ)
+        place = str(Path(cwd or ".", program)) if "/" in program else program
+        with self._supervisors:
+            if shutil.which(place, path=(self._settings["environment"] or env or os.environ).get("PATH")) is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+            settings = json.dumps({**self._settings, "lifeline": descriptor})
+            command = [_PYTHON, "-I", "-S", self._script, settings, *self._command]
             yield command, {"pass_fds": (descriptor,), "start_new_session": True}
-        except BaseException:
-            self.end()
-            raise
-        finally:
-            self._supervisors.close()
-
-
-def _check_program(name: str, cwd: str | None, env: Mapping[str, str]) -> None:
-    place = str(Path(cwd or ".", name)) if "/" in name else name
-    if shutil.which(place, path=env.get("PATH")) is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 def kill_group(leader: int) -> None:

@@ -8,8 +8,15 @@ from typing import Any, ClassVar
 
 from agentsgym.envs.AgentProgram.calls import CallRequest, Reply
 from agentsgym.envs.AgentProgram.dialects.parts import Part
-from agentsgym.envs.AgentProgram.dialects.protocol import Dialect
-from agentsgym.envs.AgentProgram.dialects.shared import budget, common_fields, event, is_true, record, stop_texts
+from agentsgym.envs.AgentProgram.dialects.shared import (
+    Dialect,
+    budget,
+    common_fields,
+    event,
+    is_true,
+    record,
+    stop_texts,
+)
 from agentsgym.fields import is_int
 
 _MAX_ANSWERS = 128

@@ -9,8 +9,7 @@ from typing import Any, Final
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
 from agentsgym.envs.AgentProgram.dialects.choices import ChoicesDialect, choice_fields
 from agentsgym.envs.AgentProgram.dialects.parts import Part, whole_body
-from agentsgym.envs.AgentProgram.dialects.protocol import Conversations
-from agentsgym.envs.AgentProgram.dialects.shared import UNKNOWN_LOGPROB, finite, reject
+from agentsgym.envs.AgentProgram.dialects.shared import UNKNOWN_LOGPROB, Conversations, finite, reject
 from agentsgym.fields import is_int, is_list, is_str
 
 _UNSUPPORTED: Final = {"echo": "the program has the prompt already", "suffix": "the policy only continues a text"}
