@@ -1,4 +1,4 @@
-"""What the dialects have in common: their interface, texts, tools and calls, stop texts, records of tokens, and events."""
+"""What the dialects share: their interface, texts, tools and calls, stop texts, records of tokens, and events."""
 
 from __future__ import annotations
 
