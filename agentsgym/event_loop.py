@@ -32,39 +32,51 @@ _CLOSING_S = 0.2  # time for tasks, such as closing connections, to end by thems
 _CANCELLING_S = 0.5  # time for tasks to end after they are canceled
 
 
-class LoopThread(threading.Thread):
-    """A thread that runs an event loop until :meth:`stop`.
+class SharedLoop:
+    """An event loop for the life of the process, in a separate thread.
 
     Attributes:
-        loop: The event loop.
-        is_stopping: Whether :meth:`stop` was called, which happens as the process exits.
+        thread: The thread that runs it; None before the first use.
+        is_stopping: Whether it was stopped, which happens as the process exits.
     """
 
     def __init__(self, name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self.loop = asyncio.new_event_loop()
+        self._name, self._lock = name, threading.Lock()
+        self.thread: threading.Thread | None = None
         self.is_stopping = False
 
-    def run(self) -> None:
-        """Run the loop until it is stopped, then end its tasks."""
-        asyncio.set_event_loop(self.loop)
-        while True:
-            try:
-                self.loop.run_forever()
-                break
-            except (SystemExit, KeyboardInterrupt):
-                continue  # raised by a coroutine: it stops the loop, but is handled where the coroutine is awaited
-        with suppress(SystemExit, KeyboardInterrupt):
-            self.loop.run_until_complete(_end_tasks())
+    def started(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, which is started at the first call (and again in a forked process)."""
+        with self._lock:
+            if self.thread is None or not self.thread.is_alive():
+                self._loop = asyncio.new_event_loop()
+                self.thread = threading.Thread(target=_run, args=(self._loop,), name=self._name, daemon=True)
+                self.thread.start()
+                atexit.unregister(self._stop)
+                atexit.register(self._stop)
+            return self._loop
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         """End the loop and the thread; a coroutine that blocks keeps both alive until the process ends."""
         self.is_stopping = True
-        if self.is_alive():
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self.join(timeout=1.0)
-        if not self.is_alive():
-            self.loop.close()
+        if self.thread is not None and self.thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self.thread.join(timeout=1.0)
+        if self.thread is None or not self.thread.is_alive():
+            self._loop.close()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, then end its tasks."""
+    asyncio.set_event_loop(loop)
+    while True:
+        try:
+            loop.run_forever()
+            break
+        except (SystemExit, KeyboardInterrupt):
+            continue  # raised by a coroutine: it stops the loop, but is handled where the coroutine is awaited
+    with suppress(SystemExit, KeyboardInterrupt):
+        loop.run_until_complete(_end_tasks())
 
 
 async def _end_tasks() -> None:
@@ -76,29 +88,6 @@ async def _end_tasks() -> None:
         if tasks:
             await asyncio.wait(tasks, timeout=limit_s)
     await asyncio.get_running_loop().shutdown_asyncgens()
-
-
-class SharedLoop:
-    """An event loop for the life of the process.
-
-    Attributes:
-        thread: The thread that runs it; None before the first use.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name, self._lock = name, threading.Lock()
-        self.thread: LoopThread | None = None
-
-    def started(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, which is started at the first call (and again in a forked process)."""
-        with self._lock:
-            if self.thread is None or not self.thread.is_alive():
-                if self.thread is not None:
-                    atexit.unregister(self.thread.stop)
-                self.thread = LoopThread(self._name)
-                self.thread.start()
-                atexit.register(self.thread.stop)
-            return self.thread.loop
 
 
 _agents, _programs = SharedLoop("agentsgym-agents"), SharedLoop("agentsgym-programs")
@@ -162,7 +151,6 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     if isinstance(current, _Waiting):
         return current.parent.switch(coroutine)  # pyright: ignore[reportOptionalMemberAccess]  # every one has a parent
     loop = agents_loop()
-    thread = _agents.thread
     if is_on_agents_loop():
         coroutine.close()
         raise RuntimeError(
@@ -173,7 +161,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         return future.result()
     except CancelledError:
-        if thread is not None and thread.is_stopping:
+        if _agents.is_stopping:
             raise process_exit() from None  # so that a thread that is still waiting ends without a traceback
         raise
     finally:

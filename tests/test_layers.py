@@ -13,10 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LINE = (
-    "removed → texts → errors → versions → cached_folders → interruptions → event_loop → supervisor → processes → types → "
-    "failures → seeding → fields → failure_policy → ranks → tokens → {credit, rollouts, agents, store} → {batch, judging, "
-    "record_audit, recorded} → envs → statistics → evaluation → {tiny, testing} → reports → interop → training → "
-    "observers → export → {recipes, viewer, serving} → cli"
+    "removed → texts → errors → versions → cached_folders → interruptions → event_loop → supervisor → processes → "
+    "types → failures → seeding → fields → failure_policy → ranks → tokens → {credit, rollouts, agents, store} → "
+    "{batch, judging, record_audit, recorded} → envs → statistics → evaluation → {tiny, testing} → reports → interop → "
+    "training → observers → export → {recipes, viewer, serving} → cli"
 )
 RANK = {name: rank for rank, names in enumerate(LINE.split(" → ")) for name in names.strip("{}").split(", ")}
 GROUND = {"_lazy"}  # imports nothing, and may be imported everywhere

@@ -10,7 +10,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import IO, Any
@@ -53,9 +52,10 @@ class LocalServer:
         self.url = f"http://127.0.0.1:{port}"
         self._server = server
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the server is stopped
-        group = ProcessGroup([part.replace("{port}", str(port)) for part in server.command or ()], grace_s=_STOPPING_S)
+        filled = [part.replace("{port}", str(port)) for part in server.command or ()]
+        self._group = ProcessGroup(filled, grace_s=_STOPPING_S)
         try:
-            self._process: subprocess.Popen[bytes] = group.start(
+            self._process: subprocess.Popen[bytes] = self._group.start(
                 env={**os.environ, "PORT": str(port), **server.env},
                 cwd=server.cwd,
                 stdin=subprocess.DEVNULL,
@@ -65,12 +65,17 @@ class LocalServer:
         except OSError as error:
             self._output.close()
             raise EnvError(f"{server.label} cannot be started: {sentence_of(error)}") from error
-        self.stop = weakref.finalize(self, _stop, os.getpid(), group, self._process, self._output)
         try:
             self._wait()
         except BaseException:
             self.stop()
             raise
+
+    def stop(self) -> None:
+        """End the server and all that it has started, and wait for that."""
+        self._group.end()
+        self._process.wait()
+        self._output.close()
 
     def is_running(self) -> bool:
         """Whether the server is still running."""
@@ -93,14 +98,6 @@ class LocalServer:
             f"{self._server.label} did not respond at {self.url}/health within {self._server.start_timeout_s:g} s: "
             f"does it listen on the port given by {{port}} in the command, or by the variable PORT?{printed}"
         )
-
-
-def _stop(owner: int, group: ProcessGroup, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
-    """End the server and wait for that; do nothing in a forked process."""
-    if os.getpid() == owner:
-        group.end()
-        process.wait()
-        output.close()
 
 
 class ServerConnections:

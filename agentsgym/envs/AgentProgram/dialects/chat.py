@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agentsgym.envs.AgentProgram.calls import CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects.choices import ChoicesDialect, choice_fields
+from agentsgym.envs.AgentProgram.dialects.completions import ChoicesDialect, choice_fields
 from agentsgym.envs.AgentProgram.dialects.parts import Part, whole_body
 from agentsgym.envs.AgentProgram.dialects.shared import (
     UNKNOWN_LOGPROB,
