@@ -113,11 +113,6 @@ class ChildProcess:
         self._process.wait()
         self._close_pipes()
 
-    def forget(self) -> None:
-        """Drop the process without ending it after a fork, since it belongs to the parent process."""
-        self._process.returncode = 0  # otherwise Popen would wait for it, although it is not a child of this process
-        self._close_pipes()
-
     def _exchange(self, request: bytes) -> bytes:
         """Send a line and read one, which lacks its newline if the process exited."""
         stdin, stdout = self._process.stdin, self._process.stdout

@@ -48,10 +48,9 @@ def close_shared() -> None:
 
 
 def _forget_shared() -> None:
-    global _shared_lock  # noqa: PLW0603  # a thread of the parent process may hold the old lock
-    _shared_lock = threading.Lock()
-    for processes in _shared.values():
-        processes.forget()
+    """Leave the processes to the parent process after a fork; a thread there may hold the lock."""
+    global _shared, _shared_lock
+    _shared, _shared_lock = {}, threading.Lock()
 
 
 atexit.register(close_shared)
