@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_DEATH_SIGNAL, _SUBREAPER = 1, 36  # of <sys/prctl.h>
+DEATH_SIGNAL, _SUBREAPER = 1, 36  # of <sys/prctl.h>
 _STUCK_S = 30  # the kernel may be unable to kill a process, for example on a lost network drive
 _DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE)
 IS_LINUX = sys.platform == "linux"
@@ -78,7 +78,7 @@ def _become(program: Sequence[str], settings: Mapping[str, Any], enter: Callable
     os.setsid()
     enter()
     if IS_LINUX:
-        control(_DEATH_SIGNAL, signal.SIGKILL)
+        control(DEATH_SIGNAL, signal.SIGKILL)
     _limit(settings["limits"])
     os.execvpe(program[0], [*program], settings["environment"] or os.environ)
 
@@ -112,8 +112,8 @@ def _wait(child: int, lifeline: int, signals: int, grace_s: float) -> int:
 
 def _exit_if_stuck() -> None:
     """Let the kernel end this process if what it kills does not end."""
+    signal.alarm(_STUCK_S)  # instead of the timer, which may still run
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_STUCK_S)
 
 
 def _reaped(child: int) -> int | None:

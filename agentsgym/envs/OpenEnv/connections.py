@@ -128,8 +128,11 @@ class ServerConnections:
         if self._url is not None:
             return self._url
         with self._lock:
-            if self._local is None or not self._local.is_running():
-                self._local = LocalServer(self._server, None if self._local is None else self._local.port)
+            if self._local is None:
+                self._local = LocalServer(self._server)
+            elif not self._local.is_running():
+                self._local.stop()
+                self._local = LocalServer(self._server, self._local.port)
             return self._local.url
 
     def connect(self) -> Connection:
