@@ -49,7 +49,7 @@ class ProcessGroup:
         """
         limits = {name: limit for name, limit in (limits or {}).items() if limit is not None}
         self._command, self._script = command, script
-        self._settings = {"environment": None, **settings, "limits": limits, "grace_s": grace_s}
+        self._settings: dict[str, Any] = {"environment": None, **settings, "limits": limits, "grace_s": grace_s}
         self._lifeline, self._supervisors = socket.socketpair()
         self._pid: int | None = None
         self.end = weakref.finalize(self, _end, self._lifeline)

@@ -53,7 +53,7 @@ def supervise(program: Sequence[str], settings: Mapping[str, Any], enter: Callab
     signals, write_end = os.pipe()
     os.set_blocking(write_end, False)
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
-        signal.signal(number, lambda *_: None)  # `signals` receives their numbers
+        signal.signal(number, _ignore)  # `signals` receives their numbers
     signal.set_wakeup_fd(write_end)
     child = os.fork()
     if child == 0:
@@ -69,6 +69,10 @@ def supervise(program: Sequence[str], settings: Mapping[str, Any], enter: Callab
         os.killpg(child, signal.SIGKILL)
     _kill_orphans()
     return _like(status)
+
+
+def _ignore(_signal: int, _frame: object) -> None:
+    """Do nothing, unlike SIG_IGN, with which no signal would arrive."""
 
 
 def _become(program: Sequence[str], settings: Mapping[str, Any], enter: Callable[[], object]) -> None:
