@@ -1,6 +1,8 @@
 """Run the coroutines of all agents and environments on one event loop, in a separate thread.
 
-The loop lives as long as the process, so that an agent's HTTP client or lock stays bound to an open loop between
+A second loop runs the coroutines of programs and the clients of tool servers, since their code may block.
+
+Each loop lives as long as the process, so that an agent's HTTP client or lock stays bound to an open loop between
 rollouts. Any thread can wait for it, even if another loop is running there, as in a notebook. Before it stops, tasks
 are ended, since an unfinished task would be reported on stderr as the process exits.
 
@@ -30,39 +32,51 @@ _CLOSING_S = 0.2  # time for tasks, such as closing connections, to end by thems
 _CANCELLING_S = 0.5  # time for tasks to end after they are canceled
 
 
-class LoopThread(threading.Thread):
-    """A thread that runs an event loop until :meth:`stop`.
+class SharedLoop:
+    """An event loop for the life of the process, in a separate thread.
 
     Attributes:
-        loop: The event loop.
-        is_stopping: Whether :meth:`stop` was called, which happens as the process exits.
+        thread: The thread that runs it; None before the first use.
+        is_stopping: Whether it was stopped, which happens as the process exits.
     """
 
     def __init__(self, name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self.loop = asyncio.new_event_loop()
+        self._name, self._lock = name, threading.Lock()
+        self.thread: threading.Thread | None = None
         self.is_stopping = False
 
-    def run(self) -> None:
-        """Run the loop until it is stopped, then end its tasks."""
-        asyncio.set_event_loop(self.loop)
-        while True:
-            try:
-                self.loop.run_forever()
-                break
-            except (SystemExit, KeyboardInterrupt):
-                continue  # raised by a coroutine: it stops the loop, but is handled where the coroutine is awaited
-        with suppress(SystemExit, KeyboardInterrupt):
-            self.loop.run_until_complete(_end_tasks())
+    def started(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, which is started at the first call (and again in a forked process)."""
+        with self._lock:
+            if self.thread is None or not self.thread.is_alive():
+                self._loop = asyncio.new_event_loop()
+                self.thread = threading.Thread(target=_run, args=(self._loop,), name=self._name, daemon=True)
+                self.thread.start()
+                atexit.unregister(self._stop)
+                atexit.register(self._stop)
+            return self._loop
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         """End the loop and the thread; a coroutine that blocks keeps both alive until the process ends."""
         self.is_stopping = True
-        if self.is_alive():
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self.join(timeout=1.0)
-        if not self.is_alive():
-            self.loop.close()
+        if self.thread is not None and self.thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self.thread.join(timeout=1.0)
+        if self.thread is None or not self.thread.is_alive():
+            self._loop.close()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, then end its tasks."""
+    asyncio.set_event_loop(loop)
+    while True:
+        try:
+            loop.run_forever()
+            break
+        except (SystemExit, KeyboardInterrupt):
+            continue  # raised by a coroutine: it stops the loop, but is handled where the coroutine is awaited
+    with suppress(SystemExit, KeyboardInterrupt):
+        loop.run_until_complete(_end_tasks())
 
 
 async def _end_tasks() -> None:
@@ -76,35 +90,26 @@ async def _end_tasks() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-class SharedLoop:
-    """An event loop for the life of the process.
-
-    Attributes:
-        thread: The thread that runs it; None before the first use.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name, self._lock = name, threading.Lock()
-        self.thread: LoopThread | None = None
-
-    def started(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, which is started at the first call (and again in a forked process)."""
-        with self._lock:
-            if self.thread is None or not self.thread.is_alive():
-                if self.thread is not None:
-                    atexit.unregister(self.thread.stop)
-                self.thread = LoopThread(self._name)
-                self.thread.start()
-                atexit.register(self.thread.stop)
-            return self.thread.loop
-
-
-_agents = SharedLoop("agentsgym-agents")
+_agents, _programs = SharedLoop("agentsgym-agents"), SharedLoop("agentsgym-programs")
 
 
 def agents_loop() -> asyncio.AbstractEventLoop:
     """Return the agents' event loop."""
     return _agents.started()
+
+
+def programs_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of programs and tool servers, whose code may block it.
+
+    Raises:
+        RuntimeError: The caller is a coroutine on the loop, which must not wait for another one.
+    """
+    loop = _programs.started()
+    if threading.current_thread() is _programs.thread:
+        raise RuntimeError(
+            "a coroutine of a program must call code that waits for tool servers in a thread, with asyncio.to_thread"
+        )
+    return loop
 
 
 def is_on_agents_loop() -> bool:
@@ -146,7 +151,6 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     if isinstance(current, _Waiting):
         return current.parent.switch(coroutine)  # pyright: ignore[reportOptionalMemberAccess]  # every one has a parent
     loop = agents_loop()
-    thread = _agents.thread
     if is_on_agents_loop():
         coroutine.close()
         raise RuntimeError(
@@ -157,7 +161,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         return future.result()
     except CancelledError:
-        if thread is not None and thread.is_stopping:
+        if _agents.is_stopping:
             raise process_exit() from None  # so that a thread that is still waiting ends without a traceback
         raise
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 import warnings
 from collections.abc import Generator
@@ -120,6 +121,8 @@ LONG = (
     "tests/viewer/test_rollout_in_browser.py::test_a_line_of_a_megabyte",
 )  # whole programs, several processes, and slow cases of what faster ones show too; `make test-long` runs them
 
+# In a background job of a script, SIGINT is ignored, and children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: a second thread costs more than it brings
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -162,8 +162,7 @@ def check_row(env: ConfiguredEnv, row: DatasetRow, name: str = "a dataset row", 
 def _check_env_type(env_type: Any, env_class: type[Any], name: str) -> None:
     """Reject the name of another environment in ``env_type``, by which other libraries choose the environment."""
     path = class_path(env_class)
-    names = {env_class.__name__, env_class.__name__.removesuffix("Env"), path}
-    names |= {folder for folder, packaged in PACKAGED.items() if packaged == path}
+    names = {env_class.__name__, env_class.__name__.removesuffix("Env"), path, *path.split(".")[-2:-1]}
     if isinstance(env_type, str) and env_type.casefold() not in map(str.casefold, names):
         raise ConfigError(
             f"{name} has the env_type {shown(env_type)}, but this environment is {path!r}: name another environment in "

@@ -12,6 +12,5 @@ if TYPE_CHECKING:
     from agentsgym.training.selection.imitate import tiny_imitation_config as tiny_imitation_config
 
 __getattr__, __all__ = lazy(  # it loads torch
-    __name__,
-    {"agentsgym.interop.grpo": ["rollout_func"], ".selection.imitate": ["tiny_imitation_config"]},
+    __name__, {"agentsgym.interop.grpo": ["rollout_func"], ".selection.imitate": ["tiny_imitation_config"]}
 )

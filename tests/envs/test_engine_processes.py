@@ -196,13 +196,14 @@ import os, sys, threading, time, warnings
 sys.path.insert(0, {str(HERE)!r})
 warnings.simplefilter("ignore")
 from agentsgym.envs.shared.engines import shared_processes
-engines = shared_processes({ENGINE!r}, step_timeout_s=30.0)
-engines.begin("a", {{}})
-threading.Thread(target=engines.step, args=("a", "hang"), daemon=True).start()
+def engines():
+    return shared_processes({ENGINE!r}, step_timeout_s=30.0)
+engines().begin("a", {{}})
+threading.Thread(target=engines().step, args=("a", "hang"), daemon=True).start()
 time.sleep(0.3)
 if os.fork() == 0:
-    print(engines.begin("a", {{"from": 5}})["total"], flush=True)
-    engines.close()
+    print(engines().begin("a", {{"from": 5}})["total"], flush=True)
+    engines().close()
     os._exit(0)
 os.wait()
 os._exit(0)

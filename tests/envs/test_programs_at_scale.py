@@ -26,6 +26,7 @@ from agentsgym.envs.AgentProgram import AgentProgramEnv
 from agentsgym.envs.AgentProgram.server import current_endpoint
 from agentsgym.envs.AgentProgram.session import ProgramCall, Session
 from agentsgym.event_loop import run_coroutine
+from agentsgym.processes import ProcessGroup
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tokens.chat_format import ChatFormat
 
@@ -288,15 +289,15 @@ class Killing(AgentProgramEnv):
 
     async def _started(self, task_data: dict[str, Any], endpoint: Any) -> Any:
         running: Any = await super()._started(task_data, endpoint)
-        pid = running._process.pid
-        self.pids.append(pid)
         if task_data["kill_after_s"] is not None:
-            asyncio.get_running_loop().call_later(task_data["kill_after_s"], self._kill, pid)
+            asyncio.get_running_loop().call_later(task_data["kill_after_s"], self._kill, running._group)
         return running
 
-    def _kill(self, pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+    def _kill(self, group: ProcessGroup) -> None:
+        if group.pid is not None:
+            self.pids.append(group.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group.pid, signal.SIGKILL)
 
 
 @pytest.mark.long

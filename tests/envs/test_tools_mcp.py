@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tool_functions import Calls, add, call, play, results
 from agentsgym import ConfigError, EnvError
 from agentsgym.envs.Tools import McpServer, ToolEnv, mcp_client, register_tools
 from agentsgym.envs.Tools.mcp_client import Connections
+from agentsgym.event_loop import programs_loop
 
 SCRIPT = Path(__file__).parent / "mcp_stdio_server.py"
 
@@ -95,7 +95,7 @@ def test_a_server_that_ended_while_nobody_called_is_started_again_before_the_nex
     [before] = results(play(env, [call("tick")], "done"))
     [connection] = env._process._connections._shared.values()
     os.kill(int(before.split()[-1]), signal.SIGKILL)
-    connection._serving.result(20)  # it is over as soon as the end is seen
+    connection.serving.result(20)  # it is over as soon as the end is seen
     trajectories = env.rollout([{"question": "What?"}] * 4, Calls([call("tick")], "done"))
     env.close()
     assert [trajectory.error for trajectory in trajectories] == [None] * 4
@@ -200,17 +200,44 @@ def test_a_call_that_takes_too_long_is_cut_off_and_the_next_one_works(memory: To
 
 
 def test_nothing_is_opened_before_it_is_needed_and_all_is_closed_with_the_environment() -> None:
-    def threads() -> int:
-        return sum(thread.name == "agentsgym-mcp" for thread in threading.enumerate())
+    def num_tasks() -> int:
+        return len(asyncio.all_tasks(programs_loop()))
 
-    before = threads()
+    before = num_tasks()
     env = ToolEnv(tools=McpServer(server=memory_server))
-    assert threads() == before
+    assert num_tasks() == before
     assert results(play(env, [call("double", number=2)], "4")) == ["4"]
-    assert threads() == before + 1
+    assert num_tasks() > before
     env.close()
-    assert threads() == before
+    assert num_tasks() == before
     assert results(play(env, [call("double", number=3)], "6")) == ["6"]  # opened again
+    env.close()
+
+
+def test_all_environments_use_the_event_loop_of_programs() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    server = MCPServer("loops")
+
+    @server.tool()
+    async def note() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    envs = [ToolEnv(tools=McpServer(server=server)) for _ in range(2)]
+    for env in envs:
+        play(env, [call("note")], "done")
+        env.close()
+    assert loops == [programs_loop()] * 2
+
+
+def test_a_coroutine_of_a_program_must_not_wait_for_a_server() -> None:
+    env = ToolEnv(tools=McpServer(server=memory_server))
+
+    async def program() -> None:
+        with pytest.raises(RuntimeError, match=r"in a thread, with asyncio\.to_thread"):
+            play(env, "7")
+        assert results(await asyncio.to_thread(play, env, [call("double", number=2)], "4")) == ["4"]
+
+    asyncio.run_coroutine_threadsafe(program(), programs_loop()).result()
     env.close()
 
 
@@ -268,7 +295,7 @@ def test_a_server_that_is_described_wrongly_is_refused(options: dict[str, object
 def test_connections_can_be_closed_twice() -> None:
     connections = Connections()
     connection = connections.open(McpServer(server=memory_server))
-    connections.release(connection)
+    connection.close()
     for _ in range(2):
         connections.close()
         with pytest.raises(EnvError):

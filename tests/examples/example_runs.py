@@ -61,8 +61,6 @@ def stop_example(name: str, output: Path, signum: signal.Signals, *options: str)
         stdout=subprocess.PIPE,
         text=True,
         cwd=output,
-        # Where the tests themselves run in the background, SIGINT is ignored, and children would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     assert process.stdout is not None
     watchdog = threading.Timer(TIMEOUT_S, process.kill)

@@ -6,6 +6,7 @@ Worker processes import it by this name.
 import asyncio
 import os
 import signal
+import subprocess
 import threading
 import time
 from typing import Any
@@ -42,6 +43,7 @@ class Playground(MultistepEnv):
             "exit": lambda: os._exit(7),
             "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
             "pid": os.getpid,
+            "start": lambda: subprocess.Popen(["sleep", "600"]).pid,
             "break": lambda: 1 / 0,
         }.get(action, lambda: self.rng(session_id).randint(0, 999))()
         self.num_running -= 1

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from playground import AsyncParrot, Parrot, Playground, tasks, texts
 
@@ -272,6 +273,17 @@ def test_a_broken_off_run_leaves_no_process_and_no_thread() -> None:
     assert mine
     assert not any(process.is_alive() for process in mine)
     assert not any(reader in threading.enumerate() for reader in readers)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="process groups")
+@pytest.mark.parametrize("last", ["stop", "crash", "hang"])
+def test_what_an_environment_has_started_ends_with_its_process(last: str) -> None:
+    with EnvProcessPool(1) as pool:
+        [played] = Playground().rollout(tasks(f"start a {last}"), Parrot(), pool=pool, turn_timeout_s=1)
+    [shown] = [message["content"] for message in played.messages if message["content"].startswith("start: ")]
+    started = int(shown.removeprefix("start: "))
+    psutil.wait_procs([psutil.Process(started)] if psutil.pid_exists(started) else [], timeout=20)
+    assert not psutil.pid_exists(started)
 
 
 def test_a_bug_in_a_process_ends_the_run_and_names_its_place(pool: EnvProcessPool) -> None:

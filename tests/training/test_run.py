@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,6 @@ class Stop(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self.step:
             os.kill(os.getpid(), self.signum)
-
-
-@pytest.fixture(autouse=True)
-def _usual_ctrl_c() -> Generator[None]:
-    """Where the tests run in the background, SIGINT is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def task_data(num_tasks: int = 8) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -15,14 +16,7 @@ from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError, Reply
 from agentsgym.envs.AgentProgram.exchange import CallExchange
 from agentsgym.envs.AgentProgram.parents import CallTree
-from agentsgym.envs.AgentProgram.programs import (
-    CommandLimits,
-    Endpoint,
-    Program,
-    ProgramOutcome,
-    RunningCommand,
-    RunningFunction,
-)
+from agentsgym.envs.AgentProgram.programs import Endpoint, Program, ProgramOutcome, RunningCommand, RunningFunction
 from agentsgym.envs.AgentProgram.server import current_endpoint
 from agentsgym.envs.AgentProgram.session import ProgramCall
 from agentsgym.envs.base import MultistepEnv
@@ -104,8 +98,10 @@ class AgentProgramEnv(MultistepEnv):
         if grade is not None and not callable(grade):
             raise ConfigError(f"grade must be a function of the task and the outcome, got {shown(grade)}")
         self._grade_given = grade
-        self._limits = CommandLimits(cpu_s=self.env_config["max_cpu_s"], memory_mb=self.env_config["max_memory_mb"])
-        self._limits.check()
+        cpu_s, memory_mb = self.env_config["max_cpu_s"], self.env_config["max_memory_mb"]
+        if (cpu_s or memory_mb) and sys.platform != "linux":
+            raise ConfigError("env_config['max_cpu_s'] and env_config['max_memory_mb'] require Linux")
+        self._limits = {"RLIMIT_CPU": cpu_s, "RLIMIT_AS": memory_mb and memory_mb * 2**20}
         self.env_config["history"] = "calls"
         self._formats: dict[str, ChatFormat | None] = {}
 

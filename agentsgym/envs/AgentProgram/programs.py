@@ -8,8 +8,6 @@ import inspect
 import json
 import os
 import shutil
-import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -20,15 +18,14 @@ from typing import Any, Final, cast
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram.server import MODEL
 from agentsgym.envs.AgentProgram.session import Session
-from agentsgym.errors import ConfigError
-from agentsgym.event_loop import SharedLoop
+from agentsgym.event_loop import programs_loop
+from agentsgym.processes import ProcessGroup
 
 Program = Callable[[dict[str, Any], "Endpoint"], Any] | Sequence[str]
 """A function or coroutine function of the task and the endpoint, or the arguments of a command."""
 
 _MAX_OUTPUT_BYTES: Final = 2**20
 _TERMINATING_S: Final = 2.0  # between SIGTERM and SIGKILL
-_coroutines: Final = SharedLoop("agentsgym-programs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +127,7 @@ class RunningFunction:
             finally:
                 has_ended.set()
 
-        running = asyncio.run_coroutine_threadsafe(run(), _coroutines.started())
+        running = asyncio.run_coroutine_threadsafe(run(), programs_loop())
         self._cancel = running.cancel
         try:
             return running.result()
@@ -161,38 +158,6 @@ class RunningFunction:
         """Do nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandLimits:
-    """Limits of a command's processes, each; None for no limit.
-
-    Attributes:
-        cpu_s: CPU seconds.
-        memory_mb: Address space.
-    """
-
-    cpu_s: int | None = None
-    memory_mb: int | None = None
-
-    def apply(self, pid: int) -> None:
-        """Limit a process that has just been started, and all that it starts."""
-        if self == CommandLimits():
-            return
-        import resource  # noqa: PLC0415  # not on Windows
-
-        for kind, limit in (
-            (resource.RLIMIT_CPU, self.cpu_s),
-            (resource.RLIMIT_AS, None if self.memory_mb is None else self.memory_mb * 2**20),
-        ):
-            if limit is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    resource.prlimit(pid, kind, (limit, limit))
-
-    def check(self) -> None:
-        """Raise :class:`ConfigError` if this system cannot set limits."""
-        if self != CommandLimits() and sys.platform != "linux":
-            raise ConfigError("env_config['max_cpu_s'] and env_config['max_memory_mb'] require Linux")
-
-
 class RunningCommand:
     """A command in a separate process group and a temporary folder.
 
@@ -200,8 +165,8 @@ class RunningCommand:
         outcome: Its outcome, or the exception that ended it.
     """
 
-    def __init__(self, folder: Path, process: asyncio.subprocess.Process) -> None:
-        self._folder, self._process = folder, process
+    def __init__(self, folder: Path, group: ProcessGroup, process: asyncio.subprocess.Process) -> None:
+        self._folder, self._group, self._process = folder, group, process
         self.outcome: asyncio.Future[ProgramOutcome] = asyncio.ensure_future(self._finish())
         self._is_stopped = False
 
@@ -212,7 +177,7 @@ class RunningCommand:
         task_data: Mapping[str, Any],
         endpoint: Endpoint,
         *,
-        limits: CommandLimits,
+        limits: Mapping[str, int | None],
         prepare: Callable[[Path], None],
     ) -> RunningCommand:
         """Start it.
@@ -221,33 +186,31 @@ class RunningCommand:
             command: The program and its arguments, in which ``{key}`` stands for the task's value.
             task_data: The task, which is also written to ``task.json`` in the folder.
             endpoint: The endpoint, which the environment's variables name.
-            limits: The limits of its processes.
+            limits: The limits of each of its processes, as in :class:`~agentsgym.processes.ProcessGroup`.
             prepare: Writes files into the folder.
         """
         folder = Path(tempfile.mkdtemp(prefix="agentsgym-program-"))
         try:
             (folder / "task.json").write_text(json.dumps(task_data), encoding="utf-8")
             prepare(folder)
-            process = await asyncio.create_subprocess_exec(
-                *[_filled(argument, task_data) for argument in command],
-                cwd=folder,
+            filled = [_filled(argument, task_data) for argument in command]
+            group = ProcessGroup(filled, limits=limits, grace_s=_TERMINATING_S)
+            process = await group.start_on_loop(
+                cwd=str(folder),
                 env={**os.environ, **endpoint.environment()},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
             )
-            limits.apply(process.pid)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return cls(folder, process)
+        return cls(folder, group, process)
 
     async def _finish(self) -> ProgramOutcome:
         streams = (self._process.stdout, self._process.stderr)
         reading = asyncio.gather(*(_read(cast("asyncio.StreamReader", stream)) for stream in streams))
         exit_code = await self._process.wait()
-        self._kill(signal.SIGKILL)  # what it left running, which may hold its output open
         output, errors = await reading
         return ProgramOutcome(
             output=None if self._is_stopped else output,
@@ -257,19 +220,12 @@ class RunningCommand:
             is_complete=not self._is_stopped,
         )
 
-    def _kill(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
-
     async def stop(self) -> None:
         """End its process group."""
-        if self.outcome.done():
-            return
-        self._is_stopped = True
-        self._kill(signal.SIGTERM)
-        await asyncio.wait([self.outcome], timeout=_TERMINATING_S)
-        self._kill(signal.SIGKILL)
-        await asyncio.wait([self.outcome])
+        if not self.outcome.done():
+            self._is_stopped = True
+            self._group.end()
+            await asyncio.wait([self.outcome])
 
     def clean_up(self) -> None:
         """Remove the folder."""

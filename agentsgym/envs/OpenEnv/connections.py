@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any
+from typing import IO, Any
 
-from agentsgym.envs.OpenEnv.local import LocalServer
+from agentsgym.envs.OpenEnv.http import get_json
 from agentsgym.envs.OpenEnv.server import OpenEnvServer
 from agentsgym.envs.OpenEnv.wire import Connection, FullServerError
 from agentsgym.errors import ConfigError, EnvError
-from agentsgym.texts import sentence_of, shown
+from agentsgym.processes import ProcessGroup
+from agentsgym.texts import sentence_of, shown, visible
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +27,77 @@ _FULL_GRACE_S = 1.0  # a server may still be closing an environment
 _RETRY_S = 0.05
 _MAX_OPENERS = 16  # connections opened concurrently
 _SEED = 20_251_021  # arbitrary
+_STOPPING_S = 5.0  # between terminating a server and killing it
+_POLL_S = 0.05
+_TAIL_BYTES = 2000  # of the server's output, included in the error if it does not start
 _checked: list[tuple[OpenEnvServer, str]] = []  # a list, since servers cannot be hashed
 _checked_lock = threading.Lock()
+
+
+class LocalServer:
+    """A server started on this machine; ``stop()`` terminates it, and kills it if it does not exit."""
+
+    def __init__(self, server: OpenEnvServer, port: int | None = None) -> None:
+        """Start the command of a server on a port, None for any free one, and wait until it responds.
+
+        Raises:
+            ConfigError: See :meth:`OpenEnvServer.request_headers`.
+            EnvError: The program cannot be started, exits, or does not respond in time.
+        """
+        if port is None:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = int(free.getsockname()[1])
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self._server = server
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the server is stopped
+        filled = [part.replace("{port}", str(port)) for part in server.command or ()]
+        self._group = ProcessGroup(filled, grace_s=_STOPPING_S)
+        try:
+            self._process: subprocess.Popen[bytes] = self._group.start(
+                env={**os.environ, "PORT": str(port), **server.env},
+                cwd=server.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+            )
+        except OSError as error:
+            self._output.close()
+            raise EnvError(f"{server.label} cannot be started: {sentence_of(error)}") from error
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the server and all that it has started, and wait for that."""
+        self._group.end()
+        self._process.wait()
+        self._output.close()
+
+    def is_running(self) -> bool:
+        """Whether the server is still running."""
+        return self._process.poll() is None
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + self._server.start_timeout_s
+        while self.is_running() and time.monotonic() <= deadline:
+            with contextlib.suppress(EnvError):
+                get_json(self._server, self.url, "health", limit_s=1.0)
+                return
+            time.sleep(_POLL_S)
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, size - _TAIL_BYTES))
+        text = visible(self._output.read().decode(errors="replace")).strip()
+        printed = f"; it printed:\n{text}" if text else "; it printed nothing"
+        if not self.is_running():
+            raise EnvError(f"{self._server.label} exited with code {self._process.returncode}{printed}")
+        raise EnvError(
+            f"{self._server.label} did not respond at {self.url}/health within {self._server.start_timeout_s:g} s: "
+            f"does it listen on the port given by {{port}} in the command, or by the variable PORT?{printed}"
+        )
 
 
 class ServerConnections:
@@ -54,8 +128,11 @@ class ServerConnections:
         if self._url is not None:
             return self._url
         with self._lock:
-            if self._local is None or not self._local.is_running():
-                self._local = LocalServer(self._server, None if self._local is None else self._local.port)
+            if self._local is None:
+                self._local = LocalServer(self._server)
+            elif not self._local.is_running():
+                self._local.stop()
+                self._local = LocalServer(self._server, self._local.port)
             return self._local.url
 
     def connect(self) -> Connection:

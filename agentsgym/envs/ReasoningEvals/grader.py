@@ -68,10 +68,7 @@ class Grader:
 
     def forget(self) -> None:
         """Forget the process without ending it, since after a fork it belongs to the parent."""
-        self._lock = threading.Lock()
-        process, self._process, self._loaded = self._process, None, set()
-        if process is not None:
-            process.forget()
+        self._lock, self._process = threading.Lock(), None
 
     def _end(self) -> None:
         process, self._process = self._process, None

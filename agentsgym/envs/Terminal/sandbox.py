@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import logging
 import os
 import shutil
@@ -19,6 +18,7 @@ from typing import Any
 
 from agentsgym.envs.Terminal.launch import HOME
 from agentsgym.errors import ConfigError
+from agentsgym.processes import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +83,9 @@ class Sandbox:
             "environment": self._environment(),
         }
 
-    def command_line(self, program: Sequence[str], *, has_channels: bool = False) -> list[str]:
-        """Return the command line that starts a program in the folder."""
-        settings = json.dumps({**self._settings, "has_channels": has_channels})
-        return [str(_PYTHON), "-I", "-S", _LAUNCHER, settings, *program]
+    def group(self, program: Sequence[str], *, has_channels: bool = False) -> ProcessGroup:
+        """Return a program to start in the folder, with or without the descriptors 3 and 4 of a shell."""
+        return ProcessGroup(program, script=_LAUNCHER, has_channels=has_channels, **self._settings)
 
     def write(self, files: Mapping[str, str | bytes]) -> None:
         """Write files, with the permissions 0o644 and a constant time of modification."""
@@ -174,9 +173,10 @@ def _problem_of(isolation: str) -> str | None:
     sandbox = Sandbox(isolation, memory_mb=1024)
     try:
         sandbox.write({})
-        command = sandbox.command_line(["bash", "-c", "cd && python3 -c pass"])
-        ran = subprocess.run(command, check=False, timeout=_PROBE_S, stdin=subprocess.DEVNULL, capture_output=True)
-        problem = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2] if ran.returncode else None
+        group, null = sandbox.group(["bash", "-c", "cd && python3 -c pass"]), subprocess.DEVNULL
+        with group.start(stdin=null, stdout=null, stderr=subprocess.PIPE) as process:
+            errors = process.communicate(timeout=_PROBE_S)[1].decode(errors="replace")
+        problem = errors.strip().rpartition("\n")[2] if process.returncode else None
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)
     finally:

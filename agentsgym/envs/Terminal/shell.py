@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import weakref
-from contextlib import suppress
 from dataclasses import dataclass
 
 from agentsgym.envs.Terminal.output import Capture
 from agentsgym.envs.Terminal.sandbox import Sandbox
 from agentsgym.errors import EnvError
+from agentsgym.processes import ProcessGroup
 
 # Commands arrive on descriptor 3, each followed by NUL. Descriptor 4 answers with the status and the folder. Commands
 # have neither of them, so what a command prints cannot be mistaken for an answer.
@@ -21,7 +19,7 @@ while _status=$?; builtin printf '%s %s\0' "$_status" "${PWD:0:4096}" >&4 && IFS
 do _code; eval "$_command" </dev/null 3<&- 4>&-
 done
 """
-_START_S, _STOP_S = 60.0, 30.0
+_START_S = 60.0
 _CHUNK_BYTES = 1 << 16  # the capacity of a pipe
 
 
@@ -47,16 +45,15 @@ class Shell:
         folder: The current folder, as the shell names it.
     """
 
-    __slots__ = ("__weakref__", "_capture", "_live", "_output", "_process", "_sandbox", "folder")
+    __slots__ = ("_capture", "_group", "_output", "_process", "_sandbox", "folder")
 
     def __init__(self, sandbox: Sandbox, max_output_bytes: int) -> None:
         self.folder = sandbox.shown_home
         self._sandbox = sandbox
         self._capture = Capture(max_output_bytes)
+        self._group: ProcessGroup | None = None  # ends if this object is collected without having been stopped
         self._process: asyncio.subprocess.Process | None = None
         self._output = -1
-        self._live: list[int] = []  # the process to kill if this object is collected without having been closed
-        weakref.finalize(self, _discard, self._live, os.getpid())
 
     async def start(self) -> None:
         """Start bash in the current folder.
@@ -66,21 +63,18 @@ class Shell:
         """
         self._output, write_end = os.pipe()
         os.set_blocking(self._output, False)
-        command = self._sandbox.command_line(
+        self._group = self._sandbox.group(
             ["bash", "--norc", "--noprofile", "-c", _DRIVER, "bash", self.folder], has_channels=True
         )
         pipe = asyncio.subprocess.PIPE
         try:
-            self._process = process = await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, stderr=write_end, start_new_session=True, cwd="/", env={}
-            )
+            self._process = await self._group.start_on_loop(cwd="/", env={}, stdin=pipe, stdout=pipe, stderr=write_end)
         except OSError as error:
             raise EnvError(f"the shell cannot be started: {error}") from error
         finally:
             os.close(write_end)
             if self._process is None:
                 os.close(self._output)
-        self._live[:] = [process.pid]
         asyncio.get_running_loop().add_reader(self._output, self._read)
         try:
             await asyncio.wait_for(self._answer(), _START_S)
@@ -105,7 +99,8 @@ class Shell:
         except TimeoutError:
             note = f"the command took longer than {limit_s:g} s and was killed"
         except EOFError:
-            note = f"the shell exited with status {await self._process.wait()}"
+            code = await self._process.wait()
+            note = f"the shell exited with status {code if code >= 0 else 128 - code}"
         if note:
             await self.stop()
             note += "; a new shell was started in the same folder"
@@ -118,20 +113,13 @@ class Shell:
 
     async def stop(self) -> None:
         """Kill the shell and everything that was started in it, and wait until all processes are gone."""
-        if (process := self._process) is None:
+        if self._process is None or self._group is None:
             return
-        if process.stdin is not None:
-            process.stdin.close()
-        with suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), _STOP_S)
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        self._process = None
-        self._live.clear()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._group.end()
+        await self._process.wait()
+        self._process = self._group = None
         self._read()
         asyncio.get_running_loop().remove_reader(self._output)
         os.close(self._output)
@@ -159,10 +147,3 @@ class Shell:
                 asyncio.get_running_loop().remove_reader(self._output)
                 return
             self._capture.add(data)
-
-
-def _discard(live: list[int], owner: int) -> None:
-    """End a shell that nobody stopped, for example because an episode by hand was left unfinished."""
-    for process in live if os.getpid() == owner else ():  # otherwise, this is a forked copy of the process
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGTERM)

@@ -12,6 +12,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from agentsgym.envs.datasets.options import Part
 from agentsgym.envs.Terminal.checks import Check, HasArchive, HasMode, HasText, Returns
@@ -432,13 +433,10 @@ def _program_task(draw: Draw, instruction: str, *, has_source: bool) -> Task:
     )
 
 
-def _fix(draw: Draw) -> Task:
-    return _program_task(draw, "Fix the bugs in the Python files of this folder.", has_source=True)
-
-
-def _write(draw: Draw) -> Task:
-    return _program_task(draw, "Write Python functions for the unit tests in this folder.", has_source=False)
-
+_fix = partial(_program_task, instruction="Fix the bugs in the Python files of this folder.", has_source=True)
+_write = partial(
+    _program_task, instruction="Write Python functions for the unit tests in this folder.", has_source=False
+)
 
 #: The families of tasks: what they are about, and the function that draws a task.
 FAMILIES: Mapping[str, tuple[str, Callable[[Draw], Task]]] = {

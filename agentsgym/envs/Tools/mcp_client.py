@@ -1,4 +1,4 @@
-"""Call MCP servers from synchronous code, with one event loop per environment and process.
+"""Call MCP servers from synchronous code, on the event loop of programs, which an in-process server may block.
 
 Versions 1.x and 2.x of the SDK are supported; only this module handles their different names of fields and functions.
 """
@@ -6,6 +6,7 @@ Versions 1.x and 2.x of the SDK are supported; only this module handles their di
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import inspect
 import logging
@@ -14,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Self, cast
 
@@ -22,7 +23,7 @@ from agentsgym.envs.Tools import SPEC
 from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.envs.Tools.results import ToolResult, as_text, failed_result
 from agentsgym.errors import EnvError
-from agentsgym.event_loop import LoopThread
+from agentsgym.event_loop import programs_loop
 from agentsgym.texts import sentence_of, shown, visible
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Connection:
     Attributes:
         schemas: The JSON schemas of the server's tools.
         error: The reason why the connection is unusable; None while it is usable.
+        serving: Done once the connection is closed.
     """
 
     def __init__(self, server: McpServer, loop: asyncio.AbstractEventLoop) -> None:
@@ -55,7 +57,7 @@ class Connection:
         self._pinged_s = time.monotonic()
         self._ready: Future[None] = Future()
         self._stop = asyncio.Event()
-        self._serving = asyncio.run_coroutine_threadsafe(self._serve(), loop)
+        self.serving = asyncio.run_coroutine_threadsafe(self._serve(), loop)
 
     def wait_until_ready(self) -> None:
         """Wait until the server has listed its tools."""
@@ -116,7 +118,7 @@ class Connection:
     def _request_end(self) -> None:
         self._stop.set()
         if not self._ready.done():
-            self._serving.cancel()
+            self.serving.cancel()
 
     async def _serve(self) -> None:
         """Open the connection, and close it on request: both must happen in the same task."""
@@ -271,14 +273,13 @@ class _Stderr:
 
 
 class Connections:
-    """An environment's connections in this process, on a separate event loop."""
+    """An environment's connections in this process."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._shared: dict[int, Connection] = {}
         self._opened: set[Connection] = set()
-        self._thread: LoopThread | None = None
 
     def shared(self, server: McpServer) -> Connection:
         """Return the connection that all sessions share, opened at first use and reopened after a loss.
@@ -306,41 +307,27 @@ class Connections:
         connection.wait_until_ready()
         return connection
 
-    def release(self, connection: Connection) -> None:
-        """Close a session's private connection, without waiting for the server to exit."""
-        self._opened.discard(connection)
-        connection.close()
-
     def close(self) -> None:
-        """Close all connections and stop the loop; do nothing in a forked process, which has no running loop."""
+        """Close all connections; do nothing in a forked process, which has no running loop."""
         if self._pid != os.getpid():
             return
         with self._lock:
             opened, self._opened = self._opened, set()
-            thread, self._thread = self._thread, None
             self._shared = {}
         for connection in opened:
             connection.close()
-        if thread is not None:
-            with contextlib.suppress(Exception):
-                asyncio.run_coroutine_threadsafe(_wait_for_tasks(), thread.loop).result(_CLOSING_S)
-            thread.stop()
+        for serving in wait([connection.serving for connection in opened], _CLOSING_S).not_done:
+            serving.cancel()
+        atexit.unregister(self.close)
 
     def _connect(self, server: McpServer) -> Connection:
         SPEC.load("mcp")
-        if self._thread is None:
-            self._thread = LoopThread("agentsgym-mcp")
-            self._thread.start()
-        connection = Connection(server, self._thread.loop)
+        connection = Connection(server, programs_loop())
+        if not self._opened:
+            atexit.register(self.close)  # after the loop was started, so that it is stopped later
         self._opened.add(connection)
+        connection.serving.add_done_callback(lambda _: self._opened.discard(connection))
         return connection
-
-
-async def _wait_for_tasks() -> None:
-    """Wait for closing connections to finish; the loop cancels the remaining tasks as it stops."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    if tasks:
-        await asyncio.wait(tasks, timeout=_CLOSING_S - 1.0)
 
 
 class _WatchedStream:

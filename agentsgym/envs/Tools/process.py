@@ -76,7 +76,7 @@ class Process:
                     continue
                 if source.per_session:
                     connection = self._connections.open(source)
-                    closers.append(partial(self._connections.release, connection))
+                    closers.append(connection.close)
                 else:
                     connection = self._connections.shared(source)
                 for name in (schema["function"]["name"] for schema in connection.schemas):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentsgym.errors import EnvError
+from agentsgym.processes import ProcessGroup
 
 _CHUNK_BYTES = 1 << 16  # the capacity of a pipe
 
@@ -52,9 +53,9 @@ class ChildProcess:
             name: The name of the process in error messages.
         """
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._group = ProcessGroup([sys.executable, "-m", module])
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module],
+            self._process: subprocess.Popen[bytes] = self._group.start(
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -65,9 +66,9 @@ class ChildProcess:
             raise EnvError(f"{name} cannot be started: {error}") from error
 
     @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self._process.pid
+    def pid(self) -> int | None:
+        """The id of the process; None if it has ended."""
+        return self._group.pid
 
     def call(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """Send a request and wait for the response.
@@ -84,7 +85,7 @@ class ChildProcess:
 
         def kill() -> None:
             timed_out.set()
-            process.kill()
+            self._group.end()
 
         timer = threading.Timer(limit_s, kill)
         timer.daemon = True
@@ -104,18 +105,12 @@ class ChildProcess:
         return json.loads(response_line)
 
     def end(self, wait_s: float = 0.0) -> None:
-        """Close the pipes after waiting up to ``wait_s`` seconds for the process to exit, then killing it."""
-        process = self._process
+        """Close the pipes after waiting up to ``wait_s`` seconds for the process to exit, then killing its group."""
         if wait_s:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(wait_s)
-        process.kill()
-        process.wait()
-        self._close_pipes()
-
-    def forget(self) -> None:
-        """Drop the process without ending it after a fork, since it belongs to the parent process."""
-        self._process.returncode = 0  # otherwise Popen would wait for it, although it is not a child of this process
+                self._process.wait(wait_s)
+        self._group.end()
+        self._process.wait()
         self._close_pipes()
 
     def _exchange(self, request: bytes) -> bytes:
@@ -149,7 +144,6 @@ def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     Args:
         handle: The function that computes the response to a request; both are JSON objects.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     with Path(os.devnull).open("w") as null_output:
         responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(null_output.fileno(), 1)

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from agentsgym.processes import kill_group
 from agentsgym.rollouts.interfaces import GRACE_S
 from agentsgym.rollouts.workers.channel import BrokenChannelError, Channel, make_pipe
 from agentsgym.rollouts.workers.main import serve
@@ -237,6 +238,7 @@ class WorkerHandle:
         if not multiprocessing.connection.wait([self.process.sentinel], timeout=GRACE_S):
             self.process.kill()  # the process is alive, but lost its connection
             multiprocessing.connection.wait([self.process.sentinel])
+        kill_group(self.process.pid)  # what user code has left behind
         with _PROCESSES:
             self.process.join()
         self.is_dead = True

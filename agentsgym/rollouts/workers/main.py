@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import sys
@@ -198,6 +199,8 @@ def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> N
         owner: Process id of the pool's owner.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the pool's owner handles it
+    if hasattr(os, "setsid"):  # not on Windows
+        os.setsid()  # so that the pool can kill what user code leaves behind
     loop = _WorkerLoop(Channel(connection, key), progress)
     try:
         if KILL_SIGNAL is not None:

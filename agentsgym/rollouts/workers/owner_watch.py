@@ -7,7 +7,6 @@ covered only on Linux: the kernel kills the worker when its parent, the fork ser
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -18,8 +17,8 @@ import time
 from contextlib import suppress
 
 from agentsgym.rollouts.workers.wire import KILL_SIGNAL
+from agentsgym.supervisor import DEATH_SIGNAL, IS_LINUX, control
 
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 1.0
 _CLOSING_S = 2.0
 LOST_CONNECTION = 70  # exit code if code in the worker broke its connection (EX_SOFTWARE in sysexits.h)
@@ -34,9 +33,9 @@ def exit_with_owner(connection: socket.socket, owner: int) -> None:
         server._forkserver_alive_fd = None  # not needed: a worker is daemonic, so it cannot start processes
         with suppress(OSError):
             os.close(pipe)
-    if sys.platform == "linux":
+    if IS_LINUX:
         with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            control(DEATH_SIGNAL, signal.SIGKILL)
     if hasattr(select, "poll"):  # not on Windows
         process: int | None = None
         with suppress(OSError, AttributeError):  # pidfd_open requires Linux 5.3

@@ -20,6 +20,7 @@ from agentsgym.credit.filters import uninformative_task_groups
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.dataset_rows import DatasetRow
 from agentsgym.envs.datasets.environments import group_seeds
+from agentsgym.envs.finished import takes_groups
 from agentsgym.envs.play import TrialRounds
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.failure_policy import FailureCount, FailurePolicy, RetrySeed

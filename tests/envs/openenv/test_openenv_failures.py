@@ -360,7 +360,7 @@ def test_a_program_is_started_once_and_ends_with_the_environment() -> None:
 def test_a_program_ends_with_a_process_that_was_killed() -> None:
     script = f"""
 import sys, time
-from agentsgym.envs.OpenEnv.local import LocalServer
+from agentsgym.envs.OpenEnv.connections import LocalServer
 from agentsgym.envs import OpenEnvServer
 server = LocalServer(OpenEnvServer(command=[sys.executable, {str(STUB)!r}, "{{port}}"]))
 print(server.port, flush=True)

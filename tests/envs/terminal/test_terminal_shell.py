@@ -291,7 +291,7 @@ env = TerminalEnv(env_config={"max_steps_per_episode": 5})
 env.reset(env.tasks(1)[0])
 env.step("sleep 1000 & (setsid sleep 1000 &)")
 [state] = env.active_states.values()
-print(state["shell"]._live[0], state["sandbox"]._base, flush=True)
+print(state["shell"]._process.pid, state["sandbox"]._base, flush=True)
 if sys.argv[1] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 """

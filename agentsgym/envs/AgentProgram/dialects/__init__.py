@@ -7,9 +7,8 @@ from typing import Final
 from agentsgym.envs.AgentProgram.dialects.chat import CHAT
 from agentsgym.envs.AgentProgram.dialects.completions import COMPLETIONS
 from agentsgym.envs.AgentProgram.dialects.messages import MESSAGES
-from agentsgym.envs.AgentProgram.dialects.protocol import Dialect
 from agentsgym.envs.AgentProgram.dialects.responses import RESPONSES
-from agentsgym.envs.AgentProgram.dialects.shared import answer_message
+from agentsgym.envs.AgentProgram.dialects.shared import Dialect, answer_message
 
 __all__ = ["CHAT", "DIALECTS", "MESSAGES", "RESPONSES", "Dialect", "answer_message"]
 

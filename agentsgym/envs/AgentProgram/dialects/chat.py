@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agentsgym.envs.AgentProgram.calls import CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects.choices import ChoicesDialect, choice_fields
+from agentsgym.envs.AgentProgram.dialects.completions import ChoicesDialect, choice_fields
 from agentsgym.envs.AgentProgram.dialects.parts import Part, whole_body
-from agentsgym.envs.AgentProgram.dialects.protocol import Conversations
 from agentsgym.envs.AgentProgram.dialects.shared import (
     UNKNOWN_LOGPROB,
+    Conversations,
     arguments_text,
     budget,
     conversation,
@@ -70,7 +70,9 @@ def _message(part: Part) -> dict[str, Any]:
     content = part.at("content")
     if role == "assistant":
         text = "" if content.value is None else text_of(content)
-        return {"role": role, "content": text, **_thoughts(part), **_calls(part)}
+        named = [part.at(key).optional(is_str, "a string") for key in ("reasoning_content", "reasoning")]
+        thoughts = {"reasoning_content": named[0] or named[1]} if any(named) else {}
+        return {"role": role, "content": text, **thoughts, **_calls(part)}
     message = {"role": "system" if role == "developer" else role, "content": text_of(content)}
     if role == "tool":
         message["tool_call_id"] = part.at("tool_call_id").required(is_str, "the id of a tool call")
@@ -80,12 +82,6 @@ def _message(part: Part) -> dict[str, Any]:
 def _is_plain(value: Any) -> bool:
     """Whether a message stays as it is, as most of a long history do: on the path of every call, so without parts."""
     return is_dict(value) and len(value) == 2 and value.get("role") in _PLAIN and type(value.get("content")) is str
-
-
-def _thoughts(part: Part) -> dict[str, str]:
-    """Return the reasoning of an answer, under either of the names that servers use."""
-    given = [part.at(key).optional(is_str, "a string") for key in ("reasoning_content", "reasoning")]
-    return {"reasoning_content": given[0] or given[1]} if any(given) else {}
 
 
 def _calls(part: Part) -> dict[str, Any]:

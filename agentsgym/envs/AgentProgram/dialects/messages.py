@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
 from agentsgym.envs.AgentProgram.dialects.parts import Part, whole_body
-from agentsgym.envs.AgentProgram.dialects.protocol import Conversations, Dialect
 from agentsgym.envs.AgentProgram.dialects.shared import (
+    Conversations,
+    Dialect,
     common_fields,
     conversation,
     event,

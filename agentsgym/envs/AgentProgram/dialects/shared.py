@@ -1,11 +1,12 @@
-"""What the dialects have in common: texts, tools and tool calls, stop texts, records of tokens, and events."""
+"""What the dialects share: their interface, texts, tools and calls, stop texts, records of tokens, and events."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, cast
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
 from agentsgym.envs.AgentProgram.dialects.parts import Part
@@ -31,6 +32,40 @@ _SAMPLING: Final[Mapping[str, tuple[Check, str]]] = {
     "logit_bias": (is_dict, "an object"),
     "parallel_tool_calls": (is_bool, "true or false"),
 }
+
+Conversations = Callable[[str], Sequence[Message] | None]
+"""Returns the conversation that ended with the reply of this ``call_id``, the reply included; None if unknown."""
+
+
+class Dialect(ABC):
+    """One API; each is a module-level object without state.
+
+    Attributes:
+        path: The path of its endpoint, such as ``"/v1/chat/completions"``.
+    """
+
+    path: ClassVar[str]
+
+    @abstractmethod
+    def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
+        """Check the parsed JSON body of a request and convert it.
+
+        Raises:
+            CallError: A value is missing, has the wrong type, or is not supported; the message describes a valid value.
+        """
+
+    @abstractmethod
+    def respond(self, request: CallRequest, replies: Sequence[Reply], created: int) -> dict[str, Any]:
+        """Return the body of a response that is not streamed; ``created`` is in seconds since 1970."""
+
+    @abstractmethod
+    def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
+        """Return the server-sent events of a response, each complete with its blank line."""
+
+    def error(self, error: CallError) -> dict[str, Any]:
+        """Return the body of an error, by default in the form of OpenAI's APIs."""
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def common_fields(body: Part) -> dict[str, Any]:

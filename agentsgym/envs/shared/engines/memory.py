@@ -126,11 +126,6 @@ class CachedProcesses(EngineProcesses):
         self._walks.pop(session_id, None)
         super().end(session_id)
 
-    def forget(self) -> None:
-        """Drop all processes and sessions after a fork; the cache is kept."""
-        super().forget()
-        self._walks = {}
-
     def _cache(self, graph: _Game, response: dict[str, Any]) -> tuple[str, _Position]:
         """Cache a response of a game; a position with a known key is reused."""
         text = json.dumps(response)

@@ -74,12 +74,6 @@ class _Worker:
         if self._child is not None:
             self._child.end()
 
-    def forget(self) -> None:
-        """Drop the process without ending it after a fork, since it belongs to the parent process."""
-        self.is_over = True
-        if self._child is not None:
-            self._child.forget()
-
 
 @dataclass(eq=False, slots=True)
 class _Session:
@@ -179,13 +173,6 @@ class EngineProcesses:
             workers, self._workers = self._workers, []
         for worker in workers:
             worker.end()
-
-    def forget(self) -> None:
-        """Drop all processes and sessions after a fork, since the running processes belong to the parent process."""
-        self._lock = threading.Lock()
-        workers, self._workers, self._sessions = self._workers, [], {}
-        for worker in workers:
-            worker.forget()
 
     def _play_or_end(self, session_id: str, session: _Session, command: str | None) -> dict[str, Any]:
         """Start the game (command None) or run a command; any exception ends the session."""
