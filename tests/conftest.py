@@ -8,13 +8,11 @@ import random
 import tempfile
 import warnings
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-ROOT = Path(__file__).parent.parent
 RELAXED = (
     "tests/training",
     "tests/faults",
@@ -150,10 +148,6 @@ def _place(item: pytest.Item) -> list[float]:
     return [random.Random(f"{ORDER_SEED} {name}").random() for name in names]
 
 
-def _lies_in(item: pytest.Item, folders: tuple[str, ...]) -> bool:
-    return any(item.path.is_relative_to(ROOT / folder) for folder in folders)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let warnings be warnings in tests that run foreign training code; everywhere else they are errors.
 
@@ -161,13 +155,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order is to be random.
     """
     for item in items:
-        if _lies_in(item, RELAXED):
+        if item.nodeid.startswith(RELAXED):
             item.add_marker(pytest.mark.filterwarnings("default"))
         # the written page has the same script as the served one
         is_repeated = item.path.name.endswith("_in_browser.py") and item.name.endswith("[written]")
         if is_repeated or item.nodeid.startswith(LONG):
             item.add_marker(pytest.mark.long)
-    items.sort(key=_place if ORDER_SEED else lambda item: not _lies_in(item, SLOW))
+    items.sort(key=_place if ORDER_SEED else lambda item: not item.nodeid.startswith(SLOW))
 
 
 @pytest.hookimpl(tryfirst=True)
