@@ -32,8 +32,9 @@ def test_of_neither():
 
 
 @pytest.fixture
-def suite(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A folder with our conftest and a file whose shared fixture dies."""
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A folder with our conftest and a file whose shared fixture dies; in the order of the files, unless one is set."""
+    monkeypatch.delenv("ORDER_SEED", raising=False)
     shutil.copy(Path(__file__).parent / "conftest.py", pytester.path)
     pytester.makepyfile(test_dying=DYING, test_living="def test_of_its_own(): pass")
     return pytester
