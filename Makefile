@@ -15,7 +15,7 @@ INSTALL := $(RUN) -m pip install --quiet --no-compile --constraint constraints.t
 INSTALL_DEV = $(INSTALL) torch uv && { \
 	$(RUN) -m uv pip install --quiet --python $(RUN) --constraint constraints.txt --editable '.[dev]' || $(INSTALL) --editable '.[dev]'; }
 # Every target of tests on this Python, in the order of their cost.
-TEST_TARGETS := test bounds docs test-long test-real test-textarena test-launch test-worlds test-deepspeed test-harnesses \
+TEST_TARGETS := test bounds docs test-order test-long test-real test-textarena test-launch test-worlds test-deepspeed test-harnesses \
 	test-verifiers test-axolotl test-vllm test-newest test-lowest
 WHAT_TO_INSTALL := pyproject.toml constraints.txt
 PYTEST_OPTIONS = --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -38,7 +38,7 @@ BFLOAT16 = $(if $(shell grep -m1 -e avx512_bf16 -e amx_bf16 /proc/cpuinfo 2>/dev
 	--set model_settings.dtype=bfloat16 --set training.bf16=true)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-real test tests test-all bounds test-python test-long test-lowest test-newest test-vllm test-worlds test-verifiers test-harnesses test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
+.PHONY: help demo demo-real test tests test-all bounds test-python test-order test-long test-lowest test-newest test-vllm test-worlds test-verifiers test-harnesses test-axolotl test-launch test-deepspeed test-real test-textarena lint types docs docs-serve bench release clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ tests: $(VENV)/.installed-dev
 
 test-python: ## the tests with another Python, as in  make test-python PYTHON=python3.13
 	$(MAKE) tests VENV=.venv-$(notdir $(PYTHON))
+
+test-order: $(VENV)/.installed-dev ## the tests in random order: files, and tests within a file (SEED=NUMBER repeats an order)
+	ORDER_SEED=$(or $(SEED),$(shell date +%s)) $(PYTEST) -m 'not long' $(ARGS)
 
 test-lowest: $(LOWEST_VENV)/.installed ## the tests with the lowest version of every dependency
 	$(LOWEST_VENV)/bin/python -m pytest -m 'not long' $(PYTEST_OPTIONS) $(ARGS)

@@ -1,20 +1,19 @@
-"""What holds for every test: one thread, no network, no display; where a warning is an error; how a fixture dies."""
+"""What holds for every test: one thread, no network, no display; order; where a warning is an error; dying fixtures."""
 
 from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import tempfile
 import warnings
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-ROOT = Path(__file__).parent.parent
 RELAXED = (
     "tests/training",
     "tests/faults",
@@ -137,23 +136,35 @@ settings.register_profile("agentsgym", deadline=None, derandomize=IS_CI, max_exa
 settings.load_profile("agentsgym")
 
 
-def _lies_in(item: pytest.Item, folders: tuple[str, ...]) -> bool:
-    return any(item.path.is_relative_to(ROOT / folder) for folder in folders)
+#: `make test-order` sets it; it is inherited by the workers, which must agree on the order.
+ORDER_SEED = os.environ.get("ORDER_SEED")
+
+
+def pytest_report_header() -> str | None:
+    """Print the seed of a random order, with which the order can be had again."""
+    return f"random order: SEED={ORDER_SEED}" if ORDER_SEED else None
+
+
+def _place(item: pytest.Item) -> list[float]:
+    """Draw where a file stands, and where a test stands in its file; neither depends on which others are run."""
+    names = (item.nodeid.partition("::")[0], item.nodeid)
+    return [random.Random(f"{ORDER_SEED} {name}").random() for name in names]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let warnings be warnings in tests that run foreign training code; everywhere else they are errors.
 
-    Folders whose files take long come first, so that the workers, which take file after file, end together.
+    Folders whose files take long come first, so that the workers, which take file after file, end together: unless the
+    order is to be random.
     """
     for item in items:
-        if _lies_in(item, RELAXED):
+        if item.nodeid.startswith(RELAXED):
             item.add_marker(pytest.mark.filterwarnings("default"))
         # the written page has the same script as the served one
         is_repeated = item.path.name.endswith("_in_browser.py") and item.name.endswith("[written]")
         if is_repeated or item.nodeid.startswith(LONG):
             item.add_marker(pytest.mark.long)
-    items.sort(key=lambda item: not _lies_in(item, SLOW))
+    items.sort(key=_place if ORDER_SEED else lambda item: not item.nodeid.startswith(SLOW))
 
 
 @pytest.hookimpl(tryfirst=True)

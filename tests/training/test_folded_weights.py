@@ -284,9 +284,9 @@ def test_a_correction_starts_from_the_models_own_log_probabilities_where_updates
 
 
 def test_the_sampler_that_is_the_model_is_not_corrected(tmp_path: Path) -> None:
+    batch, _ = generated(prepared(tmp_path), ROWS)
     for mode in CORRECTIONS:
-        plain, trainer = (prepared(tmp_path, **changes) for changes in ({}, correcting(mode)))
-        batch, weighed = (generated(one, ROWS)[0] for one in (plain, trainer))
+        weighed, _ = generated(prepared(tmp_path, **correcting(mode)), ROWS)
         torch.testing.assert_close(weighed["advantages"], batch["advantages"], rtol=1e-4, atol=1e-6)
 
 

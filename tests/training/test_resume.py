@@ -281,12 +281,19 @@ def test_a_policy_that_is_rewarded_for_a_word_learns_to_say_it(tmp_path: Path) -
     assert after > 0.9
 
 
+@pytest.fixture(scope="module")
+def passes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """A run of almost three passes with a checkpoint a step: its folder, logs and weights."""
+    folder = tmp_path_factory.mktemp("passes")
+    straight = trained(folder, dataset=tasks(6), max_steps=8, save_strategy="steps", save_steps=1)
+    return folder, history(straight), weights(straight)
+
+
 @pytest.mark.parametrize("step", [3, 5, 6])
-def test_a_later_pass_over_the_tasks_goes_on_in_its_own_order(step: int, tmp_path: Path) -> None:
+def test_a_later_pass_over_the_tasks_goes_on_in_its_own_order(step: int, passes: Any, tmp_path: Path) -> None:
     """Six tasks, two a step: a pass is three steps, and each has an order of its own."""
-    changes = {"dataset": tasks(6), "max_steps": 8}
-    straight = trained(tmp_path / "straight", **changes, save_strategy="steps", save_steps=1)
-    resumed = trainer_of(tmp_path / "second", **changes)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / f"checkpoint-{step}"))
-    assert history(resumed)[step:] == history(straight)[step:]
-    assert_equal_weights(resumed, straight)
+    folder, logs, expected = passes
+    resumed = trainer_of(tmp_path, dataset=tasks(6), max_steps=8)
+    resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    assert history(resumed)[step:] == logs[step:]
+    torch.testing.assert_close(weights(resumed), expected, rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""One browser and one store for the tests that look at the page."""
+"""A browser for each file, and one store, for the tests that look at the page."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from agentsgym.store.reader import RolloutStore
 NUM_ROLLOUTS = 240
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Run chromium until the file ends; while it runs, playwright's event loop is this thread's running one."""
     if CHROMIUM is None:
         pytest.skip("there is no chromium")
     with sync_playwright() as playwright:
