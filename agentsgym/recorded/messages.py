@@ -99,9 +99,7 @@ def trajectory_from_messages(
     if not actions:
         raise ConfigError(f"messages must contain an assistant message, got {shown(messages)}")
     reward_of_turn = _turn_rewards(rewards, len(actions))
-    require(
-        "tools", tools, lambda one: isinstance(one, list | tuple) and all(map(is_dict, one)), "a list of JSON schemas"
-    )
+    require("tools", tools, _are_schemas, "a list of JSON schemas")
     require("chat_template_kwargs", chat_template_kwargs, or_none(is_dict), "a dict or None")
     require(
         "tokenizer", tokenizer, lambda one: one is None or hasattr(one, "decode"), "a transformers tokenizer or None"
@@ -127,6 +125,10 @@ def trajectory_from_messages(
         **checked_metadata,
     )
     return replace(trajectory, per_token_rewards=per_token_rewards(trajectory))
+
+
+def _are_schemas(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(is_dict, cast("Sequence[Any]", value)))
 
 
 def _checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
