@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym import PolicyAgent, ScriptedAgent, check_env, evaluate, tiny_policy
+from agentsgym import EnvProcessPool, EnvThreadPool, PolicyAgent, ScriptedAgent, check_env, evaluate, tiny_policy
 from agentsgym.envs.players import random_player
 from agentsgym.errors import ConfigError, TaskError
 from examples.waiter import ImitationPlayer, ReferencePlayer, WaiterEnv
@@ -75,6 +76,19 @@ def test_it_keeps_the_contract_and_has_every_word() -> None:
     check_env(env, TASKS[:4], agent=PolicyAgent(model, tokenizer, max_turn_tokens=8))  # raises if it does not
     texts = [m["content"] for one in env.rollout(TASKS[:50], ReferencePlayer(env)) for m in one.messages]
     assert not any(tokenizer.unk_token_id in tokenizer.encode(text) for text in texts)
+
+
+def test_notes_are_the_same_in_line_in_threads_in_processes_and_as_a_copy() -> None:
+    _, tokenizer = tiny_policy(WaiterEnv())
+    env = WaiterEnv(tokenizer)
+
+    def played(env: WaiterEnv, pool: EnvThreadPool | EnvProcessPool | None = None) -> list[Any]:
+        return [(one.messages, one.token_ids) for one in env.rollout(TASKS[:4], ReferencePlayer(env), pool=pool)]
+
+    in_line = played(env)
+    with EnvThreadPool(2) as threads, EnvProcessPool(2) as processes:
+        assert played(env, threads) == played(env, processes) == in_line
+    assert played(pickle.loads(pickle.dumps(env))) == in_line
 
 
 def test_training_and_evaluation_share_no_combination_of_orders() -> None:
