@@ -84,7 +84,10 @@ def hooks_of(env: Any) -> tuple[RolloutHook, ...]:
 
 def takes_groups(env: Any) -> RolloutHook | None:
     """Return the first hook of an environment that takes complete task groups; None without."""
-    return next((hook for hook in hooks_of(env) if hook.takes_groups), None)
+    for hook in hooks_of(env):
+        if hook.takes_groups:
+            return hook
+    return None
 
 
 _Changes = Future[list[Sequence[Change]]]  # by hook, and by rollout
@@ -158,7 +161,8 @@ class FinishedRollouts:
             self._start(hooks, [member])
         else:
             self._went_through(member)
-        self.take()
+        if self._open:
+            self.take()
 
     def take(self) -> None:
         """Handle what the hooks have returned so far; raises what they raised unless it fails rollouts."""
