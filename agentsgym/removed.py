@@ -37,6 +37,7 @@ REMOVED: Mapping[str, str] = {
     ),
     "agentsgym audit": "stored rollouts are checked with `agentsgym check STORE` (audit was removed in 0.3.0)",
     **dict.fromkeys(("Waiter", "WaiterEnv", "agentsgym.envs.Waiter", "agentsgym.envs.Waiter.WaiterEnv"), _WAITER),
+    "agentsgym.training.imitate": "import tiny_imitation_config from agentsgym.training (moved in 0.3.0)",
     **dict.fromkeys(("reference Bandit", "reference Mastermind", "reference TowerOfHanoi"), _REFERENCE),
 }
 

@@ -91,7 +91,7 @@ class MicrobatchLoss:
         # At least two columns: TRL's metrics would interpret a single column as one value per row.
         start = max(1, min(int(columns[0]), stop - 2)) if len(columns) else stop - 2
         inputs = loss_inputs(batch, start, stop)
-        scored = [batch[one.scored_column] for one in self._within if one.scored_column]
+        scored: list[torch.Tensor] = [batch[one.scored_column] for one in self._within if one.scored_column]
         labeled = sum(scored, start=mask)  # no token is both an agent's and an observation's
         kept: list[torch.Tensor] = []
 
