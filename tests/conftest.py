@@ -52,7 +52,7 @@ LONG = (
     "tests/credit/test_credit_tree.py::test_equal_weights_count",
     "tests/credit/test_credit_tree.py::test_forks_reduce",
     "tests/credit/test_credit_tree.py::test_shared_weights_give_the_gradient_in_expectation[1-2",
-    "tests/envs/reasoning/test_reasoning_tasks.py::test_an_item_asks_the_same_in_every_process",
+    "tests/envs/reasoning/test_reasoning_tasks.py::test_an_item_has_the_same_question_in_every_process",
     "tests/envs/terminal/test_terminal_env.py::test_64_episodes",
     "tests/envs/terminal/test_terminal_env.py::test_nothing_is_left_after_episodes",
     "tests/envs/terminal/test_terminal_env.py::test_the_reference_player_solves_every_family_and_level_and_beats_random_play[train",
@@ -66,7 +66,7 @@ LONG = (
     "tests/examples/test_black_box.py::test_the_policy",
     "tests/examples/test_launch_recipes.py::test_slurm",
     "tests/examples/test_mixed_environments.py",
-    "tests/examples/test_notebooks.py::test_a_notebook_runs_and_shows_what_it_says",
+    "tests/examples/test_notebooks.py::test_a_notebook_runs_and_shows_what_it_claims",
     "tests/examples/test_stock_trl_example.py",
     "tests/examples/test_textarena.py",
     "tests/examples/test_tictactoe_selfplay.py",
@@ -183,9 +183,9 @@ def pytest_collection_finish() -> None:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, Any, Any]:
-    """Let a shared fixture that dies be one error, in the first test that asks for it; those after it are skipped.
+    """Let a shared fixture that dies be one error, in the first test that requests it; those after it are skipped.
 
-    Whichever test is asked for alone is the first, so that nothing is ever skipped without an error that says why.
+    Whichever test is run alone is the first, so that nothing is ever skipped without an error that gives the reason.
     """
     try:
         return (yield)

@@ -82,7 +82,7 @@ def named(report: AuditReport) -> list[tuple[str, int | None]]:
 
 
 class Breaking(Agent):
-    """Asks once, then raises."""
+    """Requests once, then raises."""
 
     def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
         if agent_state:
@@ -175,15 +175,15 @@ def test_rewards_are_where_the_credit_of_the_game_puts_them(turn_credit: str, to
     assert audit(trajectories, token_credit=None).ok
 
 
-def test_the_reward_check_is_the_sum_that_was_paid() -> None:
+def test_the_reward_check_is_the_sum_of_the_rewards() -> None:
     for trajectory in text_rollouts():
-        paid = [turn.reward for turn in trajectory.turns if turn.stop > turn.start]
-        assert math.fsum(trajectory.per_token_rewards) == pytest.approx(math.fsum(paid))
+        earned = [turn.reward for turn in trajectory.turns if turn.stop > turn.start]
+        assert math.fsum(trajectory.per_token_rewards) == pytest.approx(math.fsum(earned))
         doubled = put(trajectory, per_token_rewards=[2 * reward for reward in trajectory.per_token_rewards])
         assert named(audit([doubled])) == [("rewards", k) for k, turn in enumerate(trajectory.turns) if turn.reward]
 
 
-def test_a_final_reward_of_the_games_own_is_allowed_when_told() -> None:
+def test_a_final_reward_of_the_games_own_is_allowed_on_request() -> None:
     class Own(TwentyQuestionsEnv):
         def _final_reward(self, state: dict[str, Any], turn_rewards: list[float]) -> float:
             return 7.0
@@ -306,7 +306,7 @@ def test_a_wrong_value_is_found_at_its_token_and_in_its_turn(picture: str, data:
 
 @st.composite
 def placed_turns(draw: st.DrawFn) -> Any:
-    """Turns with good spans and any places at which their prompts are said to begin; each id stands once."""
+    """Turns with good spans and any places at which their prompts are answered to begin; each id stands once."""
     edges = sorted(draw(st.lists(st.integers(1, 12), min_size=2, max_size=8)))
     spans = list(zip(edges[::2], edges[1::2], strict=False))
     starts = draw(st.lists(st.integers(0, 12), min_size=len(spans), max_size=len(spans)))
@@ -323,7 +323,7 @@ def placed_turns(draw: st.DrawFn) -> Any:
 def test_prompts_pass_just_where_each_extends_what_stood_before_it_or_shares_nothing_with_it(trajectory: Any) -> None:
     nested = transitions([trajectory])
     prompts, answers = nested["prompt_ids"][0], nested["ids"][0]
-    assume(all(prompts))  # an empty prompt shows no id by which its place could be told
+    assume(all(prompts))  # an empty prompt shows no id by which its place could be recognized
     contexts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     extends = all(
         prompt[: len(before)] == before or not {*prompt} & {*before}

@@ -41,7 +41,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 
 
 @pytest.mark.parametrize("options", [[], ["-n", "2", "--dist", "loadfile"]], ids=["alone", "two_workers"])
-def test_the_death_of_a_fixture_is_one_error_and_says_where_it_is(suite: pytest.Pytester, options: list[str]) -> None:
+def test_the_death_of_a_fixture_is_one_error_and_names_where_it_is(suite: pytest.Pytester, options: list[str]) -> None:
     ran = suite.runpytest_subprocess("-rs", *options)
     assert ran.ret == pytest.ExitCode.TESTS_FAILED
     ran.assert_outcomes(errors=1, skipped=4, passed=2)

@@ -1,4 +1,4 @@
-"""What the pages say holds: links lead somewhere, and code blocks run or at least name what exists."""
+"""What the pages state holds: links lead somewhere, and code blocks run or at least name what exists."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_examples_of_search_and_reasoning_run(
         ("scaling.md", []),
     ],
 )
-def test_a_page_prints_what_it_says(
+def test_a_page_prints_what_it_states(
     name: str, files: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the store goes to outputs/

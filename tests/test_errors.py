@@ -31,7 +31,7 @@ def test_a_bad_value_is_also_a_value_error(name: str) -> None:
     assert issubclass(getattr(errors, name), ValueError)
 
 
-def test_a_missing_package_says_how_to_install_it() -> None:
+def test_a_missing_package_shows_how_to_install_it() -> None:
     error = MissingDependencyError("textarena", "textarena")
     assert isinstance(error, ImportError)
     assert str(error) == "'textarena' is not installed; install it with: pip install 'agentsgym[textarena]'"

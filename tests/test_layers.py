@@ -1,4 +1,4 @@
-"""Imports go one way, as the line of layers says, and no files or folders import each other in a circle."""
+"""Imports go one way, as the line of layers states, and no files or folders import each other in a circle."""
 
 from __future__ import annotations
 

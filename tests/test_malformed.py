@@ -52,7 +52,7 @@ def store_with(folder: Path, name: str, column: pa.Array) -> RolloutStore:
 
 
 @pytest.mark.parametrize(
-    ("name", "column", "said"),
+    ("name", "column", "message"),
     [
         ("turns", pa.array([3]), "the column 'turns' must be of type .*, got DataType"),
         ("token_ids", pa.array(["5"]), "the column 'token_ids' must be of type"),
@@ -71,8 +71,8 @@ def store_with(folder: Path, name: str, column: pa.Array) -> RolloutStore:
         ("created_at", pa.nulls(1, pa.timestamp("us", tz="UTC")), "created_at must be a timezone-aware datetime"),
     ],
 )
-def test_a_column_of_strangers_is_named(name: str, column: pa.Array, said: str, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=said):
+def test_a_column_of_strangers_is_named(name: str, column: pa.Array, message: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=message):
         store_with(tmp_path, name, column).record(0)
 
 
@@ -118,7 +118,7 @@ def fields_of(trajectory: Trajectory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "text"), [("task_data", "nonsense"), ("task_data", "3"), ("final_reward", None)])
-def test_what_cannot_be_compared_says_so(name: str, text: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_compared_reports_it(name: str, text: Any, tmp_path: Path) -> None:
     store = store_with(tmp_path, name, pa.array([text], SCHEMA.field(name).type))
     with pytest.raises((ConfigError, StoreError)):
         compare(store, store)
@@ -151,7 +151,7 @@ def test_an_action_whose_calls_are_no_calls_fails_its_episode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"turn_rewards": [1e200]}, r"turn_rewards must be a list of finite numbers within ±1e\+100, got \[1e\+200\]"),
         ({"turn_rewards": [float("nan")]}, "turn_rewards must be a list of finite numbers"),
@@ -162,9 +162,9 @@ def test_an_action_whose_calls_are_no_calls_fails_its_episode() -> None:
         ({"roles": [[]]}, "roles must be a list of hashable values"),
     ],
 )
-def test_a_scored_rollout_of_wrong_numbers_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_a_scored_rollout_of_wrong_numbers_is_refused(fields: dict[str, Any], message: str) -> None:
     sound: dict[str, Any] = {"turn_rewards": [1.0], "final_reward": 1.0, "group": 0, "state_keys": [None]}
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         ScoredRollout(**sound | fields)
 
 
@@ -176,7 +176,7 @@ def test_a_scale_that_is_no_name_is_refused(scale: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"$defs": "a"}, r"its \$defs must be a dict of JSON schemas, got 'a'"),
         ({"properties": {"a": {"enum": {"b": 1}}}}, "its enum must be a list"),
@@ -184,8 +184,8 @@ def test_a_scale_that_is_no_name_is_refused(scale: Any) -> None:
         ({"properties": {"a": {"minimum": "b"}}}, "its minimum must be a number"),
     ],
 )
-def test_a_keyword_of_a_tool_that_no_call_can_be_checked_by_is_named(parameters: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_keyword_of_a_tool_that_no_call_can_be_checked_by_is_named(parameters: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         schemas_of([{"name": "f", "parameters": parameters}], "the test")
 
 

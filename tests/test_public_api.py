@@ -91,7 +91,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*agentsgym.envs.__all__} - {*agentsgym.__all__}))
-def test_what_is_in_envs_alone_says_where_it_is(name: str) -> None:
+def test_what_is_in_envs_alone_names_where_it_is(name: str) -> None:
     assert getattr(agentsgym.envs, name).__name__ == name
     with pytest.raises(AttributeError, match=rf"'agentsgym' has no attribute '{name}': it is agentsgym\.envs\.{name}$"):
         getattr(agentsgym, name)

@@ -80,7 +80,7 @@ def test_a_failed_command_shows_the_end_of_its_output_and_no_step_passes(tmp_pat
         run(sys.executable, "-c", "for i in range(100): print(i)\nraise SystemExit(3)", cwd=tmp_path)
     with report.step("it works") as remarks:
         remarks += ["a", "b"]
-    assert [(name, said) for name, _, said in report.rows] == [("it works", "a, b")]
+    assert [(name, output) for name, _, output in report.rows] == [("it works", "a, b")]
     assert report.table().endswith(" s  a, b")
 
 

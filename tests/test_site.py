@@ -169,7 +169,7 @@ def test_every_public_name_has_its_place_in_the_reference(pages: dict[str, Html]
     assert {path.rpartition(".")[2] for path in public_paths()} >= set(agentsgym.__all__) - {"__version__"}
 
 
-def test_the_search_finds_what_the_manual_says_and_no_source(site: Path) -> None:
+def test_the_search_finds_what_the_manual_states_and_no_source(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
     assert '"location":"credit.html' in index
     assert '"location":"source/' not in index
@@ -191,16 +191,16 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no browser")
-def test_a_browser_shows_the_pages_finds_by_search_and_asks_no_other_server(address: str) -> None:
+def test_a_browser_shows_the_pages_finds_by_search_and_requests_no_other_server(address: str) -> None:
     from playwright.sync_api import sync_playwright  # noqa: PLC0415
 
-    asked: list[str] = []
-    said: list[str] = []
+    requested: list[str] = []
+    output: list[str] = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 400, "height": 800}, color_scheme="dark")
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: said.append(message.text))
+        page.on("request", lambda request: requested.append(request.url))
+        page.on("console", lambda message: output.append(message.text))
         for name in ("reference/environments/TextArena.html", "reference/api/envs.html", "cli.html", "index.html"):
             page.goto(address + name)
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"{name} is too wide"
@@ -210,8 +210,8 @@ def test_a_browser_shows_the_pages_finds_by_search_and_asks_no_other_server(addr
         page.locator("input[name=query]").press_sequentially("turn_credit")
         page.locator(".md-search-result__link").first.wait_for(timeout=120_000)  # its index is built first
         browser.close()
-    assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
-    assert said == []
+    assert [url for url in requested if not url.startswith((address, "data:", "blob:"))] == []
+    assert output == []
 
 
 @pytest.mark.parametrize(

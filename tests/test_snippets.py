@@ -1,6 +1,6 @@
 """What the manual shows runs: the Python of a page from its first snippet to its last; command lines are parsed.
 
-A snippet that cannot be run here says why, in a comment before it: ``<!-- not run: it downloads a model -->``.
+A snippet that cannot be run here gives the reason, in a comment before it: ``<!-- not run: it downloads a model -->``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SNIPPET = re.compile(r"(?:^<!-- not run: (?P<why>.+?) -->\n+)?^```python\n(?P<co
 SHELL = re.compile(r"^```(?:bash|sh|shell|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROMPTED = re.compile(r"^\$ (agentsgym .*)$", re.MULTILINE)
 
-#: What these pages take for granted, as their text says: somebody has an environment, tasks, an agent and a model.
+#: What these pages take for granted, as their text states: somebody has an environment, tasks, an agent and a model.
 GRANTED = """
 from agentsgym import GRPOEnvConfig, PolicyAgent, evaluate, tiny_policy
 from agentsgym.envs import PriceListEnv
@@ -116,10 +116,10 @@ THE_TEST = "test_the_snippets_of_a_page_run_one_after_the_other"
 
 @pytest.fixture(scope="module")
 def wrong(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What went wrong on each page that is asked for; "" where nothing did."""
+    """What went wrong on each requested page; "" where nothing did."""
     folder = tmp_path_factory.mktemp("snippets")
-    asked = {item.name for item in request.session.items}
-    steps = {page.name: snippets(page) for page in PAGES if f"{THE_TEST}[{page.name}]" in asked}
+    requested = {item.name for item in request.session.items}
+    steps = {page.name: snippets(page) for page in PAGES if f"{THE_TEST}[{page.name}]" in requested}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg"}
     command = [sys.executable, "-c", RUNNER]
     given = repr(steps)
@@ -171,7 +171,7 @@ LINES = [pytest.param(line, id=f"{page.name}: {line}") for page in PAGES for lin
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_the_command_line_knows_what_the_manual_tells_it(line: str) -> None:
+def test_the_command_line_has_what_the_manual_shows(line: str) -> None:
     parse(as_a_shell_reads(line))
 
 
@@ -186,7 +186,7 @@ def test_a_line_is_read_as_a_shell_does() -> None:
     assert as_a_shell_reads("agentsgym envs --json | head") == ["envs", "--json"]
 
 
-def test_a_snippet_that_says_why_is_not_run() -> None:
+def test_a_snippet_that_gives_the_reason_is_not_run() -> None:
     text = "<!-- not run: it takes hours -->\n```python\na\n```\n\n```python\nb\n```\n"
     found: list[tuple[Any, str]] = [(one["why"], one["code"]) for one in SNIPPET.finditer(text)]
     assert found == [("it takes hours", "a\n"), (None, "b\n")]

@@ -1,4 +1,4 @@
-"""Foreign values and errors as short text: what repr says where that is short, and never an exception."""
+"""Foreign values and errors as short text: what repr names where that is short, and never an exception."""
 
 import collections
 import dataclasses
@@ -75,10 +75,10 @@ def test_other_values_are_shown_as_repr_shows_them(value: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), GeneratorExit(), RecursionError()], ids=repr)
-def test_a_repr_that_raises_is_said(error: BaseException) -> None:
-    said = f"<Raising object: its repr raised {type(error).__name__}>"
-    assert shown(Raising(error)) == said
-    assert shown({"state": [Raising(error)]}) == f"{{'state': [{said}]}}"
+def test_a_repr_that_raises_is_reported(error: BaseException) -> None:
+    output = f"<Raising object: its repr raised {type(error).__name__}>"
+    assert shown(Raising(error)) == output
+    assert shown({"state": [Raising(error)]}) == f"{{'state': [{output}]}}"
 
 
 def test_an_interrupt_goes_through() -> None:
@@ -154,7 +154,7 @@ def test_what_is_made_visible_can_be_printed(text: str) -> None:
 
 
 @given(st.text(max_size=300), st.integers(64, 400), st.sampled_from([0.0, 0.3, 0.5]))
-def test_a_shortened_text_is_as_short_as_was_asked(text: str, max_bytes: int, tail: float) -> None:
+def test_a_shortened_text_is_as_short_as_requested(text: str, max_bytes: int, tail: float) -> None:
     cut = shortened(text, max_bytes, tail=tail)
     assert len(cut.encode(errors="backslashreplace")) <= max_bytes
     assert cut == text or "characters are omitted" in cut

@@ -152,7 +152,7 @@ def test_weights_follow_the_seed_and_leave_the_global_generator_alone() -> None:
     assert one.lm_head.weight.std().item() == pytest.approx(0.1, rel=0.1)
 
 
-def test_sizes_are_those_asked_for() -> None:
+def test_sizes_are_those_requested() -> None:
     tokenizer = tiny_tokenizer(TEXTS)
     model = tiny_model(tokenizer, hidden_size=32, num_layers=3, num_heads=2, max_positions=50)
     assert model.model.embed_tokens.weight.shape == (len(tokenizer), 32)

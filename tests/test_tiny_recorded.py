@@ -21,15 +21,15 @@ SMALL: dict[str, Any] = {"hidden_size": 16, "num_heads": 2, "num_layers": 1}
 
 
 class Caller(Agent):
-    """Looks the word up, and says what it gave."""
+    """Looks the word up, and names what it gave."""
 
     def act(self, requests: Any) -> list[Action]:
         return [self.answer([message["content"] for message in request.messages]) for request in requests]
 
-    def answer(self, said: list[str]) -> Action:
-        if len(said) > 1:
-            return Action(text=said[-1])
-        call = ToolCall(name="look_up", arguments={"word": said[0].removeprefix("What is ")})
+    def answer(self, output: list[str]) -> Action:
+        if len(output) > 1:
+            return Action(text=output[-1])
+        call = ToolCall(name="look_up", arguments={"word": output[0].removeprefix("What is ")})
         return Action(text="", tool_calls=(call,))
 
 
@@ -95,7 +95,7 @@ class NeverBegins(Guess):
 
 
 @pytest.mark.parametrize(
-    ("source", "options", "says"),
+    ("source", "options", "text"),
     [
         (Guess, {}, r"not a class: pass Guess\(None, config\)"),
         (Guess(), {}, "there are no tasks to play"),
@@ -107,6 +107,6 @@ class NeverBegins(Guess):
         ([{"task_data": {}}], {}, "a row must be a dict with an 'env_class_path'"),
     ],
 )
-def test_what_gives_no_words_is_named(source: Any, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_what_gives_no_words_is_named(source: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
         tiny_policy(source, **options, **SMALL)

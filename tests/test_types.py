@@ -42,7 +42,7 @@ def test_the_derived_values_follow_the_turns() -> None:
 
 
 @pytest.mark.parametrize(("info", "success"), [({}, None), ({"success": True}, True), ({"success": 0}, False)])
-def test_success_is_what_the_game_says(info: dict[str, Any], success: bool | None) -> None:
+def test_success_is_what_the_game_returns(info: dict[str, Any], success: bool | None) -> None:
     assert trajectory("", info=info).success is success
 
 
@@ -136,8 +136,8 @@ def test_an_action_and_a_request_are_shown_in_a_line() -> None:
 def test_a_trajectory_is_shown_by_how_it_went(fields: dict[str, Any], outcome: str) -> None:
     record = trajectory("..AA.B", final_reward=-0.0, task_index=3, **fields)
     assert record.outcome == outcome
-    said = f"task 3, rollout 0: {outcome} after 2 turns ({record.stop_reason}), reward 0"
-    assert repr(record) == f"<Trajectory of {said}, 6 tokens, 3 of them the agent's>"
+    output = f"task 3, rollout 0: {outcome} after 2 turns ({record.stop_reason}), reward 0"
+    assert repr(record) == f"<Trajectory of {output}, 6 tokens, 3 of them the agent's>"
     assert repr(trajectory("", turns=[Turn(start=0, stop=0, reward=0.0)])).endswith("after 1 turn (done), reward 0>")
 
 

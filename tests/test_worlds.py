@@ -231,7 +231,7 @@ def entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
     sys.modules.pop("far_of_worlds", None)
 
 
-def test_an_entry_point_plugs_in_and_is_imported_only_when_its_games_are_asked_for(entry_point: str) -> None:
+def test_an_entry_point_plugs_in_and_is_imported_only_when_its_games_are_requested(entry_point: str) -> None:
     assert {"far", "broken"} <= {*known_names()} & {one.name for one in entries()}
     assert completions("fa") == ["far"]
     assert entry_point not in sys.modules

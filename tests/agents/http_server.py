@@ -25,7 +25,7 @@ class Asked:
     arrived: float
 
     @property
-    def said_last(self) -> str:
+    def output_last(self) -> str:
         return self.body["messages"][-1]["content"]
 
 
@@ -53,7 +53,7 @@ class Served:
     def __init__(self, answer: Callable[[Asked], Reply]) -> None:
         self.answer = answer
         self.url = ""
-        self.asked: list[Asked] = []
+        self.requested: list[Asked] = []
         self.most_open = 0
         self.num_open = 0
         self.num_connections = 0
@@ -63,11 +63,11 @@ class Served:
         body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
         with self.lock:
             headers = {name.lower(): value for name, value in handler.headers.items()}
-            asked = Asked(len(self.asked), handler.path, body, headers, time.monotonic())
-            self.asked.append(asked)
+            requested = Asked(len(self.requested), handler.path, body, headers, time.monotonic())
+            self.requested.append(requested)
             self.num_open += 1
             self.most_open = max(self.most_open, self.num_open)
-        return asked
+        return requested
 
     def end(self) -> None:
         with self.lock:
@@ -75,7 +75,7 @@ class Served:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Sends what ``served`` says, whole or broken."""
+    """Sends what ``served`` states, whole or broken."""
 
     protocol_version = "HTTP/1.1"  # connections stay open, as with real servers
     served: Served
@@ -86,9 +86,9 @@ class Handler(BaseHTTPRequestHandler):
             self.served.num_connections += 1
 
     def do_POST(self) -> None:
-        asked = self.served.begin(self)
+        requested = self.served.begin(self)
         try:
-            reply = self.served.answer(asked)
+            reply = self.served.answer(requested)
         finally:
             self.served.end()
         self.close_connection = reply is HANG_UP or reply.cut is not None
@@ -170,7 +170,7 @@ def completion(model: ToyModel, decode: Callable[[list[int]], str], body: Mappin
     ids, logprobs = model.sample(prompt, body.get("max_tokens", 16), stops)
     stopped = ids[-1] in stops
     wants_ids = body.get("return_token_ids", False)
-    told = {
+    reported = {
         "tokens": [decode([token]) for token in ids],
         "token_logprobs": logprobs,
         "text_offset": [],
@@ -179,7 +179,7 @@ def completion(model: ToyModel, decode: Callable[[list[int]], str], body: Mappin
     choice = {
         "index": 0,
         "text": decode(ids[:-1] if stopped else ids),
-        "logprobs": told if body.get("logprobs") is not None else None,
+        "logprobs": reported if body.get("logprobs") is not None else None,
         "finish_reason": "stop" if stopped else "length",
         "stop_reason": ids[-1] if stopped and ids[-1] != model.end_id else None,
         "token_ids": ids if wants_ids else None,

@@ -122,7 +122,7 @@ def new_model(kind: str) -> PreTrainedModel:
 
 
 class Session:
-    """One conversation of token ids: what was said and what came back, made up by a private generator."""
+    """One conversation of token ids: what was answered and what came back, made up by a private generator."""
 
     def __init__(self, name: int) -> None:
         self.rng = random.Random(name)
@@ -142,7 +142,7 @@ class Session:
         self.state = action.agent_state
 
     @property
-    def said(self) -> list[list[int]]:
+    def output(self) -> list[list[int]]:
         return [ids for _, ids in self.turns]
 
 
@@ -175,10 +175,10 @@ def logits_of(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([ids]), use_cache=False).logits[0]  # (T, V)
 
 
-def logprobs_of(model: PreTrainedModel, prompt: list[int], said: list[int], temperature: float = 1.0) -> torch.Tensor:
+def logprobs_of(model: PreTrainedModel, prompt: list[int], output: list[int], temperature: float = 1.0) -> torch.Tensor:
     """Those of a fresh forward pass over the whole row."""
-    logits = logits_of(model, prompt + said)[len(prompt) - 1 : -1]
-    return (logits / temperature).log_softmax(-1).gather(1, torch.tensor(said)[:, None])[:, 0]
+    logits = logits_of(model, prompt + output)[len(prompt) - 1 : -1]
+    return (logits / temperature).log_softmax(-1).gather(1, torch.tensor(output)[:, None])[:, 0]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from agentsgym.types import TurnRequest
 REQUEST = TurnRequest(session_id="s", messages=[], token_ids=())
 
 
-def test_an_agent_that_answers_requests_says_how_it_is_played() -> None:
+def test_an_agent_that_answers_requests_shows_how_it_is_played() -> None:
     agent = PolicyAgent(*tiny_policy(["Guess"]))
     sentence = (
         "PolicyAgent does not implement get_action, since it works on token ids: "
@@ -27,7 +27,7 @@ def test_an_agent_that_answers_requests_says_how_it_is_played() -> None:
         agent.get_action([{"role": "user", "content": "hello"}], None)
 
 
-def test_an_agent_without_any_answer_says_what_to_define() -> None:
+def test_an_agent_without_any_answer_names_what_to_define() -> None:
     with pytest.raises(NotImplementedError, match="Agent must define get_action or act"):
         Agent().get_action([], None)
 

@@ -105,7 +105,7 @@ def test_all_calls_share_one_loop_on_a_thread_of_its_own() -> None:
     assert [place.agent_state for place in places] == [("agentsgym-agents", agents_loop())] * 2  # type: ignore[union-attr]
 
 
-def test_calling_another_agent_from_a_coroutine_says_to_await_it() -> None:
+def test_calling_another_agent_from_a_coroutine_is_refused_with_await() -> None:
     class Nested(AsyncAgent):
         async def aact(self, request: TurnRequest) -> Action:
             return Meeting(1).act([request])[0]  # type: ignore[return-value]
@@ -114,7 +114,7 @@ def test_calling_another_agent_from_a_coroutine_says_to_await_it() -> None:
     assert "a coroutine of an agent or an environment must await another agent's aact" in str(fault)
 
 
-def test_a_rollout_in_a_coroutine_says_to_leave_the_loop_first() -> None:
+def test_a_rollout_in_a_coroutine_is_refused_with_how_to_leave_the_loop_first() -> None:
     """It would wait for answers on the loop that it holds up."""
 
     class Planner(AsyncAgent):

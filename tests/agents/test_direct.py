@@ -87,15 +87,15 @@ def test_a_function_answers_every_session() -> None:
 
 def test_a_function_may_keep_or_change_the_messages_it_was_given() -> None:
     kept: list[list[Message]] = []
-    asked = request([])
+    requested = request([])
 
     def source(messages: list[Message]) -> str:
         kept.append(messages)
         messages.clear()
         return "w1"
 
-    actions_of(DirectOutputAgent(source), asked)
-    assert len(asked.messages) == 1
+    actions_of(DirectOutputAgent(source), requested)
+    assert len(requested.messages) == 1
 
 
 @pytest.mark.parametrize("answer", [None, 3, b"bytes", ("text", None)])
@@ -243,7 +243,7 @@ def test_modes_come_back_when_generation_breaks() -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_nothing_asked_is_nothing_generated() -> None:
+def test_no_request_is_nothing_generated() -> None:
     assert list(DirectOutputAgent(make_model(), make_tokenizer()).act([])) == []
 
 

@@ -37,11 +37,11 @@ class Logprob:
 
 
 class ToyLLM:
-    """Its answers follow from the ids it is given; what it was asked is kept."""
+    """Its answers follow from the ids it is given; its requests are kept."""
 
     def __init__(self, finish_reason: str | None = None) -> None:
         self.finish_reason = finish_reason
-        self.asked: list[tuple[list[int], Params]] = []
+        self.requested: list[tuple[list[int], Params]] = []
 
     def get_tokenizer(self) -> Any:
         return TOKENIZER
@@ -51,9 +51,11 @@ class ToyLLM:
 
     def generate(self, prompts: Sequence[Any], sampling_params: Sequence[Params], *, use_tqdm: bool) -> list[Any]:
         assert not use_tqdm
-        asked = [(prompt["prompt_token_ids"], params) for prompt, params in zip(prompts, sampling_params, strict=True)]
-        self.asked += asked
-        return [self.output(prompt, params) for prompt, params in asked]
+        requested = [
+            (prompt["prompt_token_ids"], params) for prompt, params in zip(prompts, sampling_params, strict=True)
+        ]
+        self.requested += requested
+        return [self.output(prompt, params) for prompt, params in requested]
 
     def output(self, prompt: list[int], params: Any) -> Any:
         ids, logprobs = MODEL.sample(prompt, params.max_tokens, set(params.stop_token_ids))
@@ -85,9 +87,9 @@ def test_a_rollout_is_exact_ids_and_logprobs_alike() -> None:
         for turn in trajectory.turns:
             recorded.append(ids[: turn.start])
             endings.add(ids[turn.stop - 1] == END)
-            said = (ids[turn.start : turn.stop], list(trajectory.logprobs[turn.start : turn.stop]))
-            assert said == MODEL.sample(ids[: turn.start], 6, {END})
-    assert sorted(prompt for prompt, _ in llm.asked) == sorted(recorded)
+            output = (ids[turn.start : turn.stop], list(trajectory.logprobs[turn.start : turn.stop]))
+            assert output == MODEL.sample(ids[: turn.start], 6, {END})
+    assert sorted(prompt for prompt, _ in llm.requested) == sorted(recorded)
     assert endings == {True, False}
 
 
@@ -95,10 +97,10 @@ def test_each_request_has_its_budget_and_the_options_go_over_the_generation_conf
     llm = ToyLLM()
     agent = DirectOutputAgent(llm, max_new_tokens=9, top_k=5, seed=1)
     agent.act([request([5], max_new_tokens=budget) for budget in (2, 50, None)])
-    asked: list[Any] = [params for _, params in llm.asked]
-    assert [params.max_tokens for params in asked] == [2, 9, 9]
+    requested: list[Any] = [params for _, params in llm.requested]
+    assert [params.max_tokens for params in requested] == [2, 9, 9]
     fields = [
-        (params.temperature, params.top_k, params.seed, params.stop_token_ids, params.logprobs) for params in asked
+        (params.temperature, params.top_k, params.seed, params.stop_token_ids, params.logprobs) for params in requested
     ]
     assert fields == [(0.6, 5, 1, [END], 0)] * 3
 
@@ -129,7 +131,7 @@ def test_another_tokenizer_and_other_stops_may_be_given() -> None:
     llm = ToyLLM()
     DirectOutputAgent(llm, other).act([request([5])])
     DirectOutputAgent(llm, stop_token_ids=[41, 40]).act([request([5])])
-    stops: list[Any] = [params for _, params in llm.asked]
+    stops: list[Any] = [params for _, params in llm.requested]
     assert [params.stop_token_ids for params in stops] == [[other.eos_token_id], [40, 41]]
 
 

@@ -46,7 +46,7 @@ def request(tools: Any) -> TurnRequest:
     return TurnRequest(session_id="s", messages=[{"role": "user", "content": "2 + 3?"}], token_ids=(), tools=tools)
 
 
-def agent_that_says(name: str) -> tuple[DirectOutputAgent, Says]:
+def agent_that_text(name: str) -> tuple[DirectOutputAgent, Says]:
     tokenizer = family(name)
     ids = tokenizer(ANSWERS[name], add_special_tokens=False)["input_ids"]
     model = Says(ids)
@@ -55,7 +55,7 @@ def agent_that_says(name: str) -> tuple[DirectOutputAgent, Says]:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_prompt_that_is_rendered_here_shows_the_tools_and_calls_are_read(name: str) -> None:
-    agent, model = agent_that_says(name)
+    agent, model = agent_that_text(name)
     with_tools, without = agent.act([request(ENV.tool_schemas), request(())])
     assert isinstance(with_tools, Action)
     assert isinstance(without, Action)

@@ -9,7 +9,7 @@ from agentsgym.errors import AgentError
 
 
 class LLM:
-    """What a ``vllm.LLM`` is asked after an error: whether it still holds requests."""
+    """What a ``vllm.LLM`` is queried for after an error: whether it still holds requests."""
 
     def __init__(self, *, is_busy: bool) -> None:
         self.llm_engine = self

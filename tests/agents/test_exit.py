@@ -26,7 +26,7 @@ with serving(lambda asked: chat("fine")) as served:
 """
 ENDS = {
     "agents that are held": "",
-    # While the loop is busy, all that is handed to it waits: the connections are to close as it is told to stop.
+    # While the loop is busy, all that is handed to it waits: the connections are to close as it is made to stop.
     "agents that are collected at the last moment": """
 agents_loop().call_soon_threadsafe(time.sleep, 0.1)
 del agent, agents

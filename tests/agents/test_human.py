@@ -58,7 +58,7 @@ def test_a_line_calls_tools_or_answers(line: str, expected: list[tuple[str, dict
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("prize(good='egg')", "there is no tool 'prize'; did you mean 'price'?"),
         ("price(egg)", "the argument good of price must be a literal, such as 3 or 'text'"),
@@ -72,10 +72,10 @@ def test_a_line_calls_tools_or_answers(line: str, expected: list[tuple[str, dict
         ("[1]", "got 1"),
     ],
 )
-def test_a_call_that_cannot_be_made_is_explained(line: str, said: str) -> None:
+def test_a_call_that_cannot_be_made_is_explained(line: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_calls(line, TOOLS)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @given(st.text(max_size=60) | st.builds(lambda text: f"price({text})", st.text("()[]{}'\",=*ab1 \\\n;:", max_size=40)))
@@ -109,8 +109,8 @@ def test_a_line_goes_on_behind_a_backslash() -> None:
 
 
 def test_by_default_it_prints_inertly(capsys: pytest.CaptureFixture[str]) -> None:
-    said = "\x1b[31mred \u202e" + "x" * 1_000_000
-    request = TurnRequest(session_id="", messages=[{"role": "system", "content": said}], token_ids=())
+    output = "\x1b[31mred \u202e" + "x" * 1_000_000
+    request = TurnRequest(session_id="", messages=[{"role": "system", "content": output}], token_ids=())
     HumanAgent(read=typed("ok")).act([request])
     printed = capsys.readouterr().out
     assert printed.startswith("[system] \\x1b[31mred \\u202exxx")

@@ -1,4 +1,4 @@
-"""No part of a key or a password is left in what servers say, however they write it."""
+"""No part of a key or a password is left in what servers state, however they write it."""
 
 import base64
 import html
@@ -54,7 +54,7 @@ def test_whatever_stands_around_it_the_key_goes(before: str, after: str, key: st
 
 
 @pytest.mark.parametrize(
-    ("said", "left"),
+    ("message", "left"),
     [
         ("the key that ends in T7vR2k is revoked", "the key that ends in *** is revoked"),
         ("ending with 'vR2k', starting with sk-p.", "ending with '***', starting with ***."),
@@ -64,8 +64,8 @@ def test_whatever_stands_around_it_the_key_goes(before: str, after: str, key: st
         ("sk-pro----2k sk-proxxxxxxR2k sk-p###2k", "*** *** ***"),
     ],
 )
-def test_an_end_of_the_key_is_masked_where_it_is_named(said: str, left: str) -> None:
-    assert KeyMask([KEY]).masked(said) == left
+def test_an_end_of_the_key_is_masked_where_it_is_named(message: str, left: str) -> None:
+    assert KeyMask([KEY]).masked(message) == left
 
 
 def test_an_end_that_looks_like_a_word_stays_unless_it_is_called_one() -> None:

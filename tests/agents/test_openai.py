@@ -32,12 +32,12 @@ def agent_of(served: Served, **options: Any) -> OpenAIAgent:
     return OpenAIAgent("tiny", **settings)
 
 
-def echo(asked: Asked) -> Reply:
-    return chat(asked.said_last.upper())
+def echo(requested: Asked) -> Reply:
+    return chat(requested.output_last.upper())
 
 
 def answer_to(reply: Reply, **fields: Any) -> tuple[Action, Usage]:
-    with serving(lambda asked: reply) as served:
+    with serving(lambda requested: reply) as served:
         agent = agent_of(served)
         (action,) = agent.act([request(**fields)])
         agent.close()
@@ -45,13 +45,13 @@ def answer_to(reply: Reply, **fields: Any) -> tuple[Action, Usage]:
     return action, agent.usage
 
 
-def guesser(asked: Asked) -> Reply:
+def guesser(requested: Asked) -> Reply:
     """Halves what the hints have left of 1 to 9."""
     low, high = 1, 9
-    said = [message["content"] for message in asked.body["messages"]]
-    for guess, hint in zip(said[1::2], said[2::2], strict=True):
+    output = [message["content"] for message in requested.body["messages"]]
+    for guess, hint in zip(output[1::2], output[2::2], strict=True):
         low, high = (int(guess) + 1, high) if hint.startswith("Higher") else (low, int(guess) - 1)
-    usage = {"prompt_tokens": 10 * len(said), "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 5}}
+    usage = {"prompt_tokens": 10 * len(output), "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 5}}
     return chat(str((low + high) // 2), usage=usage)
 
 
@@ -65,9 +65,11 @@ def test_a_request_holds_the_messages_the_options_and_the_smaller_budget() -> No
             assert action == Action(text="HI", agent_state="kept")
         agent.close()
     options = {"temperature": 0.5, "stop": ["\n"], "seed": 3, "top_k": 4, "min_p": 0.1}
-    said = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-    assert [asked.body for asked in served.asked] == [{**said, **options, "max_tokens": n} for n in (50, 20, 50)]
-    assert {asked.path for asked in served.asked} == {"/v1/chat/completions"}
+    output = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    assert [requested.body for requested in served.requested] == [
+        {**output, **options, "max_tokens": n} for n in (50, 20, 50)
+    ]
+    assert {requested.path for requested in served.requested} == {"/v1/chat/completions"}
 
 
 def test_the_key_goes_to_the_server_it_was_given_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +82,7 @@ def test_the_key_goes_to_the_server_it_was_given_for(monkeypatch: pytest.MonkeyP
         agent = OpenAIAgent("tiny")
         agent.act([request()])
         agent.close()
-    sent = [asked.headers["authorization"] for asked in served.asked]
+    sent = [requested.headers["authorization"] for requested in served.requested]
     assert sent == ["Bearer mine", "Bearer none", "Bearer of-the-environment"]
 
 
@@ -136,11 +138,11 @@ def test_it_plays_a_game_and_counts_what_it_cost() -> None:
         cached_tokens=5 * num_requests,
         cost=pytest.approx((2.0 * num_read + 10.0 * 2 * num_requests) / 1e6),
     )
-    assert len(served.asked) == num_requests
+    assert len(served.requested) == num_requests
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         None,
         {},
@@ -148,14 +150,14 @@ def test_it_plays_a_game_and_counts_what_it_cost() -> None:
         {"prompt_tokens": "12", "completion_tokens": {"text": 3}, "prompt_tokens_details": {"cached_tokens": [1]}},
     ],
 )
-def test_a_server_may_tell_no_usage(told: Any) -> None:
-    assert answer_to(chat("fine", usage=told))[1] == Usage(requests=1)
+def test_a_server_may_report_no_usage(reported: Any) -> None:
+    assert answer_to(chat("fine", usage=reported))[1] == Usage(requests=1)
 
 
 def test_a_session_that_fails_for_good_fails_alone() -> None:
-    def answer(asked: Asked) -> Reply:
-        unlucky = "from 1 to 8" in asked.body["messages"][0]["content"]
-        return Reply({"error": "no"}, status=500) if unlucky else guesser(asked)
+    def answer(requested: Asked) -> Reply:
+        unlucky = "from 1 to 8" in requested.body["messages"][0]["content"]
+        return Reply({"error": "no"}, status=500) if unlucky else guesser(requested)
 
     with serving(answer) as served:
         agent = agent_of(served)
@@ -176,10 +178,10 @@ def test_an_episode_goes_on_while_another_waits_for_a_slow_answer() -> None:
     waited_for_all: list[bool] = []
     all_others_done = threading.Event()
 
-    def answer(asked: Asked) -> Reply:
-        if asked.number == 0:
+    def answer(requested: Asked) -> Reply:
+        if requested.number == 0:
             waited_for_all.append(all_others_done.wait(10))  # held back until every other episode is over
-        return guesser(asked)
+        return guesser(requested)
 
     def note(trajectory: Any) -> None:
         done.append(trajectory.session_id)
@@ -278,7 +280,7 @@ def test_only_an_agent_that_is_made_loads_the_package() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_without_the_package_it_says_how_to_get_it() -> None:
+def test_without_the_package_it_shows_how_to_get_it() -> None:
     code = (
         "import sys; sys.modules['openai'] = None\n"
         "from agentsgym.agents.openai import OpenAIAgent\n"
@@ -328,4 +330,4 @@ def test_the_games_tokenizer_need_not_be_the_models_where_the_answer_is_text() -
         agent.close()
     assert trajectory.success
     assert not trajectory.exact
-    assert {asked.path for asked in served.asked} == {"/v1/chat/completions"}
+    assert {requested.path for requested in served.requested} == {"/v1/chat/completions"}

@@ -28,7 +28,7 @@ def agent_of(served: Served, **options: Any) -> OpenAIAgent:
 
 
 def first(broken: Reply) -> Callable[[Asked], Reply]:
-    return lambda asked: GOOD if asked.number else broken
+    return lambda requested: GOOD if requested.number else broken
 
 
 def error(status: int, message: str = "busy", **headers: str) -> Reply:
@@ -72,19 +72,19 @@ def test_what_may_pass_is_tried_again(broken: Reply) -> None:
         agent = agent_of(served)
         assert agent.act([request()]) == [Action(text="fine")]
         agent.close()
-    assert len(served.asked) == 2
-    assert served.asked[0].body == served.asked[1].body
+    assert len(served.requested) == 2
+    assert served.requested[0].body == served.requested[1].body
     assert (agent.usage.requests, agent.usage.retries, agent.usage.failures) == (1, 1, 0)
     assert (agent.usage.prompt_tokens, agent.usage.completion_tokens) == (3, 1)
 
 
 @pytest.mark.parametrize("status", [400, 405, 413, 422])
 def test_what_will_not_pass_is_not(status: int) -> None:
-    with serving(lambda asked: error(status, f"no luck with {KEY}")) as served:
+    with serving(lambda requested: error(status, f"no luck with {KEY}")) as served:
         agent = agent_of(served)
         fault = fault_of(agent)
         agent.close()
-    assert len(served.asked) == 1
+    assert len(served.requested) == 1
     assert fault.rstrip().endswith(
         f"'tiny' at {served.url} returned no usable response: status {status}: no luck with ***"
     )
@@ -103,21 +103,21 @@ def test_what_will_not_pass_is_not(status: int) -> None:
     ids=range(6),
 )
 def test_the_key_is_in_no_fault_and_no_log(reply: Reply, caplog: pytest.LogCaptureFixture) -> None:
-    with serving(lambda asked: reply) as served, caplog.at_level("DEBUG", "agentsgym"):
+    with serving(lambda requested: reply) as served, caplog.at_level("DEBUG", "agentsgym"):
         agent = agent_of(served, max_retries=1)
         fault = fault_of(agent)
         agent.close()
-    assert f"Bearer {KEY}" in served.asked[0].headers.values()
+    assert f"Bearer {KEY}" in served.requested[0].headers.values()
     assert "returned no usable response: " in fault or "refuses every request: " in fault
     assert KEY[:10] not in fault + caplog.text
 
 
 def test_patience_ends_with_a_sentence_that_names_server_model_and_cause() -> None:
-    with serving(lambda asked: error(503, "warming up")) as served:
+    with serving(lambda requested: error(503, "warming up")) as served:
         agent = agent_of(served, max_retries=3)
         fault = fault_of(agent)
         agent.close()
-    assert len(served.asked) == 4
+    assert len(served.requested) == 4
     assert agent.usage.retries == 3
     assert f"'tiny' at {served.url} returned no usable response: status 503: warming up" in fault
     assert KEY not in fault
@@ -133,8 +133,8 @@ def test_nobody_listens() -> None:
 def test_a_timeout_ends_one_try(caplog: pytest.LogCaptureFixture) -> None:
     gone = threading.Event()
 
-    def answer(asked: Asked) -> Reply:
-        if asked.number == 0:
+    def answer(requested: Asked) -> Reply:
+        if requested.number == 0:
             gone.wait(30)
         return GOOD
 
@@ -148,34 +148,34 @@ def test_a_timeout_ends_one_try(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_timeout_counts_the_whole_answer_not_the_gaps_between_its_bytes() -> None:
-    with serving(lambda asked: Reply(GOOD.body, seconds_a_byte=0.02)) as served:
+    with serving(lambda requested: Reply(GOOD.body, seconds_a_byte=0.02)) as served:
         agent = agent_of(served, timeout_s=0.2, max_retries=0)
         assert "no response within 0.2 s" in fault_of(agent)
         agent.close()
 
 
-def test_the_server_says_how_long_to_wait() -> None:
+def test_the_server_shows_how_long_to_wait() -> None:
     with serving(first(error(429, **{"Retry-After": "0.2"}))) as served:
         agent = agent_of(served, backoff_s=0)
         assert agent.act([request()]) == [Action(text="fine")]
         agent.close()
-    assert served.asked[1].arrived - served.asked[0].arrived >= 0.2
+    assert served.requested[1].arrived - served.requested[0].arrived >= 0.2
 
 
-def test_a_server_that_asks_for_no_wait_is_not_asked_again_at_once() -> None:
+def test_a_server_that_sets_no_wait_is_not_called_again_at_once() -> None:
     with serving(first(error(429, **{"Retry-After": "0"}))) as served:
         agent = agent_of(served, backoff_s=0.2)
         assert agent.act([request()]) == [Action(text="fine")]
         agent.close()
-    assert served.asked[1].arrived - served.asked[0].arrived >= 0.1
+    assert served.requested[1].arrived - served.requested[0].arrived >= 0.1
 
 
 def test_a_wait_that_is_too_long_is_not_begun() -> None:
-    with serving(lambda asked: error(429, "come back tomorrow", **{"Retry-After": "86400"})) as served:
+    with serving(lambda requested: error(429, "come back tomorrow", **{"Retry-After": "86400"})) as served:
         agent = agent_of(served)
         assert "status 429: come back tomorrow" in fault_of(agent)
         agent.close()
-    assert len(served.asked) == 1
+    assert len(served.requested) == 1
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:
@@ -189,11 +189,11 @@ def test_retry_after_is_seconds_or_a_date() -> None:
 
 
 def test_waits_grow_with_each_try_and_differ_by_chance(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(lambda asked: error(500)) as served, caplog.at_level("INFO", "agentsgym.agents.openai_client"):
+    with serving(lambda requested: error(500)) as served, caplog.at_level("INFO", "agentsgym.agents.openai_client"):
         agent = agent_of(served, backoff_s=0.01, max_retries=4)
         fault_of(agent)
         agent.close()
-    arrivals = [asked.arrived for asked in served.asked]
+    arrivals = [requested.arrived for requested in served.requested]
     waits: list[Any] = [record.args[-1] for record in caplog.records if isinstance(record.args, tuple)]
     fractions = [wait / (0.01 * 2**n) for n, wait in enumerate(waits)]
     assert len(fractions) == 4
@@ -205,9 +205,9 @@ def test_waits_grow_with_each_try_and_differ_by_chance(caplog: pytest.LogCapture
 def test_the_bound_on_open_requests_is_reached_and_held() -> None:
     together = threading.Barrier(3)
 
-    def answer(asked: Asked) -> Reply:
+    def answer(requested: Asked) -> Reply:
         together.wait(30)  # three are open, or the test hangs
-        return chat(asked.said_last)
+        return chat(requested.output_last)
 
     with serving(answer) as served:
         agent = agent_of(served, max_concurrency=3)
@@ -218,19 +218,21 @@ def test_the_bound_on_open_requests_is_reached_and_held() -> None:
     assert served.num_connections <= 3
 
 
-def test_a_request_that_waits_for_its_retry_keeps_nobody_from_asking() -> None:
+def test_a_request_that_waits_for_its_retry_keeps_nobody_from_requesting() -> None:
     others_done = threading.Event()
 
-    def answer(asked: Asked) -> Reply:
-        if asked.said_last == "unlucky" and not others_done.is_set():
+    def answer(requested: Asked) -> Reply:
+        if requested.output_last == "unlucky" and not others_done.is_set():
             return error(500, **{"Retry-After": "0.05"})
-        if asked.said_last == "last":
+        if requested.output_last == "last":
             others_done.set()
-        return chat(asked.said_last)
+        return chat(requested.output_last)
 
     with serving(answer) as served:
         agent = agent_of(served, max_concurrency=1, max_retries=100)
         names = ["unlucky", "one", "two", "last"]
         assert agent.act([request(name) for name in names]) == [Action(text=name) for name in names]
         agent.close()
-    assert json.dumps([asked.said_last for asked in served.asked][:4]) == '["unlucky", "one", "two", "last"]'
+    assert (
+        json.dumps([requested.output_last for requested in served.requested][:4]) == '["unlucky", "one", "two", "last"]'
+    )

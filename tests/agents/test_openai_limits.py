@@ -31,7 +31,7 @@ def agent_of(served: Served, **options: Any) -> OpenAIAgent:
 
 
 def error_of(reply: Reply, **options: Any) -> str:
-    with serving(lambda asked: reply) as served:
+    with serving(lambda requested: reply) as served:
         agent = agent_of(served, **options)
         try:
             (error,) = agent.act([request()])
@@ -86,12 +86,12 @@ def test_an_answer_of_the_most_bytes_is_read(monkeypatch: pytest.MonkeyPatch) ->
     size = len(GOOD.content)
     assert "longer than max_answer_bytes" in error_of(GOOD, max_answer_bytes=size - 1)
     for reply in (GOOD, zipped(gzip.compress(GOOD.content)), zipped(zlib.compress(GOOD.content), encoding="deflate")):
-        with serving(lambda asked, reply=reply: reply) as served:
+        with serving(lambda requested, reply=reply: reply) as served:
             agent = agent_of(served, max_answer_bytes=size)
             assert [*agent.act([request()]), *agent.act([request()])] == [Action(text="fine")] * 2
             agent.close()
         assert served.num_connections == 1
-        assert served.asked[0].headers["accept-encoding"] == "gzip"
+        assert served.requested[0].headers["accept-encoding"] == "gzip"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_strange_answer_gets_a_sentence(reply: Reply, sentence: str) -> None:
 
 
 def test_numbers_that_no_server_counts_to_are_not_counted() -> None:
-    with serving(lambda asked: chat("fine", usage={"prompt_tokens": 10**400, "completion_tokens": -3})) as served:
+    with serving(lambda requested: chat("fine", usage={"prompt_tokens": 10**400, "completion_tokens": -3})) as served:
         agent = agent_of(served, price_per_million=(1.0, 1.0))
         assert agent.act([request()]) == [Action(text="fine")]
         agent.close()
@@ -124,27 +124,27 @@ def test_numbers_that_no_server_counts_to_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("made", [copy.deepcopy, lambda agent: pickle.loads(pickle.dumps(agent))])
-def test_a_copy_has_no_key_and_says_so(made: Any) -> None:
-    with serving(lambda asked: GOOD) as served:
+def test_a_copy_has_no_key_and_reports_it(made: Any) -> None:
+    with serving(lambda requested: GOOD) as served:
         agent = agent_of(served)
         assert KEY.encode() not in pickle.dumps(agent)
         with pytest.raises(ConfigError, match=r"was copied or sent .*, which drops its api_key: pass a func"):
             made(made(agent)).act([request()])
-        assert not served.asked
+        assert not served.requested
         assert agent.act([request()]) == [Action(text="fine")]
         agent.close()
 
 
-def test_a_copy_asks_the_environment_or_the_function_for_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_reads_the_environment_or_the_function_for_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "of-the-environment")
     monkeypatch.setenv("MY_KEY", "of-the-function")
-    with serving(lambda asked: GOOD) as served:
+    with serving(lambda requested: GOOD) as served:
         monkeypatch.setenv("OPENAI_BASE_URL", served.url)
         agents = [agent_of(served, base_url=None), agent_of(served, api_key=functools.partial(os.getenv, "MY_KEY"))]
         for agent in map(copy.deepcopy, agents):
             assert agent.act([request()]) == [Action(text="fine")]
             agent.close()
-    sent = [asked.headers["authorization"] for asked in served.asked]
+    sent = [requested.headers["authorization"] for requested in served.requested]
     assert sent == ["Bearer of-the-environment", "Bearer of-the-function"]
 
 

@@ -38,7 +38,7 @@ def refusing_together() -> Callable[[Asked], Reply]:
     """Refuse once every slot is taken, so that the number of requests in flight is known."""
     barrier = threading.Barrier(NUM_SLOTS)
 
-    def answer(asked: Asked) -> Reply:
+    def answer(requested: Asked) -> Reply:
         barrier.wait(30)
         return refusal()
 
@@ -66,7 +66,7 @@ class Batching(Agent):
     ],
 )
 def test_the_sentence_names_server_status_and_what_to_check(status: int, remedy: str) -> None:
-    with serving(lambda asked: refusal(status)) as served:
+    with serving(lambda requested: refusal(status)) as served:
         agent = agent_of(served)
         with pytest.raises(ConfigError) as raised:
             agent.act([request()])
@@ -74,12 +74,12 @@ def test_the_sentence_names_server_status_and_what_to_check(status: int, remedy:
     assert str(raised.value) == (
         f"'tiny' at {served.url} refuses every request: status {status}: not with ***; check {remedy}"
     )
-    assert len(served.asked) == 1
+    assert len(served.requested) == 1
     assert (agent.usage.requests, agent.usage.retries, agent.usage.failures) == (1, 0, 1)
 
 
 def test_a_key_that_was_not_sent_is_part_of_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(lambda asked: refusal()) as served:
+    with serving(lambda requested: refusal()) as served:
         agent = agent_of(served, api_key=None)
         with pytest.raises(ConfigError, match=r"--api-key-env\), which is not set: OPENAI_API_KEY is sent only if"):
             agent.get_action([{"role": "user", "content": "hi"}], None)
@@ -98,24 +98,24 @@ def test_a_call_for_many_sends_no_more_than_was_in_flight() -> None:
         with pytest.raises(ConfigError, match="refuses every request: status 401"):
             agent.act([request(str(n)) for n in range(12)])
         agent.close()
-    assert len(served.asked) == NUM_SLOTS
+    assert len(served.requested) == NUM_SLOTS
 
 
 @pytest.mark.parametrize("is_batched", [False, True], ids=["concurrent", "batched"])
 @pytest.mark.parametrize("tokenizer", [None, chat_tokenizer("chatml")], ids=["text", "tokens"])
 def test_a_rollout_sends_no_more_than_was_in_flight(is_batched: bool, tokenizer: Any) -> None:
     num_in_flight = NUM_SLOTS if tokenizer is None else 1  # one request finds out whether the server gives ids
-    with serving(refusing_together() if tokenizer is None else lambda asked: refusal()) as served:
+    with serving(refusing_together() if tokenizer is None else lambda requested: refusal()) as served:
         inner = agent_of(served)
         agent = Batching(inner) if is_batched else inner
         with pytest.raises(ConfigError, match="refuses every request: status 401"):
             GuessEnv(tokenizer).rollout(tasks(*range(12)), agent)
         inner.close()
-    assert len(served.asked) == num_in_flight
+    assert len(served.requested) == num_in_flight
 
 
 def test_a_batch_is_not_halved_to_find_out_whom_the_server_refuses() -> None:
-    with serving(lambda asked: refusal()) as served:
+    with serving(lambda requested: refusal()) as served:
         inner = agent_of(served)
         agent = Batching(inner)
         with pytest.raises(ConfigError):
@@ -126,7 +126,7 @@ def test_a_batch_is_not_halved_to_find_out_whom_the_server_refuses() -> None:
 
 @pytest.mark.parametrize("is_batched", [False, True], ids=["concurrent", "batched"])
 def test_what_was_finished_before_has_been_given_to_on_finish(is_batched: bool) -> None:
-    with serving(lambda asked: refusal() if asked.number == 2 else chat("5")) as served:
+    with serving(lambda requested: refusal() if requested.number == 2 else chat("5")) as served:
         inner = agent_of(served)
         finished: list[Trajectory] = []
         env = GuessEnv(env_config={"max_steps_per_episode": 1})
@@ -136,13 +136,13 @@ def test_what_was_finished_before_has_been_given_to_on_finish(is_batched: bool) 
             )
         inner.close()
     assert [one.success for one in finished] == [True, True]
-    assert len(served.asked) == 3
+    assert len(served.requested) == 3
     assert not env.active_states
 
 
 def test_the_next_rollout_and_the_next_turn_after_finish_try_again() -> None:
     """A server may have been given the right key meanwhile."""
-    with serving(lambda asked: refusal() if asked.number in (0, 2) else chat("5")) as served:
+    with serving(lambda requested: refusal() if requested.number in (0, 2) else chat("5")) as served:
         agent = agent_of(served)
         with pytest.raises(ConfigError):
             agent.act([request()])
@@ -164,7 +164,7 @@ class Numbered(GuessEnv):
 
 
 class Hooked(GuessEnv):
-    """A game whose step asks an agent of its own."""
+    """A game whose step calls an agent of its own."""
 
     master: OpenAIAgent
 
@@ -187,8 +187,8 @@ class Swallowing(Agent):
 
 
 @pytest.mark.parametrize("is_hook", [False, True], ids=["agent", "hook"])
-def test_a_refusal_that_somebody_hides_is_not_asked_for_again(is_hook: bool) -> None:
-    with serving(lambda asked: refusal()) as served:
+def test_a_hidden_refusal_is_not_retried(is_hook: bool) -> None:
+    with serving(lambda requested: refusal()) as served:
         inner = agent_of(served)
         env = Hooked()
         env.master = inner
@@ -196,12 +196,12 @@ def test_a_refusal_that_somebody_hides_is_not_asked_for_again(is_hook: bool) -> 
         inner.close()
     assert [one.failed for one in trajectories] == [True] * 30
     assert all("refuses every request: status 401: not with ***" in str(one.error) for one in trajectories)
-    assert len(served.asked) == 1
+    assert len(served.requested) == 1
 
 
 def test_a_refusal_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai_client, "_REFUSED_S", 0.0)
-    with serving(lambda asked: chat("5") if asked.number else refusal()) as served:
+    with serving(lambda requested: chat("5") if requested.number else refusal()) as served:
         agent = agent_of(served)
         with pytest.raises(ConfigError):
             agent.act([request()])
@@ -212,7 +212,7 @@ def test_a_refusal_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("status", [403, 404])
 def test_a_server_that_has_answered_before_refuses_one_session(status: int) -> None:
     """A gateway's filter refuses single prompts, for example."""
-    with serving(lambda asked: refusal(status) if asked.number == 1 else chat("fine")) as served:
+    with serving(lambda requested: refusal(status) if requested.number == 1 else chat("fine")) as served:
         agent = agent_of(served)
         assert agent.act([request()]) == [Action(text="fine")]
         (error,) = agent.act([request()])
@@ -223,8 +223,8 @@ def test_a_server_that_has_answered_before_refuses_one_session(status: int) -> N
 
 
 def test_a_key_that_is_taken_back_ends_the_run() -> None:
-    """A filter that refuses single prompts cannot be told from it by one refusal, but by ten in a row."""
-    with serving(lambda asked: refusal(403) if asked.number >= 2 else chat("5")) as served:
+    """A filter that refuses single prompts cannot be distinguished from it by one refusal, but by ten in a row."""
+    with serving(lambda requested: refusal(403) if requested.number >= 2 else chat("5")) as served:
         agent = agent_of(served, max_concurrency=1)
         finished: list[Trajectory] = []
         with pytest.raises(ConfigError, match=r"refuses every request: status 403: .* whether it may use the model"):
@@ -233,12 +233,12 @@ def test_a_key_that_is_taken_back_ends_the_run() -> None:
             agent.act([request("once more")])
         agent.close()
     assert [one.failed for one in finished] == [False] * 2 + [True] * 9
-    assert len(served.asked) == 2 + 10 + 1  # the next rollout asks again, and is refused at once
+    assert len(served.requested) == 2 + 10 + 1  # the next rollout sends again, and is refused at once
 
 
 def test_a_prompt_that_a_filter_refuses_may_be_the_first_of_many_rollouts() -> None:
-    def answer(asked: Asked) -> Reply:
-        return refusal(403) if asked.said_last == "bad" else chat("fine")
+    def answer(requested: Asked) -> Reply:
+        return refusal(403) if requested.output_last == "bad" else chat("fine")
 
     with serving(answer) as served:
         agent = agent_of(served, max_concurrency=1)
@@ -250,8 +250,8 @@ def test_a_prompt_that_a_filter_refuses_may_be_the_first_of_many_rollouts() -> N
 
 
 def test_a_server_without_completions_is_no_refusal() -> None:
-    def answer(asked: Asked) -> Reply:
-        return refusal(404) if asked.path.endswith("/v1/completions") else chat("5")
+    def answer(requested: Asked) -> Reply:
+        return refusal(404) if requested.path.endswith("/v1/completions") else chat("5")
 
     with serving(answer) as served:
         agent = agent_of(served)
@@ -262,12 +262,16 @@ def test_a_server_without_completions_is_no_refusal() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", None])
 def test_a_redirect_to_another_server_is_refused_and_one_to_another_path_followed(host: str | None) -> None:
-    with serving(lambda asked: chat("stolen")) as other:
+    with serving(lambda requested: chat("stolen")) as other:
         port = other.url.rpartition(":")[2].partition("/")[0]
         place = "/v1/elsewhere" if host is None else f"http://me:password@{host}:{port}/v1/elsewhere?key=a-secret"
 
-        def answer(asked: Asked) -> Reply:
-            return chat("here") if asked.path == "/v1/elsewhere" else Reply({}, status=307, headers={"Location": place})
+        def answer(requested: Asked) -> Reply:
+            return (
+                chat("here")
+                if requested.path == "/v1/elsewhere"
+                else Reply({}, status=307, headers={"Location": place})
+            )
 
         with serving(answer) as served:
             agent = agent_of(served)
@@ -282,5 +286,5 @@ def test_a_redirect_to_another_server_is_refused_and_one_to_another_path_followe
         assert wanted in str(given)
         assert "secret" not in str(given)
         assert "password" not in str(given)
-        assert len(served.asked) == 1
-    assert not other.asked
+        assert len(served.requested) == 1
+    assert not other.requested

@@ -28,9 +28,9 @@ def decode(ids: list[int]) -> str:
     return TOKENIZER.decode(ids, skip_special_tokens=True)
 
 
-def vllm(asked: Asked) -> Reply:
-    assert asked.path == "/v1/completions"
-    return completion(MODEL, decode, asked.body)
+def vllm(requested: Asked) -> Reply:
+    assert requested.path == "/v1/completions"
+    return completion(MODEL, decode, requested.body)
 
 
 def request(ids: list[int], **fields: Any) -> TurnRequest:
@@ -48,7 +48,7 @@ def test_a_rollout_is_exact_ids_and_logprobs_alike() -> None:
         env = GuessEnv(TOKENIZER, {"max_steps_per_episode": 4})
         trajectories = env.rollout(tasks(3, 7), agent, num_rollouts=5)
         agent.close()
-    prompts = [asked.body["prompt"] for asked in served.asked[1:]]  # the first asked whether it can
+    prompts = [requested.body["prompt"] for requested in served.requested[1:]]  # the first requested whether it can
     recorded: list[list[int]] = []
     for trajectory in trajectories:
         assert trajectory.exact
@@ -60,7 +60,7 @@ def test_a_rollout_is_exact_ids_and_logprobs_alike() -> None:
             assert ids[turn.start : turn.stop] == spoken
             assert list(trajectory.logprobs[turn.start : turn.stop]) == logprobs
     assert sorted(prompts) == sorted(recorded)
-    assert {asked.body["prompt"][0] for asked in served.asked} == {TOKENIZER.bos_token_id}
+    assert {requested.body["prompt"][0] for requested in served.requested} == {TOKENIZER.bos_token_id}
     endings = {trajectory.token_ids[turn.stop - 1] for trajectory in trajectories for turn in trajectory.turns}
     assert END in endings
     assert len(endings) > 1
@@ -73,7 +73,7 @@ def test_the_request_is_what_vllm_documents() -> None:
         agent.act([request([5, 6], max_new_tokens=4), request([7], max_new_tokens=40)])
         agent.close()
     fixed = {"model": "tiny", "logprobs": 0, "return_token_ids": True, "temperature": 0.7, "top_k": 5}
-    first, *others = [asked.body for asked in served.asked]
+    first, *others = [requested.body for requested in served.requested]
     assert first == {**fixed, "prompt": [5], "max_tokens": 1}
     assert sorted(others, key=str) == [
         {**fixed, "prompt": [5, 6], "max_tokens": 4},
@@ -83,7 +83,7 @@ def test_the_request_is_what_vllm_documents() -> None:
 
 def test_a_tokenizer_adds_its_end_of_turn_to_what_the_server_stops_at() -> None:
     model = ToyModel([END, *range(40, 50)], end_id=None)
-    with serving(lambda asked: completion(model, decode, asked.body)) as served:
+    with serving(lambda requested: completion(model, decode, requested.body)) as served:
         knowing, ignorant = (
             agent_of(served.url, tokenizer=TOKENIZER, max_tokens=60),
             agent_of(served.url, max_tokens=60),
@@ -98,46 +98,49 @@ def test_a_tokenizer_adds_its_end_of_turn_to_what_the_server_stops_at() -> None:
     assert stopped.token_ids[-1] == END
     assert stopped.token_ids == ran_on.token_ids[: len(stopped.token_ids)]
     assert (stopped.finish_reason, ran_on.finish_reason, len(ran_on.token_ids)) == ("stop", "length", 60)
-    assert "stop_token_ids" not in served.asked[-1].body
+    assert "stop_token_ids" not in served.requested[-1].body
 
 
-def only_text(asked: Asked) -> Reply:
+def only_text(requested: Asked) -> Reply:
     """Ignores what it does not know, as llama.cpp does."""
-    if asked.path == "/v1/chat/completions":
+    if requested.path == "/v1/chat/completions":
         return chat("3")
     return Reply({"choices": [{"text": "3", "index": 0, "logprobs": None, "finish_reason": "stop"}]})
 
 
-def no_such_path(asked: Asked) -> Reply:
-    return chat("3") if asked.path == "/v1/chat/completions" else Reply({"error": "not found"}, status=404)
+def no_such_path(requested: Asked) -> Reply:
+    return chat("3") if requested.path == "/v1/chat/completions" else Reply({"error": "not found"}, status=404)
 
 
-def only_strings(asked: Asked) -> Reply:
-    return chat("3") if "messages" in asked.body else Reply({"error": "prompt must be a string"}, status=400)
+def only_strings(requested: Asked) -> Reply:
+    return chat("3") if "messages" in requested.body else Reply({"error": "prompt must be a string"}, status=400)
 
 
-def error_with_status_200(asked: Asked) -> Reply:
-    return chat("3") if "messages" in asked.body else Reply({"error": "Unexpected endpoint"})
+def error_with_status_200(requested: Asked) -> Reply:
+    return chat("3") if "messages" in requested.body else Reply({"error": "Unexpected endpoint"})
 
 
 UNABLE = [only_text, no_such_path, only_strings, error_with_status_200]
 
 
 @pytest.mark.parametrize("server", UNABLE)
-def test_a_server_that_gives_no_ids_is_asked_once_and_then_for_text(
+def test_a_server_that_gives_no_ids_is_called_once_and_then_for_text(
     server: Callable[[Asked], Reply], caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(server) as served, caplog.at_level(logging.WARNING, "agentsgym.agents.openai"):
         agent = agent_of(served.url, max_retries=1)
         trajectories = GuessEnv(TOKENIZER).rollout(tasks(3), agent, num_rollouts=6)
-        num_asked = len(served.asked)
+        num_requested = len(served.requested)
         trajectories += GuessEnv(TOKENIZER).rollout(tasks(3), agent)
         agent.close()
     assert all(trajectory.success and not trajectory.exact for trajectory in trajectories)
     (message,) = caplog.messages
     assert message.startswith(f"'tiny' at {served.url} returns no token ids (")
-    assert len(served.asked) == num_asked + 1
-    assert sum(asked.path == "/v1/completions" for asked in served.asked) in (1, 2)  # asked again where it may pass
+    assert len(served.requested) == num_requested + 1
+    assert sum(requested.path == "/v1/completions" for requested in served.requested) in (
+        1,
+        2,
+    )  # requested again where it may pass
 
 
 @pytest.mark.parametrize("server", UNABLE)
@@ -154,11 +157,11 @@ def test_to_insist_on_exact_tokens_is_an_error_there(server: Callable[[Asked], R
         agent.close()
 
 
-def test_trouble_at_the_first_request_says_nothing_about_what_the_server_can() -> None:
+def test_trouble_at_the_first_request_is_silent_about_what_the_server_can() -> None:
     troubles = [Reply({"error": "loading"}, status=503), HANG_UP, Reply({"error": "slow down"}, status=429)]
 
-    def answer(asked: Asked) -> Reply:
-        return troubles[asked.number] if asked.number < len(troubles) else vllm(asked)
+    def answer(requested: Asked) -> Reply:
+        return troubles[requested.number] if requested.number < len(troubles) else vllm(requested)
 
     with serving(answer) as served:
         agent = agent_of(served.url, max_retries=0)
@@ -169,21 +172,23 @@ def test_trouble_at_the_first_request_says_nothing_about_what_the_server_can() -
 
 
 def test_sessions_that_begin_together_share_the_first_request_and_its_failure() -> None:
-    with serving(lambda asked: vllm(asked) if asked.number else Reply({"error": "loading"}, status=503)) as served:
+    with serving(
+        lambda requested: vllm(requested) if requested.number else Reply({"error": "loading"}, status=503)
+    ) as served:
         agent = agent_of(served.url, max_retries=0)
         faults = agent.act([request([n + 1]) for n in range(6)])
-        assert len(served.asked) == 1
+        assert len(served.requested) == 1
         actions = agent.act([request([n + 1]) for n in range(6)])
         agent.close()
     assert all(isinstance(one, AgentError) for one in faults)
     assert all(isinstance(one, Action) and one.token_ids for one in actions)
-    assert len(served.asked) == 2 + 6
+    assert len(served.requested) == 2 + 6
 
 
 def test_a_first_request_that_fails_when_nobody_waits_is_not_logged_as_a_bug(caplog: pytest.LogCaptureFixture) -> None:
     failing = threading.Event()
 
-    def answer(asked: Asked) -> Reply:
+    def answer(requested: Asked) -> Reply:
         failing.wait(10)
         return Reply({"error": "loading"}, status=500)
 
@@ -224,7 +229,7 @@ def broken(**fields: Any) -> Reply:
     ],
 )
 def test_ids_that_cannot_be_trusted_are_not_recorded(reply: Reply, cause: str) -> None:
-    with serving(lambda asked: reply if asked.number else vllm(asked)) as served:
+    with serving(lambda requested: reply if requested.number else vllm(requested)) as served:
         agent = agent_of(served.url, max_retries=1)
         (fault,) = agent.act([request([9], max_new_tokens=3)])
         agent.close()
@@ -234,7 +239,7 @@ def test_ids_that_cannot_be_trusted_are_not_recorded(reply: Reply, cause: str) -
 
 
 def test_a_server_may_give_ids_without_logprobs() -> None:
-    with serving(lambda asked: broken(logprobs=None)) as served:
+    with serving(lambda requested: broken(logprobs=None)) as served:
         agent = agent_of(served.url)
         assert agent.act([request([9])]) == [Action(text="3", token_ids=[5])]
         agent.close()
@@ -242,7 +247,7 @@ def test_a_server_may_give_ids_without_logprobs() -> None:
 
 def test_a_log_probability_that_a_server_does_not_know_is_none() -> None:
     """JSON has no infinity, so that servers write -9999 for it."""
-    with serving(lambda asked: broken(logprobs={"token_logprobs": [-9999.0]})) as served:
+    with serving(lambda requested: broken(logprobs={"token_logprobs": [-9999.0]})) as served:
         agent = agent_of(served.url)
         [action] = agent.act([request([9])])
         agent.close()

@@ -28,7 +28,7 @@ def agent_of(served: Served, **options: Any) -> OpenAIAgent:
 
 
 def answer_to(reply: Reply) -> tuple[Any, Served]:
-    with serving(lambda asked: reply) as served:
+    with serving(lambda requested: reply) as served:
         agent = agent_of(served)
         messages: list[Message] = [{"role": "user", "content": "?"}]
         (answer,) = agent.act([TurnRequest(session_id="s", messages=messages, token_ids=(), tools=SCHEMAS)])
@@ -36,9 +36,9 @@ def answer_to(reply: Reply) -> tuple[Any, Served]:
     return answer, served
 
 
-def calculator(asked: Asked) -> Reply:
-    """Calls the tool, then says what it gave."""
-    last = asked.body["messages"][-1]
+def calculator(requested: Asked) -> Reply:
+    """Calls the tool, then names what it gave."""
+    last = requested.body["messages"][-1]
     if last["content"] == "5":
         return chat(last["content"])
     return chat(None, finish_reason="tool_calls", tool_calls=[call("add", '{"a": 2, "b": 3}')])
@@ -49,7 +49,7 @@ def test_tools_are_sent_and_an_answer_of_calls_alone_is_no_empty_answer() -> Non
     answer, served = answer_to(chat(None, finish_reason="tool_calls", tool_calls=[call("add", '{"a": 2}')], **thought))
     expected = (ToolCall(name="add", arguments={"a": 2}, id="c1"),)
     assert answer == Action(text="", tool_calls=expected, reasoning="Add them.")
-    assert [asked.body["tools"] for asked in served.asked] == [list(SCHEMAS)]
+    assert [requested.body["tools"] for requested in served.requested] == [list(SCHEMAS)]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_tools_are_sent_and_an_answer_of_calls_alone_is_no_empty_answer() -> Non
         (call("", "{}"), "the call has no name"),
     ],
 )
-def test_each_call_is_read_and_a_malformed_one_says_why(given: Any, expected: ToolCall | str) -> None:
+def test_each_call_is_read_and_a_malformed_one_gives_the_reason(given: Any, expected: ToolCall | str) -> None:
     answer, _ = answer_to(chat("Hm.", finish_reason="tool_calls", tool_calls=[given, call("add", "{}", "c2")]))
     first, second = answer.tool_calls
     assert second == ToolCall(name="add", id="c2")
@@ -86,10 +86,10 @@ def test_each_call_is_read_and_a_malformed_one_says_why(given: Any, expected: To
         ([{"id": "c1", "function": "add"}], "a tool call without a function"),
     ],
 )
-def test_an_answer_whose_calls_are_none_is_asked_for_again_and_then_fails(calls: Any, message: str) -> None:
+def test_an_answer_whose_calls_are_none_is_requested_again_and_then_fails(calls: Any, message: str) -> None:
     answer, served = answer_to(chat(None, tool_calls=calls))
     assert message in str(answer)
-    assert len(served.asked) == 2
+    assert len(served.requested) == 2
 
 
 def test_calls_that_the_budget_cut_are_none() -> None:
@@ -103,7 +103,7 @@ def test_an_episode_with_calls_is_played_and_what_is_sent_is_openais_form() -> N
         (trajectory,) = SumEnv().rollout([{}], agent)
         agent.close()
     assert (trajectory.success, trajectory.final_reward, trajectory.num_turns) == (True, 1.0, 2)
-    first, second = [asked.body for asked in served.asked]
+    first, second = [requested.body for requested in served.requested]
     assert first["messages"] == [{"role": "user", "content": "What is 2 + 3?"}]
     assert first["tools"] == second["tools"] == list(SCHEMAS)
     assert {key for message in second["messages"] for key in message} <= {
@@ -113,7 +113,7 @@ def test_an_episode_with_calls_is_played_and_what_is_sent_is_openais_form() -> N
 
 def test_calls_that_a_server_leaves_in_the_text_are_read_there() -> None:
     text = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
-    with serving(lambda asked: chat("5" if len(asked.body["messages"]) > 1 else text)) as served:
+    with serving(lambda requested: chat("5" if len(requested.body["messages"]) > 1 else text)) as served:
         agent = agent_of(served)
         (trajectory,) = SumEnv().rollout([{}], agent)
         agent.close()
@@ -194,22 +194,22 @@ def test_results_are_sent_right_behind_their_calls() -> None:
 
 
 def test_a_malformed_call_between_searches_leaves_the_conversation_legal() -> None:
-    asked: list[list[dict[str, Any]]] = []
+    requested: list[list[dict[str, Any]]] = []
 
     class Calling(ScriptedAgent):
         def act(self, requests: Any) -> Any:
-            asked.extend(as_sent(request.messages) for request in requests)
+            requested.extend(as_sent(request.messages) for request in requests)
             good = [ToolCall(name="search", arguments={"query": "Ada"}, id=call_id) for call_id in ("a", "b")]
             bad = ToolCall(name="search", error="the call is not valid JSON", id="bad")
-            return [Action(text="Ada", tool_calls=[good[0], bad, good[1]] if len(asked) == 1 else ())]
+            return [Action(text="Ada", tool_calls=[good[0], bad, good[1]] if len(requested) == 1 else ())]
 
     env = SearchEnv(env_config={"corpus": [{"text": "Ada wrote."}]})
     (trajectory,) = env.rollout([{"question": "Who?", "answers": ["Ada"]}], Calling(["x"]))
     assert (trajectory.error, trajectory.success) == (None, True)
-    roles = [message["role"] for message in asked[1]]
+    roles = [message["role"] for message in requested[1]]
     assert roles == ["system", "user", "assistant", "tool", "tool"]
-    assert [message["tool_call_id"] for message in asked[1][3:5]] == ["a", "b"]
-    assert asked[1][4]["content"].endswith("A call could not be read: the call is not valid JSON")
+    assert [message["tool_call_id"] for message in requested[1][3:5]] == ["a", "b"]
+    assert requested[1][4]["content"].endswith("A call could not be read: the call is not valid JSON")
 
 
 def test_tools_are_the_environments_to_give() -> None:

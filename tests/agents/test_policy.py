@@ -60,8 +60,8 @@ def test_a_prompt_that_fills_the_models_positions_fails_its_own_session_and_an_a
     agent = PolicyAgent(model, TOKENIZER, max_turn_tokens=8)
     agent.stop_token_ids = frozenset()
     prompts = [[70] * 10, [70] * 32, [70] * 29, [70] * 2_000]
-    asked = [TurnRequest(session_id=str(n), messages=[], token_ids=ids) for n, ids in enumerate(prompts)]
-    short, full, cut, long = agent.act(asked)
+    requested = [TurnRequest(session_id=str(n), messages=[], token_ids=ids) for n, ids in enumerate(prompts)]
+    short, full, cut, long = agent.act(requested)
     assert [len(one.token_ids) for one in (short, cut)] == [8, 3]
     assert cut.finish_reason == "length"
     assert isinstance(full, AgentError)
@@ -69,7 +69,7 @@ def test_a_prompt_that_fills_the_models_positions_fails_its_own_session_and_an_a
         "a prompt of 2000 tokens leaves no room for an answer within the maximum sequence length of LlamaForCausalLM "
         "(32 tokens): set env_config['max_trajectory_tokens'] to at most 32, so that episodes end earlier"
     )
-    assert [type(one) for one in agent.act(asked[1:2])] == [AgentError]
+    assert [type(one) for one in agent.act(requested[1:2])] == [AgentError]
 
 
 @pytest.mark.parametrize("kind", [PolicyAgent, CopiedPolicyAgent])
@@ -141,7 +141,7 @@ def test_history_is_not_run_again(kind: str) -> None:
         agent = greedy(model)
         widths = [columns_run(sessions, agent, passes) for _ in range(8)]
     assert min(len(session.token_ids) for session in sessions) > 40
-    assert max(widths) <= 10  # the longest observation, and the last token said, which was not run yet
+    assert max(widths) <= 10  # the longest observation, and the last token answered, which was not run yet
 
 
 def test_sessions_that_end_or_pause_do_not_make_anyone_start_again() -> None:
@@ -152,7 +152,7 @@ def test_sessions_that_end_or_pause_do_not_make_anyone_start_again() -> None:
         for live in ([0, 1, 2, 3], [0, 1, 2, 3], [2, 0], [1, 3], [3, 2, 1, 0], [1], [0, 1]):
             assert columns_run([sessions[n] for n in live], agent, passes) <= 10
     for session in sessions:
-        assert all(said == greedy_reference(model, prompt, 6) for prompt, said in session.turns)
+        assert all(output == greedy_reference(model, prompt, 6) for prompt, output in session.turns)
 
 
 def test_a_conversation_that_begins_late_is_run_apart_from_short_ones() -> None:
@@ -164,7 +164,7 @@ def test_a_conversation_that_begins_late_is_run_apart_from_short_ones() -> None:
         play(agent, [old[0], late, old[1], old[2]], 4)
     assert [rows for rows, width in passes if width > 1] == [3, 1]
     for session in (*old, late):
-        assert all(said == greedy_reference(model, prompt, 4) for prompt, said in session.turns)
+        assert all(output == greedy_reference(model, prompt, 4) for prompt, output in session.turns)
 
 
 def test_finished_rows_are_not_run_on() -> None:
@@ -179,8 +179,8 @@ def test_finished_rows_are_not_run_on() -> None:
                 session.record(action)
         assert [rows for rows, _ in passes] == [8, 8, *[1] * 14]
     for session in sessions:
-        for prompt, said in session.turns:
-            assert said == logits_of(model, prompt + said)[len(prompt) - 1 : -1].argmax(-1).tolist()
+        for prompt, output in session.turns:
+            assert output == logits_of(model, prompt + output)[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
 @settings(max_examples=25)
@@ -201,9 +201,9 @@ def test_histories_may_be_rewritten(turns: list[list[tuple[float, list[int]]]], 
         for session, (fraction, ids) in zip(sessions, rewrites, strict=True):
             session.token_ids[round(fraction * len(session.token_ids)) :] = ids
         for action, session in zip(play(agent, sessions, 4), sessions, strict=True):
-            prompt, said = session.turns[-1]
-            assert said == logits_of(model, prompt + said)[len(prompt) - 1 : -1].argmax(-1).tolist()
-            wanted = logprobs_of(model, prompt, said)
+            prompt, output = session.turns[-1]
+            assert output == logits_of(model, prompt + output)[len(prompt) - 1 : -1].argmax(-1).tolist()
+            wanted = logprobs_of(model, prompt, output)
             torch.testing.assert_close(torch.tensor(list(action.logprobs or ())), wanted, atol=1e-4, rtol=1e-4)
 
 
@@ -219,8 +219,8 @@ def test_equal_prompts_at_the_start_are_run_once(kind: str) -> None:
     sessions[3].token_ids += [70, 71]
     play(agent, sessions, 3)
     for session in sessions:
-        for prompt, said in session.turns:
-            assert said == greedy_reference(model, prompt, 3)
+        for prompt, output in session.turns:
+            assert output == greedy_reference(model, prompt, 3)
 
 
 def test_the_head_gets_contiguous_states() -> None:
@@ -287,8 +287,8 @@ def test_weights_that_are_exchanged_are_seen() -> None:
         play(agent, [session], 6)
         weights.data = -weights.data
         play(agent, [session], 6)
-        prompt, said = session.turns[-1]
-        assert said == greedy_reference(model, prompt, 6)
+        prompt, output = session.turns[-1]
+        assert output == greedy_reference(model, prompt, 6)
 
 
 def test_budgets_and_stop_tokens_end_a_turn() -> None:
@@ -378,9 +378,9 @@ def test_a_forward_pass_that_fails_leaves_the_agent_usable(broken_call: int, mon
     play(agent, sessions, 5)
     model.eval()
     for session in sessions:
-        for prompt, said in session.turns:
-            output: Any = logits_of(model, prompt + said)[len(prompt) - 1 : -1].argmax(-1)
-            assert said == output.tolist()
+        for prompt, spoken in session.turns:
+            output: Any = logits_of(model, prompt + spoken)[len(prompt) - 1 : -1].argmax(-1)
+            assert spoken == output.tolist()
 
 
 def test_finish_frees_the_cache() -> None:
@@ -406,7 +406,7 @@ def test_what_another_agent_holds_is_not_used() -> None:
     session = Session(0)
     play(greedy(one), [session], 5)
     play(greedy(other), [session], 5)
-    assert session.said[-1] == greedy_reference(other, session.turns[-1][0], 5)
+    assert session.output[-1] == greedy_reference(other, session.turns[-1][0], 5)
 
 
 def test_actions_are_not_changed_by_later_turns() -> None:

@@ -115,7 +115,7 @@ def test_an_implementation_that_is_exchanged_later_is_respected() -> None:
     play(agent, sessions, 5)
     assert model.config._attn_implementation == "eager"
     for session in sessions:
-        assert all(said == greedy_reference(model, prompt, 5) for prompt, said in session.turns)
+        assert all(output == greedy_reference(model, prompt, 5) for prompt, output in session.turns)
 
 
 class OwnForward(LlamaForCausalLM):
@@ -144,4 +144,4 @@ def test_a_model_that_cannot_do_without_its_own_is_run_with_that(caplog: pytest.
         play(agent, sessions, 5)
     assert not [record for record in caplog.records if record.name.startswith("agentsgym")]
     for session in sessions:
-        assert all(said == greedy_reference(model, prompt, 5) for prompt, said in session.turns)
+        assert all(output == greedy_reference(model, prompt, 5) for prompt, output in session.turns)

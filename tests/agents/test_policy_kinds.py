@@ -39,13 +39,13 @@ def test_greedy_turns_are_those_of_generate_on_the_whole_prompt(kind: str, caplo
         for session in (sessions[0], sessions[3]):  # a history that is written anew from somewhere in its middle
             session.token_ids[len(session.token_ids) // 2 :] = [77, 88]
         actions = play(agent, sessions, 7)
-    assert [f" is {way}" in said for said in complaints(caplog)] == ([] if way == "kept" else [True])
-    assert {len(said) for session in sessions for said in session.said} > {7}
+    assert [f" is {way}" in output for output in complaints(caplog)] == ([] if way == "kept" else [True])
+    assert {len(output) for session in sessions for output in session.output} > {7}
     for session in sessions:
-        for prompt, said in session.turns[:-1]:
-            assert said == logits_of(model, prompt + said)[len(prompt) - 1 : -1].argmax(-1).tolist()
-        prompt, said = session.turns[-1]
-        assert said == greedy_reference(model, prompt, 7)
+        for prompt, output in session.turns[:-1]:
+            assert output == logits_of(model, prompt + output)[len(prompt) - 1 : -1].argmax(-1).tolist()
+        prompt, output = session.turns[-1]
+        assert output == greedy_reference(model, prompt, 7)
     for session, action in zip(sessions, actions, strict=True):
         wanted = logprobs_of(model, *session.turns[-1])
         torch.testing.assert_close(torch.tensor(list(action.logprobs or ())), wanted, atol=5e-5, rtol=1e-5)
@@ -101,7 +101,7 @@ def test_adapters_are_sampled_like_the_model_within(kind: str) -> None:
     for agent, sessions in zip(agents, (wrapped, plain), strict=True):
         play(agent, sessions, 5)
         play(agent, sessions, 5)
-    assert [session.said for session in wrapped] == [session.said for session in plain]
+    assert [session.output for session in wrapped] == [session.output for session in plain]
     adapter.shift.data += 100.0
     [action] = play(agents[0], wrapped[:1], 1)
     assert list(action.token_ids or ()) == [len(TOKENIZER) - 1]

@@ -90,8 +90,8 @@ def test_sampling_is_that_of_transformers(options: dict[str, Any]) -> None:
     for _ in range(2):
         play(agent, sessions, 16)
         for session, own_draws in zip(sessions, draws, strict=True):
-            prompt, said = session.turns[-1]
-            assert said == sampled_reference(model, prompt, 16, own_draws, sampling)
+            prompt, output = session.turns[-1]
+            assert output == sampled_reference(model, prompt, 16, own_draws, sampling)
 
 
 @given(
@@ -131,18 +131,18 @@ def test_frequencies_are_the_probabilities() -> None:
 
 @settings(max_examples=15)
 @given(order=st.permutations(range(4)), live=st.sets(st.integers(1, 3)))
-def test_what_a_session_says_depends_on_no_other(order: list[int], live: set[int]) -> None:
+def test_what_a_session_answers_depends_on_no_other(order: list[int], live: set[int]) -> None:
     model = model_of("llama")
 
-    def said(called: list[list[int]]) -> list[list[list[int]]]:
+    def output(called: list[list[int]]) -> list[list[list[int]]]:
         agent, sessions = PolicyAgent(model, TOKENIZER, seed=3), [Session(n) for n in range(4)]
         for names in called:
             play(agent, [sessions[n] for n in names], 5)
-        return [session.said for session in sessions]
+        return [session.output for session in sessions]
 
     everyone = [0, 1, 2, 3]
-    wanted = said([everyone] * 3)
-    got = said([everyone, order, [n for n in order if n == 0 or n in live]])
+    wanted = output([everyone] * 3)
+    got = output([everyone, order, [n for n in order if n == 0 or n in live]])
     assert got[0] == wanted[0]
     for n in live:
         assert got[n] == wanted[n]
@@ -158,21 +158,21 @@ def test_processes_that_share_a_batch_draw_as_one_would() -> None:
         agent = PolicyAgent(model, TOKENIZER)
         agent.reseed("train", 7, first=first)
         play(agent, part, 6)
-    assert [session.said for session in together] == [session.said for session in apart]
+    assert [session.output for session in together] == [session.output for session in apart]
 
 
 def test_a_second_conversation_of_a_session_takes_no_other_sessions_draws() -> None:
     model = model_of("llama")
 
-    def said(first: int, sessions: list[str]) -> list[list[list[int]]]:
+    def output(first: int, sessions: list[str]) -> list[list[list[int]]]:
         agent = PolicyAgent(model, TOKENIZER)
         agent.reseed("train", 7, first=first, sessions=sessions)
         requests = [TurnRequest(session_id=one, messages=[], token_ids=[5, 6], max_new_tokens=6) for one in sessions]
         # Without an agent_state each call begins a conversation; the sessions need not come in their own order.
         return [[list(action.token_ids or ()) for action in agent.act(requests[::-1])] for _ in range(2)]
 
-    together = said(0, ["a", "b", "c", "d"])
-    apart = [said(0, ["a", "b"]), said(2, ["c", "d"])]
+    together = output(0, ["a", "b", "c", "d"])
+    apart = [output(0, ["a", "b"]), output(2, ["c", "d"])]
     assert [apart[1][k] + apart[0][k] for k in range(2)] == together
     everything = [tuple(ids) for round_ in together for ids in round_]
     assert len(set(everything)) == 8
@@ -198,7 +198,7 @@ def test_a_call_that_failed_and_is_repeated_in_parts_draws_the_same(monkeypatch:
         monkeypatch.undo()
         for session, request in zip(sessions, requests, strict=True):
             session.record(agent.act([request])[0])
-    assert [session.said for session in sessions] == [session.said for session in unharmed]
+    assert [session.output for session in sessions] == [session.output for session in unharmed]
 
 
 def test_the_likeliest_alone_is_greedy() -> None:
@@ -222,11 +222,11 @@ def test_a_repetition_penalty_holds_for_greedy_turns_too() -> None:
     plain.stop_token_ids = frozenset()
     play(plain, [free], 3)
     play(plain, [free], 30)
-    assert len(set(free.said[1])) < 30
+    assert len(set(free.output[1])) < 30
     for session in sessions:
-        for prompt, said in session.turns:
-            assert len(set(said)) == len(said)
-            assert not set(said) & set(prompt)
+        for prompt, output in session.turns:
+            assert len(set(output)) == len(output)
+            assert not set(output) & set(prompt)
 
 
 def test_a_penalty_is_that_of_transformers() -> None:
@@ -301,20 +301,20 @@ def test_a_stop_string_ends_the_text_and_the_ids_stay() -> None:
     plain.stop_token_ids = frozenset()
     free = [Session(n) for n in range(6)]
     play(plain, free, 20)
-    texts = [TOKENIZER.decode(session.said[0]) for session in free]
+    texts = [TOKENIZER.decode(session.output[0]) for session in free]
     stop = [texts[0][3:5], texts[1][-1], texts[2][0]]
     agent = PolicyAgent(model, TOKENIZER, seed=5, sampling=SamplingParams(stop=stop))
     agent.stop_token_ids = frozenset()
     sessions = [Session(n) for n in range(6)]
     for session, action, other in zip(sessions, play(agent, sessions, 20), free, strict=True):
-        said = session.said[0]
-        assert said == other.said[0][: len(said)]
-        assert len(action.logprobs or ()) == len(said)
-        stopped = any(one in TOKENIZER.decode(said) for one in stop)
+        output = session.output[0]
+        assert output == other.output[0][: len(output)]
+        assert len(action.logprobs or ()) == len(output)
+        stopped = any(one in TOKENIZER.decode(output) for one in stop)
         assert action.finish_reason == ("stop" if stopped else "length")
         assert not any(one in action.text for one in stop)
-        assert not any(one in TOKENIZER.decode(said[:-1]) for one in stop)
-    assert len(sessions[2].said[0]) == 1 < len(free[2].said[0])
+        assert not any(one in TOKENIZER.decode(output[:-1]) for one in stop)
+    assert len(sessions[2].output[0]) == 1 < len(free[2].output[0])
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_vocabulary_with_holes_reaches_to_its_last_id() -> None:
     assert shared_vocabulary_size(new_model("llama"), tokenizer) == 41
 
 
-def test_a_model_with_fewer_rows_than_the_tokenizer_has_ids_is_refused_and_says_what_to_do() -> None:
+def test_a_model_with_fewer_rows_than_the_tokenizer_has_ids_is_refused_and_names_what_to_do() -> None:
     tokenizer = chat_tokenizer("chatml")
     tokenizer.add_tokens(["<one>", "<two>"])
     model = new_model("llama")

@@ -23,34 +23,34 @@ def request(session_id: str, agent_state: Any = None) -> TurnRequest:
 def play(agent: Agent, num_sessions: int, num_turns: int, seed: int | None) -> dict[str, list[str]]:
     """Play sessions that start in order and then advance in random batches (``seed``), or one after the other."""
     sessions = [f"session {index}" for index in range(num_sessions)]
-    said: dict[str, list[str]] = {session: [] for session in sessions}
+    output: dict[str, list[str]] = {session: [] for session in sessions}
     states: dict[str, Any] = {}
 
     def advance(batch: list[str]) -> None:
         actions = agent.act([request(session, states.get(session)) for session in batch])
         for session, action in zip(batch, actions, strict=True):
             assert isinstance(action, Action)
-            said[session].append(action.text)
+            output[session].append(action.text)
             states[session] = action.agent_state
 
     if seed is None:
         for session in sessions:
             for _ in range(num_turns):
                 advance([session])
-        return said
+        return output
     shuffle = random.Random(seed)
     advance(sessions)
-    while waiting := [session for session in sessions if len(said[session]) < num_turns]:
+    while waiting := [session for session in sessions if len(output[session]) < num_turns]:
         advance(shuffle.sample(waiting, shuffle.randint(1, len(waiting))))
-    return said
+    return output
 
 
 @given(st.lists(st.text(), min_size=1, max_size=6), st.integers(1, 5), st.none() | st.integers())
 def test_every_session_hears_the_script_whatever_the_interleaving(
     script: list[str], num_sessions: int, seed: int | None
 ) -> None:
-    said = play(ScriptedAgent(script), num_sessions, len(script), seed)
-    assert list(said.values()) == [script] * num_sessions
+    output = play(ScriptedAgent(script), num_sessions, len(script), seed)
+    assert list(output.values()) == [script] * num_sessions
 
 
 def test_an_action_keeps_its_ids_and_log_probabilities() -> None:
@@ -69,8 +69,8 @@ def test_a_script_that_runs_out_fails_only_the_session_it_runs_out_for() -> None
 
 
 def test_the_last_action_can_be_repeated_for_ever() -> None:
-    (said,) = play(ScriptedAgent(["up", "down"], repeat_last=True), 1, 5, None).values()
-    assert said == ["up", "down", "down", "down", "down"]
+    (output,) = play(ScriptedAgent(["up", "down"], repeat_last=True), 1, 5, None).values()
+    assert output == ["up", "down", "down", "down", "down"]
 
 
 @pytest.mark.parametrize("script", ["look", [], None])
@@ -92,21 +92,23 @@ def test_equal_seeds_play_equal_games_whatever_the_interleaving(seed: int, num_s
 
 def test_sessions_and_seeds_have_unrelated_draws() -> None:
     games = {
-        tuple(said) for seed in range(3) for said in play(RandomAgent(["a", "b", "c"], seed=seed), 3, 40, None).values()
+        tuple(output)
+        for seed in range(3)
+        for output in play(RandomAgent(["a", "b", "c"], seed=seed), 3, 40, None).values()
     }
     assert len(games) == 9
 
 
 def test_every_choice_is_equally_likely() -> None:
-    said = play(RandomAgent(["a", "b", "c", "d"], seed=1), 400, 10, None)
-    counts = Counter(text for texts in said.values() for text in texts)
+    output = play(RandomAgent(["a", "b", "c", "d"], seed=1), 400, 10, None)
+    counts = Counter(text for texts in output.values() for text in texts)
     assert set(counts) == set("abcd")
     # Four standard deviations of a binomial count with n = 4000 and p = 1/4.
     assert all(abs(count - 1000) < 4 * 750**0.5 for count in counts.values())
 
 
 def test_a_seed_that_comes_with_a_request_decides_the_draws_of_its_conversation() -> None:
-    def said(agent: RandomAgent, seed: int | None, session_id: str) -> list[str]:
+    def output(agent: RandomAgent, seed: int | None, session_id: str) -> list[str]:
         texts, agent_state = list[str](), None
         for _ in range(20):
             request = TurnRequest(session_id=session_id, messages=(), token_ids=(), agent_state=agent_state, seed=seed)
@@ -115,11 +117,11 @@ def test_a_seed_that_comes_with_a_request_decides_the_draws_of_its_conversation(
         return texts
 
     agent = RandomAgent(["a", "b", "c"], seed=1)
-    first = said(agent, 7, "x")
-    assert said(agent, 7, "y") == first
-    assert said(agent, 8, "z") != first
-    assert said(RandomAgent(["a", "b", "c"], seed=2), 7, "x") != first
-    assert said(agent, None, "s") == said(RandomAgent(["a", "b", "c"], seed=1), None, "s")  # and takes no number
+    first = output(agent, 7, "x")
+    assert output(agent, 7, "y") == first
+    assert output(agent, 8, "z") != first
+    assert output(RandomAgent(["a", "b", "c"], seed=2), 7, "x") != first
+    assert output(agent, None, "s") == output(RandomAgent(["a", "b", "c"], seed=1), None, "s")  # and takes no number
 
 
 def test_the_global_generator_is_left_alone() -> None:

@@ -16,7 +16,7 @@ class Env:
 
 
 class Drawer(ScriptedPlayer[Notes]):
-    """Says the turn and a number that it draws."""
+    """Answers the turn and a number that it draws."""
 
     def _is_new_episode(self, request: TurnRequest) -> bool:
         return request.messages[-1]["content"] == "again"
@@ -30,9 +30,9 @@ class Drawer(ScriptedPlayer[Notes]):
         return f"{notes.turn} {notes.generator.random()}"
 
 
-def request(session: str, said: str = "go", state: Any = None) -> TurnRequest:
+def request(session: str, output: str = "go", state: Any = None) -> TurnRequest:
     return TurnRequest(
-        session_id=session, messages=[{"role": "user", "content": said}], token_ids=(), agent_state=state
+        session_id=session, messages=[{"role": "user", "content": output}], token_ids=(), agent_state=state
     )
 
 

@@ -1,4 +1,4 @@
-"""A small game that is won by calling two tools and saying what they gave."""
+"""A small game that is won by calling two tools and answering what they gave."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def add(a: int, b: int) -> int:
 
 
 class SumEnv(MultistepEnv):
-    """Asks for a sum; results go out as messages of the role that the class says."""
+    """Requests a sum; results go out as messages of the role that the class states."""
 
     def _tools(self) -> Any:
         return [add]
@@ -39,7 +39,7 @@ class SumEnv(MultistepEnv):
             return self._step_episode(session_id, state, action.text)
         state["say"] = []
         for call in action.tool_calls:
-            said = call.error or str(add(**call.arguments))
+            output = call.error or str(add(**call.arguments))
             ids: Any = {} if call.id is None else {"tool_call_id": call.id}
-            state["say"].append({"role": "tool", "content": said, "name": call.name, **ids})
+            state["say"].append({"role": "tool", "content": output, "name": call.name, **ids})
         return state, 0.0, False, {"seen": state["seen"]}

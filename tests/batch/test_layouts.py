@@ -10,7 +10,7 @@ from agentsgym.types import Message, StopReason, Trajectory, Turn
 
 
 def drawn(picture: str, *, failed: bool = False) -> Trajectory:
-    """A trajectory drawn with '.' for an environment token and one letter an action; turn k is paid k + 1."""
+    """A trajectory drawn with '.' for an environment token and one letter an action; turn k is rewarded k + 1."""
     letters = sorted({*picture} - {"."})
     messages: list[Message] = []
     turns: list[Turn] = []
@@ -38,12 +38,12 @@ PICTURES = ["", ".", "..A", "..AA.B", "AB", "..AAA..BB.C."]
 
 
 @pytest.mark.parametrize("picture", PICTURES)
-def test_each_turn_is_what_was_said_and_all_that_stood_before_it(picture: str) -> None:
+def test_each_turn_is_what_was_answered_and_all_that_stood_before_it(picture: str) -> None:
     [ids], [prompts], [masks] = (transitions([drawn(picture)])[key] for key in ("ids", "prompt_ids", "mask"))
     letters = sorted({*picture} - {"."})
-    assert [text(said) for said in ids] == [letter * picture.count(letter) for letter in letters]
+    assert [text(output) for output in ids] == [letter * picture.count(letter) for letter in letters]
     assert [text(prompt) for prompt in prompts] == [picture[: picture.index(letter)] for letter in letters]
-    assert masks == [[1] * len(said) for said in ids]
+    assert masks == [[1] * len(output) for output in ids]
 
 
 def test_messages_end_with_the_response() -> None:
@@ -75,7 +75,7 @@ def test_an_unknown_turn_credit_is_refused() -> None:
         transitions([drawn("A")], turn_credit="finall")
 
 
-def test_a_failed_rollout_keeps_its_turns_and_is_paid_and_trained_nothing() -> None:
+def test_a_failed_rollout_keeps_its_turns_and_is_rewarded_and_trained_nothing() -> None:
     nested = transitions([drawn("..AA.B", failed=True)])
     assert [text(ids) for ids in nested["ids"][0]] == ["AA", "B"]
     assert nested["mask"] == [[[0, 0], [0]]]

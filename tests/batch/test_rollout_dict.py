@@ -17,7 +17,7 @@ def test_the_completion_begins_with_the_first_action_and_ends_with_the_last() ->
     assert entry["stop_reason"] == "done"
 
 
-def test_a_failed_rollout_has_no_action_and_its_stop_reason_tells_why() -> None:
+def test_a_failed_rollout_has_no_action_and_its_stop_reason_reports_why() -> None:
     played, failed = drawn("..AA.B").to_rollout(), drawn("..AA.B", failed=True).to_rollout()
     assert failed["env_mask"] == failed["action_mask"] == [0, 0, 0, 0]
     assert failed["stop_reason"] == "failed"

@@ -76,7 +76,7 @@ def test_layouts_have_the_names_of_the_settings() -> None:
 
 @st.composite
 def trajectories(draw: st.DrawFn, *, is_rewritten: bool = True) -> Trajectory:
-    """Rollouts whose every token is another, so that a token tells where it stood."""
+    """Rollouts whose every token is another, so that a token reports where it stood."""
     lengths = st.tuples(st.booleans() if is_rewritten else st.just(False), st.integers(0, 3), st.integers(0, 3))
     turns: list[Turn] = []
     end = first = 0

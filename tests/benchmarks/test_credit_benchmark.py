@@ -1,4 +1,4 @@
-"""The benchmark of credit: what its games are worth is exact, and what it says of runs is what they did."""
+"""The benchmark of credit: what its games are worth is exact, and what it states of runs is what they did."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ o-o o
 
 
 class TreePlayer(Agent):
-    """Says what a table holds for the answers heard so far."""
+    """Answers what a table holds for the answers heard so far."""
 
-    def __init__(self, said: dict[tuple[str, ...], str]) -> None:
-        self.said = said
+    def __init__(self, output: dict[tuple[str, ...], str]) -> None:
+        self.said = output
 
     def get_action(self, messages: list[Any], agent_state: Any) -> tuple[str, Any]:
         heard = (*(agent_state or ()), messages[-1]["content"])
@@ -54,8 +54,8 @@ def test_no_strategy_guesses_better_than_the_best_and_one_as_well(scheme: str) -
     heard = [(), (HIGHER,), (LOWER,)]
     numbers = env.actions_of("")
     worths = [
-        reward_of(env, TreePlayer(dict(zip(heard, said, strict=True))), secrets(5))
-        for said in product(numbers, repeat=3)
+        reward_of(env, TreePlayer(dict(zip(heard, output, strict=True))), secrets(5))
+        for output in product(numbers, repeat=3)
     ]
     worth = guess_values(5, 2, rounds=1, reward_scheme=scheme)
     assert max(worths) == pytest.approx(worth["optimal_reward"], abs=1e-12)
@@ -67,7 +67,7 @@ def test_random_guesses_are_worth_what_all_sequences_of_them_are_on_average(sche
     config = {"size": 3, "guesses": 2, "rounds": 2, "reward_scheme": scheme}
     env = GuessTheNumber(env_config=config)
     tasks = [{"secrets": [first, second]} for first, second in product(range(1, 4), repeat=2)]
-    worths = [reward_of(env, ScriptedAgent(said), tasks) for said in product(env.actions_of(""), repeat=4)]
+    worths = [reward_of(env, ScriptedAgent(output), tasks) for output in product(env.actions_of(""), repeat=4)]
     worth = guess_values(3, 2, rounds=2, reward_scheme=scheme)
     # Guesses that a round found early does not need are left over, and what is left over is as random.
     assert fmean(worths) == pytest.approx(worth["random_reward"], abs=1e-12)
@@ -79,21 +79,21 @@ def walks(env: CoinMaze, start: str, moves: int) -> list[tuple[float, list[str]]
     found: list[tuple[float, list[str], str]] = [(1.0, [], start)]
     for _ in range(moves):
         found = [
-            (chance / len(env.exits[room]), [*said, way], there)
-            for chance, said, room in found
+            (chance / len(env.exits[room]), [*output, way], there)
+            for chance, output, room in found
             for way, there in env.exits[room].items()
         ]
-    return [(chance, said) for chance, said, _ in found]
+    return [(chance, output) for chance, output, _ in found]
 
 
 @pytest.mark.parametrize("moves", [3, 7])
 @pytest.mark.parametrize("scheme", ["coins", "win"])
-def test_no_walk_is_better_than_the_best_and_random_walks_are_as_good_as_said(scheme: str, moves: int) -> None:
+def test_no_walk_is_better_than_the_best_and_random_walks_are_as_good_as_claimed(scheme: str, moves: int) -> None:
     env = CoinMaze(env_config={"maze": SQUARE, "max_steps_per_episode": moves, "reward_scheme": scheme})
     for start in ("a1", "b1", "c2"):
         played = [
-            (chance, env.rollout([{"start": start, "seed": 0}], ScriptedAgent(said))[0])
-            for chance, said in walks(env, start, moves)
+            (chance, env.rollout([{"start": start, "seed": 0}], ScriptedAgent(output))[0])
+            for chance, output in walks(env, start, moves)
         ]
         worth = played[0][1].info
         assert max(game.final_reward for _, game in played) == pytest.approx(worth["optimal_reward"], abs=1e-12)
@@ -102,7 +102,7 @@ def test_no_walk_is_better_than_the_best_and_random_walks_are_as_good_as_said(sc
 
 
 @pytest.mark.parametrize("name", credit.GAMES)
-def test_random_play_scores_what_the_anchor_says(name: str) -> None:
+def test_random_play_scores_what_the_anchor_states(name: str) -> None:
     game = credit.GAMES[name]
     env: Any = game.make()
     texts = [text for text in env.vocabulary_texts() if text.startswith(("Is", "Does", "Can", "Has"))]
@@ -122,8 +122,8 @@ def test_random_play_scores_what_the_anchor_says(name: str) -> None:
 @pytest.mark.parametrize("scheme", ["apples", "win"])
 def test_apples_are_worth_what_all_ways_to_pick_them_are(scheme: str, turns: int) -> None:
     env = AppleTree(env_config={"max_steps_per_episode": turns, "reward_scheme": scheme})
-    ways = [[*said] for said in product(env.actions_of(""), repeat=turns)]
-    worths = [reward_of(env, ScriptedAgent(said), [{}]) for said in ways]
+    ways = [[*output] for output in product(env.actions_of(""), repeat=turns)]
+    worths = [reward_of(env, ScriptedAgent(output), [{}]) for output in ways]
     assert apple_values(turns, reward_scheme=scheme) == pytest.approx(
         {"optimal_reward": max(worths), "random_reward": fmean(worths)}, abs=1e-12
     )
@@ -177,8 +177,8 @@ def test_a_round_ends_with_its_number_or_its_last_guess() -> None:
     [game] = env.rollout([{"secrets": [3, 1], "seed": 0}], ScriptedAgent(["2", "4", "1"]))
     assert game.turn_rewards == [0.5, 0.5, 1.0]
     assert game.info["score"] == 0.5
-    said = [message["content"] for message in game.messages if message["role"] == "user"]
-    assert said == ["Guess a number from 1 to 4.", "Higher.", "Lower. Guess a number from 1 to 4."]
+    output = [message["content"] for message in game.messages if message["role"] == "user"]
+    assert output == ["Guess a number from 1 to 4.", "Higher.", "Lower. Guess a number from 1 to 4."]
     with pytest.raises(ConfigError, match="room for rounds"):
         GuessTheNumber(env_config={"rounds": 6})
 
@@ -225,7 +225,7 @@ def test_an_interval_over_seeds_holds_the_median_and_pairs_the_seeds() -> None:
     assert paired == (2, 2, 2)
 
 
-def test_what_was_not_reached_is_said_to_be_so(tmp_path: Path) -> None:
+def test_what_was_not_reached_is_reported_to_be_so(tmp_path: Path) -> None:
     fast, slow = [0.5] * 8, [0.0] * 8
     runs = [a_run(fast, seed=seed, arm="gigpo") for seed in range(3)]
     runs += [a_run(fast if seed == 0 else slow, seed=seed) for seed in range(3)]
@@ -307,9 +307,9 @@ def test_the_arm_of_trl_has_trls_own_advantages(arm: str, tmp_path: Path) -> Non
     trainer.train()
     assert len(batches) == 2
     for index, batch in enumerate(batches):
-        paid = torch.tensor([*rewards.values()][32 * index : 32 * (index + 1)]).view(-1, credit.NUM_ROLLOUTS)
+        earned = torch.tensor([*rewards.values()][32 * index : 32 * (index + 1)]).view(-1, credit.NUM_ROLLOUTS)
         # As TRL writes it: rewards - mean_grouped_rewards, over std_grouped_rewards + 1e-4.
-        expected = (paid - paid.mean(1, keepdim=True)) / (paid.std(1, keepdim=True) + 1e-4)
+        expected = (earned - earned.mean(1, keepdim=True)) / (earned.std(1, keepdim=True) + 1e-4)
         mask = batch["agent_token_mask"].bool()
         assert expected.abs().max() > 0.5
         for row, number in enumerate(expected.flatten()):

@@ -132,9 +132,9 @@ FOUND: dict[str, Any] = {
 }
 
 
-def test_the_section_says_what_was_found_and_what_was_not() -> None:
+def test_the_section_names_what_was_found_and_what_was_not() -> None:
     text = gpu.section(FOUND, SIZES["full"])
-    for said in (
+    for output in (
         "`smollm2` on a fine GPU",
         "| `PolicyAgent` | 800 | 0.80 |",
         "| vLLM | 3,000 | 3.00 |",
@@ -142,12 +142,12 @@ def test_the_section_says_what_was_found_and_what_was_not() -> None:
         "| `GRPOEnvTrainer` | 1.25 s | 7.5 |",
         "| other | it takes two GPUs |  |",
     ):
-        assert said in text
+        assert output in text
     without = {name: value for name, value in FOUND.items() if name != "steps"} | {"left_out": {"steps": "OutOfMemory"}}
     assert "Not measured: steps (OutOfMemory)." in gpu.section(without, SIZES["full"])
 
 
-def test_what_fails_is_told_and_the_rest_is_measured(
+def test_what_fails_is_reported_and_the_rest_is_measured(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
@@ -177,7 +177,7 @@ def test_a_run_on_a_cpu_leaves_the_page(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_and_leaves_the_page(
+def test_without_a_gpu_it_reports_it_and_leaves_the_page(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = gpu.PAGE.read_text()

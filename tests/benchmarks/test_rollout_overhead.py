@@ -1,4 +1,4 @@
-"""The benchmark of the loop runs, compares two loops that keep the same record, and prints what it says it prints."""
+"""The benchmark of the loop runs, compares two loops that keep the same record, and prints what it states it prints."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_both_lengths_play_the_same_number_of_turns(result: dict[str, Any]) -> N
         assert min(row["bare_us_a_turn"], row["rollout_us_a_turn"], row["ratio"]) > 0
 
 
-def test_the_agent_is_asked_for_all_episodes_at_once_and_all_finish(result: dict[str, Any]) -> None:
+def test_the_agent_is_called_for_all_episodes_at_once_and_all_finish(result: dict[str, Any]) -> None:
     row = result["concurrent"]
     assert row["num_live"] == row["num_finished"] == row["num_episodes"]
 

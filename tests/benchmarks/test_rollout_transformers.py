@@ -1,4 +1,4 @@
-"""The benchmark of rollouts with a model runs, compares two loops that say the same, and prints what it says."""
+"""The benchmark of rollouts with a model runs, compares two loops that answer the same, and prints what it states."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def result() -> dict[str, Any]:
     return json.loads(output_of("--json"))  # one JSON object and nothing else, or this fails
 
 
-def test_both_loops_say_the_same(result: dict[str, Any]) -> None:
+def test_both_loops_play_the_same(result: dict[str, Any]) -> None:
     assert result["greedy_identical"] is True
 
 

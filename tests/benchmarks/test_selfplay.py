@@ -1,4 +1,4 @@
-"""The benchmark of self-play: the game is right, ratings are exact, and seats that are paid apart get better."""
+"""The benchmark of self-play: the game is right, ratings are exact, and seats that are rewarded apart get better."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_game_is_scored_by_seat_or_with_one_reward_for_both() -> None:
         game = play(Table(), generator)
         separate, shared = (scored(game, 0, by_seat=one) for one in (True, False))
         by_role = {
-            role: sum(paid for paid, own in zip(separate.turn_rewards, separate.roles, strict=True) if own == role)
+            role: sum(earned for earned, own in zip(separate.turn_rewards, separate.roles, strict=True) if own == role)
             for role in "XO"
         }
         assert by_role == separate.final_rewards
@@ -56,7 +56,7 @@ def test_a_game_is_scored_by_seat_or_with_one_reward_for_both() -> None:
         assert sum(shared.turn_rewards) == shared.final_reward == bool(game.winner)
 
 
-def test_seats_that_are_paid_apart_get_better() -> None:
+def test_seats_that_are_rewarded_separately_get_better() -> None:
     arm = Arm("rae")
     random_play = fmean(rate(play_randomly, role, play_randomly).won for role in "XO")
     by_seat, shared = (fmean(row(arm._replace(by_seat=separate), [1], 5_000)[:2]) for separate in (True, False))

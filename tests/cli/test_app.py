@@ -68,8 +68,8 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
         "print('LOADED', *{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    said, loaded = done.stdout.split("LOADED")
-    assert "Usage: agentsgym" in said
+    output, loaded = done.stdout.split("LOADED")
+    assert "Usage: agentsgym" in output
     assert set(loaded.split()) & HEAVY == set()
 
 
@@ -129,7 +129,7 @@ def test_bash_completes_games_behind_a_colon(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("envs",), ("check",), ("play",), ("eval", "--agent", "random"), ("play", "-a")])
-def test_what_an_environment_says_is_inert(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_what_an_environment_returns_is_inert(command: tuple[str, ...], tmp_path: Path) -> None:
     name, *options = command
     (tmp_path / "script.txt").write_text("\x1b[2Jfirst\u202e\nfail")
     if options == ["-a"]:

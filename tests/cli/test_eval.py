@@ -129,8 +129,8 @@ def test_a_policy_that_was_saved_plays(tmp_path: Path) -> None:
 
 
 def test_a_server_that_goes_down_loses_nothing(game: str, tmp_path: Path) -> None:
-    def answer(asked: Asked) -> Reply:
-        return chat("3") if asked.number < 4 else Reply({"error": {"message": "no"}}, status=400)
+    def answer(requested: Asked) -> Reply:
+        return chat("3") if requested.number < 4 else Reply({"error": {"message": "no"}}, status=400)
 
     (tmp_path / "tasks.json").write_text(str([{"secret": 3}] * 8).replace("'", '"'))
     with serving(answer) as served:
@@ -150,9 +150,9 @@ def test_a_server_that_goes_down_loses_nothing(game: str, tmp_path: Path) -> Non
 
 def test_a_server_that_refuses_the_key_ends_it(game: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "sk-abcdefgh-12345678")
-    with serving(lambda asked: Reply({"error": {"message": "bad key"}}, status=401)) as served:
+    with serving(lambda requested: Reply({"error": {"message": "bad key"}}, status=401)) as served:
         done = ran("eval", game, "-a", "openai:gpt", "--base-url", served.url, "--api-key-env", "MY_KEY", "-n", "3")
-        assert served.asked[0].headers["authorization"] == "Bearer sk-abcdefgh-12345678"
+        assert served.requested[0].headers["authorization"] == "Bearer sk-abcdefgh-12345678"
     assert done.code == 1
     assert "refuses every request" in done.words
     assert "check api_key (on the command line --api-key-env)" in done.words
@@ -165,7 +165,7 @@ def test_a_server_that_refuses_the_key_ends_it(game: str, monkeypatch: pytest.Mo
 def test_a_share_of_failures_may_be_allowed(game: str, tmp_path: Path) -> None:
     (tmp_path / "tasks.json").write_text(str([{"secret": 3}] * 4).replace("'", '"'))
     replies = [chat("3"), HANG_UP, chat("3"), chat("3")]
-    with serving(lambda asked: Reply({}, status=400) if asked.number == 1 else replies[0]) as served:
+    with serving(lambda requested: Reply({}, status=400) if requested.number == 1 else replies[0]) as served:
         common = ("--base-url", served.url, "--tasks", tmp_path / "tasks.json", "--max-concurrent", "1")
         done = ran("eval", game, "-a", "openai:gpt", *common, "--max-failed", "0.5", "--no-references")
     assert done.code == 0
@@ -180,9 +180,9 @@ def test_a_script_that_is_too_short_fails_every_game(game: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("sent", "said", "code"), [(signal.SIGINT, "stopped by Ctrl-C", 1), (signal.SIGTERM, "stopped by SIGTERM", 143)]
+    ("sent", "message", "code"), [(signal.SIGINT, "stopped by Ctrl-C", 1), (signal.SIGTERM, "stopped by SIGTERM", 143)]
 )
-def test_a_signal_shows_what_was_played(tmp_path: Path, sent: signal.Signals, said: str, code: int) -> None:
+def test_a_signal_shows_what_was_played(tmp_path: Path, sent: signal.Signals, message: str, code: int) -> None:
     slow = "        __import__('time').sleep(0.01)\n        open('begun', 'a').write('.')\n        won ="
     (tmp_path / "guess.py").write_text(GAME.replace("        won =", slow))
     process = shell("eval", "guess.py", "-a", "random", "-n", "5000", "--max-concurrent", "4", "--json", cwd=tmp_path)
@@ -192,15 +192,15 @@ def test_a_signal_shows_what_was_played(tmp_path: Path, sent: signal.Signals, sa
     process.send_signal(sent)
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
-    assert f"error: {said}" in err
+    assert f"error: {message}" in err
     assert "Traceback" not in err
     [found] = json.loads(out)["agents"]
-    assert found["ended_by"] == said
+    assert found["ended_by"] == message
     assert 0 < found["results"]["num_episodes"] < found["num_planned"] == 5000
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ([], "eval requires an agent"),
         (["-a", "random", "--cluster-by", "sekret"], "--cluster-by: task 0 has no key 'sekret'"),
@@ -222,10 +222,10 @@ def test_a_signal_shows_what_was_played(tmp_path: Path, sent: signal.Signals, sa
         (["-a", "random", "--dataset", "size=3"], "has no dataset, hence no options"),
     ],
 )
-def test_what_cannot_be_evaluated_is_a_usage_error(game: str, options: list[str], said: str) -> None:
+def test_what_cannot_be_evaluated_is_a_usage_error(game: str, options: list[str], message: str) -> None:
     done = ran("eval", game, *options)
     assert done.code == 2
-    assert said in done.words
+    assert message in done.words
 
 
 class _Stopping(RandomAgent):

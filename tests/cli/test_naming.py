@@ -1,4 +1,4 @@
-"""Which environment a name means, and what is said of names that mean none."""
+"""Which environment a name means, and what is reported of names that mean none."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("TwentyQestions", "did you mean TwentyQuestions"),
         ("twentyquestions", "did you mean TwentyQuestions"),
@@ -77,10 +77,10 @@ def test_an_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) ->
         ("nowhere/game.py:Game", "there is no file 'nowhere/game.py'"),
     ],
 )
-def test_a_name_that_means_nothing_is_a_usage_error_with_the_nearest(name: str, said: str) -> None:
+def test_a_name_that_means_nothing_is_a_usage_error_with_the_nearest(name: str, message: str) -> None:
     done = ran("check", name)
     assert done.code == 2
-    assert said in done.words
+    assert message in done.words
 
 
 def test_a_game_that_is_given_twice_is_refused() -> None:
@@ -89,7 +89,7 @@ def test_a_game_that_is_given_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "class_name", "said"),
+    ("source", "class_name", "message"),
     [
         (GAME, "Gues", "has no environment 'Gues'; it has Guess"),
         ("import random", "", "must contain exactly one environment, got 0"),
@@ -99,11 +99,11 @@ def test_a_game_that_is_given_twice_is_refused() -> None:
         ("x = 1\nraise SystemExit(3)", "", "line 2 raised SystemExit: 3"),
     ],
 )
-def test_a_file_that_is_not_right_says_what_is_wrong(game: Path, source: str, class_name: str, said: str) -> None:
+def test_a_file_that_is_not_right_names_what_is_wrong(game: Path, source: str, class_name: str, message: str) -> None:
     game.write_text(source)
     with pytest.raises(UsageError) as refused:
         find_env(f"{game}:{class_name}" if class_name else str(game))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert game.stem not in sys.modules or source.startswith(("\nfrom", "import random"))
 
 
@@ -135,7 +135,7 @@ def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["-c", "objects"], "--config must be KEY=VALUE, got 'objects'"),
         (["-c", "a=1", "-c", "a=2"], "--config sets 'a' more than once"),
@@ -157,16 +157,16 @@ def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
     ],
 )
 def test_an_option_that_is_wrong_is_a_usage_error(
-    options: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+    options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     done = ran("check", "TwentyQuestions", *options)
     assert done.code == 2, done.words
-    assert said in done.words
+    assert message in done.words
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[{"secret": 1}, 3]', "must be a task_data dict or a dataset row, got 3"),
         ('{"secret": 1}\n{"secret":', "line 2 of"),
@@ -175,11 +175,11 @@ def test_an_option_that_is_wrong_is_a_usage_error(
         ('[{"sekret": 1}]', "did you mean 'secret'?"),
     ],
 )
-def test_tasks_of_a_file_are_checked(game: Path, tmp_path: Path, text: str, said: str) -> None:
+def test_tasks_of_a_file_are_checked(game: Path, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "tasks.json").write_text(text)
     done = ran("check", f"{game}:Guess", "--tasks", tmp_path / "tasks.json")
     assert done.code == 2
-    assert said in done.words
+    assert message in done.words
 
 
 def test_tasks_of_a_file_are_played(game: Path, tmp_path: Path) -> None:

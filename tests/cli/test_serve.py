@@ -38,7 +38,7 @@ def started(*arguments: str | Path, num_envs: int = 1) -> tuple[subprocess.Popen
     return process, dict(process.stdout.readline().strip().split(" at ") for _ in range(num_envs))
 
 
-def told(connection: Any, kind: str, data: Any) -> dict[str, Any]:
+def reported(connection: Any, kind: str, data: Any) -> dict[str, Any]:
     connection.send(json.dumps({"type": kind, "data": data}))
     return json.loads(connection.recv(timeout=60))["data"]
 
@@ -52,8 +52,8 @@ def ws(address: str) -> Any:
 def test_a_signal_closes_the_sessions_and_ends_the_server(game: Path, number: signal.Signals, code: int) -> None:
     process, addresses = started(f"{game}:Closing")
     with ws(addresses["Closing"]) as one, ws(addresses["Closing"]) as other:
-        told(one, "reset", {"seed": 1})
-        told(other, "reset", {"seed": 2})
+        reported(one, "reset", {"seed": 1})
+        reported(other, "reset", {"seed": 2})
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == code
@@ -71,10 +71,10 @@ def test_several_environments_take_their_options_and_tasks(game: Path, tmp_path:
         assert [*addresses] == ["Guess", "Closing"]
         assert addresses["Guess"].endswith("/Guess")
         with ws(addresses["Guess"]) as connection:
-            told(connection, "reset", {"index": 1})
-            assert told(connection, "step", {"message": "2"})["metadata"]["success"] is True
-            told(connection, "reset", {"split": "eval", "index": 0})
-            assert [told(connection, "step", {"message": "2"})["done"] for _ in range(2)] == [False, True]
+            reported(connection, "reset", {"index": 1})
+            assert reported(connection, "step", {"message": "2"})["metadata"]["success"] is True
+            reported(connection, "reset", {"split": "eval", "index": 0})
+            assert [reported(connection, "step", {"message": "2"})["done"] for _ in range(2)] == [False, True]
             with ws(addresses["Closing"]) as second:
                 assert json.loads(second.recv(timeout=60))["data"]["code"] == "CAPACITY_REACHED"
     finally:
@@ -108,12 +108,12 @@ def test_an_environment_that_raises_is_a_remark_of_the_server(tmp_path: Path) ->
     path.write_text(GAME.replace("won = action", "1 / (action != 'raise')\n        won = action"))
     process, addresses = started(path)
     with ws(addresses["Guess"]) as connection:
-        told(connection, "reset", {"seed": 1})
-        answer = told(connection, "step", {"message": "raise"})
+        reported(connection, "reset", {"seed": 1})
+        answer = reported(connection, "step", {"message": "raise"})
         assert answer["code"] == "EXECUTION_ERROR"
         assert "raised ZeroDivisionError: division by zero" in answer["message"]
-        told(connection, "reset", {"seed": 1})
-        assert told(connection, "step", {"message": "9"})["reward"] == 0.0
+        reported(connection, "reset", {"seed": 1})
+        assert reported(connection, "step", {"message": "9"})["reward"] == 0.0
     process.send_signal(signal.SIGINT)
     err = " ".join(process.communicate(timeout=60)[1].split())
     assert "warning: task 0, rollout 0, turn 0 of Guess" in err
@@ -123,7 +123,7 @@ def test_an_environment_that_raises_is_a_remark_of_the_server(tmp_path: Path) ->
 def test_what_is_wrong_is_a_sentence(game: Path, tmp_path: Path) -> None:
     (tmp_path / "none.jsonl").write_text("")
     guess = f"{game}:Guess"
-    for arguments, said in [
+    for arguments, output in [
         (("TwentyQuestion",), "did you mean TwentyQuestions"),
         ((guess, guess), "two environments are called Guess: start a server for each"),
         ((guess, "--split", "test"), "split must be one of train, eval, got 'test'"),
@@ -136,7 +136,7 @@ def test_what_is_wrong_is_a_sentence(game: Path, tmp_path: Path) -> None:
         (("--policy", "x", "--host", "0.0.0.0"), "a policy is served on 127.0.0.1 only"),
     ]:
         done = ran("serve", *arguments, columns=200)
-        assert (done.code, said in done.words) == (2, True), done.words
+        assert (done.code, output in done.words) == (2, True), done.words
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

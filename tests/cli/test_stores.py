@@ -72,7 +72,7 @@ def test_every_game_of_every_player_is_kept(game: str, tmp_path: Path) -> None:
     assert {one.source for one in store.records()} == {"evaluation"}
 
 
-def test_games_that_a_full_disk_does_not_keep_are_a_failure_that_is_said_once(
+def test_games_that_a_full_disk_does_not_keep_are_a_failure_that_is_reported_once(
     game: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> Path:
@@ -90,9 +90,9 @@ def test_games_that_a_full_disk_does_not_keep_are_a_failure_that_is_said_once(
     assert ran(*command, "--resume").code == 0
 
 
-def test_a_server_that_was_down_is_asked_again_for_what_is_missing(game: str, tmp_path: Path) -> None:
-    def answer(asked: Asked) -> Reply:
-        return Reply({"error": {"message": "no"}}, status=400) if 4 <= asked.number < 6 else chat("3")
+def test_a_server_that_was_down_is_called_again_for_what_is_missing(game: str, tmp_path: Path) -> None:
+    def answer(requested: Asked) -> Reply:
+        return Reply({"error": {"message": "no"}}, status=400) if 4 <= requested.number < 6 else chat("3")
 
     tasks = tasks_of(tmp_path / "tasks.json", [3] * 8)
     with serving(answer) as served:
@@ -111,15 +111,15 @@ def test_a_server_that_was_down_is_asked_again_for_what_is_missing(game: str, tm
     assert "openai:gpt: 4 of 8 episodes were read from the store" in done.words
     found = results(done)
     assert (found["num_resumed"], found["results"]["num_episodes"], found["results"]["num_failed"]) == (4, 8, 0)
-    assert len(served.asked) == 10
+    assert len(served.requested) == 10
     again = ran(*command, *options, "--resume")  # there is nothing to play
     assert results(again)["results"] == found["results"]
 
 
 def test_no_key_in_an_address_reaches_a_store_or_a_message(game: str, tmp_path: Path) -> None:
-    def answer(asked: Asked) -> Reply:
-        said = f"no {asked.path} for {asked.headers.get('authorization')}"
-        return chat("3") if asked.number < 4 else Reply({"error": {"message": said}}, status=400)
+    def answer(requested: Asked) -> Reply:
+        output = f"no {requested.path} for {requested.headers.get('authorization')}"
+        return chat("3") if requested.number < 4 else Reply({"error": {"message": output}}, status=400)
 
     tasks = tasks_of(tmp_path / "tasks.json", [3] * 5)
     with serving(answer) as served:
@@ -184,10 +184,10 @@ def test_an_agent_that_goes_on_does_not_draw_again_what_it_drew(game: str, tmp_p
     ran(*common, *tasks)
     done = ran(*common, *tasks, "-k", "2", "--json")
     assert results(done)["num_resumed"] == 30
-    said = {
+    output = {
         (one.rollout_index, one.task_index): one.messages[-1]["content"] for one in RolloutStore(tmp_path / "store")
     }
-    assert [said[0, index] for index in range(30)] != [said[1, index] for index in range(30)]
+    assert [output[0, index] for index in range(30)] != [output[1, index] for index in range(30)]
 
 
 def test_what_a_killed_process_left_is_named_once(game: str, tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_a_pair_is_where_two_rollouts_of_a_task_first_differ(game: str, tmp_path
     assert [row[name][0]["content"] for name in ("chosen", "rejected")] == ["3", "2"]
 
 
-def told(reward: float, *texts: str, **turn: Any) -> Trajectory:
+def reported(reward: float, *texts: str, **turn: Any) -> Trajectory:
     """A rollout of one answer, the last text."""
     messages = [{"role": "user", "content": text} for text in texts[:-1]]
     return Trajectory(
@@ -373,7 +373,7 @@ def records(*rollouts: Trajectory, **columns: Any) -> list[StoredRollout]:
 
 def test_a_rewritten_history_is_given_as_the_agent_saw_it() -> None:
     seen = [{"role": "user", "content": "in short: q"}]
-    [row] = sft_examples(records(told(1.0, "a long question", "yes", prompt_messages=seen)), min_reward=1.0)
+    [row] = sft_examples(records(reported(1.0, "a long question", "yes", prompt_messages=seen)), min_reward=1.0)
     assert [one["content"] for one in row["messages"]] == ["in short: q", "yes"]
 
 
@@ -381,34 +381,36 @@ def test_rollouts_that_chance_led_apart_or_that_earned_as_much_are_no_pair() -> 
     def pairs(*rollouts: Trajectory) -> int:
         return len([*dpo_examples(records(*rollouts))])
 
-    assert pairs(told(1.0, "q", "a"), told(0.0, "q", "b")) == 1
-    assert pairs(told(1.0, "q", "a"), told(0.0, "other", "b")) == 0
-    assert pairs(told(1.0, "q", "a"), told(1.0, "q", "b")) == 0
-    assert pairs(told(1.0, "q", "a"), told(0.0, "q", "b"), told(0.5, "q", "c")) == 1  # the one between has no other
-    assert pairs(told(1.0, "q", "a"), replace(told(0.0, "q", "b"), task_data={"seed": 2})) == 0
+    assert pairs(reported(1.0, "q", "a"), reported(0.0, "q", "b")) == 1
+    assert pairs(reported(1.0, "q", "a"), reported(0.0, "other", "b")) == 0
+    assert pairs(reported(1.0, "q", "a"), reported(1.0, "q", "b")) == 0
+    assert (
+        pairs(reported(1.0, "q", "a"), reported(0.0, "q", "b"), reported(0.5, "q", "c")) == 1
+    )  # the one between has no other
+    assert pairs(reported(1.0, "q", "a"), replace(reported(0.0, "q", "b"), task_data={"seed": 2})) == 0
 
 
-def self_play(*moves: str, paid: Sequence[float]) -> Trajectory:
-    """A game in which one agent speaks for both roles in turns; ``paid`` has what each role earned."""
+def self_play(*moves: str, gained: Sequence[float]) -> Trajectory:
+    """A game in which one agent speaks for both roles in turns; ``given`` has what each role earned."""
     messages: list[Any] = []
     for move in moves:
         messages += [{"role": "user", "content": "move"}, {"role": "assistant", "content": move}]
     return replace(
-        told(paid[0], "q", "a"),
+        reported(gained[0], "q", "a"),
         messages=messages,
         turns=[Turn(start=0, stop=0, reward=0.0, message_index=2 * k + 1, role=k % 2) for k in range(len(moves))],
-        final_rewards=dict(enumerate(paid)),
+        final_rewards=dict(enumerate(gained)),
     )
 
 
 def test_in_self_play_the_answers_of_the_loser_are_none_of_a_winner() -> None:
-    lost, won = self_play("a", "b", paid=[-1.0, 1.0]), self_play("a", "c", paid=[1.0, -1.0])
+    lost, won = self_play("a", "b", earned=[-1.0, 1.0]), self_play("a", "c", earned=[1.0, -1.0])
     assert [row["label"] for row in kto_examples(records(lost), min_reward=1.0)] == [False, True]
     assert [row["label"] for row in kto_examples(records(replace(lost, info={"success": False})))] == [
         False
     ]  # of role 0
     assert [*sft_examples(records(lost, won), min_reward=1.0)] == []
-    assert len([*sft_examples(records(self_play("a", "b", paid=[1.0, 1.0])), min_reward=1.0)]) == 1
+    assert len([*sft_examples(records(self_play("a", "b", earned=[1.0, 1.0])), min_reward=1.0)]) == 1
     [pair] = dpo_examples(records(lost, won))
     assert [pair[name][0]["content"] for name in ("chosen", "rejected")] == ["b", "c"]  # of role 1, which won with b
 
@@ -423,7 +425,7 @@ def calling(reward: float, call_id: str, answer: str) -> Trajectory:
         {"role": "assistant", "content": answer},
     ]
     turns = [Turn(start=0, stop=0, reward=reward, message_index=index) for index in (1, 3)]
-    return replace(told(reward, "q", "a"), messages=messages, turns=turns)
+    return replace(reported(reward, "q", "a"), messages=messages, turns=turns)
 
 
 def test_ids_of_calls_lead_no_two_rollouts_apart() -> None:
@@ -436,17 +438,17 @@ def test_ids_of_calls_lead_no_two_rollouts_apart() -> None:
 def test_examples_have_the_schemas_of_the_tools_where_the_store_has_them() -> None:
     tools = [{"type": "function", "function": {"name": "price", "parameters": {"type": "object", "properties": {}}}}]
     won, lost = calling(1.0, "call_x", "3"), calling(0.0, "call_y", "4")
-    told_of = records(won, lost, tools=tools)
-    found = [*sft_examples(told_of, 1.0), *kto_examples(told_of, 1.0), *dpo_examples(told_of)]
+    reported_of = records(won, lost, tools=tools)
+    found = [*sft_examples(reported_of, 1.0), *kto_examples(reported_of, 1.0), *dpo_examples(reported_of)]
     assert len(found) == 1 + 4 + 1
     assert all(json.loads(one["tools"]) == tools for one in found)
     bare = records(won, lost)  # of a store of an earlier release
     assert not any("tools" in one for one in [*sft_examples(bare, 1.0), *kto_examples(bare, 1.0), *dpo_examples(bare)])
-    assert [*dpo_examples([told_of[0], bare[1]])] == []  # what the agent was asked is not the same
+    assert [*dpo_examples([reported_of[0], bare[1]])] == []  # what the agent was called is not the same
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "said"),
+    ("options", "code", "message"),
     [
         (["--to", "csv"], 2, "--to must be one of jsonl, sft, dpo, kto, got 'csv'"),
         (["--to", "dpo", "--min-reward", "1"], 2, "--min-reward is only valid with --to sft or --to kto"),
@@ -459,12 +461,12 @@ def test_examples_have_the_schemas_of_the_tools_where_the_store_has_them() -> No
         (["--to", "sft", "--min-reward", "9"], 1, "these rollouts contain no example"),
     ],
 )
-def test_what_cannot_be_exported_is_said_and_leaves_no_file(
-    game: str, tmp_path: Path, options: list[str], code: int, said: str
+def test_what_cannot_be_exported_is_reported_and_leaves_no_file(
+    game: str, tmp_path: Path, options: list[str], code: int, message: str
 ) -> None:
     done = ran("export", evaluated(game, tmp_path), *options, "-o", tmp_path / "out.jsonl")
     assert done.code == code
-    assert said in done.words
+    assert message in done.words
     assert not (tmp_path / "out.jsonl").exists()
 
 

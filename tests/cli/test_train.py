@@ -1,4 +1,4 @@
-"""``agentsgym train``: the file that ``new`` writes trains, and the exit code says what came of it."""
+"""``agentsgym train``: the file that ``new`` writes trains, and the exit code names what came of it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_of_several_environments_each_is_shown_beside_its_own_players(config: Pa
         assert {f"{who}, words", f"{who}, prices"} <= {*rows}, done.out
 
 
-def test_ctrl_c_in_an_evaluation_says_where_the_run_is(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_an_evaluation_names_where_the_run_is(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -132,17 +132,17 @@ def test_ctrl_c_keeps_the_policy_and_is_a_failure(config: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--set", "training.max_stepps=2"], "training.max_stepps is unknown; did you mean 'max_steps'?"),
         (["--set", "environments.0.env_config.highest=1"], "env_config['highest'] must be an int of at least 2, got 1"),
         (["--set", "max_steps"], "--set must be KEY=VALUE"),
     ],
 )
-def test_what_is_wrong_in_a_configuration_is_a_usage_error(arguments: list[str], said: str, config: Path) -> None:
+def test_what_is_wrong_in_a_configuration_is_a_usage_error(arguments: list[str], message: str, config: Path) -> None:
     done = ran("train", config, *arguments)
     assert done.code == 2
-    assert said in done.words
+    assert message in done.words
 
 
 def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:

@@ -29,16 +29,16 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_tutorial_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
-    said: set[str] = set()
+    output: set[str] = set()
     for kind, block in re.findall(r"^```(bash|python)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
         if kind == "python":
             exec(compile(block, "tutorial.md", "exec"), names)
             continue
         for line in block.splitlines():
             if line.startswith("agentsgym "):
-                said.add(line.split()[1])
+                output.add(line.split()[1])
                 _run(shlex.split(line)[1:])
-    assert said == WANTED
+    assert output == WANTED
     printed = capsys.readouterr().out
     assert "250 rollouts; " in printed
     assert "return_to_go [[" in printed
@@ -56,7 +56,7 @@ def _run(words: list[str]) -> None:
     assert done.code == 0, (words, done.err)
 
 
-def test_what_the_tutorial_says_of_the_game_is_so() -> None:
+def test_what_the_tutorial_states_of_the_game_is_so() -> None:
     assert ran("new", "GuessTheNumber").code == 0
     done = ran("eval", "guess_the_number.py", "--agent", "random", "-n", "50", "-k", "4")
     shown = re.search(r"--store runs/first\n```\n\n```text\n(.*?)…", PAGE, re.DOTALL)

@@ -32,12 +32,12 @@ def test_a_page_is_written_and_nothing_is_overwritten(store: Path, tmp_path: Pat
     assert "already exists" in again.words
 
 
-def test_the_limit_is_said_in_the_terminal_and_in_json(store: Path, tmp_path: Path) -> None:
+def test_the_limit_is_reported_in_the_terminal_and_in_json(store: Path, tmp_path: Path) -> None:
     done = ran("view", store, "--where", "agent=a", "--limit", "5", "--out", tmp_path / "1.html")
     assert "wrote 5 rollouts" in done.words
     assert "showing the newest 5 of 20; use --limit to show more" in done.words
-    told = ran("view", store, "--limit", "5", "--out", tmp_path / "2.html", "--json").json
-    assert told == {
+    reported = ran("view", store, "--limit", "5", "--out", tmp_path / "2.html", "--json").json
+    assert reported == {
         "path": str(tmp_path / "2.html"),
         "rollouts": 5,
         "total": 30,
@@ -46,7 +46,7 @@ def test_the_limit_is_said_in_the_terminal_and_in_json(store: Path, tmp_path: Pa
 
 
 def test_what_is_wrong_is_a_sentence(store: Path, tmp_path: Path) -> None:
-    for arguments, code, said in [
+    for arguments, code, output in [
         ((tmp_path / "none",), 2, "there is no rollout store at"),
         ((store, "--where", "agent=c"), 2, "matches --where agent=c"),
         ((store, "--out", tmp_path / "none" / "page.html"), 1, "cannot be written: No such file or directory"),
@@ -56,11 +56,11 @@ def test_what_is_wrong_is_a_sentence(store: Path, tmp_path: Path) -> None:
         ((store, "--port", "70000"), 2, "--port"),
     ]:
         done = ran("view", *arguments, columns=200)
-        assert (done.code, said in done.words) == (code, True), done.words
+        assert (done.code, output in done.words) == (code, True), done.words
     assert not (tmp_path / "p.html").exists()
 
 
-def test_a_port_in_use_is_said_with_the_way_out(store: Path) -> None:
+def test_a_port_in_use_is_reported_with_the_way_out(store: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -77,13 +77,13 @@ def test_it_serves_until_ctrl_c_and_ends_quietly(store: Path) -> None:
     while not lines or lines[-1].strip() != "}":
         lines.append(served.stdout.readline())
         assert lines[-1], served.communicate()[1]
-    told = json.loads("".join(lines))
-    assert (told["rollouts"], told["total"]) == (7, 30)
-    with urllib.request.urlopen(told["address"] + "data/list") as answer:
+    reported = json.loads("".join(lines))
+    assert (reported["rollouts"], reported["total"]) == (7, 30)
+    with urllib.request.urlopen(reported["address"] + "data/list") as answer:
         assert json.load(answer)["shown"] == 7
     served.send_signal(signal.SIGINT)
-    out, said = served.communicate(timeout=20)
-    assert (served.returncode, out, said) == (0, "", "")
+    out, output = served.communicate(timeout=20)
+    assert (served.returncode, out, output) == (0, "", "")
 
 
 def test_neither_torch_nor_trl_is_loaded_to_look(store: Path, tmp_path: Path) -> None:

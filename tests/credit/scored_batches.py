@@ -51,7 +51,7 @@ frames = st.sampled_from([*product(QUARTERS, range(3), [0, 1], ["failed", "dropp
 def _scored(turns: list[tuple[float, Hashable, float]], frame: tuple[float, int, int, str]) -> ScoredRollout:
     final, group, role, status = frame
     return ScoredRollout(
-        turn_rewards=[paid for paid, _, _ in turns],
+        turn_rewards=[earned for earned, _, _ in turns],
         final_reward=final,
         group=group,
         state_keys=[key for _, key, _ in turns],
@@ -110,7 +110,7 @@ def returns_of(
     for i, one in enumerate(rollouts):
         for k in range(len(one.turn_rewards)):
             if not one.failed and not one.dropped and group_of(one, k) is not None:
-                future = sum(paid * discount**j for j, paid in enumerate(one.turn_rewards[k:]))
+                future = sum(earned * discount**j for j, earned in enumerate(one.turn_rewards[k:]))
                 entries.append((future, i, group_of(one, k)))
                 places.append((i, k))
     return entries, places

@@ -28,7 +28,7 @@ from agentsgym.types import StopReason, Trajectory, Turn
 Array = NDArray[np.float64]
 Word = tuple[int, ...]
 
-WORDS: tuple[Word, ...] = ((0,), (1, 0), (1, 1))  # token 0 ends the turn at once, token 1 asks for another
+WORDS: tuple[Word, ...] = ((0,), (1, 0), (1, 1))  # token 0 ends the turn at once, token 1 requests another
 RULES: dict[tuple[int, Word], tuple[float, int | None]] = {  # the reward of a word, and the next state; None is the end
     (0, (0,)): (-0.1, 0),
     (0, (1, 0)): (-0.1, 1),
@@ -61,11 +61,11 @@ class Play:
     """One of the episodes that can happen.
 
     Attributes:
-        task: Where it starts, which tells one task group from another.
+        task: Where it starts, which distinguishes task groups.
         steps: Its turns, (K,).
         probability: How often it happens.
         scores: The gradient of each token's log-probability, (n, P); the tokens of all turns in one row.
-        values: What the rest of the episode is expected to pay before each token of each turn, (K, n_k): exact.
+        values: What the rest of the episode is expected to give before each token of each turn, (K, n_k): exact.
     """
 
     task: int
@@ -107,7 +107,7 @@ class Play:
 
     @cached_property
     def scored(self) -> ScoredRollout:
-        """What an estimator sees of it; the role says where it began."""
+        """What an estimator sees of it; the role names where it began."""
         return ScoredRollout(
             turn_rewards=self.rewards,
             final_reward=self.final_reward,
@@ -180,11 +180,11 @@ class Game:
         """The expected return in a state with so many turns left."""
         return 0.0 if state is None or num_left == 0 else self._value_before(state, (), num_left)
 
-    def _value_before(self, state: int, said: Word, num_left: int) -> float:
-        """The same in the middle of a turn, when part of the word is said."""
+    def _value_before(self, state: int, output: Word, num_left: int) -> float:
+        """The same in the middle of a turn, when part of the word is answered."""
         total = weight = 0.0
         for word in WORDS:
-            if word[: len(said)] == said:
+            if word[: len(output)] == output:
                 reward, following = RULES[state, word]
                 chance = self.chance(state, word)
                 total += chance * (reward + self.value(following, num_left - 1))
@@ -204,7 +204,8 @@ class Game:
             scores=scores.reshape(len(places), -1),
             values=tuple(
                 tuple(
-                    self._value_before(step.state, step.word[:said], self.horizon - k) for said in range(len(step.word))
+                    self._value_before(step.state, step.word[:output], self.horizon - k)
+                    for output in range(len(step.word))
                 )
                 for k, step in enumerate(steps)
             ),
@@ -229,7 +230,7 @@ def _episodes(state: int | None, num_left: int) -> list[tuple[Step, ...]]:
 
 
 def _places(state: int, word: Word) -> list[tuple[int, int, int]]:
-    """Where each token of a word stands in the table: the second is always said behind token 1."""
+    """Where each token of a word stands in the table: the second is always answered behind token 1."""
     return [(state, position, token) for position, token in enumerate(word)]
 
 
@@ -278,7 +279,7 @@ def with_wrong_values(play: Play) -> ScoredRollout:
     """With values that have nothing to do with the game: any number of what stands before the token."""
     values: list[list[float]] = []
     for k, step in enumerate(play.steps):
-        seen = [(play.steps[:k], step.state, step.word[:said]) for said in range(len(step.word))]
+        seen = [(play.steps[:k], step.state, step.word[:output]) for output in range(len(step.word))]
         values.append([3 * crc32(repr(one).encode()) / 2**32 - 1 for one in seen])
     return replace(play.scored, values=values)
 

@@ -132,7 +132,7 @@ def test_batch_scale_divides_by_the_spread_over_all_groups() -> None:
     assert grpo(rollouts, scale="batch") == [[pytest.approx(d / std)] for d in (-1, 1, -3, 3)]
 
 
-def test_reward_is_what_each_turn_was_paid() -> None:
+def test_reward_is_what_each_turn_earned() -> None:
     assert reward([rollout([1.0, -2.0]), rollout([3.0], failed=True)]) == [[1.0, -2.0], [0.0]]
 
 
@@ -234,7 +234,9 @@ def test_a_constant_on_the_last_turn_of_all_rollouts_changes_nothing(
 @given(rollouts=batches, factor=st.sampled_from([0.5, 2.0, 8.0]))
 def test_advantages_scale_with_the_rewards_where_nothing_divides_them(rollouts: Batch, factor: float) -> None:
     larger = [
-        replace(one, turn_rewards=[factor * paid for paid in one.turn_rewards], final_reward=factor * one.final_reward)
+        replace(
+            one, turn_rewards=[factor * earned for earned in one.turn_rewards], final_reward=factor * one.final_reward
+        )
         for one in rollouts
     ]
     for estimator in ALL.values():
@@ -243,7 +245,7 @@ def test_advantages_scale_with_the_rewards_where_nothing_divides_them(rollouts: 
 
 
 def test_equal_states_of_different_tasks_are_different_problems() -> None:
-    rollouts = [rollout([paid], group=paid, keys="s") for paid in (0, 1)]
+    rollouts = [rollout([earned], group=earned, keys="s") for earned in (0, 1)]
     assert gigpo(rollouts, scale="none") == [[0.0], [0.0]]
 
 

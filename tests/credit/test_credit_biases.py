@@ -73,10 +73,10 @@ def reset_at_observations(plays: Sequence[Play]) -> list[Array]:
     found: list[Array] = []
     for play in plays:
         mask = play.trajectory.agent_token_mask
-        paid = {turn.stop - 1: turn.reward for turn in play.trajectory.turns}
+        earned = {turn.stop - 1: turn.reward for turn in play.trajectory.turns}
         returns, following = np.zeros(len(mask)), 0.0
         for t in reversed(range(len(mask))):
-            following = (paid.get(t, 0.0) + following) * mask[t]
+            following = (earned.get(t, 0.0) + following) * mask[t]
             returns[t] = following
         found.append(returns[np.array(mask) == 1])
     return found
@@ -88,13 +88,13 @@ def test_returns_that_observations_reset_are_each_turns_own_reward() -> None:
 
 def test_a_discount_is_the_gradient_of_no_return() -> None:
     def discounted(play: Play) -> Array:
-        following = [sum(0.5**j * paid for j, paid in enumerate(play.rewards[k:])) for k in range(len(play.steps))]
+        following = [sum(0.5**j * earned for j, earned in enumerate(play.rewards[k:])) for k in range(len(play.steps))]
         return following @ play.turn_scores
 
     assert_biased(at_turns(partial(return_to_go, scale="none", discount=0.5)), over_plays(discounted), off=0.2)
 
 
-def test_group_scale_in_pairs_asks_only_who_was_paid_more() -> None:
+def test_group_scale_in_pairs_compares_only_who_earned_more() -> None:
     def against(play: Play) -> float:
         differences = ((play.final_reward - other.final_reward, other.probability) for other in GAME.plays)
         return sum(chance * d / 2 / (abs(d) / math.sqrt(2) + 1e-4) for d, chance in differences if abs(d) > 1e-9)
@@ -103,16 +103,16 @@ def test_group_scale_in_pairs_asks_only_who_was_paid_more() -> None:
     assert_biased(at_turns(partial(grpo, scale="group")), known, off=0.8)
 
 
-def test_mt_grpo_climbs_the_pay_of_the_turns_beside_the_outcome() -> None:
-    """Half the covariance of the pay and the score of each turn, over the rollouts that go on, beside half of ∇J."""
+def test_mt_grpo_climbs_the_reward_of_the_turns_beside_the_outcome() -> None:
+    """Half the covariance of the reward and the score of each turn, over the rollouts that go on, beside half of ∇J."""
     known = GAME.gradient / 2
     for k in range(3):
         going_on = [play for play in GAME.plays if len(play.steps) > k + 1]
         chance = math.fsum(play.probability for play in going_on)
-        paid = math.fsum(play.probability * play.rewards[k] for play in going_on)
+        earned = math.fsum(play.probability * play.rewards[k] for play in going_on)
         score = over_plays(lambda play, k=k: play.turn_scores[k], going_on)
         both = over_plays(lambda play, k=k: play.rewards[k] * play.turn_scores[k], going_on)
-        known = known + (chance * both - paid * score) / 2
+        known = known + (chance * both - earned * score) / 2
     assert_biased(at_turns(partial(mt_grpo, scale="none")), known, off=0.05)
 
 
@@ -182,7 +182,7 @@ def test_resampling_groups_of_equal_reward_is_a_scale_where_they_teach_nothing_a
 
 
 @pytest.mark.parametrize("baseline", ["others", "none"])
-def test_dropping_groups_of_equal_reward_is_biased_where_turns_are_told_apart(baseline: Any) -> None:
+def test_dropping_groups_of_equal_reward_is_biased_where_turns_are_distinguished(baseline: Any) -> None:
     groups, share = kept_groups()
     gradient = moments(groups, at_turns(partial(return_to_go, scale="none", baseline=baseline))).mean
     assert fit(gradient, GAME.gradient).off > 0.001
@@ -212,12 +212,13 @@ def test_rebn_comes_closer_as_the_batch_grows() -> None:
 
 
 def bandit_slope(estimator: Callable[..., Any], num_rollouts: int) -> float:
-    """E[Σ A ∇ log π(high)] / n on two arms, policy uniform: low pays .1 for sure, high pays 1 in a quarter of cases."""
+    """E[Σ A ∇ log π(high)] / n on two arms, policy uniform: low gives .1 for sure, high 1 in a quarter of cases."""
     outcomes = [(-0.5, 0.1, 1 / 2), (0.5, 0.0, 3 / 8), (0.5, 1.0, 1 / 8)]  # (score of "high", reward, probability)
     slope = 0.0
     for group in itertools.product(outcomes, repeat=num_rollouts):
         rollouts = [
-            ScoredRollout(turn_rewards=[paid], final_reward=paid, group=0, state_keys=[None]) for _, paid, _ in group
+            ScoredRollout(turn_rewards=[earned], final_reward=earned, group=0, state_keys=[None])
+            for _, earned, _ in group
         ]
         numbers = [row[0] for row in estimator(rollouts)]
         weight = math.prod(chance for _, _, chance in group) / num_rollouts

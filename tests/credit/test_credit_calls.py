@@ -102,10 +102,10 @@ def expected_derivative(going_on: ScoredRollout, follow: Any) -> float:
 
 
 def test_the_mean_over_branches_is_not_the_gradient_of_the_total_reward() -> None:
-    asks_two = rollout([0.0, 1.0, 1.0], [None, 0, 0])  # 2 in total
+    requests_two = rollout([0.0, 1.0, 1.0], [None, 0, 0])  # 2 in total
     slope = CHANCE * (1 - CHANCE)
-    assert expected_derivative(asks_two, "turns") == pytest.approx(slope * (2.0 - 1.5))
-    assert expected_derivative(asks_two, "calls") == pytest.approx(slope * (1.0 - 1.5))  # the wrong way
+    assert expected_derivative(requests_two, "turns") == pytest.approx(slope * (2.0 - 1.5))
+    assert expected_derivative(requests_two, "calls") == pytest.approx(slope * (1.0 - 1.5))  # the wrong way
 
 
 def test_the_direction_is_exact_where_no_turn_has_two_children() -> None:
@@ -129,15 +129,15 @@ def test_a_trajectory_passes_its_parents_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parents", "said"),
+    ("parents", "message"),
     [
         ([0, None], r"parents\[0\] must be the index of an earlier turn or None, got 0"),
         ([None, -1], "parents must be a list of ints >= 0 or None"),
         ([None], "parents must be empty or have one entry per turn, got 1 for 2"),
     ],
 )
-def test_parents_that_are_no_earlier_turns_are_refused(parents: Parents, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_parents_that_are_no_earlier_turns_are_refused(parents: Parents, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         rollout([1, 2], parents)
 
 

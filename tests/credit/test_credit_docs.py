@@ -39,7 +39,7 @@ def test_the_estimator_that_declares_its_traits_is_as_declared(discount: float) 
     assert estimator(batch, discount=discount, scale="none") == [[-2.0, -2.0], [0.0], [0.0], [0.0]]
 
 
-def test_the_game_of_two_seats_pays_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_game_of_two_seats_rewards_as_the_page_states(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     [block] = [block for block in blocks if "class LastStone" in block]
     exec(block, {"__name__": "page"})

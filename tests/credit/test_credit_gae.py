@@ -42,7 +42,7 @@ def rollout(rewards: Sequence[float], values: Sequence[Sequence[float]], **flags
 @st.composite
 def rollouts(draw: st.DrawFn, min_tokens: int = 0) -> ScoredRollout:
     turns = draw(st.lists(st.tuples(amounts, st.lists(amounts, min_size=min_tokens, max_size=3)), max_size=5))
-    rewards = [paid if draw(st.booleans()) else 0.0 for paid, _ in turns]
+    rewards = [earned if draw(st.booleans()) else 0.0 for earned, _ in turns]
     flags = {"failed": True} if draw(st.integers(0, 4)) == 0 else {}
     return rollout(rewards, [values for _, values in turns], **flags)
 
@@ -68,8 +68,8 @@ def lambda_returns(rewards: Sequence[float], values: Sequence[float], discount: 
         left = len(rewards) - k
 
         def n_step(n: int, k: int = k, left: int = left) -> float:
-            paid = sum(discount**j * rewards[k + j] for j in range(n))
-            return paid + (discount**n * values[k + n] if n < left else 0.0)
+            earned = sum(discount**j * rewards[k + j] for j in range(n))
+            return earned + (discount**n * values[k + n] if n < left else 0.0)
 
         mixed = (1 - decay) * sum(decay ** (n - 1) * n_step(n) for n in range(1, left))
         found.append(mixed + decay ** (left - 1) * n_step(left))
@@ -91,22 +91,23 @@ def test_the_limits_of_lambda(batch: list[ScoredRollout], discount: float) -> No
     for one, monte_carlo, temporal in zip(batch, whole, one_step, strict=True):
         values = first_values(one)
         returns = [
-            sum(discount**j * paid for j, paid in enumerate(one.turn_rewards[k:])) for k in range(len(one.turn_rewards))
+            sum(discount**j * earned for j, earned in enumerate(one.turn_rewards[k:]))
+            for k in range(len(one.turn_rewards))
         ]
         following = [*values[1:], 0.0][: len(values)]
         turns = list(zip(returns, one.turn_rewards, values, following, strict=True))
         assert monte_carlo == near([one.included * (total - value) for total, _, value, _ in turns])
-        assert temporal == near([one.included * (paid + discount * then - value) for _, paid, value, then in turns])
+        assert temporal == near([one.included * (earned + discount * then - value) for _, earned, value, then in turns])
 
 
 @given(amounts, st.lists(amounts, min_size=1, max_size=4), shares, shares)
 def test_bilevel_of_one_turn_is_gae_over_its_tokens(
-    paid: float, values: list[float], discount: float, decay: float
+    earned: float, values: list[float], discount: float, decay: float
 ) -> None:
     found = bilevel_gae(
-        [rollout([paid], [values])], scale="none", token_discount=discount, token_gae_lambda=decay, gae_lambda=0.3
+        [rollout([earned], [values])], scale="none", token_discount=discount, token_gae_lambda=decay, gae_lambda=0.3
     )
-    expected = lambda_returns([0.0] * (len(values) - 1) + [paid], values, discount, decay)
+    expected = lambda_returns([0.0] * (len(values) - 1) + [earned], values, discount, decay)
     assert found == [[near([wanted - value for wanted, value in zip(expected, values, strict=True)])]]
 
 
@@ -134,7 +135,7 @@ def test_bilevel_worked_out_by_hand() -> None:
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.7, 1.0])
-def test_a_turn_that_is_paid_nothing_is_a_turn_of_its_own(decay: float) -> None:
+def test_a_turn_that_is_rewarded_nothing_is_a_turn_of_its_own(decay: float) -> None:
     values = [[0.1, 0.2], [0.4, 0.8], [0.3]]
     [found] = bilevel_gae([rollout([0.0, 0.0, 1.0], values)], scale="none", gae_lambda=decay)
     last = 0.7
@@ -145,19 +146,19 @@ def test_a_turn_that_is_paid_nothing_is_a_turn_of_its_own(decay: float) -> None:
 
 @both
 @given(rollouts(min_tokens=1), st.integers(0, 5), amounts, shares)
-def test_a_turn_without_tokens_only_pays_its_reward_a_turn_earlier(
-    estimator: Any, one: ScoredRollout, index: int, paid: float, decay: float
+def test_a_turn_without_tokens_only_gives_its_reward_a_turn_earlier(
+    estimator: Any, one: ScoredRollout, index: int, earned: float, decay: float
 ) -> None:
-    """Without a discount, λ apart, it is as if the turn before had been paid for both."""
+    """Without a discount, λ apart, it is as if the turn before had been rewarded for both."""
     index = 1 + index % max(len(one.values), 1)
     if not one.values:
         return
     rewards, values = list(one.turn_rewards), list(one.values)
-    rewards.insert(index, paid)
+    rewards.insert(index, earned)
     values.insert(index, [])
     with_it = estimator([rollout(rewards, values)], scale="none", gae_lambda=decay)[0]
     joined = list(one.turn_rewards)
-    joined[index - 1] += paid
+    joined[index - 1] += earned
     without = estimator([rollout(joined, one.values)], scale="none", gae_lambda=decay)[0]
     if decay in {0.0, 1.0}:
         assert flat(with_it[:index]) == near(flat(without[:index]))
@@ -192,7 +193,7 @@ def test_the_scale_is_the_root_mean_square_of_what_is_learnt(estimator: Any) -> 
 @both
 def test_group_is_all_that_shares_game_and_role_and_batch_is_everything(estimator: Any) -> None:
     small = [rollout([1.0, -2.0], [[0.0], [0.0]], roles=["left", "left"]), rollout([0.5], [[0.0]], roles=["left"])]
-    large = [rollout([paid], [[0.0]], roles=[role]) for paid, role in ((100.0, "left"), (300.0, "right"))]
+    large = [rollout([earned], [[0.0]], roles=[role]) for earned, role in ((100.0, "left"), (300.0, "right"))]
     mixed = [*small, *(replace(one, environment="other") for one in large)]
     expected = [number for own in (small, large[:1], large[1:]) for number in flat(estimator(own))]
     assert flat(estimator(mixed, scale="group")) == near(expected)
@@ -262,7 +263,7 @@ def test_the_targets_have_the_estimators_own_defaults() -> None:
 
 
 @both
-def test_without_values_it_says_what_to_set(estimator: Any) -> None:
+def test_without_values_it_names_what_to_set(estimator: Any) -> None:
     bare = ScoredRollout(turn_rewards=[1.0], final_reward=1.0, group=0, state_keys=[None])
     for call in (partial(estimator, [bare]), partial(targets_of, estimator, [bare], 1.0)):
         with pytest.raises(ConfigError, match=r"set value_head to 'shared' or 'separate'"):
@@ -285,17 +286,17 @@ def test_what_else_is_refused() -> None:
 
 
 # A game of two turns and at most two tokens a turn, over two words. Word 1 ends a turn, and the game where a turn
-# consists of nothing else; a turn is paid by what was said and by what was said before.
+# consists of nothing else; a turn is rewarded by what was answered and by what was answered before.
 Turn = tuple[int, ...]
 History = tuple[Turn, ...]
-Context = tuple[History, Turn]  # the turns so far, and what has been said in this one
+Context = tuple[History, Turn]  # the turns so far, and what has been answered in this one
 TURNS: list[Turn] = [(1,), (0, 0), (0, 1)]
 EPISODES: list[History] = [((1,),), *itertools.product(TURNS[1:], TURNS)]
 CONTEXTS = sorted(
     {(episode[:k], turn[:t]) for episode in EPISODES for k, turn in enumerate(episode) for t in range(len(turn))}
 )
 LOGIT: dict[Context, float] = {context: math.sin(3 * index + 1) for index, context in enumerate(CONTEXTS)}
-PAID: dict[History, float] = {  # what the last turn of a history is paid
+PAID: dict[History, float] = {  # what the last turn of a history is given
     history: round(2 * math.cos(5 * index), 2) if index % 3 else 0.0
     for index, history in enumerate(sorted({episode[: k + 1] for episode in EPISODES for k in range(len(episode))}))
 }

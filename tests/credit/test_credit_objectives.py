@@ -253,7 +253,7 @@ def test_with_a_discount_each_component_is_discounted() -> None:
     for play in GAME.plays:
         for name, own in named(play).components.items():
             following = [
-                sum(0.5**j * paid for j, paid in enumerate(own.turn_rewards[k:])) for k in range(len(play.steps))
+                sum(0.5**j * earned for j, earned in enumerate(own.turn_rewards[k:])) for k in range(len(play.steps))
             ]
             total += play.probability * FACTORS[name] * (np.array(following) @ play.turn_scores)
     for aggregation in ("sum_then_normalize", SEPARATE):
@@ -261,16 +261,16 @@ def test_with_a_discount_each_component_is_discounted() -> None:
 
 
 def seated(one: two_seats.Episode, factors: Mapping[str, float] | None = None) -> ScoredRollout:
-    """An episode of the two seats whose rewards have two names: what is paid on the way, and what at the end."""
+    """An episode of the two seats whose rewards have two names: what is given on the way, and what at the end."""
     last = len(one.moves) - 1
-    paid = [
+    earned = [
         {role: {"end" if k == last else "way": sign * amount} for role, sign in (("X", 1), ("O", -1))}
-        for k, amount in enumerate(one.paid_to_x)
+        for k, amount in enumerate(one.earned_to_x)
     ]
     if factors is not None:
-        paid = [
+        earned = [
             {role: {name: factors[name] * amount for name, amount in own.items()} for role, own in step.items()}
-            for step in paid
+            for step in earned
         ]
     turns = [
         Turn(
@@ -282,7 +282,7 @@ def seated(one: two_seats.Episode, factors: Mapping[str, float] | None = None) -
             role_components=step,
             state_key=one.moves[:k],
         )
-        for k, step in enumerate(paid)
+        for k, step in enumerate(earned)
     ]
     settled, finals = two_seats.attribute_rewards(turns)
     own = [turn for turn in settled if turn.role == "X"]

@@ -67,7 +67,7 @@ def test_reward_gives_a_failed_rollout_nothing() -> None:
     assert token_advantages(trajectory(per_token_rewards=()), [1.0, 2.0], estimator=reward) == [0.0] * 5
 
 
-def test_a_scored_rollout_holds_what_the_trajectory_says() -> None:
+def test_a_scored_rollout_holds_what_the_trajectory_states() -> None:
     scored = ScoredRollout.from_trajectory(trajectory(), group=3, environment="chess")
     assert scored == ScoredRollout(
         turn_rewards=[1.0, 2.0],
@@ -103,7 +103,7 @@ def test_what_a_scored_rollout_may_leave_out_has_an_entry_a_turn_if_it_is_there(
 
 
 @pytest.mark.parametrize("reason", StopReason)
-def test_a_scored_rollout_says_whether_a_budget_ended_it(reason: StopReason) -> None:
+def test_a_scored_rollout_reports_whether_a_budget_ended_it(reason: StopReason) -> None:
     scored = ScoredRollout.from_trajectory(trajectory(stop_reason=reason), group=0)
     assert scored.truncated == (reason in {StopReason.MAX_TURNS, StopReason.MAX_TOKENS})
 

@@ -152,7 +152,7 @@ def needy(rollouts: Sequence[ScoredRollout], *, discount: float, scale: Scale, w
     return mine(rollouts, discount=discount, scale=scale, bonus=weight)
 
 
-def test_an_option_that_is_needed_is_asked_for() -> None:
+def test_an_option_that_is_needed_is_named() -> None:
     with pytest.raises(ConfigError, match="the estimator 'needy' requires the option 'weight'"):
         get_estimator(needy)
     assert get_estimator(needy, weight=2.0).options == {"weight": 2.0}

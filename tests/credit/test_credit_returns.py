@@ -89,13 +89,13 @@ def test_mt_grpo_by_hand() -> None:
 
 
 def test_with_two_turns_mt_grpo_is_the_form_of_the_paper() -> None:
-    rollouts = [rollout([paid, 0.0], final=final) for paid, final in [(0.2, 1.0), (0.0, 0.0), (0.2, 0.0)]]
+    rollouts = [rollout([earned, 0.0], final=final) for earned, final in [(0.2, 1.0), (0.0, 0.0), (0.2, 0.0)]]
     outcome = [row[0] for row in grpo(rollouts)]
-    turn = [row[0] for row in grpo([rollout([paid]) for paid in (0.2, 0.0, 0.2)])]
+    turn = [row[0] for row in grpo([rollout([earned]) for earned in (0.2, 0.0, 0.2)])]
     assert_close(mt_grpo(rollouts), [[a + b, a] for a, b in zip(outcome, turn, strict=True)])
 
 
-def test_what_pays_at_once_outweighs_what_it_costs_where_only_the_turn_is_looked_at() -> None:
+def test_what_earns_at_once_outweighs_what_it_costs_where_only_the_turn_is_looked_at() -> None:
     bait, patience = rollout([0.3, 0.0]), rollout([0.0, 1.0])
     for turn_weight, sign in ((1.0, 0.0), (2.0, 1.0)):
         (first, _), (other, _) = mt_grpo([bait, patience], turn_weight=turn_weight)

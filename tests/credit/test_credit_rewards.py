@@ -62,7 +62,7 @@ trajectories = st.lists(
         ("spread_final", "spread", [0, 0, 1.2, 1.2, 0, 1.2, 1.2, 1.2, 0]),
     ],
 )
-def test_each_form_lays_the_reward_where_the_picture_says(
+def test_each_form_lays_the_reward_where_the_picture_states(
     turn_credit: str, token_credit: str, expected: list[float]
 ) -> None:
     trajectory = drawn("..AA.BBB.", rewards=[2.0, 3.0], final_reward=6.0)
@@ -74,31 +74,31 @@ def test_the_table_covers_every_form() -> None:
     assert len(PAIRS) == 10
 
 
-def test_the_defaults_spread_what_each_turn_was_paid() -> None:
+def test_the_defaults_spread_what_each_turn_earned() -> None:
     trajectory = drawn("A..BB", rewards=[2.0, 3.0], final_reward=6.0)
     assert per_token_rewards(trajectory) == [2.0, 0.0, 0.0, 1.5, 1.5]
 
 
 @given(trajectories, st.sampled_from(PAIRS))
-def test_given_tokens_are_never_paid(trajectory: Trajectory, pair: tuple[str, str]) -> None:
+def test_given_tokens_never_have_rewards(trajectory: Trajectory, pair: tuple[str, str]) -> None:
     placed = per_token_rewards(trajectory, turn_credit=pair[0], token_credit=pair[1])
     assert len(placed) == len(trajectory.token_ids)
     assert all(reward == 0.0 for reward, own in zip(placed, trajectory.agent_token_mask, strict=True) if not own)
 
 
 @given(trajectories, st.sampled_from([pair for pair in PAIRS if pair[1] != "each"]))
-def test_spread_and_last_pay_out_what_the_turns_with_tokens_were_paid(
+def test_spread_and_last_give_out_what_the_turns_with_tokens_earned(
     trajectory: Trajectory, pair: tuple[str, str]
 ) -> None:
     counts = [turn.stop - turn.start for turn in trajectory.turns]
     amounts = credited_rewards(trajectory, pair[0])
-    paid = math.fsum(amount for amount, count in zip(amounts, counts, strict=True) if count)
+    earned = math.fsum(amount for amount, count in zip(amounts, counts, strict=True) if count)
     placed = per_token_rewards(trajectory, turn_credit=pair[0], token_credit=pair[1])
-    assert math.fsum(placed) == pytest.approx(paid, abs=1e-9)
+    assert math.fsum(placed) == pytest.approx(earned, abs=1e-9)
 
 
 @given(trajectories)
-def test_spread_final_pays_every_agent_token_alike(trajectory: Trajectory) -> None:
+def test_spread_final_rewards_every_agent_token_alike(trajectory: Trajectory) -> None:
     placed = per_token_rewards(trajectory, turn_credit="spread_final")
     num_agent_tokens = sum(trajectory.agent_token_mask)
     expected = [trajectory.final_reward / num_agent_tokens if own else 0.0 for own in trajectory.agent_token_mask]
@@ -108,7 +108,7 @@ def test_spread_final_pays_every_agent_token_alike(trajectory: Trajectory) -> No
 @pytest.mark.parametrize(
     ("picture", "turn_credit", "expected"),
     [
-        (".A_.", "step", [0, 2, 0]),  # what the empty answer was paid lies nowhere
+        (".A_.", "step", [0, 2, 0]),  # what the empty answer was given lies nowhere
         (".A_.", "final", [0, 0, 0]),  # and so does the final reward on it
         (".A_.", "repeat_final", [0, 6, 0]),
         (".A_.", "spread_final", [0, 6, 0]),
@@ -116,7 +116,7 @@ def test_spread_final_pays_every_agent_token_alike(trajectory: Trajectory) -> No
         ("", "step", []),
     ],
 )
-def test_a_turn_without_tokens_pays_no_token(picture: str, turn_credit: str, expected: list[float]) -> None:
+def test_a_turn_without_tokens_rewards_no_token(picture: str, turn_credit: str, expected: list[float]) -> None:
     trajectory = drawn(picture, rewards=[2.0, 3.0], final_reward=6.0)
     assert per_token_rewards(trajectory, turn_credit=turn_credit) == expected
 
@@ -139,7 +139,7 @@ def test_no_turns_and_no_tokens_are_no_error(turn_credit: str) -> None:
     assert credited_rewards(drawn("", [], 1.0), turn_credit) == []
 
 
-def test_without_tokens_spread_final_pays_nobody() -> None:
+def test_without_tokens_spread_final_rewards_nobody() -> None:
     assert credited_rewards(drawn("_._", [1.0, 2.0], 3.0), "spread_final") == [0.0, 0.0]
 
 

@@ -138,9 +138,9 @@ def test_the_mean_of_all_is_exact_where_every_seat_always_moves(monkeypatch: pyt
     assert np.abs(expected(seen(bound("grpo")), 2) - right).max() < TOLERANCE
 
 
-def test_without_being_told_the_gradient_would_be_another() -> None:
+def test_without_the_owners_the_gradient_would_be_another() -> None:
     def together(plays: Sequence[Episode]) -> Numbers:
-        one_seat = [replace(scored(one, told=False), roles=[]) for one in plays]
+        one_seat = [replace(scored(one, reported=False), roles=[]) for one in plays]
         return return_to_go(one_seat, scale="none")
 
     assert np.abs(expected(together, 2) - GRADIENT).max() > 0.1
@@ -150,7 +150,7 @@ def test_exact_values_of_each_seat_may_be_trusted() -> None:
     def worth(role: str, moves: tuple[int, ...]) -> float:
         """What a role can expect from its turn on, after these moves; O's first turn bears what came before."""
         going = [one for one in episodes() if one.moves[: len(moves)] == moves]
-        total = sum(one.probability * one.paid_from(len(moves)) for one in going)
+        total = sum(one.probability * one.earned_from(len(moves)) for one in going)
         assert ROLES[len(moves)] == role
         return total / sum(one.probability for one in going)
 
@@ -166,13 +166,13 @@ def test_exact_values_of_each_seat_may_be_trusted() -> None:
 
 # --- loops --------------------------------------------------------------------------------------------------------
 
-Game = list[tuple[str, float, float]]  # whose move, what X is paid for it, what O is paid
+Game = list[tuple[str, float, float]]  # whose move, what X is given for it, what O is given
 moves = st.tuples(st.sampled_from("XO"), st.sampled_from([-1.0, 0.0, 0.5]), st.sampled_from([-0.5, 0.0, 1.0]))
 games = st.lists(st.tuples(st.integers(0, 1), st.lists(moves, min_size=1, max_size=5)), min_size=1, max_size=5)
 
 
 def played(game: Game, group: int) -> ScoredRollout:
-    """As the trial records it, each turn with what its role was paid by a loop of its own."""
+    """As the trial records it, each turn with what its role was given by a loop of its own."""
     rewards = []
     for k, (role, _, _) in enumerate(game):
         later = [j for j in range(k + 1, len(game)) if game[j][0] == role]
@@ -196,7 +196,7 @@ def entries_of(
 
 
 def future(one: ScoredRollout, k: int) -> float:
-    return sum(paid for paid, role in zip(one.turn_rewards[k:], one.roles[k:], strict=True) if role == one.roles[k])
+    return sum(earned for earned, role in zip(one.turn_rewards[k:], one.roles[k:], strict=True) if role == one.roles[k])
 
 
 def own_index(one: ScoredRollout, k: int) -> tuple[int, int]:
@@ -327,7 +327,7 @@ def test_the_loser_is_not_rewarded_for_the_winners_move() -> None:
             assert numbers[1] < 0 < numbers[0]
 
 
-# --- what is not told, filters, targets ---------------------------------------------------------------------------
+# --- what is unknown, filters, targets ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"reward"}))
@@ -338,7 +338,7 @@ def test_roles_that_share_one_reward_are_refused(name: str) -> None:
             get_estimator(name)([one], discount=1.0, scale="none")
 
 
-def test_what_is_known_without_being_told_is_not_refused() -> None:
+def test_what_is_known_without_being_given_is_not_refused() -> None:
     untold = rollout([0.0, 1.0], roles="XO")
     assert get_estimator("reward")([untold], discount=1.0, scale="none") == [[0.0, 1.0]]
     for one in (replace(untold, failed=True), replace(untold, turn_rewards=[0.0, 0.0], final_reward=0.0)):
@@ -372,7 +372,7 @@ def test_an_estimator_of_ones_own_sees_roles_apart() -> None:
     assert get_estimator(mine)([game], discount=1.0, scale="none") == [[1.0, -1.0, 1.0]]
 
 
-def test_targets_are_what_the_role_is_paid() -> None:
+def test_targets_are_what_the_role_earns() -> None:
     game = rollout([0.0, -1.0, 1.0], final=1.0, roles="XOX", final_rewards={"X": 1.0, "O": -1.0})
     valued = [replace(game, values=[[0.0], [0.0], [0.0]])]
     targets = get_estimator("turn_gae", gae_lambda=1.0).value_targets(valued, discount=1.0)

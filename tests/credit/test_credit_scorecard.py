@@ -37,7 +37,7 @@ def test_the_bandit_is_as_published() -> None:
 
 
 @rows
-def test_the_halves_of_the_table_are_what_they_say(row: Row) -> None:
+def test_the_halves_of_the_table_are_what_they_claim(row: Row) -> None:
     off = score(row, 2, 3).fit.off
     assert off < 1e-12 if row in EXACT else off > 1e-4
 

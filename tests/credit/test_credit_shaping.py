@@ -73,7 +73,7 @@ def test_the_wrapper_shows_what_it_wraps_and_can_be_copied() -> None:
     assert get_estimator(mt_grpo, potential_weight=0.5).function is mt_grpo
 
 
-def test_a_game_that_does_not_say_what_a_state_is_worth_is_refused() -> None:
+def test_a_game_that_does_not_name_what_a_state_is_worth_is_refused() -> None:
     message = r"`_potential` must return a number, got None in 1 of 2 turns of chess"
     with pytest.raises(ConfigError, match=message):
         shaped([valued([0.0, 1.0], [-1.0, None], environment="chess")], discount=1.0, weight=1.0)

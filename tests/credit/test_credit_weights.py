@@ -54,7 +54,7 @@ def mean(numbers: list[float]) -> float:
 
 
 def aggregated(batch: list[GenerationBatch], aggregation: str) -> float:
-    """The loss of the batch, as the aggregation's name says it."""
+    """The loss of the batch, as the aggregation's name states it."""
     counted = [rollout for rollout in batch if rollout.included]
     if aggregation == "token":
         return mean([loss for rollout in counted for loss in rollout.tokens])
@@ -185,9 +185,9 @@ def test_masking_invalid_rollouts_is_the_gradient_of_their_being_worth_the_basel
             for j in range(3)
         ]
 
-    def gradient(paid: list[float]) -> list[float]:
-        expected = sum(p * r for p, r in zip(probabilities, paid, strict=True))
-        return [p * (r - expected) for p, r in zip(probabilities, paid, strict=True)]
+    def gradient(earned: list[float]) -> list[float]:
+        expected = sum(p * r for p, r in zip(probabilities, earned, strict=True))
+        return [p * (r - expected) for p, r in zip(probabilities, earned, strict=True)]
 
     assert followed("keep") == pytest.approx(gradient(rewards))
     assert followed("mask_rollout") == pytest.approx(gradient([1.0, 3.0, baseline]))

@@ -2,7 +2,7 @@
 
 X moves, then O, then X; X may end the game at once, and O after one of X's moves, so that some roles of some episodes
 never move. Both seats share one policy: a softmax over tables that X's first move, O's moves and X's second move have
-in common, so that the seats pull at the same parameters. What X is paid O pays, on the way and at the end: part of it
+in common, so that the seats pull at the same parameters. What X is given O loses, on the way and at the end: part of it
 before O's first move and after X's last.
 """
 
@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 
 # The moves so far → the actions there are; no actions where the game is over.
 ACTIONS = {(): 3, (1,): 2, (2,): 2, (1, 1): 2, (2, 0): 2, (2, 1): 2}
-PAID_TO_X = {  # what X is paid for the move that leads there, and O pays
+PAID_TO_X = {  # what X is given for the move that leads there, and O loses
     (0,): 0.5,
     (1,): -0.25,
     (2,): 0.75,
@@ -60,18 +60,18 @@ class Episode:
     scores: Array
 
     @cached_property
-    def paid_to_x(self) -> list[float]:
-        """What X is paid at each step, (K,)."""
+    def earned_to_x(self) -> list[float]:
+        """What X is given at each step, (K,)."""
         return [PAID_TO_X[self.moves[: k + 1]] for k in range(len(self.moves))]
 
     def final_reward(self, role: str) -> float:
-        """What a role is paid in all."""
-        return math.fsum(self.paid_to_x) * (1 if role == "X" else -1)
+        """What a role is given in all."""
+        return math.fsum(self.earned_to_x) * (1 if role == "X" else -1)
 
-    def paid_from(self, k: int) -> float:
-        """What the role of turn k is paid from that turn on, and before it if it is the role's first."""
+    def earned_from(self, k: int) -> float:
+        """What the role of turn k is given from that turn on, and before it if it is the role's first."""
         first = k if k != ROLES.index(ROLES[k]) else 0
-        return math.fsum(self.paid_to_x[first:]) * (1 if ROLES[k] == "X" else -1)
+        return math.fsum(self.earned_to_x[first:]) * (1 if ROLES[k] == "X" else -1)
 
 
 def episodes(logits: Array = LOGITS) -> list[Episode]:
@@ -135,12 +135,14 @@ def expected(estimate: Estimate, num_rollouts: int) -> Array:
     return total
 
 
-def scored(one: Episode, *, told: bool = True) -> ScoredRollout:
-    """What an estimator sees of an episode; without being told whom the rewards pay, X's are those of every turn."""
-    paid = [{"X": amount, "O": -amount} if told else None for amount in one.paid_to_x]
+def scored(one: Episode, *, reported: bool = True) -> ScoredRollout:
+    """What an estimator sees of an episode; without their owners, the rewards are X's: those of every turn."""
+    earned = [{"X": amount, "O": -amount} if reported else None for amount in one.earned_to_x]
     turns = [
-        Turn(start=k, stop=k + 1, reward=own, role=ROLES[k], role_rewards=paid[k], state_key=one.moves[:k], potential=k)
-        for k, own in enumerate(one.paid_to_x)
+        Turn(
+            start=k, stop=k + 1, reward=own, role=ROLES[k], role_rewards=earned[k], state_key=one.moves[:k], potential=k
+        )
+        for k, own in enumerate(one.earned_to_x)
     ]
     settled, final_rewards = attribute_rewards(turns)
     record = Trajectory(

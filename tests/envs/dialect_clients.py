@@ -89,7 +89,7 @@ json_values = st.recursive(
 
 @st.composite
 def turns(draw: st.DrawFn) -> list[tuple[Reply, list[str]]]:
-    """The replies of a conversation, each with what is then said: the results of its tool calls, or one text."""
+    """The replies of a conversation, each with what is then answered: the results of its tool calls, or one text."""
     drawn: list[tuple[Reply, list[str]]] = []
     for number in range(draw(st.integers(1, 4))):
         calls = [
@@ -112,11 +112,11 @@ def turns(draw: st.DrawFn) -> list[tuple[Reply, list[str]]]:
 def expected_messages(first: str, played: Sequence[tuple[Reply, Sequence[str]]]) -> list[Message]:
     """The messages of a conversation after all its turns."""
     messages: list[Message] = [{"role": "user", "content": first}]
-    for reply, said in played:
+    for reply, output in played:
         messages.append(answer_message(reply))
         results: list[Message] = [
             {"role": "tool", "content": text, "tool_call_id": str(call.id), "name": call.name}
-            for call, text in zip(reply.tool_calls, said, strict=False)
+            for call, text in zip(reply.tool_calls, output, strict=False)
         ]
-        messages += results or [{"role": "user", "content": said[0]}]
+        messages += results or [{"role": "user", "content": output[0]}]
     return messages

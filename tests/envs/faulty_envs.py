@@ -20,19 +20,19 @@ class Sound(MultistepEnv):
     default_config: ClassVar = {"max_steps_per_episode": 6, "error_allowance": 6}
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-        return {"done": False, "secret": self.rng(session_id).randint(1, 9), "says": RULES, "turn": 0}
+        return {"done": False, "secret": self.rng(session_id).randint(1, 9), "text": RULES, "turn": 0}
 
     def _format_prompt(self, state: dict[str, Any], step: int) -> Any:
-        return state["says"]
+        return state["text"]
 
     def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Step:
         try:
             guess = int(action)
         except ValueError:
-            return {**state, "says": "A number, please."}, 0.0, False, {"success": False, "invalid": True}
+            return {**state, "text": "A number, please."}, 0.0, False, {"success": False, "invalid": True}
         won = guess == state["secret"]
-        says = "Higher." if guess < state["secret"] else "Lower."
-        return {**state, "says": says, "turn": state["turn"] + 1}, float(won), won, {"success": won}
+        text = "Higher." if guess < state["secret"] else "Lower."
+        return {**state, "text": text, "turn": state["turn"] + 1}, float(won), won, {"success": won}
 
 
 class ReadsPythonsGenerator(Sound):
@@ -55,7 +55,7 @@ class DrawsWhatNobodySees(Sound):
 class IsNeverTheSame(Sound):
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         start = super()._initialize_episode(session_id, task_data)
-        return {**start, "says": f"{RULES} This is game {session_id}."}
+        return {**start, "text": f"{RULES} This is game {session_id}."}
 
 
 class CountsGames(Sound):
@@ -65,7 +65,7 @@ class CountsGames(Sound):
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         self.num_games += 1
-        return {**super()._initialize_episode(session_id, task_data), "says": f"{RULES} Game {self.num_games}."}
+        return {**super()._initialize_episode(session_id, task_data), "text": f"{RULES} Game {self.num_games}."}
 
 
 class KeepsTheSecretOnItself(Sound):
@@ -79,7 +79,7 @@ class KeepsTheSecretOnItself(Sound):
 
 
 class SharesOneDict(Sound):
-    START: ClassVar = {"done": False, "secret": 5, "says": RULES, "turn": 0}
+    START: ClassVar = {"done": False, "secret": 5, "text": RULES, "turn": 0}
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         return self.START
@@ -88,7 +88,7 @@ class SharesOneDict(Sound):
 class WritesIntoTheStateAsItReads(Sound):
     def _format_prompt(self, state: dict[str, Any], step: int) -> Any:
         state["shown"] = state.get("shown", 0) + 1
-        return state["says"]
+        return state["text"]
 
 
 class PaysNan(Sound):
@@ -99,35 +99,35 @@ class PaysNan(Sound):
 class ComesAliveAgain(Sound):
     def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Step:
         turn = state["turn"] + 1
-        return {**state, "turn": turn, "says": "Go on."}, 0.0, turn == 2, {"success": True}
+        return {**state, "turn": turn, "text": "Go on."}, 0.0, turn == 2, {"success": True}
 
 
 class SaysItAllAgain(Sound):
     def _format_prompt(self, state: dict[str, Any], step: int) -> Any:
-        return RULES if step == 0 else f"{RULES}\n{state['says']}"
+        return RULES if step == 0 else f"{RULES}\n{state['text']}"
 
 
 class BeginsEveryPromptWithItsRules(Sound):
     rules = "You guess my number, which lies from 1 to 9.\nI say whether it is higher or lower.\nAnswer with a number."
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-        return {**super()._initialize_episode(session_id, task_data), "says": "What is it?"}
+        return {**super()._initialize_episode(session_id, task_data), "text": "What is it?"}
 
     def _format_prompt(self, state: dict[str, Any], step: int) -> Any:
-        return f"{self.rules}\n{state['says']}"
+        return f"{self.rules}\n{state['text']}"
 
 
 class Accumulates(Sound):
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-        return {**super()._initialize_episode(session_id, task_data), "says": "Say a number now."}
+        return {**super()._initialize_episode(session_id, task_data), "text": "Say a number now."}
 
     def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Step:
-        return {**state, "says": f"{state['says']}\n> {action}\nNo."}, 0.0, False, {"success": False}
+        return {**state, "text": f"{state['text']}\n> {action}\nNo."}, 0.0, False, {"success": False}
 
 
 class RepeatsTheSystemMessage(Sound):
     def _format_prompt(self, state: dict[str, Any], step: int) -> Any:
-        return [{"role": "system", "content": "Play well."}, {"role": "user", "content": state["says"]}]
+        return [{"role": "system", "content": "Play well."}, {"role": "user", "content": state["text"]}]
 
 
 class CannotBePickled(Sound):
@@ -145,7 +145,7 @@ class LosesItsLuckInPickles(Sound):
         return {**super().__getstate__(), "offset": 0}
 
     def _format_prompt(self, state: dict[str, Any], step: int) -> Any:
-        return f"{state['says']} ({step + self.offset})"
+        return f"{state['text']} ({step + self.offset})"
 
 
 class PaysARoleThatNobodyHas(Sound):
@@ -203,9 +203,9 @@ class HasATool(Sound):
 
     def _step_action(self, session_id: str, state: dict[str, Any], action: Any) -> Step:
         calls = [call for call in action.tool_calls if not call.error]
-        says = f"You looked up {calls[0].arguments['word']}." if calls else "Call the tool."
+        text = f"You looked up {calls[0].arguments['word']}." if calls else "Call the tool."
         done = bool(calls) and state["turn"] >= 1
-        return {**state, "says": says, "turn": state["turn"] + 1}, float(bool(calls)), done, {"success": done}
+        return {**state, "text": text, "turn": state["turn"] + 1}, float(bool(calls)), done, {"success": done}
 
 
 class HasAToolWithoutTypes(HasATool):

@@ -1,4 +1,4 @@
-"""A small real game: guess a number, told "higher" or "lower"; some games last longer than others."""
+"""A small real game: guess a number, answered "higher" or "lower"; some games last longer than others."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class GuessEnv(MultistepEnv):
 
 
 class Chatty(Agent):
-    """A function of the conversation alone: guesses by hash, and now and then says something that is no number."""
+    """A function of the conversation alone: guesses by hash, and now and then answers something that is no number."""
 
     def __init__(self, highest: int = 9) -> None:
         self.highest = highest
@@ -63,7 +63,7 @@ class Counting(Agent):
 
 
 def bare(trajectory: Trajectory) -> Trajectory:
-    """The trajectory without what tells apart the sessions that played it."""
+    """The trajectory without what distinguishes the sessions that played it."""
     return dataclasses.replace(trajectory, session_id="", task_index=0, rollout_index=0)
 
 

@@ -48,7 +48,7 @@ def babble() -> str:
     """Print what is no message, and then answer."""
     sys.stdout.write("this is not JSON\n{]\n")
     sys.stdout.flush()
-    return "said"
+    return "output"
 
 
 @server.tool()

@@ -11,7 +11,7 @@ Step = tuple[dict[str, Any], float, bool, dict[str, Any]]
 
 
 class SayTheColor(MultistepEnv):
-    """One turn: say the color that is asked for."""
+    """One turn: answer the requested color."""
 
     task_fields: ClassVar = ("color",)
 
@@ -35,7 +35,7 @@ class SayTheColor(MultistepEnv):
 
 
 class SayItTwice(SayTheColor):
-    """Two turns, each of which pays."""
+    """Two turns, each of which gives."""
 
     def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Step:
         won = action == state["color"]
@@ -61,7 +61,7 @@ class Guess(MultistepEnv):
 
 
 class LookUp(MultistepEnv):
-    """Look up a word with the tool, then say what it means."""
+    """Look up a word with the tool, then state what it means."""
 
     default_config: ClassVar = {"max_steps_per_episode": 2, "error_allowance": 2}
     TABLE: ClassVar = {"one": "un", "two": "deux"}
@@ -78,15 +78,15 @@ class LookUp(MultistepEnv):
         return [look_up]
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-        return {"done": False, "word": task_data["word"], "says": f"What is {task_data['word']}"}
+        return {"done": False, "word": task_data["word"], "text": f"What is {task_data['word']}"}
 
     def _format_prompt(self, state: dict[str, Any], step: int) -> str:
-        return state["says"]
+        return state["text"]
 
     def _step_action(self, session_id: str, state: dict[str, Any], action: Any) -> Step:
         calls = [call for call in action.tool_calls if not call.error]
         if calls:
-            return {**state, "says": str(self.TABLE.get(calls[0].arguments.get("word"), "unknown"))}, 0.0, False, {}
+            return {**state, "text": str(self.TABLE.get(calls[0].arguments.get("word"), "unknown"))}, 0.0, False, {}
         return self._step_episode(session_id, state, action.text)
 
     def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Step:

@@ -99,7 +99,7 @@ PACKAGED: dict[str, tuple[type[MultistepEnv], dict[str, Any], Callable[[], Tasks
     "TextArena, self-play with hidden cards": _text_arena(game="KuhnPoker-v0", opponent="self"),
 }
 
-# Those whose engines are not at hand here: tests/with_worlds asks the same of them.
+# Those whose engines are not at hand here: tests/with_worlds checks the same of them.
 OF_ENGINES = {
     "agentsgym.envs.ALFWorld.ALFWorldEnv",
     "agentsgym.envs.ScienceWorld.ScienceWorldEnv",
@@ -123,18 +123,18 @@ def packaged_tasks(name: str) -> Tasks:
 
 
 class Listener(Agent):
-    """Calls tools and says words as ``ExploringAgent`` does, but each answer follows from its conversation alone."""
+    """Calls tools and answers words as ``ExploringAgent`` does, but each answer follows from its conversation alone."""
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action]:
         """Answer each session."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: TurnRequest) -> Action:
-        said = [message["content"] for message in request.messages]
-        stream = random.Random(derive_seed("listener", *said))
+        output = [message["content"] for message in request.messages]
+        stream = random.Random(derive_seed("listener", *output))
         if request.tools and stream.random() < 0.8:
-            call = random_call(stream.choice(list(request.tools)), said[-1], stream)
+            call = random_call(stream.choice(list(request.tools)), output[-1], stream)
             return Action(text="", tool_calls=(call,))
-        if "Twenty Questions" in said[0]:
+        if "Twenty Questions" in output[0]:
             return Action(text=stream.choice(["Is it alive?", "Is it a clock?", "Hm."]))
-        return Action(text=random_phrase(said[-1], stream))
+        return Action(text=random_phrase(output[-1], stream))

@@ -33,7 +33,7 @@ class Client:
         assert status == 200, answer
         return answer
 
-    def say(self, *messages: Any, **fields: Any) -> Any:
+    def speak(self, *messages: Any, **fields: Any) -> Any:
         """Return the message of the only choice."""
         return self.chat(messages, **fields)["choices"][0]["message"]
 
@@ -75,5 +75,5 @@ def converse(task: Any, endpoint: Any) -> float:
     """A program of three calls, each of which continues the last one; worker processes import it by this name."""
     client, messages = Client(endpoint), [user(f"go {task['seed']}")]
     for number in range(3):
-        messages += [client.say(*messages), user(f"on {number}")]
+        messages += [client.speak(*messages), user(f"on {number}")]
     return 2.0

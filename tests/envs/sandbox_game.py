@@ -19,7 +19,7 @@ RELEASE = threading.Event()  # ends what hangs in a thread
 
 
 class Sandbox(MultistepEnv):
-    """A task is ``{"script": "one word a turn"}``; the agent says the words; ``stop`` ends the episode."""
+    """A task is ``{"script": "one word a turn"}``; the agent answers the words; ``stop`` ends the episode."""
 
     config_fields: ClassVar = {"log": Field(default="", expected="a path", valid=is_str)}
 

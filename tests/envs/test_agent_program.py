@@ -33,7 +33,7 @@ def conversation(task: Any, endpoint: Any) -> float:
     """Three calls, each of which continues the last one."""
     client, messages = Client(endpoint), [user("go")]
     for number in range(3):
-        messages += [client.say(*messages), user(f"on {number}")]
+        messages += [client.speak(*messages), user(f"on {number}")]
     return 2.0
 
 
@@ -126,7 +126,7 @@ def test_a_reward_that_is_not_a_number_is_rejected() -> None:
 
     def program(task: Any, endpoint: Any) -> None:
         client = Client(endpoint)
-        client.say(user("go"))
+        client.speak(user("go"))
         for body in (
             {"reward": "much"},
             {"reward": {"": 1}},
@@ -151,7 +151,7 @@ def test_a_broken_program_fails_its_own_episode_alone(kind: str) -> None:
             if kind == "no call":
                 return 1.0
             if kind != "raises":
-                Client(endpoint).say(user("go"))
+                Client(endpoint).speak(user("go"))
             if kind == "hangs":
                 threading.Event().wait(10)
             raise ValueError("my bug")
@@ -196,10 +196,10 @@ def test_a_program_learns_that_its_prompt_is_too_long_and_may_go_on() -> None:
 
     def program(task: Any, endpoint: Any) -> float:
         client = Client(endpoint)
-        client.say(user("go"))
+        client.speak(user("go"))
         status, body = client.post("/v1/chat/completions", {"model": "x", "messages": [user("long " * 200)]})
         statuses.append((status, body["error"]["code"]))
-        client.say(user("shorter"))
+        client.speak(user("shorter"))
         return 1.0
 
     [one] = play(program, {"max_trajectory_tokens": 120})
@@ -230,7 +230,7 @@ def test_coroutines_share_an_event_loop_and_end_with_their_episodes() -> None:
 
     async def program(task: Any, endpoint: Any) -> float:
         loops.append(asyncio.get_running_loop())
-        await asyncio.to_thread(Client(endpoint).say, user("go"))
+        await asyncio.to_thread(Client(endpoint).speak, user("go"))
         try:
             await asyncio.Event().wait()
         finally:
@@ -247,7 +247,7 @@ async def endless(task: Any, endpoint: Any) -> float:
     """Calls until an error is raised, in a conversation that grows."""
     client, messages = Client(endpoint), [user("go")]
     while True:
-        messages += [await asyncio.to_thread(client.say, *messages), user("on")]
+        messages += [await asyncio.to_thread(client.speak, *messages), user("on")]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_stop_texts_cut_the_sampled_tokens_and_the_conversation_continues() -> N
         [choice] = answer["choices"]
         assert choice["message"]["content"] == "left "
         assert choice["finish_reason"] == "stop"
-        client.say(user("go"), choice["message"], user("on"))
+        client.speak(user("go"), choice["message"], user("on"))
         return 1.0
 
     agent = RecordingAgent(TOKENIZER, texts=["left STOP right"])
@@ -308,7 +308,7 @@ def test_programs_that_wait_for_each_other_are_answered() -> None:
         client = Client(endpoint)
         if task["number"]:
             assert first_is_answered.wait(30)
-        client.say(user("go"))
+        client.speak(user("go"))
         first_is_answered.set()
         return 1.0
 
@@ -330,11 +330,11 @@ def test_calls_form_a_tree() -> None:
         client = Client(endpoint)
         plan = client.chat([user("plan the trip")])
         message = plan["choices"][0]["message"]
-        client.say(user("you are a helper"), user(message["content"]))  # an agent that receives the answer
-        again = [client.say(user("plan the trip"), message, user("shorter")) for _ in range(2)]  # and a retry
+        client.speak(user("you are a helper"), user(message["content"]))  # an agent that receives the answer
+        again = [client.speak(user("plan the trip"), message, user("shorter")) for _ in range(2)]  # and a retry
         client.chat([user("something else")], {"x_agentsgym_parent": plan["id"]})
-        client.say(user("plan the trip"), message, user("shorter"), again[1], user("thanks"))
-        client.say(user("good bye"))
+        client.speak(user("plan the trip"), message, user("shorter"), again[1], user("thanks"))
+        client.speak(user("good bye"))
 
     texts = [f"a long enough answer {number}" for number in range(7)]
     [one] = play(program, texts=texts)
@@ -367,7 +367,7 @@ class Talker(AgentProgramEnv):
     """A program that is a method."""
 
     async def program(self, task: Any, endpoint: Any) -> str:
-        return (await asyncio.to_thread(Client(endpoint).say, user("go")))["content"]
+        return (await asyncio.to_thread(Client(endpoint).speak, user("go")))["content"]
 
     async def _grade(self, task_data: Any, outcome: ProgramOutcome) -> dict[str, float]:
         return {"length": float(len(outcome.output))}

@@ -71,27 +71,27 @@ def test_no_budget_is_ever_exceeded(
     assert trajectory.messages[-1]["role"] == "assistant"
 
 
-def test_a_turn_is_asked_for_the_smallest_of_what_is_left() -> None:
-    asked: list[int | None] = []
+def test_a_turn_is_limited_to_the_smallest_of_what_is_left() -> None:
+    requested: list[int | None] = []
 
     class Asked(Counting):
         """Notes its budget."""
 
         def act(self, requests: Any) -> Any:
-            asked.extend(request.max_new_tokens for request in requests)
+            requested.extend(request.max_new_tokens for request in requests)
             return super().act(requests)
 
     [free] = GuessEnv(TOKENIZER).rollout(tasks(3), Asked())
-    assert asked == [None] * 3
+    assert requested == [None] * 3
     starts, prompt = [turn.start for turn in free.turns], free.turns[0].start
-    asked.clear()
+    requested.clear()
     whole = len(free.token_ids) + 3
     GuessEnv(TOKENIZER, {"max_trajectory_tokens": whole}).rollout(tasks(3), Asked())
-    assert asked == [whole - start for start in starts]
-    asked.clear()
+    assert requested == [whole - start for start in starts]
+    requested.clear()
     GuessEnv(TOKENIZER).rollout(tasks(3), Asked(), max_completion_length=50, max_turn_tokens=30)
-    assert asked == [min(30, 50 - (start - prompt)) for start in starts]
-    assert asked[0] == 30 > asked[-1]
+    assert requested == [min(30, 50 - (start - prompt)) for start in starts]
+    assert requested[0] == 30 > requested[-1]
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -123,7 +123,7 @@ def test_a_first_prompt_that_is_too_long_leaves_no_turn() -> None:
 @pytest.mark.parametrize("kind", ["chatml", "llama3", "inst", "none"])
 def test_the_game_reads_no_more_than_the_budget_left_on_record(kind: Any) -> None:
     class Hearing(GuessEnv):
-        """Remembers what it was told."""
+        """Remembers what it was given."""
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)

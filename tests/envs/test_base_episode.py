@@ -27,22 +27,22 @@ def masked_spans(result: dict[str, Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_complete_episode_marks_exactly_what_the_agent_said(kind: Any) -> None:
+def test_a_complete_episode_marks_exactly_what_the_agent_answered(kind: Any) -> None:
     tokenizer = chat_tokenizer(kind)
-    said = ["5", "I am lost", "3"]
-    result = complete(GuessEnv(tokenizer), said)
+    output = ["5", "I am lost", "3"]
+    result = complete(GuessEnv(tokenizer), output)
     assert len({len(result[key]) for key in RECORDED}) == 1
     assert set(result["full_attention_mask"]) == {1}
     spans = masked_spans(result)
     ending = " [/END]\n" if kind == "inst" else ""
-    assert [tokenizer.decode(span, skip_special_tokens=True) for span in spans] == [text + ending for text in said]
+    assert [tokenizer.decode(span, skip_special_tokens=True) for span in spans] == [text + ending for text in output]
     has_end_token = kind not in {"inst", "none"}
     assert all((span[-1] == tokenizer.eos_token_id) is has_end_token for span in spans)
     rewarded = [reward for reward, agent in zip(*map(result.get, RECORDED[3:1:-1]), strict=True) if agent == 0]
     assert set(rewarded) == {0.0}
     assert result["final_reward"] == MISS + INVALID + WIN
     assert sum(result["per_token_rewards"]) == pytest.approx(MISS + INVALID + WIN)
-    assert [message["content"] for message in result["final_completion_messages"][1::2]] == said
+    assert [message["content"] for message in result["final_completion_messages"][1::2]] == output
     assert result["session_id"] == "mine"
 
 
@@ -84,13 +84,13 @@ def test_every_credit_placement_reaches_the_tokens(turn_credit: str, token_credi
     counts = [turn.stop - turn.start for turn in trajectory.turns]
     assert len(set(counts)) > 1
     total = MISS + INVALID + WIN
-    paid = {
+    earned = {
         "step": [MISS, INVALID, WIN],
         "final": [0.0, 0.0, total],
         "repeat_final": [total] * 3,
         "spread_final": [total * count / sum(counts) for count in counts],
     }[turn_credit]
-    for turn, amount, count in zip(trajectory.turns, paid, counts, strict=True):
+    for turn, amount, count in zip(trajectory.turns, earned, counts, strict=True):
         wanted = {"spread": [amount / count] * count, "last": [0.0] * (count - 1) + [amount], "each": [amount] * count}[
             token_credit
         ]

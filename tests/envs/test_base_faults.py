@@ -167,7 +167,7 @@ def test_only_the_broken_episode_fails_and_its_turns_stay_on_record(caplog: pyte
     assert "turn 2 of Broken, at " in record.getMessage()
 
 
-def says(answer: Any) -> Any:
+def shown(answer: Any) -> Any:
     class Saying:
         """Any object with a get_action."""
 
@@ -201,7 +201,7 @@ def answers_in_turn(*actions: Action) -> Agent:
     ("agent", "message"),
     [
         *[
-            (says(value), "Saying.get_action must return (text, agent_state), got")
+            (shown(value), "Saying.get_action must return (text, agent_state), got")
             for value in (None, "a", ("a",), (1, None), ["a", 1])
         ],
         *[(answers(value), "an agent must return an Action, got") for value in (None, "a", ("a", None))],
@@ -291,7 +291,7 @@ def test_every_id_of_the_vocabulary_is_taken(token_ids: Any, tokenizer: Any) -> 
 
 def test_an_agent_that_raises_for_one_session_fails_that_one() -> None:
     class Squeamish(Counting):
-        """Cannot say 3."""
+        """Cannot answer 3."""
 
         def get_action(self, messages: Any, agent_state: Any) -> Any:
             if agent_state == 2 and "9" in messages[0]["content"]:
@@ -357,7 +357,7 @@ def test_a_message_that_the_template_refuses_is_no_episodes_fault() -> None:
 @pytest.mark.parametrize("keep_history", [False, True])
 def test_a_message_that_the_template_refuses_later_fails_its_episode_alone(keep_history: bool) -> None:
     class Tooling(GuessEnv):
-        """Says "Higher" as a system message, which this template does not take."""
+        """Answers "Higher" as a system message, which this template does not take."""
 
         def _format_prompt(self, state: dict[str, Any], step: int) -> Any:
             prompt = super()._format_prompt(state, step)
@@ -379,7 +379,7 @@ def test_a_message_that_the_template_refuses_later_fails_its_episode_alone(keep_
 
 def test_an_observation_that_is_no_text_fails_its_episode_alone() -> None:
     class Bytes(GuessEnv):
-        """Says half a surrogate pair, as text that was read with surrogateescape does."""
+        """Answers half a surrogate pair, as text that was read with surrogateescape does."""
 
         def _format_prompt(self, state: dict[str, Any], step: int) -> Any:
             prompt = super()._format_prompt(state, step)
@@ -391,7 +391,7 @@ def test_an_observation_that_is_no_text_fails_its_episode_alone() -> None:
     assert_failed(env, failed, "EnvError: the observation before turn 1 must be valid Unicode")
 
 
-def test_an_agent_that_cannot_play_here_at_all_says_so() -> None:
+def test_an_agent_that_cannot_play_here_at_all_reports_it() -> None:
     model, tokenizer = tiny_policy(["Guess"])
     env = GuessEnv()
     with pytest.raises(ConfigError, match="requires an environment with a tokenizer"):
@@ -400,7 +400,7 @@ def test_an_agent_that_cannot_play_here_at_all_says_so() -> None:
 
 
 def test_anything_with_get_action_is_an_agent() -> None:
-    [trajectory] = GuessEnv().rollout(tasks(1), says(("1", None)))
+    [trajectory] = GuessEnv().rollout(tasks(1), shown(("1", None)))
     assert trajectory.stop_reason is StopReason.DONE
     agent = ScriptedAgent(["1"])
     assert as_agent(agent) is agent

@@ -40,7 +40,7 @@ class Thinking(Agent):
         self.tokenizer, self.thought = tokenizer, thought
         self.prompts: dict[str, list[list[int]]] = {}
         self.seen: dict[str, list[list[Message]]] = {}
-        self.said: dict[str, list[list[int]]] = {}
+        self.output: dict[str, list[list[int]]] = {}
 
     def act(self, requests: Any) -> list[Action]:
         return [self.answer(request) for request in requests]
@@ -56,7 +56,7 @@ class Thinking(Agent):
         key = request.session_id
         self.prompts.setdefault(key, []).append(list(request.token_ids))
         self.seen.setdefault(key, []).append([*request.messages])
-        self.said.setdefault(key, []).append(ids)
+        self.output.setdefault(key, []).append(ids)
         return Action(
             text=text, token_ids=ids, logprobs=[-1.0] * len(ids), agent_state=number, finish_reason=finish_reason
         )
@@ -85,7 +85,7 @@ def check_record(trajectory: Trajectory, agent: Thinking) -> None:
     """The trajectory holds the prompts and the answers of every turn, to the token."""
     nested = transitions([trajectory])
     assert nested["prompt_ids"][0] == agent.prompts[trajectory.session_id]
-    assert nested["ids"][0] == agent.said[trajectory.session_id]
+    assert nested["ids"][0] == agent.output[trajectory.session_id]
     assert [messages[:-1] for messages in nested["messages"][0]] == agent.seen[trajectory.session_id]
     assert sum(trajectory.agent_token_mask) == sum(map(len, nested["ids"][0]))
     lengths = {len(trajectory.token_ids), len(trajectory.per_token_rewards), len(trajectory.logprobs or ())}
@@ -116,7 +116,7 @@ def test_sampled_ids_that_are_not_how_text_is_encoded_stay_in_their_own_turn() -
     trajectory = play(agent, history="rerender", error_allowance=9)
     check_record(trajectory, agent)
     canonical = TOKENIZER("aaaa1", add_special_tokens=False)["input_ids"]
-    assert (agent.said[trajectory.session_id][0] == [*canonical, END]) == (len(trajectory.segments) == 1)
+    assert (agent.output[trajectory.session_id][0] == [*canonical, END]) == (len(trajectory.segments) == 1)
 
 
 def test_a_history_that_changes_nothing_records_what_appending_records() -> None:
@@ -180,7 +180,7 @@ def test_a_record_that_has_no_room_left_ends_with_the_last_action(history: Any) 
     assert trajectory.messages[-1]["role"] == "assistant"
 
 
-def test_a_history_cannot_change_what_was_said() -> None:
+def test_a_history_cannot_change_what_was_answered() -> None:
     def vandal(messages: list[Message]) -> list[Message]:
         for message in messages:
             message["content"] = "?"
@@ -229,7 +229,7 @@ def test_a_rewritten_prompt_that_got_no_answer_is_in_no_segment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("history", "said"),
+    ("history", "message"),
     [
         (lambda messages: 1 / 0, "ZeroDivisionError"),
         (lambda messages: [], "must return a list of messages"),
@@ -238,14 +238,14 @@ def test_a_rewritten_prompt_that_got_no_answer_is_in_no_segment() -> None:
         (lambda messages: [{"role": "user", "content": "\ud800"}], "valid Unicode"),
     ],
 )
-def test_a_history_that_breaks_fails_its_own_episode(history: Any, said: str) -> None:
+def test_a_history_that_breaks_fails_its_own_episode(history: Any, message: str) -> None:
     def later(messages: list[Message]) -> list[Message]:
         return messages if len(messages) < 3 else history(messages)
 
     env = GuessEnv(TOKENIZER, {"history": later})
     broken, won = env.rollout(tasks(5, 1), Counting())
     assert (broken.stop_reason, won.stop_reason) == (StopReason.FAILED, StopReason.DONE)
-    assert said in (broken.error or "")
+    assert message in (broken.error or "")
     assert len(broken.turns) == 1
 
 

@@ -98,8 +98,8 @@ def test_a_small_policy_plays_two_tasks_twice() -> None:
         assert all(1 <= turn.stop - turn.start <= 6 for turn in trajectory.turns)
         for turn in trajectory.turns:
             assert all(value < 0.0 for value in trajectory.logprobs[turn.start : turn.stop])
-            said = trajectory.messages[turn.message_index]["content"]
-            assert tokenizer.decode(trajectory.token_ids[turn.start : turn.stop], skip_special_tokens=True) == said
+            output = trajectory.messages[turn.message_index]["content"]
+            assert tokenizer.decode(trajectory.token_ids[turn.start : turn.stop], skip_special_tokens=True) == output
     assert env.active_states == {}
 
 
@@ -122,11 +122,11 @@ def test_generate_nests_turns_whose_prompts_extend_each_other() -> None:
 
 
 def test_run_trial_and_generate_give_the_log_probabilities_and_each_tokens_reward() -> None:
-    def said(text: str) -> Action:
+    def output(text: str) -> Action:
         ids = [*TOKENIZER(text, add_special_tokens=False).input_ids, TOKENIZER.eos_token_id]
         return Action(text=text, token_ids=ids, logprobs=[-0.5 * (index + 1) for index in range(len(ids))])
 
-    env, agent = GuessEnv(TOKENIZER), ScriptedAgent([said("5"), said("3")])
+    env, agent = GuessEnv(TOKENIZER), ScriptedAgent([output("5"), output("3")])
     [trajectory] = env.rollout(tasks(3), agent)
     assert env.run_trial(tasks(3), agent)["padded_logprobs"] == [trajectory.logprobs]
     assert env.run_trial(tasks(3), Counting())["padded_logprobs"] == [None]
@@ -281,7 +281,7 @@ def test_an_unknown_limit_is_refused() -> None:
         GuessEnv().rollout(tasks(3), Counting(), max_tokens=3)
 
 
-def test_a_game_without_tasks_of_its_own_says_so() -> None:
+def test_a_game_without_tasks_of_its_own_reports_it() -> None:
     for method in (GuessEnv.get_train_dataset, GuessEnv.get_eval_dataset):
         with pytest.raises(NotImplementedError, match="GuessEnv ships no"):
             method()

@@ -53,11 +53,11 @@ def test_with_history_the_episodes_share_one_conversation(free_shots: int) -> No
     [trajectory] = env.rollout(tasks(2), agent)
     # It counts on through the conversation: after 1, 2 it can only miss.
     assert agent.seen == [(None, 2), *((k, 2 + 2 * k) for k in range(1, 10))]
-    paid = [[MISS, WIN], [MISS] * 4, [MISS] * 4]
+    earned = [[MISS, WIN], [MISS] * 4, [MISS] * 4]
     assert trajectory.turn_rewards == [
-        0.0 if index < free_shots else reward for index, episode in enumerate(paid) for reward in episode
+        0.0 if index < free_shots else reward for index, episode in enumerate(earned) for reward in episode
     ]
-    assert trajectory.final_reward == pytest.approx(sum(map(sum, paid[free_shots:])))
+    assert trajectory.final_reward == pytest.approx(sum(map(sum, earned[free_shots:])))
     assert [turn.episode for turn in trajectory.turns] == [0] * 2 + [1] * 4 + [2] * 4
     assert trajectory.stop_reason is StopReason.MAX_TURNS
     assert [message["role"] for message in trajectory.messages].count("system") == 1
@@ -67,7 +67,7 @@ def test_with_history_the_episodes_share_one_conversation(free_shots: int) -> No
 
 
 @given(keep_history=st.booleans(), free_shots=st.integers(0, 2), turn_credit=st.sampled_from(["step", "final"]))
-def test_tokens_are_paid_for_what_is_not_practice(keep_history: bool, free_shots: int, turn_credit: str) -> None:
+def test_tokens_are_rewarded_for_what_is_not_practice(keep_history: bool, free_shots: int, turn_credit: str) -> None:
     env = trial(keep_history, free_shots, turn_credit=turn_credit, max_steps_per_episode=3)
     [trajectory] = env.rollout(tasks(2), Counting())
     assert sum(trajectory.per_token_rewards) == pytest.approx(trajectory.final_reward)
@@ -123,7 +123,7 @@ def test_a_fresh_conversation_has_a_fresh_budget() -> None:
     assert len(trajectory.turns) == len(single.turns)
 
 
-def test_a_final_reward_is_asked_for_each_episode_that_is_not_practice() -> None:
+def test_a_final_reward_is_computed_for_each_episode_that_is_not_practice() -> None:
     class Counted(GuessEnv):
         """Every episode is worth ten times its number of turns."""
 
@@ -155,7 +155,7 @@ def test_a_win_in_practice_is_no_win_of_the_episode_that_had_no_room() -> None:
 
 
 @pytest.mark.parametrize(("last", "success"), [("1", True), ("2", False)])
-def test_the_last_episode_alone_says_whether_the_game_was_won(last: str, success: bool) -> None:
+def test_the_last_episode_alone_reports_whether_the_game_was_won(last: str, success: bool) -> None:
     env = trial(True, 2, max_steps_per_episode=1)
     [trajectory] = env.rollout(tasks(1), ScriptedAgent(["1", "1", last]))
     assert trajectory.success is success

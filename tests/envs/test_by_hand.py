@@ -17,7 +17,7 @@ TOKENIZER = chat_tokenizer("chatml")
 
 
 class Telling(GuessEnv):
-    """Says at the end how it ended."""
+    """Answers at the end how it ended."""
 
     def _system_prompt(self) -> str:
         return "Play."

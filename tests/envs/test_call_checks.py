@@ -1,4 +1,4 @@
-"""What is wrong with a call, said to the agent."""
+"""What is wrong with a call, answered to the agent."""
 
 from typing import Any
 
@@ -71,13 +71,13 @@ def test_a_call_that_fits_is_not_criticized(arguments: dict[str, Any]) -> None:
         ({"ordr": "up"}, "'search' has no argument 'ordr'; did you mean 'order'?"),
     ],
 )
-def test_a_call_that_does_not_fit_is_told_where(arguments: dict[str, Any], message: str) -> None:
-    said = check_call(ToolCall(name="search", arguments={"query": "?", **arguments}), SCHEMAS)
-    assert said is not None
-    assert message in said
+def test_a_call_that_does_not_fit_names_the_place(arguments: dict[str, Any], message: str) -> None:
+    output = check_call(ToolCall(name="search", arguments={"query": "?", **arguments}), SCHEMAS)
+    assert output is not None
+    assert message in output
 
 
-def test_what_is_missing_unknown_or_malformed_is_said() -> None:
+def test_what_is_missing_unknown_or_malformed_is_reported() -> None:
     assert check_call(ToolCall(name="search"), SCHEMAS) == "the argument 'query' of 'search' is missing"
     assert check_call(ToolCall(name="serch"), SCHEMAS) == "there is no tool 'serch'; did you mean 'search'?"
     assert check_call(ToolCall(name="x"), SCHEMAS) == "there is no tool 'x'; valid names: 'search', 'stop'"

@@ -177,9 +177,9 @@ class Generated:
         [call] = answer["tool_calls"]
         task = json.loads(call["function"]["arguments"])["the_whole_task"]
         agent = [{"role": "system", "content": "You work for another."}, user(f"{task}\nBegin.")]
-        first, said = self._send(agent, caller)
-        _, said = self._send([*agent, said, user("and then?")], first)
-        result = {"role": "tool", "tool_call_id": call["id"], "content": said["content"]}
+        first, output = self._send(agent, caller)
+        _, output = self._send([*agent, output, user("and then?")], first)
+        result = {"role": "tool", "tool_call_id": call["id"], "content": output["content"]}
         self.latest, last = self._send([*conversation, answer, result], caller, tools=[TOOL])
         self.messages = [*conversation, answer, result, last]
         self.latest = self._call([user(f"Another tool set. Before: {last['content']}")], self.latest)

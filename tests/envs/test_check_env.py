@@ -41,7 +41,7 @@ def test_a_sound_environment_with_a_tool_gives_no_findings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env_class", "check", "hook", "says"),
+    ("env_class", "check", "hook", "text"),
     [
         (envs.ReadsPythonsGenerator, "global-random", "_initialize_episode", "the global generator of random"),
         (envs.SeedsNumpysGenerator, "global-random", "_step_episode", "the global generator of numpy.random"),
@@ -67,11 +67,11 @@ def test_a_sound_environment_with_a_tool_gives_no_findings() -> None:
         (envs.HasAToolWithoutTypes, "tools", "_tools", "untyped"),
     ],
 )
-def test_an_error_is_found_and_its_hook_named(env_class: Any, check: str, hook: str, says: str) -> None:
+def test_an_error_is_found_and_its_hook_named(env_class: Any, check: str, hook: str, text: str) -> None:
     report = found(env_class)
     errors = [finding for finding in report.errors if finding.check == check]
     assert errors, str(report)
-    assert says in errors[0].text
+    assert text in errors[0].text
     if hook:
         definer = next(one for one in env_class.__mro__ if hook in vars(one))
         code = vars(definer)[hook].__code__
@@ -80,7 +80,7 @@ def test_an_error_is_found_and_its_hook_named(env_class: Any, check: str, hook: 
 
 
 @pytest.mark.parametrize(
-    ("env_class", "check", "says"),
+    ("env_class", "check", "text"),
     [
         (envs.WritesIntoTheStateAsItReads, "state-isolation", "_format_prompt changes the state"),
         (
@@ -97,33 +97,33 @@ def test_an_error_is_found_and_its_hook_named(env_class: Any, check: str, hook: 
         (envs.HasAToolWithoutDescription, "tools", "'silent' has no description"),
     ],
 )
-def test_a_warning_is_found_alone(env_class: Any, check: str, says: str) -> None:
+def test_a_warning_is_found_alone(env_class: Any, check: str, text: str) -> None:
     report = found(env_class)
     [finding] = report.findings
     assert (finding.check, finding.severity) == (check, "warning"), str(report)
-    assert says in finding.text
+    assert text in finding.text
 
 
 @pytest.mark.parametrize(
-    ("task", "says"),
+    ("task", "text"),
     [
         ({"x": {1, 2}}, "task 0['x'] cannot be written as JSON"),
         ({"x": float("nan")}, "task 0['x'] cannot be written as JSON"),
         ({"x": (1, 2)}, "task 0['x'] changes when it is stored as JSON: (1, 2) comes back as [1, 2]"),
     ],
 )
-def test_tasks_that_a_row_cannot_hold_are_found(task: dict[str, Any], says: str) -> None:
+def test_tasks_that_a_row_cannot_hold_are_found(task: dict[str, Any], text: str) -> None:
     [finding] = found(envs.Sound, [task]).findings
     assert finding.check == "json-tasks"
-    assert says in finding.text
+    assert text in finding.text
 
 
 def test_every_fault_of_the_tasks_is_found_once() -> None:
     tasks: list[dict[str, Any]] = [{"a": {1}, "b": (1,)}, {"c": float("inf")}, {"a": float("nan")}, {"d": {1: 2}}]
     findings = found(envs.Sound, [*tasks, {"a": {2}}]).findings
     assert {finding.check for finding in findings} == {"json-tasks"}
-    told = [finding.text.partition("]")[0] for finding in findings]
-    assert told == ["task 0['a'", "task 0['b'", "task 1['c'", "task 2['a'", "task 3['d'"]
+    reported = [finding.text.partition("]")[0] for finding in findings]
+    assert reported == ["task 0['a'", "task 0['b'", "task 1['c'", "task 2['a'", "task 3['d'"]
 
 
 def test_tools_without_a_description_are_all_named() -> None:
@@ -210,7 +210,7 @@ def test_tools_that_the_template_does_not_show_are_found() -> None:
     assert "does not render the tool 'look_up'" in report.errors[0].text
 
 
-def test_errors_raise_and_warnings_raise_if_asked() -> None:
+def test_errors_raise_and_warnings_raise_if_requested() -> None:
     with pytest.raises(ContractError, match=r"\[global-random\] .*faulty_envs.py:\d+: _initialize_episode") as caught:
         check_env(envs.ReadsPythonsGenerator, TASKS)
     assert caught.value.report.errors
@@ -238,7 +238,7 @@ def test_an_agent_of_ones_own_plays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "text"),
     [
         (("Sound", TASKS), "requires an environment or its class"),
         ((envs.Sound, None), "check_env needs tasks"),
@@ -246,8 +246,8 @@ def test_an_agent_of_ones_own_plays() -> None:
         ((envs.Sound, TASKS, "agent"), "an agent must define get_action"),
     ],
 )
-def test_bad_arguments_are_named(arguments: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_bad_arguments_are_named(arguments: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
         check_env(*arguments)
     with pytest.raises(ConfigError, match="can be passed only with a class"):
         check_env(envs.Sound(), TASKS, env_config={})
@@ -297,7 +297,7 @@ def test_exploring_calls_fit_their_schema() -> None:
         assert given.get("note", "lamp") in {"a", "lamp", "and", "3", "doors"}
 
 
-def test_exploring_agents_with_equal_seeds_say_the_same() -> None:
+def test_exploring_agents_with_equal_seeds_answer_the_same() -> None:
     plays = [envs.Sound().rollout(TASKS, ExploringAgent(seed=3)) for _ in range(2)]
     assert [one.messages for one in plays[0]] == [one.messages for one in plays[1]]
     other = envs.Sound().rollout(TASKS, ExploringAgent(seed=4))

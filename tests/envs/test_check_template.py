@@ -22,10 +22,10 @@ TASKS = [{"seed": seed} for seed in range(4)]
 
 def found(tokenizer: Any, **options: Any) -> list[str]:
     report = check_env(envs.Sound, TASKS, tokenizer=tokenizer, raise_on=None, **options)
-    return said(report)
+    return output(report)
 
 
-def said(report: EnvReport) -> list[str]:
+def output(report: EnvReport) -> list[str]:
     assert report.num_episodes
     assert not report.errors
     return [finding.text for finding in report.findings if finding.check == "chat-template"]
@@ -64,4 +64,4 @@ def test_an_end_of_turn_that_is_recorded_wrongly_is_found(monkeypatch: pytest.Mo
 def test_calls_and_results_are_compared_too(name: str) -> None:
     env = ToolEnv(tool_family(name), tools=[add])
     tasks = [{"question": f"What is 3 + 4, {seed}?", "answer": 7, "seed": seed} for seed in range(4)]
-    assert said(check_env(env, tasks, Calls([call("add", a=3, b=4)], "7"), raise_on=None)) == []
+    assert output(check_env(env, tasks, Calls([call("add", a=3, b=4)], "7"), raise_on=None)) == []

@@ -22,7 +22,7 @@ from agentsgym.types import Action, StopReason
 
 
 class Reader(Agent):
-    """Says the words of the prompt, one a turn."""
+    """Answers the words of the prompt, one a turn."""
 
     def get_action(self, messages: Any, agent_state: Any) -> tuple[str, Any]:
         turn = agent_state or 0

@@ -123,7 +123,7 @@ def test_a_row_inside_a_task_is_refused() -> None:
 
 
 @pytest.mark.parametrize("config", [{}, {"highest": 9}, {"highest": None, "of_another": None}, None])
-def test_a_configuration_is_the_same_however_much_of_it_is_said(config: Any) -> None:
+def test_a_configuration_is_the_same_however_much_of_it_is_written(config: Any) -> None:
     check_row(GuessEnv(), row(config))
     check_row(GuessEnv(env_config={"highest": 9, "error_allowance": 1}), row(config))
 
@@ -181,7 +181,7 @@ class Judged(GuessEnv):
     }
 
 
-def test_a_row_says_nothing_of_what_json_cannot_hold() -> None:
+def test_a_row_omits_what_json_cannot_hold() -> None:
     env = Judged(env_config={"judge": print, "names": ("a", "b")})
     assert env.given_config == {"names": ("a", "b")}
     path = class_path(Judged)
@@ -218,7 +218,7 @@ class Browsing(GuessEnv):
         self.opened.append(browser)
 
 
-def test_a_row_that_says_more_is_compared_without_a_second_environment(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_row_that_holds_more_is_compared_without_a_second_environment(caplog: pytest.LogCaptureFixture) -> None:
     given = {"highest": 5, "free_shots": 1, "episodes_per_trial": 2}
     with caplog.at_level(logging.WARNING):
         env = Browsing(chat_tokenizer(), given, "firefox")
@@ -239,7 +239,7 @@ def test_a_row_whose_environment_cannot_be_built_is_of_another_configuration() -
 
 def test_a_row_that_leaves_out_what_was_given_is_built_with_the_environments_tokenizer() -> None:
     class Filling(GuessEnv):
-        """Has another default than its field says, and counts the tokenizer's words."""
+        """Has another default than its field states, and counts the tokenizer's words."""
 
         def __init__(self, tokenizer: Any, env_config: Any) -> None:
             super().__init__(tokenizer, {"highest": len(tokenizer), **env_config})
@@ -275,7 +275,7 @@ def test_rows_by_column_or_by_split_are_refused_with_the_remedy(rows: Any, remed
 
 
 class Keyed(GuessEnv):
-    """Says which keys its tasks have."""
+    """Reports which keys its tasks have."""
 
     task_fields: ClassVar = ("solution", "hint")
 

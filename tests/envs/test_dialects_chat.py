@@ -251,18 +251,18 @@ def test_an_error_keeps_its_status_and_code() -> None:
         [lambda message: message, lambda message: message.model_dump(), lambda m: m.model_dump(exclude_none=True)]
     ),
 )
-def test_what_the_sdk_sends_back_is_what_the_policy_said(first: str, played: Any, dumped: Any) -> None:
+def test_what_the_sdk_sends_back_is_what_the_policy_answered(first: str, played: Any, dumped: Any) -> None:
     replies = iter([*played, (HELLO, [])])
     served = Served(lambda call: [next(replies)[0]])
     messages: list[Any] = [{"role": "user", "content": first}]
-    for reply, said in played:
+    for reply, output in played:
         message = create(served, messages=messages).choices[0].message
         messages.append(dumped(message))
         results = [
             {"role": "tool", "tool_call_id": call.id, "content": text}
-            for call, text in zip(message.tool_calls or (), said, strict=False)
+            for call, text in zip(message.tool_calls or (), output, strict=False)
         ]
-        messages += results or [{"role": "user", "content": said[0]}]
+        messages += results or [{"role": "user", "content": output[0]}]
         assert len(results) == len(reply.tool_calls)
     create(served, messages=messages)
     assert list(served.calls[-1].messages) == expected_messages(first, played)

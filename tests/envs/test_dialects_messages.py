@@ -208,19 +208,19 @@ def test_the_sdk_raises_for_a_rejected_request() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(texts, turns())
-def test_what_the_sdk_sends_back_is_what_the_policy_said(first: str, played: Any) -> None:
+def test_what_the_sdk_sends_back_is_what_the_policy_answered(first: str, played: Any) -> None:
     replies = iter([*played, (HELLO, [])])
     served = Served(lambda call: [next(replies)[0]])
     messages: list[Any] = [{"role": "user", "content": first}]
-    for reply, said in played:
+    for reply, output in played:
         message = create(served, messages=messages)
         messages.append({"role": message.role, "content": message.content})
         results = [
             {"type": "tool_result", "tool_use_id": block.id, "content": text}
             for block, text in zip(
-                message.content[-len(reply.tool_calls) :] if reply.tool_calls else (), said, strict=False
+                message.content[-len(reply.tool_calls) :] if reply.tool_calls else (), output, strict=False
             )
         ]
-        messages.append({"role": "user", "content": results or said[0]})
+        messages.append({"role": "user", "content": results or output[0]})
     create(served, messages=messages)
     assert list(served.calls[-1].messages) == expected_messages(first, played)

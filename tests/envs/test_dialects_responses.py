@@ -182,16 +182,16 @@ def play(first: str, played: Any, chained: bool) -> Served:
     served = Served(lambda call: [next(replies)[0]])
     items: Any = [{"role": "user", "content": first}]
     before = None
-    for reply, said in played:
+    for reply, output in played:
         response = create(served, input=items, previous_response_id=before if chained else openai.omit)
         before = response.id
         results: list[Any] = [
             {"type": "function_call_output", "call_id": item.call_id, "output": text}
             for item, text in zip(
-                response.output[-len(reply.tool_calls) :] if reply.tool_calls else (), said, strict=False
+                response.output[-len(reply.tool_calls) :] if reply.tool_calls else (), output, strict=False
             )
         ]
-        new = results or [{"role": "user", "content": said[0]}]
+        new = results or [{"role": "user", "content": output[0]}]
         items = new if chained else [*items, *response.output, *new]
     create(served, input=items, previous_response_id=before if chained else openai.omit)
     return served
@@ -199,7 +199,7 @@ def play(first: str, played: Any, chained: bool) -> Served:
 
 @settings(max_examples=40, deadline=None)
 @given(texts, turns())
-def test_what_the_sdk_sends_back_is_what_the_policy_said(first: str, played: Any) -> None:
+def test_what_the_sdk_sends_back_is_what_the_policy_answered(first: str, played: Any) -> None:
     for chained in (False, True):
         served = play(first, played, chained)
         assert list(served.calls[-1].messages) == expected_messages(first, played)

@@ -37,7 +37,7 @@ def test_sessions_see_what_they_would_without_memory(engines: CachedProcesses, g
     assert engines.num_cached > (300 if game["names_states"] else 60)
 
 
-def test_a_second_play_asks_nothing(engines: CachedProcesses, game: dict[str, object]) -> None:
+def test_a_second_play_sends_nothing(engines: CachedProcesses, game: dict[str, object]) -> None:
     answers = []
     for name in "ab":
         answers.append([engines.begin(name, game), *(engines.step(name, str(n)) for n in range(5))])

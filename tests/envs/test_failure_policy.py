@@ -1,4 +1,4 @@
-"""What becomes of failed rollouts is a choice, and each choice does what it says."""
+"""What becomes of failed rollouts is a choice, and each choice does what it states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentsgym.types import Action, Trajectory, TurnRequest
 
 
 class Flaky(GuessEnv):
-    """Breaks in the first attempts of each session: as many as its task says for its rollout."""
+    """Breaks in the first attempts of each session: as many as its task states for its rollout."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -92,7 +92,7 @@ def test_a_new_seed_is_derived_and_shared_by_the_rollouts_that_are_played_again(
 
 def test_starts_that_differ_by_their_new_seed_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     class Told(Flaky):
-        """Says its draw."""
+        """Answers its draw."""
 
         def _format_prompt(self, state: dict[str, Any], step: int) -> Any:
             return f"{super()._format_prompt(state, step)} {self.starts}"

@@ -1,4 +1,4 @@
-"""What a failed rollout says of itself, wherever it is played."""
+"""What a failed rollout states of itself, wherever it is played."""
 
 from __future__ import annotations
 

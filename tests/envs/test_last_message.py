@@ -1,4 +1,4 @@
-"""What an environment says last: in the conversation and the record, and never trained."""
+"""What an environment returns last: in the conversation and the record, and never trained."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ TOKENIZER = chat_tokenizer("chatml")
 
 
 class Telling(GuessEnv):
-    """Says at the end how it ended."""
+    """Answers at the end how it ended."""
 
     def _last_message(self, state: dict[str, Any]) -> str | list[Message] | None:
         return "Right." if state["done"] else f"It was {state['solution']}."
@@ -32,40 +32,40 @@ def play(env: GuessEnv, *answers: str, solution: int = 2, **options: Any) -> Tra
     return trajectory
 
 
-def test_what_is_said_last_ends_the_conversation_and_the_record_without_a_generation_prompt() -> None:
-    told, untold = play(Telling(TOKENIZER), "1", "2"), play(GuessEnv(TOKENIZER), "1", "2")
-    assert [*told.messages] == [*untold.messages, {"role": "user", "content": "Right."}]
-    assert told.token_ids == TOKENIZER.apply_chat_template(told.messages, return_dict=False)
+def test_what_is_output_last_ends_the_conversation_and_the_record_without_a_generation_prompt() -> None:
+    reported, untold = play(Telling(TOKENIZER), "1", "2"), play(GuessEnv(TOKENIZER), "1", "2")
+    assert [*reported.messages] == [*untold.messages, {"role": "user", "content": "Right."}]
+    assert reported.token_ids == TOKENIZER.apply_chat_template(reported.messages, return_dict=False)
     num_before = len(untold.token_ids)
-    assert told.token_ids[:num_before] == untold.token_ids
-    assert TOKENIZER.decode(told.token_ids[num_before:]) == "\n<|im_start|>user\nRight.<|im_end|>\n"
-    assert not any(told.agent_token_mask[num_before:])
-    assert not any(told.per_token_rewards[num_before:])
-    assert (told.turns, told.final_reward) == (untold.turns, untold.final_reward)
+    assert reported.token_ids[:num_before] == untold.token_ids
+    assert TOKENIZER.decode(reported.token_ids[num_before:]) == "\n<|im_start|>user\nRight.<|im_end|>\n"
+    assert not any(reported.agent_token_mask[num_before:])
+    assert not any(reported.per_token_rewards[num_before:])
+    assert (reported.turns, reported.final_reward) == (untold.turns, untold.final_reward)
 
 
 @pytest.mark.parametrize("layout", [trajectory_rows, turn_rows])
 def test_training_rows_are_the_same_with_and_without_it(layout: Any) -> None:
-    told, untold = play(Telling(TOKENIZER), "1", "2"), play(GuessEnv(TOKENIZER), "1", "2")
-    assert layout(0, told) == layout(0, untold)
+    reported, untold = play(Telling(TOKENIZER), "1", "2"), play(GuessEnv(TOKENIZER), "1", "2")
+    assert layout(0, reported) == layout(0, untold)
 
 
 @pytest.mark.parametrize(
-    ("answers", "config", "said", "stop_reason"),
+    ("answers", "config", "message", "stop_reason"),
     [
         (["2"], {}, "Right.", StopReason.DONE),
         (["1"], {"max_steps_per_episode": 3}, "It was 2.", StopReason.MAX_TURNS),
         (["none"], {"error_allowance": 0}, "It was 2.", StopReason.INVALID),
     ],
 )
-def test_it_is_said_whatever_ended_an_episode_that_had_room(
-    answers: list[str], config: dict[str, Any], said: str, stop_reason: StopReason
+def test_it_is_reported_whatever_ended_an_episode_that_had_room(
+    answers: list[str], config: dict[str, Any], message: str, stop_reason: StopReason
 ) -> None:
     trajectory = play(Telling(TOKENIZER, config), *answers)
-    assert (trajectory.messages[-1]["content"], trajectory.stop_reason) == (said, stop_reason)
+    assert (trajectory.messages[-1]["content"], trajectory.stop_reason) == (message, stop_reason)
 
 
-def test_nothing_is_said_where_a_budget_left_no_room() -> None:
+def test_nothing_is_reported_where_a_budget_left_no_room() -> None:
     trajectory = play(Telling(TOKENIZER, {"max_trajectory_tokens": 60}), "1", solution=9)
     assert trajectory.stop_reason is StopReason.MAX_TOKENS
     assert trajectory.messages[-1]["role"] == "assistant"
@@ -84,12 +84,12 @@ def test_tokens_that_do_not_fit_the_budget_are_left_out_and_the_message_stays() 
     assert len(play(Telling(TOKENIZER), "1", "2", max_turn_tokens=5).token_ids) == length
 
 
-def test_episodes_that_share_a_conversation_say_it_in_front_of_the_next_first_prompt() -> None:
+def test_episodes_that_share_a_conversation_announce_it_in_front_of_the_next_first_prompt() -> None:
     env = Telling(TOKENIZER, {"episodes_per_trial": 3, "free_shots": 1, "keep_history": True})
     trajectory = play(env, "2")
     first = "Guess a number from 1 to 9."
-    said = [one["content"] for one in trajectory.messages if one["role"] == "user"]
-    assert said == [first, f"Right.\n\n{first}", f"Right.\n\n{first}", "Right."]
+    output = [one["content"] for one in trajectory.messages if one["role"] == "user"]
+    assert output == [first, f"Right.\n\n{first}", f"Right.\n\n{first}", "Right."]
     assert trajectory.token_ids == TOKENIZER.apply_chat_template(trajectory.messages, return_dict=False)
     prompts = [trajectory.token_ids[: turn.start] for turn in trajectory.turns]
     assert prompts == [
@@ -115,15 +115,15 @@ def test_each_fresh_conversation_has_its_own() -> None:
 
 @pytest.mark.parametrize("history", ["rerender", lambda messages: messages[-1:], lambda messages: messages])
 def test_a_history_that_is_rewritten_ends_with_it_too(history: Any) -> None:
-    told = play(Telling(TOKENIZER, {"history": history}), "1", "2")
+    reported = play(Telling(TOKENIZER, {"history": history}), "1", "2")
     untold = play(GuessEnv(TOKENIZER, {"history": history}), "1", "2")
-    assert told.segments[:-1] == untold.segments[:-1]
-    assert TOKENIZER.decode(told.token_ids[len(untold.token_ids) :]) == "\n<|im_start|>user\nRight.<|im_end|>\n"
-    assert [*told.messages] == [*untold.messages, {"role": "user", "content": "Right."}]
+    assert reported.segments[:-1] == untold.segments[:-1]
+    assert TOKENIZER.decode(reported.token_ids[len(untold.token_ids) :]) == "\n<|im_start|>user\nRight.<|im_end|>\n"
+    assert [*reported.messages] == [*untold.messages, {"role": "user", "content": "Right."}]
 
 
 @pytest.mark.parametrize(
-    ("said", "complaint"),
+    ("expected", "complaint"),
     [
         (7, "_last_message must return a str or a list of at least one message, got 7"),
         ([], "_last_message must return a str or a list of at least one message"),
@@ -131,12 +131,12 @@ def test_a_history_that_is_rewritten_ends_with_it_too(history: Any) -> None:
         ([{"role": "nobody", "content": "x"}], "_last_message cannot be recorded: "),
     ],
 )
-def test_what_is_no_message_fails_the_episode_and_says_so(said: Any, complaint: str) -> None:
+def test_what_is_no_message_fails_the_episode_and_reports_it(expected: Any, complaint: str) -> None:
     class Wrong(GuessEnv):
-        """Says that."""
+        """Answers that."""
 
         def _last_message(self, state: dict[str, Any]) -> Any:
-            return said
+            return expected
 
     tokenizer = chat_tokenizer("chatml")
     tokenizer.chat_template = "{% for one in messages %}{% if one.role == 'nobody' %}{{ raise_exception('who?') }}" + (
@@ -157,7 +157,7 @@ def test_what_was_stored_and_written_out_has_it_and_is_replayed(tmp_path: Any) -
     assert replay(record, env).difference is None
 
     class Other(Telling):
-        """Says something else."""
+        """Answers something else."""
 
         def _last_message(self, state: dict[str, Any]) -> str:
             return "Well done."
@@ -170,11 +170,11 @@ def test_a_last_message_that_is_not_reproducible_is_found_by_the_contract_test()
     class Changing(GuessEnv):
         """Counts over all episodes."""
 
-        num_said = 0
+        num_output = 0
 
         def _last_message(self, state: dict[str, Any]) -> str:
-            self.num_said += 1
-            return f"Said {self.num_said} times."
+            self.num_output += 1
+            return f"Said {self.num_output} times."
 
     with pytest.raises(ContractError, match=r"the end: the last message was 'Said 1 times\.' and then 'Said "):
         check_env(Changing(TOKENIZER), tasks=tasks(2), agent=ScriptedAgent(["2"], repeat_last=True))

@@ -1,4 +1,4 @@
-"""An environment whose package is not installed says which extra brings it; all others play without it."""
+"""An environment whose package is not installed names which extra brings it; all others play without it."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ except agentsgym.MissingDependencyError as error:
 PACKAGES = ("bm25s", "gymnasium", "math_verify", "mcp", "nltk", "reasoning_gym", "textarena", "websockets")
 
 
-def said(statement: str, *hidden: str) -> str:
+def output(statement: str, *hidden: str) -> str:
     """What a fresh interpreter prints that has not these packages."""
     code = WITHOUT.format(hidden=hidden, statement=statement)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
@@ -49,9 +49,9 @@ def said(statement: str, *hidden: str) -> str:
     ],
 )
 def test_the_extra_is_named(statement: str, hidden: str, extra: str) -> None:
-    told = said(statement, hidden)
-    assert told.endswith(f"is not installed; install it with: pip install 'agentsgym[{extra}]'"), told
-    assert hidden.replace("_", "-") in told
+    reported = output(statement, hidden)
+    assert reported.endswith(f"is not installed; install it with: pip install 'agentsgym[{extra}]'"), reported
+    assert hidden.replace("_", "-") in reported
 
 
 def test_what_needs_no_extra_plays_without_any() -> None:
@@ -67,4 +67,4 @@ def test_what_needs_no_extra_plays_without_any() -> None:
             "print(env.rollout([{'question': '?', 'answers': ['x']}], ScriptedAgent(['x']))[0].success)",
         ]
     )
-    assert said(statement, *PACKAGES).split() == ["None", "None", "True", "True"]
+    assert output(statement, *PACKAGES).split() == ["None", "None", "True", "True"]

@@ -1,4 +1,4 @@
-"""``mix`` keeps every source's share at every place, loses no row, and says what is wrong with a source."""
+"""``mix`` keeps every source's share at every place, loses no row, and names what is wrong with a source."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class WithoutTasks(SayTheColor):
 
 
 class SayIt(SayTheColor):
-    """Its constructor takes more than a row says."""
+    """Its constructor takes more than a row states."""
 
     def __init__(self, tokenizer: Any = None, env_config: Any = None, how: Any = None) -> None:
         super().__init__(tokenizer, env_config)
@@ -117,7 +117,7 @@ ROW = {"env_class_path": "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv", "t
 
 
 @pytest.mark.parametrize(
-    ("sources", "options", "says"),
+    ("sources", "options", "text"),
     [
         ({}, {}, "sources must be a non-empty dict of sources by name"),
         ([SayTheColor], {}, "sources must be a non-empty dict of sources by name"),
@@ -170,8 +170,8 @@ ROW = {"env_class_path": "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv", "t
         ),
     ],
 )
-def test_what_cannot_be_mixed_is_named(sources: Any, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_what_cannot_be_mixed_is_named(sources: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
         mix(sources, **options)
 
 

@@ -18,7 +18,7 @@ from agentsgym.types import Action, ToolCall, Trajectory
 
 
 class Script(MultistepEnv):
-    """Plays what the task says: whose move, the reward, and ``info["rewards"]``, one entry a step."""
+    """Plays what the task lists: whose move, the reward, and ``info["rewards"]``, one entry a step."""
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         return {"done": False, "steps": task_data["steps"], "played": 0}

@@ -77,8 +77,8 @@ def test_a_note_replaces_the_history_and_the_episode_goes_on() -> None:
     [note] = played.info["note_turns"]
     assert played.info["num_notes"] == 1
     assert [turn.reward for turn in played.turns] == [0.0 if k == note else 1.0 for k in range(7)]
-    asked, next_prompt = agent.seen[note], agent.seen[note + 1]
-    assert [message["content"] for message in asked[-2:]] == ["ok", PROMPT]
+    requested, next_prompt = agent.seen[note], agent.seen[note + 1]
+    assert [message["content"] for message in requested[-2:]] == ["ok", PROMPT]
     assert [(message["role"], message["content"]) for message in next_prompt] == [
         ("system", "Listen."),
         ("user", "Fact 0."),

@@ -78,8 +78,8 @@ def test_each_process_of_a_pool_opens_mcp_servers_of_its_own() -> None:
         env.close()
     assert [one.error for one in [*in_line, *elsewhere]] == [None] * 4
     assert [one.success for one in elsewhere] == [one.success for one in in_line] == [True, False]
-    told = [[m["content"] for m in one.messages if m["role"] == "tool"] for one in [*in_line, *elsewhere]]
-    assert all(one[:2] == ["3", "3"] and one[2].startswith("Error: ") for one in told), told
-    servers = [one[3].rpartition(" ")[2] for one in told]
+    reported = [[m["content"] for m in one.messages if m["role"] == "tool"] for one in [*in_line, *elsewhere]]
+    assert all(one[:2] == ["3", "3"] and one[2].startswith("Error: ") for one in reported), reported
+    servers = [one[3].rpartition(" ")[2] for one in reported]
     assert servers[0] == servers[1]  # one server for all sessions of a process
     assert len({*servers}) == 3  # this process has one, and each worker another

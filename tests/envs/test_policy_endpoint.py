@@ -426,11 +426,11 @@ def test_a_client_whose_time_is_up_tries_again_and_rewards_once() -> None:
 def test_stopping_it_fails_the_live_episodes_alone_and_the_next_rollout_starts_another() -> None:
     def program(task: Any, endpoint: Any) -> float:
         client = Client(endpoint)
-        client.say(user("go"))
+        client.speak(user("go"))
         if task["stops"]:
             asyncio.run_coroutine_threadsafe(_stop(), endpoint.loop).result()
             with pytest.raises(ConnectionError):
-                client.say(user("on"))
+                client.speak(user("on"))
         return 1.0
 
     async def _stop() -> None:

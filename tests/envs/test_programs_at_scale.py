@@ -60,14 +60,14 @@ class CallingAgent(RecordingAgent):
                 {"type": "function", "id": f"call{k:05d}", "function": {"name": "look", "arguments": arguments}}
                 for k in range(rng.choice(self.numbers))
             ]
-            said = self._said(calls)
+            output = self._output(calls)
             session, prompt, ids, logprobs = self.answers[-1]
-            ids, logprobs = [*ids, *said], [*logprobs, *[-1.0] * len(said)]
+            ids, logprobs = [*ids, *output], [*logprobs, *[-1.0] * len(output)]
             self.answers[-1] = session, prompt, ids, logprobs
             action = Action(text=self.tokenizer.decode(ids), token_ids=ids, logprobs=logprobs)
         return action
 
-    def _said(self, calls: list[dict[str, Any]]) -> list[int]:
+    def _output(self, calls: list[dict[str, Any]]) -> list[int]:
         """The tokens of calls in the form of the template, or in that of text if it has none."""
         if self.chat_format.prints_calls:
             return self.chat_format.answer({"role": "assistant", "content": "", "tool_calls": calls})[0]
@@ -118,7 +118,7 @@ class Rewriting:
             kind = rng.choice(["continue"] * 8 + ["new", "edit", "tools"]) if pasts else "new"
             parent, past = (None, []) if kind == "new" else pasts[-1] if rng.random() < 0.7 else rng.choice(pasts)
             messages = [*past]
-            if kind == "edit":  # what the policy did not say
+            if kind == "edit":  # what the policy did not state
                 place = next(k for k, one in enumerate(messages) if one["role"] == "assistant")
                 messages = [*messages[:place], {"role": "assistant", "content": f"edited {number}"}]
             elif messages:
@@ -144,12 +144,12 @@ def check_exact(name: str, num_tasks: int, num_calls: int) -> None:
     config = {"max_steps_per_episode": num_calls + 1}
     tasks = [{"seed": seed} for seed in range(num_tasks)]
     rollouts = AgentProgramEnv(tokenizer, config, program=program).rollout(tasks, agent)
-    said: dict[str, list[tuple[list[int], list[int], list[float]]]] = {}
+    output: dict[str, list[tuple[list[int], list[int], list[float]]]] = {}
     for session, *answer in agent.answers:
-        said.setdefault(session, []).append(tuple(answer))  # type: ignore[arg-type]
+        output.setdefault(session, []).append(tuple(answer))  # type: ignore[arg-type]
     for one in rollouts:
         assert one.error is None
-        answers, parents = said[one.session_id], program.parents[one.task_data["seed"]]
+        answers, parents = output[one.session_id], program.parents[one.task_data["seed"]]
         assert len(one.turns) == len(answers) == num_calls
         for turn, (prompt, ids, logprobs), parent in zip(one.turns, answers, parents, strict=True):
             assert one.token_ids[turn.prompt_start : turn.start] == prompt
@@ -187,11 +187,11 @@ def test_256_programs_at_once() -> None:
 
 def check_recorded(rollouts: Sequence[Any], agent: RecordingAgent) -> None:
     """Compare the tokens of every turn with those of the agent, whose answers to each session are in order."""
-    said: dict[str, list[tuple[list[int], list[int]]]] = {}
+    output: dict[str, list[tuple[list[int], list[int]]]] = {}
     for session, prompt, ids, _ in agent.answers:
-        said.setdefault(session, []).append((prompt, ids))
+        output.setdefault(session, []).append((prompt, ids))
     for one in rollouts:
-        for turn, (prompt, ids) in zip(one.turns, said.get(one.session_id, ()), strict=not one.failed):
+        for turn, (prompt, ids) in zip(one.turns, output.get(one.session_id, ()), strict=not one.failed):
             assert one.token_ids[turn.prompt_start : turn.start] == prompt
             assert one.token_ids[turn.start : turn.stop] == ids
 

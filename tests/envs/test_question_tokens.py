@@ -51,8 +51,8 @@ def test_attempts_are_recorded_exactly() -> None:
     [one] = env.rollout([{"question": "1 + 1?", "answer": "2"}], ScriptedAgent(["3", "<answer>2</answer>"]))
     assert audit([one]).ok
     assert one.turn_rewards == [0.0, 1.0]
-    said = [tokenizer.decode(one.token_ids[turn.start : turn.stop]) for turn in one.turns]
-    assert said == ["3<|im_end|>", "<answer>2</answer><|im_end|>"]
+    output = [tokenizer.decode(one.token_ids[turn.start : turn.stop]) for turn in one.turns]
+    assert output == ["3<|im_end|>", "<answer>2</answer><|im_end|>"]
 
 
 @pytest.mark.parametrize("format_", ["tags", "tools"])

@@ -133,7 +133,7 @@ def test_an_unknown_path_is_refused_with_a_hint_and_imports_nothing(far: str) ->
     assert "agentsgym_test_was_imported" not in sys.modules
 
 
-def test_a_path_is_imported_for_those_who_ask(far: str) -> None:
+def test_a_path_is_imported_on_request(far: str) -> None:
     env = make(f"{far}.Far", allow_import=True)
     assert type(env).__name__ == "Far"
     assert class_path(type(env)) == f"{far}.Far"
@@ -155,7 +155,7 @@ def test_what_cannot_be_imported_is_a_config_error(far: str, path: str, message:
     assert str(caught.value).startswith(f"env_class_path {path!r} {message}")
 
 
-def test_an_entry_point_is_loaded_when_its_path_is_asked_for(far: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_is_loaded_when_its_path_is_requested(far: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def entry_points(*, group: str) -> list[importlib.metadata.EntryPoint]:
         assert group == "agentsgym.envs"
         return [

@@ -23,7 +23,7 @@ WON: dict[str, Any] = {"steps": [["X", 0.0, {}], ["O", 0.5, {"X": 0.25}], ["X", 
 
 
 class Duel(MultistepEnv):
-    """Plays what the task says: whose move, the reward that is returned, and ``info["rewards"]``, one entry a step."""
+    """Plays what the task lists: whose move, the returned reward, and ``info["rewards"]``, one entry a step."""
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         return {"done": False, "steps": task_data["steps"], "played": 0}
@@ -48,7 +48,7 @@ def play(task: Mapping[str, Any], **config: Any) -> Trajectory:
     return trajectory
 
 
-def test_each_turn_bears_what_its_own_role_is_paid() -> None:
+def test_each_turn_bears_what_its_own_role_earns() -> None:
     trajectory = play(WON)
     assert trajectory.turn_rewards == [0.25, -1.0, 1.0]
     assert trajectory.final_rewards == {"X": 1.25, "O": -1.0}
@@ -60,7 +60,7 @@ def test_each_turn_bears_what_its_own_role_is_paid() -> None:
     assert scored.turn_rewards == [0.0, -1.0, 1.25]
 
 
-def test_a_game_that_pays_no_roles_is_as_it_was() -> None:
+def test_a_game_that_rewards_no_roles_is_as_it_was() -> None:
     trajectory = play({"steps": [["X", 1.0, None], ["O", 2.0, None]]})
     assert trajectory.turn_rewards == [1.0, 2.0]
     assert trajectory.final_reward == 103.0
@@ -68,13 +68,13 @@ def test_a_game_that_pays_no_roles_is_as_it_was() -> None:
     assert [turn.role_rewards for turn in trajectory.turns] == [None, None]
 
 
-def test_a_step_without_rewards_pays_who_moved() -> None:
+def test_a_step_without_rewards_is_for_who_moved() -> None:
     trajectory = play({"steps": [["X", 0.5, None], ["O", 0.25, None], ["X", 0.0, {"O": -1.0}]]})
     assert trajectory.turn_rewards == [0.5, -0.75, 0.0]
     assert trajectory.final_rewards == {"X": 0.5, "O": -0.75}
 
 
-def test_a_seat_that_others_play_is_paid_too() -> None:
+def test_a_seat_that_others_play_is_rewarded_too() -> None:
     trajectory = play({"steps": [["O", 0.0, {"X": 0.5}], ["O", 0.0, {"X": -1.0, "O": 1.0}]]})
     assert trajectory.turn_rewards == [0.0, 1.0]
     assert trajectory.final_reward == 1.0
@@ -88,14 +88,14 @@ def test_the_record_is_sound_under_every_turn_credit(turn_credit: str) -> None:
     assert report.ok, report
 
 
-def test_practice_pays_nobody_and_episodes_are_settled_apart() -> None:
+def test_practice_rewards_nobody_and_episodes_are_settled_apart() -> None:
     trajectory = play(WON, episodes_per_trial=3, free_shots=1, keep_history=True)
     assert trajectory.turn_rewards == [0.0, 0.0, 0.0, *[0.25, -1.0, 1.0] * 2]
     assert trajectory.final_rewards == {"X": 2.5, "O": -2.0}
     assert trajectory.turns[2].role_rewards == {"X": 0.0, "O": 0.0}
 
 
-def test_a_budget_leaves_what_was_paid_until_then() -> None:
+def test_a_budget_leaves_what_was_rewarded_until_then() -> None:
     trajectory = play(WON, max_steps_per_episode=2)
     assert trajectory.stop_reason is StopReason.MAX_TURNS
     assert trajectory.final_rewards == {"X": 0.25, "O": 0.0}

@@ -1,4 +1,4 @@
-"""Rows of a user's data: files, lists and datasets, and what is said of those that cannot be read."""
+"""Rows of a user's data: files, lists and datasets, and what is reported of those that cannot be read."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_a_start_states_done_that_is_neither_true_nor_false_fails_the_episode() 
 @pytest.mark.parametrize("state_done", [True, 1])
 def test_a_state_that_is_done_and_a_step_that_is_not_fail_the_episode(state_done: Any) -> None:
     class Torn(GuessEnv):
-        """Says two things."""
+        """Answers two things."""
 
         def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
             state, reward, _, info = super()._step_episode(session_id, state, action)

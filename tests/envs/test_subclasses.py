@@ -1,4 +1,4 @@
-"""What a subclass may not override, what it is told of its keys, and what its datasets know of an instance."""
+"""What a subclass may not override, what it is given of its keys, and what its datasets know of an instance."""
 
 import copy
 import logging
@@ -54,7 +54,7 @@ def test_a_key_of_a_classs_own_is_refused_with_where_to_declare_it() -> None:
     assert str(caught.value) == "env_config['higher'] is unknown; did you mean 'highest'?"
 
 
-def test_a_key_that_a_constructor_adds_is_told_from_a_slip_of_the_pen_however_it_is_called() -> None:
+def test_a_key_that_a_constructor_adds_is_distinguished_from_a_slip_of_the_pen_however_it_is_called() -> None:
     def adding(self: Any, tokenizer: Any = None, env_config: Any = None) -> None:
         GuessEnv.__init__(self, tokenizer, {**(env_config or {}), "higher": 3})
 

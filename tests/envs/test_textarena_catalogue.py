@@ -1,4 +1,4 @@
-"""What the catalogue says of a game is what playing it shows: of a few games here, of all with make test-textarena."""
+"""The catalogue describes games as playing shows them: of a few games here, of all with make test-textarena."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_the_catalogue_has_every_game_and_no_other() -> None:
     assert list(catalogue()) == base_ids()
 
 
-def test_most_games_run_and_those_that_do_not_say_why() -> None:
+def test_most_games_run_and_those_that_do_not_give_the_reason() -> None:
     counts = Counter(entry.status for entry in catalogue().values())
     assert counts["ok"] > 180
     assert all(entry.reason for entry in catalogue().values() if entry.status == "broken")
     assert all(entry.reproducible for entry in catalogue().values())
 
 
-def test_what_it_says_is_what_playing_shows() -> None:
+def test_what_it_claims_is_what_playing_shows() -> None:
     games = [game for game in played() if not (catalogue()[game].min_python > PYTHON)]
     found = measure(games, 2) if IS_WHOLE else {game: dataclasses.asdict(entry_of(game)) for game in games}
     wrong = []

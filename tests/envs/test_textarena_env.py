@@ -1,4 +1,4 @@
-"""What the agent reads, what it is paid, and which settings are refused."""
+"""What the agent reads, what it is given, and which settings are refused."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_each_message_is_what_is_new() -> None:
     assert hint == f"The target number is {'higher' if number > low else 'lower'}."
 
 
-def test_a_win_is_paid_and_said() -> None:
+def test_a_win_is_rewarded_and_reported() -> None:
     rollout = play("GuessTheNumber-v0", [f"[{secret()}]"])
     assert (rollout.final_reward, rollout.success, rollout.stop_reason) == (1.0, True, StopReason.DONE)
     assert rollout.info["reason"].startswith("Congratulations")
 
 
-def test_what_is_paid_for_progress_before_an_invalid_move_is_no_win() -> None:
+def test_what_is_rewarded_for_progress_before_an_invalid_move_is_no_win() -> None:
     number = secret()
     rollout = play("GuessTheNumber-v0", [f"[{number - 1 or 2}]", "nonsense"])
     assert [turn.invalid for turn in rollout.turns] == [False, True, True]
@@ -59,7 +59,7 @@ def test_a_valid_move_clears_the_games_count_and_not_the_episodes() -> None:
     actions = ["x", f"[{wrong[0]}]", "x", f"[{wrong[1]}]", "x", f"[{number}]"]
     assert play("GuessTheNumber-v0", actions).success is True
     strict = play("GuessTheNumber-v0", actions, error_allowance=1)
-    assert (strict.num_turns, strict.stop_reason) == (3, StopReason.DONE)  # the game itself ends it, and pays
+    assert (strict.num_turns, strict.stop_reason) == (3, StopReason.DONE)  # the game itself ends it with a reward
     assert strict.info["reason"].startswith("Invalid Move")
 
 
@@ -129,7 +129,7 @@ def test_playing_leaves_the_words_that_games_share_as_they_are(game: str) -> Non
     assert before == {name: list(value) for name, value in vars(prototype).items() if isinstance(value, list | set)}
 
 
-def test_nltks_words_are_asked_for_with_the_command_that_fetches_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nltks_words_are_demanded_with_the_command_that_fetches_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def find(name: str) -> str:
         raise LookupError(name)
 
@@ -210,7 +210,7 @@ def test_rows_build_the_environment_that_plays_them() -> None:
         TextArenaEnv.get_train_dataset({"game": "Nothing"})
 
 
-def test_a_message_without_news_says_that_it_is_ones_turn() -> None:
+def test_a_message_without_news_reports_that_it_is_ones_turn() -> None:
     assert text_of([], 0, {}) == NOTHING_NEW
 
 

@@ -55,9 +55,9 @@ class Session:
         if len(self.texts) >= 6 or self.state["game"].done:
             return
         text = self.env._format_prompt(self.state, 0)
-        said = self.moves.choice(MOVES[self.env.game])
-        self.state, *rest = self.env._step_episode(self.name, self.state, said)
-        self.texts.append((text, said, *rest))
+        output = self.moves.choice(MOVES[self.env.game])
+        self.state, *rest = self.env._step_episode(self.name, self.state, output)
+        self.texts.append((text, output, *rest))
 
 
 def alone(number: int) -> list[Any]:
@@ -72,7 +72,7 @@ def alone(number: int) -> list[Any]:
     numbers=st.lists(st.integers(0, 199), min_size=8, max_size=8, unique=True),
     schedule=st.lists(st.integers(0, 7), min_size=20, max_size=60),
 )
-def test_sessions_that_interleave_say_what_they_say_alone(numbers: list[int], schedule: list[int]) -> None:
+def test_sessions_that_interleave_answer_what_they_answer_alone(numbers: list[int], schedule: list[int]) -> None:
     expected = [alone(number) for number in numbers]
     before, before_numpy = random.getstate(), np.random.get_state()[1].tolist()
     sessions = [Session(number) for number in numbers]
@@ -116,7 +116,7 @@ ACTIONS = {
     "GuessTheNumber-v0": ["[7]", "[12]", "[3]", "[19]"],
     "FrozenLake-v0": ["[down]", "[right]", "[down]", "[right]", "[down]"],
     "2048-v0": ["[up]", "[left]", "[down]", "[right]", "[up]"],
-    "KuhnPoker-v0": ["[check]", "[check]", "[check]", "[check]"],  # its bets, and a message said twice, are mended
+    "KuhnPoker-v0": ["[check]", "[check]", "[check]", "[check]"],  # its bets, and a message answered twice, are mended
     "PigDice-v0": ["[roll]", "[roll]", "[hold]", "[roll]"],
     "Secretary-v0": ["[continue]", "[continue]", "[accept]"],
     "Minesweeper-v0": ["[3 3]", "[0 0]", "[7 7]"],

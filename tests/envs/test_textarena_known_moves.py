@@ -126,7 +126,7 @@ def test_a_road_of_tak_wins() -> None:
     assert game.info_of(0)["reason"] == "Player 0 has connected two opposite edges of the board."
 
 
-def test_a_walk_of_tak_is_told() -> None:
+def test_a_walk_of_tak_is_described() -> None:
     game = begin("Tak-v0")
     game.move("[place () {(0,0): [F0]}]")
     game.move("[place () {(3,3): [F1]}]")
@@ -150,8 +150,8 @@ def test_a_player_who_must_be_tough_concedes_a_cent_at_a_time() -> None:
     rollouts = play("TwoDollar-v0", 8, seat=0, game_options=options)
     found = 0
     for rollout in rollouts:
-        said = [re.fullmatch(r"\[Propose\] \$(.*)", one["content"]) for one in rollout.messages]
-        amounts = [round(100 * float(one[1])) for one in said if one]
+        output = [re.fullmatch(r"\[Propose\] \$(.*)", one["content"]) for one in rollout.messages]
+        amounts = [round(100 * float(one[1])) for one in output if one]
         assert all(later >= earlier - 1 for earlier, later in itertools.pairwise(amounts))
         found += len(amounts) > 1
     assert found
@@ -199,12 +199,12 @@ def test_other_games_have_no_moves_of_this_kind() -> None:
     assert moves_by_rules(begin("TicTacToe-v0")._game, random.Random(0)) == []
 
 
-def test_each_player_of_kuhns_poker_is_told_its_card_once() -> None:
+def test_each_player_of_kuhns_poker_is_shown_its_card_once() -> None:
     game = begin("KuhnPoker-v0")
     for _ in range(2):  # rounds
         for waiting in game.state.observations.values():
-            told = [message for _, message, _ in waiting if "Your card is" in message]
-            assert len(told) == 1
+            reported = [message for _, message, _ in waiting if "Your card is" in message]
+            assert len(reported) == 1
             waiting.clear()
         game.move("[bet]")
         game.move("[fold]")

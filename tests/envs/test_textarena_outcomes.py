@@ -1,4 +1,4 @@
-"""A game is won by its own outcome: what it pays for progress is no win."""
+"""A game is won by its own outcome: what it gives for progress is no win."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_slitherlink_is_won_by_a_loop_and_not_by_its_clues() -> None:
 
 
 @pytest.mark.parametrize("game", ["Countdown-v0", "FifteenPuzzle-v0", "Slitherlink-v0"])
-def test_what_is_not_won_pays_less_than_a_win(game: str) -> None:
+def test_what_is_not_won_gives_less_than_a_win(game: str) -> None:
     env = TextArenaEnv(env_config={"game": game, "max_steps_per_episode": 20})
     for rollout in env.rollout([{"seed": seed} for seed in range(12)], LegalAgent(env)):
         assert rollout.success == (rollout.final_reward == 1.0)

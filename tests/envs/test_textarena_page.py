@@ -1,4 +1,4 @@
-"""The manual's page on TextArena says what holds, and its examples run."""
+"""The manual's page on TextArena names what holds, and its examples run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_its_examples_run_one_after_the_other(capsys: pytest.CaptureFixture[str]
 
 def test_its_counts_are_those_of_the_catalogue() -> None:
     counts = Counter(entry.status for entry in catalogue().values())
-    said = [int(number) for number in re.findall(r"^\| (?:works|broken).*? \| (\d+) \|", PAGE, re.MULTILINE)]
-    assert said == [counts["ok"], counts["words"], counts["gamemaster"], counts["broken"]]
+    output = [int(number) for number in re.findall(r"^\| (?:works|broken).*? \| (\d+) \|", PAGE, re.MULTILINE)]
+    assert output == [counts["ok"], counts["words"], counts["gamemaster"], counts["broken"]]
     assert f"each of the {len(catalogue())} games" in PAGE
     assert f"{sum(entry.min_python != '' for entry in catalogue().values())} need Python 3.12" in PAGE

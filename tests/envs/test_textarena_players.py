@@ -63,7 +63,7 @@ def test_an_agent_plays_the_other_seat_in_a_conversation_of_its_own() -> None:
     assert other.num_finished == 1
 
 
-def test_a_lost_game_is_paid_as_one() -> None:
+def test_a_lost_game_is_rewarded_as_one() -> None:
     rollout = play(
         TextArenaEnv(env_config=TIC_TAC_TOE, opponent=ScriptedAgent(["[3]", "[4]", "[5]"])), ["[0]", "[1]", "[8]"]
     )
@@ -129,7 +129,7 @@ def test_agents_by_name_are_in_rows(registered: None) -> None:
 
 
 class Drawing(Agent):
-    """Draws from one stream of its own, whoever asks."""
+    """Draws from one stream of its own, whoever draws."""
 
     made: ClassVar[list[int]] = []
 
@@ -161,7 +161,7 @@ def test_a_policy_samples_by_the_seed_of_a_request() -> None:
     model, tokenizer = tiny_policy([f"[{cell}]" for cell in range(9)], hidden_size=16, num_layers=1, num_heads=1)
     prompt = tokenizer("[0] [1]", add_special_tokens=False)["input_ids"]
 
-    def said(agent: PolicyAgent, *seeds: int | None) -> list[list[int]]:
+    def output(agent: PolicyAgent, *seeds: int | None) -> list[list[int]]:
         requests = [
             TurnRequest(session_id=f"{k} of {id(seeds)}", messages=(), token_ids=prompt, seed=seed, max_new_tokens=12)
             for k, seed in enumerate(seeds)
@@ -169,11 +169,11 @@ def test_a_policy_samples_by_the_seed_of_a_request() -> None:
         return [list(action.token_ids or ()) for action in agent.act(requests)]
 
     frozen = PolicyAgent(model, tokenizer, seed=1)
-    one, other = said(frozen, 7, 8)
+    one, other = output(frozen, 7, 8)
     assert one != other
-    assert said(frozen, 8, 7, 7) == [other, one, one]
-    assert said(PolicyAgent(model, tokenizer, seed=2), 7) != [one]
-    assert said(frozen, None) == said(PolicyAgent(model, tokenizer, seed=1), None)  # a seed takes no number
+    assert output(frozen, 8, 7, 7) == [other, one, one]
+    assert output(PolicyAgent(model, tokenizer, seed=2), 7) != [one]
+    assert output(frozen, None) == output(PolicyAgent(model, tokenizer, seed=1), None)  # a seed takes no number
 
 
 class Raising(Agent):
@@ -206,14 +206,14 @@ class _ByTask(Agent):
         return answers
 
 
-def test_an_opponent_that_says_ten_megabytes_fails_its_episode() -> None:
+def test_an_opponent_that_answers_ten_megabytes_fails_its_episode() -> None:
     env = TextArenaEnv(env_config=TIC_TAC_TOE, opponent=ScriptedAgent(["x" * 10_000_000]))
     rollout = play(env, ["[0]"])
     assert rollout.failed
     assert "at most 20000 characters of text, got 10000000 characters" in str(rollout.error)
 
 
-def test_an_agent_that_says_ten_megabytes_makes_an_invalid_move() -> None:
+def test_an_agent_that_answers_ten_megabytes_makes_an_invalid_move() -> None:
     rollout = play(TextArenaEnv(env_config=TIC_TAC_TOE), ["x" * 10_000_000])
     assert not rollout.failed
     assert rollout.turns[0].invalid
@@ -237,7 +237,7 @@ def test_an_opponent_that_hangs_is_given_up_after_the_turns_time() -> None:
     assert rollout.failed
 
 
-def test_an_opponent_with_coroutines_is_asked() -> None:
+def test_an_opponent_with_coroutines_is_called() -> None:
     class Slow(AsyncAgent):
         async def aact(self, request: TurnRequest) -> Action:
             return Action(text="[7]" if request.agent_state is None else "[8]", agent_state=1)
@@ -255,14 +255,14 @@ def test_a_frozen_policy_plays_the_other_seat_on_exact_tokens() -> None:
     assert rollout.info["reason"]
 
 
-def test_a_game_played_with_itself_has_a_turn_for_every_move_and_pays_every_seat() -> None:
+def test_a_game_played_with_itself_has_a_turn_for_every_move_and_rewards_every_seat() -> None:
     env = TextArenaEnv(env_config={"game": "TicTacToe-v0", "opponent": "self"})
     rollout = play(env, ["[0]", "[3]", "[1]", "[4]", "[2]"])
     assert [turn.role for turn in rollout.turns] == [0, 1, 0, 1, 0]
     assert rollout.info["rewards"] == {0: 1.0, 1: -1.0}
     assert rollout.messages[2]["content"].startswith("[Player 1]\nYou are Player 1 in Tic Tac Toe.")
     boards = [message["content"].count("Current Board") for message in rollout.messages if message["role"] == "user"]
-    assert boards == [1] * 5  # one conversation, in which nothing is said twice
+    assert boards == [1] * 5  # one conversation, in which nothing is answered twice
 
 
 def first_view(seed: int, **config: Any) -> str:
@@ -272,11 +272,11 @@ def first_view(seed: int, **config: Any) -> str:
 
 def test_games_begin_after_random_openings_that_tasks_draw() -> None:
     views = [first_view(seed, opening_moves=3) for seed in range(40)]
-    told = [re.findall(r"^\[Player \d\] \[\d\]$", view, re.MULTILINE) for view in views]
-    assert {len(moves) for moves in told} == {0, 1, 2, 3}
+    reported = [re.findall(r"^\[Player \d\] \[\d\]$", view, re.MULTILINE) for view in views]
+    assert {len(moves) for moves in reported} == {0, 1, 2, 3}
     assert len(set(views)) > 20
     assert [first_view(seed, opening_moves=3) for seed in range(40)] == views
-    for view, moves in zip(views, told, strict=True):
+    for view, moves in zip(views, reported, strict=True):
         assert view.startswith(f"[Player {len(moves) % 2}]\n")  # whose turn it is
         assert len(re.findall(r"[XO]", view.rsplit("Current Board:", 1)[1])) == len(moves)
     assert {first_view(seed, opening_moves=0) for seed in range(10)} == {first_view(0)}
@@ -309,14 +309,14 @@ def test_players_who_hide_something_see_their_own_conversation_alone() -> None:
 
 
 class Master(Agent):
-    """Says yes, and keeps what it was asked."""
+    """Answers yes, and keeps its requests."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
         assert len(messages) == 1
-        self.asked.append(messages[0]["content"])
+        self.requested.append(messages[0]["content"])
         return "Yes", None
 
 
@@ -324,8 +324,8 @@ def test_any_agent_is_the_gamemaster() -> None:
     master = Master()
     env = TextArenaEnv(env_config={"game": "TwentyQuestions-v0", "add_brackets": False}, gamemaster=master)
     rollout = play(env, ["Is it alive?", "[nothing at all]"])
-    assert "gamemaster" in master.asked[0]
-    assert "Q: Is it alive?" in master.asked[0]
+    assert "gamemaster" in master.requested[0]
+    assert "Q: Is it alive?" in master.requested[0]
     assert rollout.messages[2]["content"] == "Yes"
 
 

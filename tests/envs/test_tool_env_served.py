@@ -21,9 +21,9 @@ TURNS = [
 ]
 
 
-def model(asked: Asked) -> Reply:
+def model(requested: Asked) -> Reply:
     """Makes the calls of each turn, then answers."""
-    turn = sum(message["role"] == "assistant" for message in asked.body["messages"])
+    turn = sum(message["role"] == "assistant" for message in requested.body["messages"])
     if turn < len(TURNS):
         return chat(None, finish_reason="tool_calls", tool_calls=TURNS[turn])
     return chat("5")
@@ -39,8 +39,8 @@ def test_results_go_back_under_the_ids_of_their_calls() -> None:
     assert (trajectory.error, trajectory.success) == (None, True)
     counts = {name: trajectory.info[name] for name in ("num_calls", "num_failed_calls", "num_unreadable_calls")}
     assert counts == {"num_calls": 3, "num_failed_calls": 2, "num_unreadable_calls": 1}
-    assert [asked.body["tools"] for asked in served.asked] == [list(env.tool_schemas)] * 3
-    sent = served.asked[-1].body["messages"]
+    assert [requested.body["tools"] for requested in served.requested] == [list(env.tool_schemas)] * 3
+    sent = served.requested[-1].body["messages"]
     assert [message["role"] for message in sent] == ["user", "assistant", "tool", "tool", "assistant", "tool", "tool"]
     assert sent[1]["tool_calls"] == TURNS[0]
     assert sent[2:4] == [

@@ -74,16 +74,16 @@ class InForm(Agent):
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Any]:
         """Answer each session."""
-        return [self._said(*pair) for pair in zip(requests, self._player.act(requests), strict=True)]
+        return [self._output(*pair) for pair in zip(requests, self._player.act(requests), strict=True)]
 
-    def _said(self, request: TurnRequest, action: Any) -> Action:
+    def _output(self, request: TurnRequest, action: Any) -> Action:
         begins = self._tokenizer.decode(list(request.token_ids)).rstrip().endswith("<think>")
         thinks = self._thinks if action.tool_calls else begins
         return replace(action, reasoning="I") if thinks else action
 
 
 class Again(Agent):
-    """Says what was said before, as sampled ids alone."""
+    """Answers what was answered before, as sampled ids alone."""
 
     def __init__(self, tokenizer: Any, turns: Sequence[Sequence[Sequence[int]]]) -> None:
         self._tokenizer, self._turns, self._sessions = tokenizer, turns, count()
@@ -143,8 +143,8 @@ def test_sampled_calls_are_read_made_and_kept_bit_for_bit(kind: str, name: str) 
         assert after.turn_rewards == before.turn_rewards
         assert turns_of(after) == given
         assert [message["role"] for message in after.messages] == [message["role"] for message in before.messages]
-        told = [[m["content"] for m in one.messages if m["role"] != "assistant"] for one in (before, after)]
-        assert told[0] == told[1]
+        reported = [[m["content"] for m in one.messages if m["role"] != "assistant"] for one in (before, after)]
+        assert reported[0] == reported[1]
         assert all(turn[-1] in ends for turn in given)
         assert any(len(turn) > len(own) for turn, own in zip(given, turns_of(before), strict=True))
         kept = [(own, turn) for own, turn in zip(turns_of(before), given, strict=True)]

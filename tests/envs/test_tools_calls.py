@@ -224,12 +224,12 @@ def test_the_same_complaint_of_many_calls_is_made_once_and_is_no_longer_than_a_r
 
 
 @pytest.mark.parametrize("moves", [[BROKEN], [call("ad", a=1, b=2)], [call("add", a=1)]])
-def test_a_turn_without_any_good_call_is_invalid_and_says_what_was_wrong(moves: list[ToolCall]) -> None:
+def test_a_turn_without_any_good_call_is_invalid_and_names_what_was_wrong(moves: list[ToolCall]) -> None:
     trajectory = play(env_of(add, invalid_reward=-0.5), moves, "7", answer=7)
     assert [turn.invalid for turn in trajectory.turns] == [True, False]
     assert trajectory.turn_rewards == [-0.5, 1.0]
-    said = trajectory.messages[2]["content"]
-    assert any(part in said for part in ("not valid JSON", "there is no tool", "is missing"))
+    output = trajectory.messages[2]["content"]
+    assert any(part in output for part in ("not valid JSON", "there is no tool", "is missing"))
     again = play(env_of(add, error_allowance=1), moves, moves, "7")
     assert again.stop_reason is StopReason.INVALID
 
@@ -254,7 +254,7 @@ def test_a_turn_and_an_episode_may_have_so_many_calls() -> None:
     assert exact.info["success"] is True
 
 
-def test_a_call_that_ends_the_episode_pays_and_later_ones_are_not_made() -> None:
+def test_a_call_that_ends_the_episode_is_rewarded_and_later_ones_are_not_made() -> None:
     end = ToolResult(content="bought", reward=2.0, done=True, success=True)
     count: list[int] = []
     env = env_of(tool("buy", lambda: end), tool("count", lambda: count.append(1)), call_reward=0.25)
@@ -310,7 +310,7 @@ class Painter:
 
 
 @pytest.mark.skipif(not hasattr(cache_utils, "DummyLayer"), reason="transformers before 5.23 refuses enums")
-def test_a_tool_is_given_what_its_hints_say() -> None:
+def test_a_tool_is_given_what_its_hints_state() -> None:
     env = env_of(paint, SessionTools(tools_class=Painter))
     moves = [
         call("paint", color="red", place=[1, 2], others=["blue"]),

@@ -1,4 +1,4 @@
-"""ToolEnv as a whole: how episodes end and what they pay, classes of one's own, tasks, and other processes."""
+"""ToolEnv as a whole: how episodes end and what they give, classes of one's own, tasks, and other processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_is_submitted_behind_a_call_beyond_the_budget_is_not_judged() -> No
     assert (before.turn_rewards, before.info["success"]) == ([0.0, 1.0], True)
 
 
-def test_a_call_that_cannot_be_read_is_paid_as_one_that_failed() -> None:
+def test_a_call_that_cannot_be_read_is_rewarded_as_one_that_failed() -> None:
     config = {"call_reward": 0.25, "failed_call_reward": -1.0, "invalid_reward": -0.5, "error_allowance": 3}
     broken = ToolCall(name="", error="the call is not valid JSON")
     moves = [[*ADD, broken, broken], [*ADD, call("ad", a=1, b=2)], [broken], [call("ad", a=1, b=2)], "7"]
@@ -93,7 +93,7 @@ def test_an_episode_ends_where_its_turns_are_spent() -> None:
     assert trajectory.info["success"] is False
 
 
-def test_text_that_holds_calls_is_read_and_agents_are_told_of_the_tools() -> None:
+def test_text_that_holds_calls_is_read_and_agents_are_notified_of_the_tools() -> None:
     agent = Calls('<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>', "7")
     [trajectory] = ToolEnv(tools=add).rollout([{"question": "3 + 4?", "answer": 7}], agent)
     assert results(trajectory) == ["7"]
@@ -212,7 +212,7 @@ def test_tools_may_come_from_the_class(tools: Any) -> None:
         (3, "got 3$"),
     ],
 )
-def test_a_class_whose_tools_are_none_is_told_what_they_may_be(tools: Any, problem: str) -> None:
+def test_a_class_whose_tools_are_none_is_refused_with_what_they_may_be(tools: Any, problem: str) -> None:
     class Adds(ToolEnv):
         def _tools(self) -> Any:
             return tools
@@ -308,8 +308,11 @@ def test_tasks_come_from_any_table(tmp_path: Path) -> None:
     env = make(dataset[0])
     assert isinstance(env, ToolEnv)
     played = env.rollout(dataset, Calls(ADD, "7"))
-    asked = [row["task_data"]["question"] for row in dataset]
-    assert sorted(zip(asked, [one.final_reward for one in played], strict=True)) == [("1 + 1?", 0.0), ("3 + 4?", 1.0)]
+    requested = [row["task_data"]["question"] for row in dataset]
+    assert sorted(zip(requested, [one.final_reward for one in played], strict=True)) == [
+        ("1 + 1?", 0.0),
+        ("3 + 4?", 1.0),
+    ]
     assert dataset[0]["env_class_path"] == PATH
 
 

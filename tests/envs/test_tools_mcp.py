@@ -173,10 +173,10 @@ def test_a_forked_process_leaves_the_connections_of_its_parent_alone(memory: Too
 
 def test_nonsense_on_stdout_does_not_end_the_conversation(shop: ToolEnv) -> None:
     trajectory = play(shop, [call("babble")], [call("price", good="egg")], "done")
-    assert results(trajectory) == ["said", "4"]
+    assert results(trajectory) == ["output", "4"]
 
 
-def test_each_session_has_a_server_of_its_own_where_it_is_asked_for() -> None:
+def test_each_session_has_a_server_of_its_own_where_it_is_requested() -> None:
     env = ToolEnv(env_config={"tool_timeout_s": 20.0}, tools=stdio(per_session=True, tools=["tick"]))
     one, two = env.rollout([{"question": "What?"}] * 2, Calls([call("tick")], [call("tick")], "done"))
     env.close()
@@ -185,7 +185,7 @@ def test_each_session_has_a_server_of_its_own_where_it_is_asked_for() -> None:
     assert results(one)[0][2:] != results(two)[0][2:]
 
 
-def test_what_a_tool_says_went_wrong_is_its_result(memory: ToolEnv) -> None:
+def test_what_a_tool_reports_as_wrong_is_its_result(memory: ToolEnv) -> None:
     trajectory = play(memory, [call("double", number=4), call("double", number=200)], [call("double", number="x")], "8")
     right, wrong, mistyped = results(trajectory)
     assert right == "8"
@@ -269,7 +269,7 @@ def test_rows_name_a_registered_server_and_cannot_bring_a_command() -> None:
         (McpServer(server=memory_server, tools=["triple"]), "the server has no tool 'triple'"),
     ],
 )
-def test_a_server_that_cannot_be_used_is_said_before_anything_is_played(server: McpServer, message: str) -> None:
+def test_a_server_that_cannot_be_used_is_reported_before_anything_is_played(server: McpServer, message: str) -> None:
     env = ToolEnv(tools=server)
     with pytest.raises(ConfigError, match=message):
         play(env, "7")

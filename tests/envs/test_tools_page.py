@@ -1,4 +1,4 @@
-"""docs/tools.md says what holds: its snippets run, and its tables give the defaults."""
+"""docs/tools.md names what holds: its snippets run, and its tables give the defaults."""
 
 from __future__ import annotations
 

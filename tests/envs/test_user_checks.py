@@ -35,7 +35,7 @@ from agentsgym.errors import ConfigError, TaskError
         ),
     ],
 )
-def test_what_is_no_tokenizer_is_told_apart(tokenizer: Any, sentence: str) -> None:
+def test_what_is_no_tokenizer_is_refused(tokenizer: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         GuessEnv(tokenizer)
 
@@ -142,7 +142,7 @@ def test_whatever_needs_supers_constructor_names_it() -> None:
     assert env.words == ["clock"]
 
 
-def test_a_constructor_that_reads_too_early_is_told() -> None:
+def test_a_constructor_that_reads_too_early_is_reported() -> None:
     class Early(GuessEnv):
         """Reads what only the base sets."""
 
@@ -216,7 +216,7 @@ def test_an_unknown_option_is_named_before_the_argument_that_it_stands_for() -> 
         GuessEnv().run_trial(agent=Counting())
 
 
-def test_a_key_of_env_config_as_a_keyword_is_told_where_it_belongs() -> None:
+def test_a_key_of_env_config_as_a_keyword_is_refused_with_its_place() -> None:
     with pytest.raises(TypeError) as raised:
         GuessEnv(episodes_per_trial=2)  # type: ignore[call-arg]
     assert str(raised.value) == (
@@ -253,7 +253,7 @@ def informing(**info: Any) -> GuessEnv:
     return type("Informing", (GuessEnv,), {"_step_episode": step})()
 
 
-def test_a_misspelled_key_of_info_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_misspelled_key_of_info_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     env = informing(sucess=True, invaild=False)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

@@ -72,7 +72,7 @@ def results(trajectory: Trajectory) -> list[str]:
 
 
 class Gate:
-    """A tool that returns only once it is told to."""
+    """A tool that returns only once it is made to."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()

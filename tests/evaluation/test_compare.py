@@ -98,15 +98,15 @@ def test_where_resampling_sees_no_spread_the_interval_is_no_point() -> None:
 
 
 def test_a_reward_that_changed_alike_in_every_task_has_no_interval() -> None:
-    def paid(reward: float) -> list[Trajectory]:
+    def earned(reward: float) -> list[Trajectory]:
         return [rollout({"seed": seed}, None, reward * 3 + seed / 3) for seed in range(5)]
 
-    found = compare(paid(0.1), paid(0.2)).reward  # but for rounding
+    found = compare(earned(0.1), earned(0.2)).reward  # but for rounding
     assert found is not None
     assert found.difference == pytest.approx(0.3)
     assert (found.low, found.high) == (None, None)
-    assert compare(paid(0.1), paid(0.1)).reward == replace(found, b=found.a, difference=0.0)
-    spread = compare(paid(0.1), [*paid(0.2)[1:], rollout({"seed": 0}, None, 9.0)]).reward
+    assert compare(earned(0.1), earned(0.1)).reward == replace(found, b=found.a, difference=0.0)
+    spread = compare(earned(0.1), [*earned(0.2)[1:], rollout({"seed": 0}, None, 9.0)]).reward
     assert spread is not None
     assert spread.low is not None
     assert spread.high is not None

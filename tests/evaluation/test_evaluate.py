@@ -172,7 +172,7 @@ ENV, AGENT = Guess(env_config={}), ScriptedAgent(["a"])
         ((ENV, AGENT, None), TaskError, "tasks must be a list of task_data dicts, got None"),
     ],
 )
-def test_arguments_in_a_wrong_order_are_told(arguments: Any, error: type[Exception], sentence: str) -> None:
+def test_arguments_in_a_wrong_order_are_reported(arguments: Any, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         evaluate(*arguments)
 
@@ -253,13 +253,13 @@ def test_a_transcript_reads_as_the_game_went() -> None:
 def test_a_transcript_shows_calls_and_the_named_rewards_that_are_not_zero() -> None:
     (trajectory,) = evaluate(env(), ScriptedAgent(["b"]), tasks("b")).trajectories
     function = {"name": "open", "arguments": {"door": "left", "times": 2}}
-    said = [
+    output = [
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": "", "tool_calls": [{"function": function}]},
         {"role": "assistant", "content": "so", "tool_calls": [{"function": {"name": "end", "arguments": "{}"}}]},
     ]
     turn = dataclasses.replace(trajectory.turns[0], message_index=1, components={"kind": 0.0, "right": 1.0})
-    text = render_transcript(dataclasses.replace(trajectory, messages=said, turns=[turn]))
+    text = render_transcript(dataclasses.replace(trajectory, messages=output, turns=[turn]))
     assert text.endswith("[assistant +1, right +1] open(door='left', times=2)\n[assistant] so\nend({})\n")
 
 
@@ -282,13 +282,13 @@ def test_a_transcript_of_a_failed_game_ends_with_its_error() -> None:
 
 
 def test_a_transcript_shows_escape_sequences_and_obeys_none() -> None:
-    said = "\x1b[2J\x1b]0;owned\x07b\r\u202e\ud800\tright\nnext"
+    output = "\x1b[2J\x1b]0;owned\x07b\r\u202e\ud800\tright\nnext"
     (trajectory,) = evaluate(env(), ScriptedAgent(["b"]), tasks("b")).trajectories
-    played = dataclasses.replace(trajectory, messages=[{"role": "user\x1b", "content": said}], turns=[])
+    played = dataclasses.replace(trajectory, messages=[{"role": "user\x1b", "content": output}], turns=[])
     text = render_transcript(played)
     assert "[user\\x1b] \\x1b[2J\\x1b]0;owned\\x07b\\r\\u202e\\ud800\tright\nnext\n" in text
     text.encode()
-    assert played.messages[0]["content"] == said  # the record itself stays as it is
+    assert played.messages[0]["content"] == output  # the record itself stays as it is
 
 
 def test_a_progress_bar_counts_the_rollouts_and_those_stored_before(

@@ -103,7 +103,7 @@ def test_clusters_can_be_given() -> None:
     assert (estimate.low, estimate.high) == (0.0, 1.0)
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_truth_about_as_often_as_it_states() -> None:
     # Tasks differ in difficulty, so the four games of a task go together; the truth is the mean difficulty, 0.5.
     generator = np.random.default_rng(11)
     num_runs, num_tasks = 300, 40
@@ -162,7 +162,7 @@ def test_without_a_notion_of_winning_there_is_no_win_rate() -> None:
     assert evaluation.reward.mean == 1.5
 
 
-def test_a_silent_game_beside_games_that_tell_is_not_won() -> None:
+def test_a_silent_game_beside_games_that_report_is_not_won() -> None:
     evaluation = summarize([game(0, won=True), game(1, stop=StopReason.MAX_TURNS), game(2, won=False), game(3)])
     assert win_rate(evaluation).mean == 0.25
 
@@ -253,7 +253,7 @@ def seated(task: int, x: float, o: float) -> Trajectory:
     )
 
 
-def test_roles_are_told_apart_where_there_are_several() -> None:
+def test_roles_are_distinguished_where_there_are_several() -> None:
     evaluation = summarize([seated(0, 1.0, -1.0), seated(1, -1.0, 1.0), seated(2, 1.0, -1.0), seated(3, 0.0, 0.0)])
     x, o = evaluation.by_role["X"], evaluation.by_role["O"]
     assert (win_rate(x).mean, win_rate(o).mean) == (0.5, 0.25)
@@ -266,7 +266,7 @@ def test_roles_are_told_apart_where_there_are_several() -> None:
     assert "by_environment" not in numbers
 
 
-def test_a_role_whose_pay_is_not_recorded_is_left_out_of_the_roles_alone() -> None:
+def test_a_role_without_recorded_rewards_is_left_out_of_the_roles_alone() -> None:
     evaluation = summarize([replace(seated(0, 1.0, -1.0), final_rewards={"X": 1.0}), seated(1, -1.0, 1.0)])
     assert {role: one.num_episodes for role, one in evaluation.by_role.items()} == {"X": 2, "O": 1}
     assert evaluation.by_role["O"].reward == Estimate(mean=1.0, low=1.0, high=1.0)
@@ -274,7 +274,7 @@ def test_a_role_whose_pay_is_not_recorded_is_left_out_of_the_roles_alone() -> No
     assert "as O" in evaluation_html(evaluation)
 
 
-def test_a_seat_of_ones_own_is_won_as_the_environment_says() -> None:
+def test_a_seat_of_ones_own_is_won_as_the_environment_reports() -> None:
     def as_seat(role: str, won: bool) -> Trajectory:
         turns = [Turn(start=0, stop=0, reward=0.0, role=role)]
         return replace(game(0, won=won), turns=turns, final_rewards={"X": 0.0, "O": 0.5})
@@ -283,12 +283,12 @@ def test_a_seat_of_ones_own_is_won_as_the_environment_says() -> None:
     assert [win_rate(evaluation.by_role[role]).mean for role in "XO"] == [1.0, 0.0]
 
 
-def test_roles_that_share_one_reward_are_not_told_apart() -> None:
+def test_roles_that_share_one_reward_are_not_distinguished() -> None:
     assert summarize([replace(seated(0, 1.0, -1.0), final_rewards={})]).by_role == {}
     assert summarize(games([True, False])).by_role == {}
 
 
-def test_environments_are_told_apart_where_there_are_several() -> None:
+def test_environments_are_distinguished_where_there_are_several() -> None:
     played = [game(0, won=True), game(1, won=False), game(2, won=True)]
     evaluation = summarize(played, environments=["maze", "duel", "maze"])
     assert list(evaluation.by_environment) == ["duel", "maze"]

@@ -17,15 +17,15 @@ from agentsgym.tiny import call_text
 
 
 class Player:
-    """Says the color, calls the tool and repeats what it gives, and guesses 1."""
+    """Answers the color, calls the tool and repeats what it gives, and guesses 1."""
 
     def get_action(self, messages: list[Any], agent_state: Any) -> tuple[str, Any]:
-        asked = messages[-1]["content"]
-        if asked.startswith("Say "):
-            return asked.removeprefix("Say "), None
-        if asked.startswith("What is "):
-            return call_text("look_up", {"word": asked.removeprefix("What is ")}), None
-        return ("1" if "number" in asked else asked), None
+        requested = messages[-1]["content"]
+        if requested.startswith("Say "):
+            return requested.removeprefix("Say "), None
+        if requested.startswith("What is "):
+            return call_text("look_up", {"word": requested.removeprefix("What is ")}), None
+        return ("1" if "number" in requested else requested), None
 
 
 ROWS = mix(
@@ -53,7 +53,7 @@ def test_each_environment_has_a_summary_of_its_own() -> None:
 
 
 class Rated(SayTheColor):
-    """Says what random and optimal play earn."""
+    """Answers what random and optimal play earn."""
 
     def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
         state, reward, done, info = super()._step_episode(session_id, state, action)
@@ -91,7 +91,7 @@ COLOR = next(row for row in ROWS if row["environment"] == "color")
 
 
 @pytest.mark.parametrize(
-    ("rows", "kind", "says"),
+    ("rows", "kind", "text"),
     [
         ([], ConfigError, "at least one row"),
         ("rows", ConfigError, "rows must be a list or dataset of rows"),
@@ -100,8 +100,8 @@ COLOR = next(row for row in ROWS if row["environment"] == "color")
         ([COLOR, {**COLOR, "task_data": {"colour": 1}}], TaskError, "row 1: "),
     ],
 )
-def test_rows_that_cannot_be_played_are_named(rows: Any, kind: Any, says: str) -> None:
-    with pytest.raises(kind, match=says):
+def test_rows_that_cannot_be_played_are_named(rows: Any, kind: Any, text: str) -> None:
+    with pytest.raises(kind, match=text):
         evaluate_mixed(Player(), rows)
 
 
@@ -124,7 +124,7 @@ class Stopping(Player):
 
 
 def test_a_resumed_evaluation_plays_what_is_missing_in_each_environment(tmp_path: Path) -> None:
-    rows = [*ROWS, *ROWS]  # every task is there twice, so that equal ones are told apart
+    rows = [*ROWS, *ROWS]  # every task is there twice, so that equal ones are distinguished
     options: dict[str, Any] = {"store": tmp_path, "agent_name": "player", "num_rollouts": 2, "max_concurrent": 3}
     with pytest.raises(ConfigError, match="the key is refused") as stopped:
         evaluate_mixed(Stopping(40), rows, **options)

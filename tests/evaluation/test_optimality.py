@@ -26,7 +26,7 @@ NUMBERS = st.floats(-10, 10)
 
 
 class Coin(MultistepEnv):
-    """Pays the number that the agent says."""
+    """Pays the number that the agent answers."""
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         return {"done": False}
@@ -87,7 +87,7 @@ def test_rollouts_that_failed_or_have_no_anchors_are_left_out() -> None:
     assert fraction(game(0, 1.0, random_reward=1.0, optimal_reward=1.0)) is None
 
 
-def test_a_game_that_pays_each_role_has_no_place_on_one_scale() -> None:
+def test_a_game_that_rewards_each_role_has_no_place_on_one_scale() -> None:
     one = game(0, 9.0, random_reward=0.0, optimal_reward=2.0)
     both = dataclasses.replace(one, final_rewards={0: 9.0, 1: -9.0})
     assert fraction(both) is None

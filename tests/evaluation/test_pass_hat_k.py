@@ -83,7 +83,7 @@ def test_the_interval_of_one_task_speaks_of_its_rollouts() -> None:
     assert (certain.low, certain.mean, certain.high) == (pytest.approx(0.025), 1.0, 1.0)  # both, each at 0.025 ** 0.5
 
 
-def test_an_evaluation_says_both() -> None:
+def test_an_evaluation_shows_both() -> None:
     evaluation = summarize(rollouts("11", "10", "00"))
     assert evaluation.pass_hat_k(2) == evaluation.pass_hat_k_interval(2).mean == pytest.approx(1 / 3)
     assert evaluation.pass_at_k(2) == pytest.approx(2 / 3)

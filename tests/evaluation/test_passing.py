@@ -66,7 +66,7 @@ def test_a_single_task_is_bounded_by_its_own_rollouts() -> None:
     assert lost.high == pytest.approx(1 - (0.025 ** (1 / 10)) ** 2)  # one of two, at the highest chance to win one
 
 
-def test_the_interval_covers_as_often_as_it_says() -> None:
+def test_the_interval_covers_as_often_as_it_states() -> None:
     generator, covered = np.random.default_rng(0), 0
     chances = generator.beta(1, 2, size=100_000)
     truth = float(np.mean(1 - (1 - chances) ** 2))
@@ -79,7 +79,7 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     assert 0.89 <= covered / 200 <= 0.99
 
 
-def test_failed_rollouts_are_left_out_and_what_is_missing_is_said() -> None:
+def test_failed_rollouts_are_left_out_and_what_is_missing_is_reported() -> None:
     rows = [*games("11", "00"), game(0, won=False, stop_reason=StopReason.FAILED)]
     assert pass_at_k_interval(rows, 2).mean == 0.5
     with pytest.raises(

@@ -47,8 +47,8 @@ class Walk(MultistepEnv):
         return {"height": self.rng(session_id).randrange(2), "turn": 0, "session": session_id, "done": False}
 
     def _format_prompt(self, state: dict[str, Any], step: int) -> str:
-        says = "Height" if self._fault(state) != "observation" else "You are at"
-        return f"{says} {state['height']}, a draw: {self.rng(state['session']).random()}"
+        text = "Height" if self._fault(state) != "observation" else "You are at"
+        return f"{text} {state['height']}, a draw: {self.rng(state['session']).random()}"
 
     def _step_episode(
         self, session_id: str, state: dict[str, Any], action: str
@@ -176,7 +176,7 @@ def test_a_rollout_that_a_limit_of_tokens_ended_ends_there_again(tmp_path: Path)
     assert replay(recorded, Walk(env_config={"fault": "stop reason"})).outcome == "differs"
 
 
-def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
+def test_what_cannot_be_replayed_gives_the_reason(tmp_path: Path) -> None:
     [trajectory] = Walk().rollout([{"seed": 1}], ScriptedAgent(["down"], repeat_last=True))
     with pytest.raises(ConfigError, match="does not name its environment"):
         replay(trajectory)
@@ -203,7 +203,7 @@ def test_a_record_imports_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 class Asker(Agent):
-    """Answers by what is asked, so that a changed question would change what it says; a replay asks no agent."""
+    """Answers by its prompt, so that a changed question would change the answer; a replay calls no agent."""
 
     def get_action(self, messages: Any, agent_state: Any) -> tuple[str, Any]:
         return ("up" if "Height 0" in messages[-1]["content"] else "down"), agent_state

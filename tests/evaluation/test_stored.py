@@ -28,7 +28,7 @@ TASKS = [{"word": "a"}, {"word": "b", "seed": 3}, {"word": "b", "seed": 3}, {"wo
 
 
 class Echo(MultistepEnv):
-    """Shows a word and a draw, is paid for the word, and breaks on the word ``crash``."""
+    """Shows a word and a draw, is rewarded for the word, and breaks on the word ``crash``."""
 
     num_begun = 0
 
@@ -49,7 +49,7 @@ class Echo(MultistepEnv):
 
 
 class Reader(Agent):
-    """Says the word that it is shown; may refuse to go on after some answers."""
+    """Answers the word that it is shown; may refuse to go on after some answers."""
 
     def __init__(self, num_answers: int = 10**9) -> None:
         self.num_answers = num_answers
@@ -150,7 +150,7 @@ def test_what_was_played_otherwise_is_played_again(other: dict[str, Any], tmp_pa
     assert len(RolloutStore(tmp_path)) == 4
 
 
-def test_failed_rollouts_are_played_again_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_failed_rollouts_are_played_again_where_that_is_requested(tmp_path: Path) -> None:
     play(store=tmp_path, agent_name="me")
     env = Echo(env_config={"max_steps_per_episode": 2})
     evaluation = play(env, ScriptedAgent(["b"], repeat_last=True), store=tmp_path, resume="failed", agent_name="me")
@@ -194,7 +194,7 @@ def test_threads_play_what_is_missing_too(tmp_path: Path) -> None:
     assert without_names(evaluation) == without_names(play())
 
 
-def test_a_full_disk_is_said_once_and_the_evaluation_goes_on(
+def test_a_full_disk_is_reported_once_and_the_evaluation_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(_: int) -> None:
@@ -211,7 +211,7 @@ def test_a_full_disk_is_said_once_and_the_evaluation_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"resume": True}, ConfigError, "resume requires store"),
         ({"resume": True, "store": "x"}, ConfigError, "resume requires agent_name"),
@@ -220,6 +220,6 @@ def test_a_full_disk_is_said_once_and_the_evaluation_goes_on(
         ({"store": __file__}, StoreError, "cannot create a rollout store"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_played(options: Any, error: Any, said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_what_cannot_be_is_reported_before_anything_is_played(options: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
         play(agent=Reader(0), **options)

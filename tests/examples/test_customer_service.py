@@ -36,9 +36,9 @@ class Lines(Agent):
         self.lines = lines
 
     def act(self, requests: Sequence[TurnRequest]) -> list[Action]:
-        return [self._say(request) for request in requests]
+        return [self._speak(request) for request in requests]
 
-    def _say(self, request: TurnRequest) -> Action:
+    def _speak(self, request: TurnRequest) -> Action:
         turn = request.agent_state or 0
         line = self.lines[min(turn, len(self.lines) - 1)]
         if isinstance(line, str):
@@ -139,7 +139,7 @@ def test_a_model_rewords_the_customer_and_its_mistakes_are_its_own(shop: Any, lo
 
 
 class Speaking(AsyncAgent):
-    """A customer without a script: speaks its lines, and keeps what it was told."""
+    """A customer without a script: speaks its lines, and keeps what it was given."""
 
     def __init__(self, *lines: str) -> None:
         self.lines, self.requests = lines, list[list[Any]]()

@@ -35,7 +35,7 @@ def parsed(config: Path, *options: str) -> Any:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_accelerate_reads_a_configuration_and_means_by_it_what_its_name_says(config: Path) -> None:
+def test_accelerate_reads_a_configuration_and_means_by_it_what_its_name_states(config: Path) -> None:
     assert isinstance(load_config_from_file(str(config)), ClusterConfig)  # unknown keys raise
     args = parsed(config)
     stage = int(config.stem[-1]) if config.stem.startswith("zero") else None
@@ -51,7 +51,7 @@ def test_accelerate_reads_a_configuration_and_means_by_it_what_its_name_says(con
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_a_configuration_says_nothing_that_a_run_file_says(config: Path) -> None:
+def test_a_configuration_holds_nothing_that_a_run_file_holds(config: Path) -> None:
     values = yaml.safe_load(config.read_text())
     given = {**values.get("deepspeed_config", {}), **values.get("fsdp_config", {})}
     of_runs = {
@@ -80,7 +80,7 @@ def test_a_run_file_is_valid_but_for_the_model_that_is_not_loaded_here(run: Path
         assert longest > args.max_completion_length
 
 
-def test_the_server_of_the_scripts_takes_what_the_run_file_asks_for() -> None:
+def test_the_server_of_the_scripts_takes_what_the_run_file_sets() -> None:
     length = read_recipe(LAUNCH / "runs" / "server.yaml").training["max_completion_length"]
     for script in SCRIPTS:
         [given] = re.findall(r"MAX_MODEL_LEN:-(\d+)", script.read_text())
@@ -233,14 +233,14 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"MODEL": "some/model"}, "RUN is the run file"),
         ({"RUN": "run.yaml"}, "MODEL is what the server loads"),
         ({"RUN": "run.yaml", "SERVERS": "3"}, "3 nodes are too few: 3 for the server, and at least one for training"),
     ],
 )
-def test_slurm_says_what_is_missing(given: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_slurm_names_what_is_missing(given: dict[str, str], message: str, tmp_path: Path) -> None:
     environment = stand_ins(tmp_path, srun=SRUN, scontrol=SCONTROL)
     done = subprocess.run(
         ["bash", str(LAUNCH / "slurm.sbatch")],
@@ -251,7 +251,7 @@ def test_slurm_says_what_is_missing(given: dict[str, str], said: str, tmp_path: 
         check=False,
     )
     assert done.returncode != 0
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_two_nodes_start_the_server_and_the_trainers(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_there_are_two() -> None:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_shows_what_it_says(notebook: Path, folder: Path) -> None:
+def test_a_notebook_runs_and_shows_what_it_claims(notebook: Path, folder: Path) -> None:
     book = executed(notebook, folder)
     shown = [(cell, output) for cell, output in outputs(book) if "data" in output]
     pages = [output["data"]["text/html"] for _, output in shown if "text/html" in output["data"]]

@@ -26,7 +26,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     return output, summary_of(output), printed
 
 
-def test_it_plays_learns_and_says_how_well(lake: tuple[Path, dict[str, Any], str]) -> None:
+def test_it_plays_learns_and_shows_how_well(lake: tuple[Path, dict[str, Any], str]) -> None:
     output, summary, printed = lake
     assert summary["env_config"]["game"] == "FrozenLake-v0"
     assert summary["optimal"]["win_rate"] == summary["optimal"]["fraction_of_optimal"] == 1.0

@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return output, call_example("twenty_questions", output, *SHORT, *options)
 
 
-def test_the_summary_says_who_won_how_often(run: tuple[Path, str]) -> None:
+def test_the_summary_names_who_won_how_often(run: tuple[Path, str]) -> None:
     summary = summary_of(run[0])
     for player in PLAYERS:
         result = summary[player]
@@ -47,7 +47,7 @@ def test_the_summary_says_who_won_how_often(run: tuple[Path, str]) -> None:
     assert summary["interrupted"] is False
 
 
-def test_a_table_at_the_end_says_it_in_one_look(run: tuple[Path, str]) -> None:
+def test_a_table_at_the_end_shows_it_in_one_look(run: tuple[Path, str]) -> None:
     lines = run[1].splitlines()
     assert [line.split()[0] for line in lines if line.split() and line.split()[0] in PLAYERS] == [
         "random", "greedy", "before", "after",
@@ -84,7 +84,7 @@ def test_the_saved_policy_plays_as_it_did_at_the_end(run: tuple[Path, str]) -> N
         (["--remove_unused_columns"], "the environment's columns would be dropped"),
     ],
 )
-def test_what_cannot_be_done_is_said_at_once(options: list[str], message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_reported_at_once(options: list[str], message: str, tmp_path: Path) -> None:
     assert_refused("twenty_questions", tmp_path, options, message)
 
 

@@ -1,4 +1,4 @@
-"""A game whose tasks say which hook raises what, and agents that do the same in the turn they are told to.
+"""A game whose tasks state which hook raises what, and agents that do the same in the turn they are made to.
 
 Worker processes import it by this name.
 """
@@ -58,7 +58,7 @@ def prompt_of(messages: Any) -> str:
 
 
 def break_history(messages: list[Message]) -> list[Message]:
-    """A history that changes nothing and raises where the first prompt says so."""
+    """A history that changes nothing and raises where the first prompt reports it."""
     hook, _, fault = prompt_of(messages).partition(" ")
     if hook == "history":
         raise_fault(fault)
@@ -68,7 +68,7 @@ def break_history(messages: list[Message]) -> list[Message]:
 class FaultyGame(MultistepEnv):
     """Two turns long. A task is ``{"breaks": "_step_episode SystemExit"}``, or ``"nothing"``."""
 
-    _breaks = threading.local()  # for the hook that is told nothing
+    _breaks = threading.local()  # for the hook that is reported nothing
 
     def _break(self, hook: str, breaks: str) -> None:
         self._breaks.now = breaks
@@ -115,7 +115,7 @@ class FaultyGame(MultistepEnv):
 
 
 class Simple(Agent):
-    """Answers each conversation by itself, and raises where the first prompt tells this method to."""
+    """Answers each conversation by itself, and raises where the first prompt makes this method do so."""
 
     def get_action(self, messages: list[Message], agent_state: Any) -> tuple[str, Any]:
         hook, _, fault = prompt_of(messages).partition(" ")

@@ -49,7 +49,7 @@ def nan_gradient(loss: torch.Tensor) -> torch.Tensor:
 
 
 class RankFaults:
-    """The cases; a test class of an engine is made of them, and says how its ranks train.
+    """The cases; a test class of an engine is made of them, and names how its ranks train.
 
     Attributes:
         changes: Settings.
@@ -63,7 +63,7 @@ class RankFaults:
 
     @classmethod
     def environment(cls, folder: Path) -> Mapping[str, str]:
-        """What a launcher would tell the ranks."""
+        """What a launcher would pass to the ranks."""
         return {}
 
     @classmethod
@@ -100,14 +100,14 @@ class RankFaults:
 
     @classmethod
     def train_broken(cls, folder: Path, break_loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Train with a loss that one rank breaks after the first step, and tell what is raised."""
+        """Train with a loss that one rank breaks after the first step, and report what is raised."""
         trainer = cls.trainer(folder, **EACH_STEP)
         tell(folder, broken(trainer, lambda loss: break_loss(loss) if trainer.state.global_step else loss))
 
     @pytest.fixture(scope="class")
     @classmethod
     def start(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterable[Start]:
-        """Starts two ranks; they are forked from this process, whose environment says what a launcher would."""
+        """Starts two ranks; they are forked from this process, whose environment names what a launcher would."""
         with pytest.MonkeyPatch.context() as patch:
             for name, value in cls.environment(tmp_path_factory.mktemp("config")).items():
                 patch.setenv(name, value)

@@ -24,7 +24,7 @@ SHARDINGS: dict[str, dict[str, Any]] = {"replicated": {}, "sharded": {"fsdp": Tr
 
 
 def trained(folder: Path, resume: Path | str | None = None, **changes: Any) -> dict[str, Any]:
-    """Train and tell what came of it on this rank."""
+    """Train and report what came of it on this rank."""
     rows = Dataset.from_list([{"task_data": {"seed": seed, "secret": seed}} for seed in range(6)])
     values = {"max_steps": NUM_STEPS, "per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 1}
     trainer = trainer_of(folder, dataset=rows, **{**values, **changes})
@@ -48,8 +48,8 @@ def results(target: Path, name: str, steps: range) -> dict[str, Any]:
 if __name__ == "__main__":
     gc.freeze()
     place = Path(sys.argv[1])
-    told = {"replicated": results(place, "replicated", range(1, NUM_STEPS))}
+    reported = {"replicated": results(place, "replicated", range(1, NUM_STEPS))}
     shard_on_cpu(GRPOEnvTrainer)
-    told["sharded"] = results(place, "sharded", range(2, NUM_STEPS, 3))
-    place.joinpath(f"rank{PartialState().process_index}.json").write_text(json.dumps(told))
+    reported["sharded"] = results(place, "sharded", range(2, NUM_STEPS, 3))
+    place.joinpath(f"rank{PartialState().process_index}.json").write_text(json.dumps(reported))
     leave()

@@ -109,7 +109,7 @@ def test_a_run_may_resume_with_an_optimizer_that_keeps_the_same_state(tmp_path: 
     assert run(tmp_path, True, max_steps=2, optim="adamw_torch").state.global_step == 2
 
 
-def test_without_a_whole_checkpoint_a_run_begins_only_where_that_is_asked_for(finished: Path, tmp_path: Path) -> None:
+def test_without_a_whole_checkpoint_a_run_begins_only_where_that_is_requested(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished / "checkpoint-2", tmp_path / "checkpoint-2")
     (tmp_path / "checkpoint-2" / "scheduler.pt").unlink()
     for resume in (True, "auto"):  # what is there would be rotated away
@@ -205,7 +205,7 @@ def test_a_finished_run_that_is_started_again_does_nothing(finished: Path, tmp_p
 
 
 class Unwilling:
-    """Must not be asked."""
+    """Must not be called."""
 
     def get_action(self, messages: Any, agent_state: Any) -> tuple[str, Any]:
         raise AssertionError("a finished run has nothing to play")
@@ -286,7 +286,7 @@ def test_bytes_that_were_lost_are_seen_where_the_size_is_kept(name: str, finishe
         assert problem_with(folder) == f"{name} is damaged"
 
 
-def test_the_generators_of_every_rank_are_asked_for(finished: Path, tmp_path: Path) -> None:
+def test_the_generators_of_every_rank_are_called(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-2"
     shutil.copytree(finished / "checkpoint-2", folder)
     (folder / MANIFEST).unlink()

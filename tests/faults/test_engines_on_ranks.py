@@ -43,12 +43,12 @@ class TestRolloutsAhead(Ahead):
     """A copy of the weights samples while the policy is trained."""
 
 
-def serve(told: Any, port: int) -> None:
-    """A server, which tells where it is and stays until it is asked to go, or killed."""
+def serve(reported: Any, port: int) -> None:
+    """A server, which reports where it is and stays until it is called to go, or killed."""
     server = StubServer(Guessing(policy_of_game()[1]).script, port=port)
     server.start()
-    told.send(server.port)
-    told.recv()
+    reported.send(server.port)
+    reported.recv()
 
 
 class Server:
@@ -60,10 +60,10 @@ class Server:
     """
 
     def __init__(self, port: int = 0) -> None:
-        self._told, there = multiprocessing.Pipe()
+        self._reported, there = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("fork").Process(target=serve, args=(there, port), daemon=True)
         self._process.start()
-        self.port: int = self._told.recv()
+        self.port: int = self._reported.recv()
         self.pid = self._process.pid
 
     def wait(self) -> None:
@@ -73,7 +73,7 @@ class Server:
 
     def end(self) -> None:
         """Ask it to go."""
-        self._told.send("go")
+        self._reported.send("go")
         self.wait()
 
 

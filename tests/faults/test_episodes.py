@@ -188,10 +188,10 @@ def test_what_a_hook_returns_may_raise_when_it_is_looked_at(hook: str, value: An
         return value if breaks == "this" else getattr(FaultyGame, hook)(self, *arguments)
 
     env = type("Sly", (FaultyGame,), {hook: returning})()
-    is_told = hook not in {"_system_prompt", "_calculate_rewards"}
-    breaks = ("nothing", "this") if is_told else ("this", "this")
+    is_reported = hook not in {"_system_prompt", "_calculate_rewards"}
+    breaks = ("nothing", "this") if is_reported else ("this", "this")
     trajectories = env.rollout(tasks(*breaks), Simple())
-    assert [one.failed for one in trajectories] == [not is_told, True]
+    assert [one.failed for one in trajectories] == [not is_reported, True]
 
 
 @pytest.mark.parametrize(
@@ -199,19 +199,19 @@ def test_what_a_hook_returns_may_raise_when_it_is_looked_at(hook: str, value: An
 )
 def test_what_an_agent_answers_may_raise_when_it_is_looked_at(answer: Any) -> None:
     class Answering(Agent):
-        """Says this where it is told to."""
+        """Answers this where it is made to."""
 
         def act(self, requests: Any) -> Any:
             return [answer if "this" in one.messages[0]["content"] else Action(text="go") for one in requests]
 
     class Alone(Agent):
-        """Says this in place of a list."""
+        """Answers this in place of a list."""
 
         def act(self, requests: Any) -> Any:
             return answer
 
     class Single(Agent):
-        """Says this in place of a pair."""
+        """Answers this in place of a pair."""
 
         def get_action(self, messages: Any, agent_state: Any) -> Any:
             return answer
@@ -302,9 +302,9 @@ def test_text_of_a_foreign_type_is_taken_for_its_characters() -> None:
     for tokenizer in (None, chat_tokenizer("chatml")):
         (game,) = Env(tokenizer, {"history": history}).rollout(tasks("nothing"), Answering())
         assert game.error is None
-        said = [(message["role"], message["content"]) for message in game.messages]
-        assert {type(text) for pair in said for text in pair} == {str}
-        assert said == [
+        output = [(message["role"], message["content"]) for message in game.messages]
+        assert {type(text) for pair in output for text in pair} == {str}
+        assert output == [
             ("system", "play"), ("user", "nothing"), ("assistant", "go"), ("user", "one"), ("assistant", "go")
         ]  # fmt: skip
         assert pickle.loads(pickle.dumps(game)) == game
@@ -313,8 +313,8 @@ def test_text_of_a_foreign_type_is_taken_for_its_characters() -> None:
 def test_text_that_cannot_be_sent_to_a_process_fails_its_episode_alone() -> None:
     class Answering(Agent):
         def act(self, requests: Any) -> list[Action]:
-            asked = [prompt_of(request.messages) for request in requests]
-            return [Action(text=SlyText("go") if prompt == "this" else "go") for prompt in asked]
+            requested = [prompt_of(request.messages) for request in requests]
+            return [Action(text=SlyText("go") if prompt == "this" else "go") for prompt in requested]
 
     with EnvProcessPool(1) as workers:
         games = FaultyGame().rollout(tasks("nothing", "this", "nothing"), Answering(), pool=workers)

@@ -41,7 +41,7 @@ def test_the_last_trainer_that_closes_ends_the_group_and_its_threads(ranks: list
         assert outcome["after"] == []
 
 
-def test_a_closed_trainer_says_that_it_is_closed(tmp_path: Path) -> None:
+def test_a_closed_trainer_reports_that_it_is_closed(tmp_path: Path) -> None:
     with trainer_of(tmp_path, eval_dataset=None) as trainer:
         trainer.train()
     uses = (trainer.train, trainer.save_model, *(partial(use, tasks()) for use in (trainer.evaluate, trainer.predict)))

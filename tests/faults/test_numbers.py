@@ -27,7 +27,7 @@ NAME = "model.layers.1.mlp.up_proj.weight"
 
 
 class Reporting(Agent):
-    """Says one word, with the log-probability that it is given for it."""
+    """Answers one word, with the log-probability that it is given for it."""
 
     def __init__(self, logprob: float) -> None:
         self.logprob = logprob
@@ -81,11 +81,13 @@ def test_the_largest_rewards_train(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert has_moved(trainer)
 
 
-@pytest.mark.parametrize(("value", "said"), [(math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "infinity")])
-def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_used(value: float, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("value", "message"), [(math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "infinity")])
+def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_used(
+    value: float, message: str, tmp_path: Path
+) -> None:
     trainer = trainer_of(tmp_path, max_steps=4, save_strategy="steps", save_steps=1)
     parameter(trainer).register_hook(nth(2, value))
-    with pytest.raises(NonFiniteError, match=f"^step 2: the gradient of '{NAME}' contains {said}; the step was"):
+    with pytest.raises(NonFiniteError, match=f"^step 2: the gradient of '{NAME}' contains {message}; the step was"):
         trainer.train()
     assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
     assert is_good(tmp_path / "checkpoint-1")
@@ -146,7 +148,7 @@ def test_a_run_does_not_begin_with_weights_that_are_not_finite(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", [NAME, "value_head.head.weight"])
-def test_a_weight_that_something_else_broke_is_told_from_a_gradient(name: str, tmp_path: Path) -> None:
+def test_a_weight_that_something_else_broke_is_distinguished_from_a_gradient(name: str, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, advantage_estimator="turn_gae", value_head="shared", max_steps=3)
     assert trainer.value_model is not None
     weight = trainer.value_model.head.weight if name.startswith("value") else parameter(trainer)
@@ -214,7 +216,7 @@ def test_an_unknown_log_probability_hides_no_impossible_one() -> None:
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_policy_whose_logits_became_nan_or_infinite_says_so(temperature: float, broken: float) -> None:
+def test_a_policy_whose_logits_became_nan_or_infinite_reports_it(temperature: float, broken: float) -> None:
     model, tokenizer = policy()
     env, agent = GuessNumber(tokenizer), PolicyAgent(model, tokenizer, sampling=SamplingParams(temperature=temperature))
     assert not env.rollout([{"seed": 0}], agent)[0].failed

@@ -23,18 +23,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[dict[str, Any]]:
-    """What each of two ranks tells."""
+    """What each of two ranks reports."""
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.parametrize("name", resume_run.SHARDINGS)
 def test_every_checkpoint_is_resumed_exactly(name: str, ranks: list[dict[str, Any]]) -> None:
-    for told in ranks:
-        straight = told[name]["straight"]
+    for reported in ranks:
+        straight = reported[name]["straight"]
         assert len(straight["losses"]) == straight["step"] == resume_run.NUM_STEPS
         assert any(abs(loss) > 1e-3 for loss in straight["losses"])
-        assert len(told[name]) > 4
-        for run in told[name].values():
+        assert len(reported[name]) > 4
+        for run in reported[name].values():
             assert run == straight
 
 

@@ -70,7 +70,7 @@ def test_tensors_and_arrays_are_read_without_pickle() -> None:
             name, words = ast.unparse(call.func), {word.arg: ast.unparse(word.value) for word in call.keywords}
             assert name != "torch.load" or words.get("weights_only") == "True", path
             assert words.get("allow_pickle", "False") == "False", path
-            handed_on = words.get("trust_remote_code", "False").removeprefix("args.")  # what the user's settings say
+            handed_on = words.get("trust_remote_code", "False").removeprefix("args.")  # what the user's settings state
             assert handed_on in {"False", "trust_remote_code"}, path
 
 
@@ -284,10 +284,10 @@ def test_a_checkpoint_runs_no_code(name: str, trained: Path, tmp_path: Path) -> 
     checkpoint = tmp_path / "run" / "checkpoint-1"
     assert (checkpoint / name).is_file()
     shutil.copy(tmp_path / "evil", checkpoint / name)
-    (checkpoint / MANIFEST).unlink()  # it would tell by the size
+    (checkpoint / MANIFEST).unlink()  # it would report by the size
     try:
         trainer_of(tmp_path / "run").train(resume_from_checkpoint=str(checkpoint))
-    except Exception:  # noqa: BLE001  # whoever finds it says so in its own words
+    except Exception:  # noqa: BLE001  # whoever finds it reports it in its own words
         assert name != "training_args.bin"
     else:
         assert name == "training_args.bin"  # nothing reads it

@@ -1,4 +1,4 @@
-"""Signals in training: a checkpoint is kept, the run goes on exactly, and the status says what happened."""
+"""Signals in training: a checkpoint is kept, the run goes on exactly, and the status names what happened."""
 
 from __future__ import annotations
 
@@ -284,12 +284,12 @@ def test_outside_of_training_ctrl_c_is_what_it_was(on_turn: Any, tmp_path: Path)
     assert not isinstance(caught.value, Preempted)
 
 
-@pytest.mark.parametrize(("changes", "step", "said"), [
+@pytest.mark.parametrize(("changes", "step", "message"), [
     ({"save_strategy": "no"}, 3, "save_strategy is 'no'"),
     ({}, 0, "no checkpoint to resume from"),
 ])  # fmt: skip
 def test_without_a_checkpoint_the_policy_is_kept_as_it_is(
-    changes: dict[str, Any], step: int, said: str, on_turn: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    changes: dict[str, Any], step: int, message: str, on_turn: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of a first cycle there is nothing to be kept, and ``save_strategy="no"`` means that there is no place for it."""
     trainer = trainer_of(tmp_path, **changes)
@@ -300,7 +300,7 @@ def test_without_a_checkpoint_the_policy_is_kept_as_it_is(
     assert caught.value.checkpoint is None
     assert saved_steps(tmp_path) == []
     assert trainer.state.global_step == step
-    assert said in caplog.text
+    assert message in caplog.text
     on_turn(nothing)
     assert trainer.evaluate()["eval_num_episodes"] == 8
 

@@ -1,4 +1,4 @@
-"""Signals in processes of their own: at one of two ranks, and what the status of the process says."""
+"""Signals in processes of their own: at one of two ranks, and what the status of the process states."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_second_signal_ends_a_rank_that_waits_for_another(tmp_path: Path) -> N
 
 
 def hung_up(rank: int, turn: int) -> None:
-    """The terminal closes, which the kernel tells the process at once."""
+    """The terminal closes, which the kernel reports the process at once."""
     if turn == TURN:
         os.close(int(os.environ["TERMINAL"]))
 
@@ -95,7 +95,7 @@ def test_a_run_whose_terminal_closes_saves_although_it_prints(straight: Any, tmp
     assert second.result() == straight(1)
 
 
-def test_the_status_says_preempted_where_nobody_catches_it() -> None:
+def test_the_status_is_preempted_where_nobody_catches_it() -> None:
     code = (
         "import signal\n"
         "from agentsgym.training.lifecycle.preemption import PreemptedByUser\n"

@@ -31,7 +31,7 @@ def tasks(*faults: str | None, turn: int = 1) -> list[dict[str, Any]]:
 
 
 def records(played: Any) -> list[Any]:
-    """What was played, without what says by which session."""
+    """What was played, without what states by which session."""
     return [(one.messages, one.turns, one.final_reward, one.stop_reason) for one in played]
 
 
@@ -66,7 +66,7 @@ def test_a_session_is_played_again_as_often_as_others_break_its_process() -> Non
     assert [one.failed for one in played] == [True] * 7 + [False] * 2
 
 
-def test_one_that_breaks_its_process_from_a_thread_is_told_from_those_that_are_stepped_then() -> None:
+def test_one_that_breaks_its_process_from_a_thread_is_distinguished_from_those_that_are_stepped_then() -> None:
     with EnvProcessPool(1) as pool:
         played = BreakingEnv().rollout(
             [*tasks("later", turn=0), *tasks("nap", "nap", "nap", turn=2)], GoOn(), pool=pool
@@ -188,7 +188,7 @@ def test_a_process_that_holds_too_much_memory_costs_the_session_that_made_it_gro
     assert f"MB, more than max_memory_mb = {limit}" in str(played[1].error)
 
 
-def test_a_memory_limit_below_what_a_process_takes_is_said() -> None:
+def test_a_memory_limit_below_what_a_process_takes_is_reported() -> None:
     with (
         EnvProcessPool(1, max_memory_mb=1) as pool,
         pytest.raises(ConfigError, match="max_memory_mb must be larger than"),
@@ -238,10 +238,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("fault", ["hang", "hold"])
 def test_no_process_outlives_a_pools_owner(fault: str, tmp_path: Path) -> None:
     script = tmp_path / "owner.py"
-    told = tmp_path / "told"
-    script.write_text(OWNER.format(fault=fault, told=told))
+    reported = tmp_path / "reported"
+    script.write_text(OWNER.format(fault=fault, reported=reported))
     with subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(ROOT)}) as owner:
-        wait_until_told(told, 1, patience_s=60)
+        wait_until_told(reported, 1, patience_s=60)
         below = processes_below(owner.pid)
         owner.kill()
     assert len(below) >= 4  # fork server, tracker, workers
@@ -271,7 +271,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_worker_that_ends_of_what_is_no_trials_says_so_in_one_line(tmp_path: Path) -> None:
+def test_a_worker_that_ends_of_what_is_no_trials_reports_it_in_one_line(tmp_path: Path) -> None:
     script = tmp_path / "owner.py"
     script.write_text(UNREADABLE)
     run = subprocess.run(

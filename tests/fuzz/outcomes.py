@@ -1,4 +1,4 @@
-"""What may come of a call with values that make no sense: a result, or an error that says what was wrong."""
+"""What may come of a call with values that make no sense: a result, or an error that names what was wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fuzzed(num_examples: int) -> Callable[[Any], Any]:
 
 
 class UnexpectedError(AssertionError):
-    """A call ended in an error that does not tell people what they did wrong."""
+    """A call ended in an error that does not explain what people did wrong."""
 
 
 def survives(

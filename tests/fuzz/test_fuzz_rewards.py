@@ -80,16 +80,16 @@ def batches(draw: st.DrawFn) -> list[ScoredRollout]:
     reward = st.sampled_from([0.0, 1.0, -1.0, 3e38, -3e38, 1e100, -1e100, 1e-320]) | st.floats(-1, 1)
     rollouts: list[ScoredRollout] = []
     for _ in range(draw(st.integers(0, 5))):
-        paid = draw(st.lists(reward, max_size=3))
+        earned = draw(st.lists(reward, max_size=3))
         rollouts.append(
             ScoredRollout(
-                turn_rewards=paid,
+                turn_rewards=earned,
                 final_reward=draw(reward),
                 group=draw(st.integers(0, 1)),
-                state_keys=[draw(st.sampled_from([None, 1, "a"])) for _ in paid],
-                roles=[draw(st.sampled_from(["x", None])) for _ in paid] if draw(st.booleans()) else (),
-                potentials=[draw(st.none() | reward) for _ in paid] if draw(st.booleans()) else (),
-                token_counts=[draw(st.integers(0, 3)) for _ in paid],
+                state_keys=[draw(st.sampled_from([None, 1, "a"])) for _ in earned],
+                roles=[draw(st.sampled_from(["x", None])) for _ in earned] if draw(st.booleans()) else (),
+                potentials=[draw(st.none() | reward) for _ in earned] if draw(st.booleans()) else (),
+                token_counts=[draw(st.integers(0, 3)) for _ in earned],
                 failed=draw(st.booleans()),
             )
         )

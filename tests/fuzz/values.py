@@ -59,7 +59,7 @@ floats = st.one_of(
     st.floats(-1e3, 1e3), st.sampled_from([0.5, -0.0, 1e200, -1e200, 1e308, 5e-324, math.inf, -math.inf, math.nan])
 )
 numbers = st.one_of(ints, floats)
-#: What YAML and JSON can say.
+#: What YAML and JSON can express.
 plain_scalars = st.one_of(st.none(), st.booleans(), numbers, texts)
 plain = st.recursive(
     plain_scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8

@@ -44,11 +44,11 @@ def test_a_text_game_is_played_by_one_tool() -> None:
     assert "question" in first.lower()
     assert first.startswith("\n\n")  # TRL adds it to the prompt as it is
     assert environment.reset(task_data=task) == first.strip()
-    said = act(action=f"Is it a {task['solution']}?")
-    assert said.strip()
-    assert first not in said  # only what is new
-    while not said.endswith("The episode is over."):
-        said = act(action="Is it alive?")
+    output = act(action=f"Is it a {task['solution']}?")
+    assert output.strip()
+    assert first not in output  # only what is new
+    while not output.endswith("The episode is over."):
+        output = act(action="Is it alive?")
     with pytest.raises(ValueError, match="over"):
         act(action="Is it alive?")
     assert isinstance(environment.get_reward(), float)
@@ -69,7 +69,7 @@ def test_instances_share_nothing_and_can_be_used_again() -> None:
 
 
 class Secret(TwentyQuestionsEnv):
-    """Says its seed."""
+    """Answers its seed."""
 
     def _format_prompt(self, state: Any, step: int) -> str:
         return str(state["chance"])
@@ -149,7 +149,7 @@ lines = st.lists(
 
 
 @given(lines, lines)
-def test_what_a_server_says_of_a_tool_of_any_layout_is_one_schema(summary: list[str], argument: list[str]) -> None:
+def test_what_a_server_returns_of_a_tool_of_any_layout_is_one_schema(summary: list[str], argument: list[str]) -> None:
     arguments = {"what": {"type": "string", "description": "\n".join(argument)}, "where": {"type": "integer"}}
     schema = schema_of(Served("\n".join(summary), arguments))
     assert {name: one["type"] for name, one in schema["parameters"]["properties"].items()} == {
@@ -172,7 +172,7 @@ def test_an_argument_that_no_method_can_have_is_refused(argument: str) -> None:
         as_environment_factory(Served("Look.", {argument: {"type": "string"}}))
 
 
-def test_an_episode_that_the_model_leaves_is_paid_what_it_earned_so_far() -> None:
+def test_an_episode_that_the_model_leaves_is_rewarded_what_it_earned_so_far() -> None:
     env = ToolEnv(env_config={"call_reward": 0.25}, tools=[add])
     environment = as_environment_factory(env)()
     assert environment.get_reward() is None

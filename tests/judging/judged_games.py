@@ -14,7 +14,7 @@ from agentsgym.types import Action, Message, TurnRequest
 
 
 class Greeting(MultistepEnv):
-    """A few turns, each of which is rewarded where the agent says "hello"."""
+    """A few turns, each of which is rewarded where the agent answers "hello"."""
 
     default_config: ClassVar = {"max_steps_per_episode": 2}
 
@@ -31,7 +31,7 @@ class Greeting(MultistepEnv):
 
 
 def conversation(*texts: str, reward: float = 0.0, **fields: Any) -> Trajectory:
-    """A rollout by hand: what the environment and the agent say in turn, beginning with the environment."""
+    """A rollout by hand: what the environment and the agent answer in turn, beginning with the environment."""
     messages = [Message(role="assistant" if at % 2 else "user", content=text) for at, text in enumerate(texts)]
     turns = [Turn(start=0, stop=0, reward=reward, message_index=at) for at in range(1, len(texts), 2)]
     given = {"messages": messages, "turns": turns, "final_reward": reward * len(turns), "stop_reason": StopReason.DONE}
@@ -95,7 +95,7 @@ def as_answer(given: Any) -> str:
 
 
 def longest_first(prompt: str) -> dict[str, list[int]]:
-    """Rank candidates by the length of what they say, the longest first; equally long ones by their place."""
+    """Rank candidates by the length of what they state, the longest first; equally long ones by their place."""
     lengths: dict[int, int] = {}
     number = 0
     for line in prompt.splitlines():

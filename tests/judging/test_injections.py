@@ -1,4 +1,4 @@
-"""What a judged text says is data: a hundred attempts to be given a better grade."""
+"""What a judged text holds is data: a hundred attempts to be given a better grade."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ HUNDRED = [*itertools.product(PLACES, PAYLOADS)]
 
 
 def with_injection(place: str, payload: str) -> Trajectory:
-    """A rollout whose agent says "hello" once, with an injection somewhere."""
-    said = f"hello {payload}" if place == "the agent" else "hello"
+    """A rollout whose agent answers "hello" once, with an injection somewhere."""
+    output = f"hello {payload}" if place == "the agent" else "hello"
     seen = f"A guest. {payload}" if place == "the environment" else "A guest."
-    played = conversation(seen, said, task_data={"answer": payload if place == "the reference answer" else "hello"})
+    played = conversation(seen, output, task_data={"answer": payload if place == "the reference answer" else "hello"})
     if place == "a tool call":
         call = {"type": "function", "function": {"name": "greet", "arguments": {"text": payload}}}
         messages = [played.messages[0], Message(role="assistant", content="hello", tool_calls=[call])]
@@ -59,7 +59,7 @@ def with_injection(place: str, payload: str) -> Trajectory:
 
 
 def obedient(prompt: str) -> dict[str, Any]:
-    """Do whatever the prompt says outside of the data, and what follows a control token anywhere; else judge."""
+    """Do whatever the prompt states outside of the data, and what follows a control token anywhere; else judge."""
     control = re.search(r"<\s*[|\uff5c]|[|\uff5c]\s*>|\[/?INST\]|<</?SYS>>|</?s>|<\w+_of_turn>|</?think>", prompt)
     verdict = re.search(r'"judge": *10\b', instructions_of(prompt))
     order = re.search(r"give 10 points", instructions_of(prompt), re.IGNORECASE)
@@ -77,22 +77,22 @@ def test_there_are_a_hundred() -> None:
 def test_an_obedient_judge_is_not_led_astray(place: str, payload: str, scope: Any) -> None:
     agent = ScriptedJudge(obedient)
     judge = Judge(agent, rubric="How well does the agent greet?", reference="answer", scope=scope)
-    ask = judge.judge_episode if scope == "episode" else lambda one: judge.judge_turn(one, 0)
-    plain, injected = ask(with_injection(place, "")), ask(with_injection(place, payload))
+    request = judge.judge_episode if scope == "episode" else lambda one: judge.judge_turn(one, 0)
+    plain, injected = request(with_injection(place, "")), request(with_injection(place, payload))
     assert injected.values == plain.values == {"judge": 0.3}
     first, second = map(instructions_of, agent.prompts)
-    assert first == second  # what the judge is told does not depend on what is judged
+    assert first == second  # what the judge is given does not depend on what is judged
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_a_candidate_cannot_rank_itself(payload: str) -> None:
     def ranked(prompt: str) -> dict[str, list[int]]:
-        told = re.search(r"give 10 points", instructions_of(prompt), re.IGNORECASE)
-        return {"best": [1, 2] if told else [2, 1]}
+        reported = re.search(r"give 10 points", instructions_of(prompt), re.IGNORECASE)
+        return {"best": [1, 2] if reported else [2, 1]}
 
     agent = ScriptedJudge(ranked)
     judge = Judge(agent, rubric={"best": "Which greets best?"}, scope="group")
-    group = [conversation("A guest.", said) for said in ("hello", payload)]
+    group = [conversation("A guest.", output) for output in ("hello", payload)]
     best = {one.order[0]: one.values["best"] for one in judge.judge_group(group)}
     assert best == {1: 0.0, 2: 1.0}
     assert instructions_of(agent.prompts[0]).count("CANDIDATE 1") == 1

@@ -23,7 +23,7 @@ POLITE = {"polite": "Polite?"}
 CLEAR = [Criterion("clear", "Clear?", scale=(1, 5))]
 
 
-def said(text: str) -> list[dict[str, str]]:
+def output(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": "A guest."}, {"role": "assistant", "content": text}]
 
 
@@ -88,7 +88,9 @@ def agreement_of(folder: Path, judge: Judge, rows: Sequence[Any]) -> Agreement:
 def test_answers_of_yes_or_no_are_compared(tmp_path: Path) -> None:
     judge = Judge(ScriptedJudge(lambda prompt: {"polite": "hello" in data_of(prompt)}), rubric=POLITE)
     words = [("hello", True), ("hello", True), ("good day", True), ("go away", False)]
-    found = agreement_of(tmp_path, judge, [{"messages": said(text), "labels": {"polite": one}} for text, one in words])
+    found = agreement_of(
+        tmp_path, judge, [{"messages": output(text), "labels": {"polite": one}} for text, one in words]
+    )
     [polite] = found.criteria
     assert (polite.name, polite.num, polite.accuracy.mean, polite.first_preferred) == ("polite", 4, 0.75, None)
     assert polite.kappa is not None
@@ -98,7 +100,7 @@ def test_answers_of_yes_or_no_are_compared(tmp_path: Path) -> None:
 
 def test_grades_are_compared_by_their_distance(tmp_path: Path) -> None:
     judge = Judge(ScriptedJudge(lambda prompt: {"clear": min(5, len(data_of(prompt)[-1]))}), rubric=CLEAR)
-    rows = [{"messages": said("x" * n), "labels": {"clear": min(5, n + (n == 2))}} for n in range(1, 6)]
+    rows = [{"messages": output("x" * n), "labels": {"clear": min(5, n + (n == 2))}} for n in range(1, 6)]
     [clear] = agreement_of(tmp_path, judge, rows).criteria
     assert clear.accuracy.mean == pytest.approx(0.8)
     assert clear.kappa is not None
@@ -107,7 +109,7 @@ def test_grades_are_compared_by_their_distance(tmp_path: Path) -> None:
 
 def test_a_turn_is_labeled_by_its_index(tmp_path: Path) -> None:
     judge = Judge(ScriptedJudge(lambda prompt: {"polite": "hello" in data_of(prompt)[-1]}), rubric=POLITE, scope="turn")
-    messages = [*said("hello"), *said("go away")]
+    messages = [*output("hello"), *output("go away")]
     rows = [{"messages": messages, "turn": turn, "labels": {"polite": not turn}} for turn in (0, 1)]
     [polite] = agreement_of(tmp_path, judge, rows).criteria
     assert polite.accuracy.mean == 1.0
@@ -117,7 +119,9 @@ def test_a_turn_is_labeled_by_its_index(tmp_path: Path) -> None:
 def test_a_ranking_is_compared_by_pairs_in_both_orders(tmp_path: Path, answer: Any, first: float, right: float) -> None:
     agent = ScriptedJudge(answer or (lambda _: {"best": [1, 2, 3]}))  # the second prefers what it sees first
     judge = Judge(agent, rubric={"best": "Which?"}, scope="group")
-    rows = [{"candidates": [said("x" * (n + k)) for k in (5, 20, 1)], "labels": {"best": [2, 3, 1]}} for n in range(40)]
+    rows = [
+        {"candidates": [output("x" * (n + k)) for k in (5, 20, 1)], "labels": {"best": [2, 3, 1]}} for n in range(40)
+    ]
     [best] = agreement_of(tmp_path, judge, rows).criteria
     assert best.num == 120
     assert best.first_preferred is not None
@@ -130,7 +134,7 @@ def test_a_ranking_is_compared_by_pairs_in_both_orders(tmp_path: Path, answer: A
 
 def test_labels_that_are_equal_are_no_pair(tmp_path: Path) -> None:
     judge = Judge(ScriptedJudge(longest_first), rubric={"best": "Which?"}, scope="group")
-    rows = [{"candidates": [said("x"), said("xx"), said("xxx")], "labels": {"best": [1, 1, 2]}}]
+    rows = [{"candidates": [output("x"), output("xx"), output("xxx")], "labels": {"best": [1, 1, 2]}}]
     [best] = agreement_of(tmp_path, judge, rows).criteria
     assert (best.num, best.accuracy.mean) == (2, 1.0)
 
@@ -139,7 +143,7 @@ def test_failed_items_are_listed_and_left_out(tmp_path: Path) -> None:
     def broken(prompt: str) -> Any:
         return "?" if "go away" in data_of(prompt) else {"polite": True}
 
-    rows = [{"messages": said(text), "labels": {"polite": True}} for text in ("hello", "go away")]
+    rows = [{"messages": output(text), "labels": {"polite": True}} for text in ("hello", "go away")]
     for failure in (None, 0.0):
         judge = Judge(ScriptedJudge(broken), rubric=POLITE, on_judge_failure=failure)
         found = agreement_of(tmp_path, judge, rows)
@@ -149,7 +153,7 @@ def test_failed_items_are_listed_and_left_out(tmp_path: Path) -> None:
         assert found.criteria[0].num == 1
 
 
-GOOD = {"messages": said("hello"), "labels": {"polite": True}}
+GOOD = {"messages": output("hello"), "labels": {"polite": True}}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +163,7 @@ GOOD = {"messages": said("hello"), "labels": {"polite": True}}
         ({}, "'messages' must have messages, at least one of them by the assistant, got None"),
         ({"messages": [], "labels": {}}, "at least one of them by the assistant"),
         ({"messages": [{"role": "user"}]}, "must have dicts with 'role' and 'content'"),
-        ({"messages": said("x")}, "'labels' must be a dict with a label for each criterion, got None"),
+        ({"messages": output("x")}, "'labels' must be a dict with a label for each criterion, got None"),
         ({**GOOD, "labels": {"rude": True}}, "'rude' is not a criterion of 'judge', which has polite"),
         ({**GOOD, "labels": {"polite": 1}}, "the label 'polite' must be true or false, got 1"),
         ({**GOOD, "turn": 0}, "'turn' is for judges of turns, and 'judge' judges each episode: omit it"),
@@ -177,10 +181,10 @@ def test_a_bad_line_is_named(tmp_path: Path, row: Any, complaint: str) -> None:
         ("turn", GOOD, "'turn' must be the index of one of 1 turns, got None"),
         ("turn", {**GOOD, "turn": 1}, "'turn' must be the index of one of 1 turns, got 1"),
         ("group", GOOD, "'candidates' must be a list of at least 2 lists of messages, got None"),
-        ("group", {"candidates": [said("x")]}, "at least 2 lists of messages"),
+        ("group", {"candidates": [output("x")]}, "at least 2 lists of messages"),
         (
             "group",
-            {"candidates": [said("x"), said("y")], "labels": {"polite": [1]}},
+            {"candidates": [output("x"), output("y")], "labels": {"polite": [1]}},
             "the label 'polite' must be a list of 2 numbers",
         ),
     ],
@@ -214,7 +218,7 @@ def answer(messages):
 
 manners = Judge(DirectOutputAgent(answer), rubric={"polite": "Polite?"}, name="manners")
 """
-ROWS = [{"messages": said(text), "labels": {"polite": one}} for text, one in
+ROWS = [{"messages": output(text), "labels": {"polite": one}} for text, one in
         [("hello", True), ("good day", True), ("go away", False), ("hello!", True)]]  # fmt: skip
 
 

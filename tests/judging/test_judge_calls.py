@@ -57,13 +57,13 @@ def test_a_cache_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
         Judge(ScriptedAgent(["x"]), rubric=POLITE, cache=str(tmp_path / "file"), agent_name="script")
 
 
-def test_an_answer_that_cannot_be_read_is_asked_for_once_more() -> None:
+def test_an_answer_that_cannot_be_read_is_requested_once_more() -> None:
     agent = ScriptedAgent(["Very polite!", json.dumps(YES)])
     judgment = Judge(agent, rubric=POLITE).judge_episode(PLAYED)
     assert (judgment.values, judgment.calls, judgment.reason) == ({"polite": 1.0}, 2, "So it is.")
 
 
-def test_the_second_request_says_what_was_wrong() -> None:
+def test_the_second_request_names_what_was_wrong() -> None:
     agent = ScriptedJudge(lambda prompt: YES if "lacks 'polite'" in prompt else {"rude": False})
     Judge(agent, rubric=POLITE).judge_episode(PLAYED)
     assert agent.prompts[1].startswith(agent.prompts[0])
@@ -179,7 +179,7 @@ def test_a_judgment_that_is_canceled_does_not_wait_for_its_answer() -> None:
     assert agent.num_calls == 1
 
 
-def test_an_answer_is_kept_by_what_was_asked(tmp_path: Path) -> None:
+def test_an_answer_is_kept_by_its_request(tmp_path: Path) -> None:
     agent = ScriptedJudge(lambda _: YES)
 
     def judge(**changes: Any) -> Judge:
@@ -197,7 +197,7 @@ def test_an_answer_is_kept_by_what_was_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{", '{"answer": 7}', '{"answer": "?"}', "[" * 100_000])
-def test_a_damaged_file_of_the_cache_is_asked_for_again(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_of_the_cache_is_generated_again(tmp_path: Path, damage: str) -> None:
     judge = Judge(ScriptedJudge(lambda _: YES), rubric=POLITE, cache=tmp_path, agent_name="scripted")
     judge.judge_episode(PLAYED)
     [file] = tmp_path.rglob("*.json")
@@ -231,8 +231,8 @@ def test_tokens_that_an_agent_reports_are_counted_per_judgment() -> None:
 def test_tokens_of_a_server_are_counted_per_judgment() -> None:
     pytest.importorskip("openai")
 
-    def reply(asked: Asked) -> Reply:
-        number = 7 if "hello 1" in asked.said_last else 3
+    def reply(requested: Asked) -> Reply:
+        number = 7 if "hello 1" in requested.output_last else 3
         return chat(json.dumps(YES), usage={"prompt_tokens": number, "completion_tokens": 1})
 
     with serving(reply) as served:
@@ -240,7 +240,7 @@ def test_tokens_of_a_server_are_counted_per_judgment() -> None:
         judgments = judge_many(Judge(agent, rubric=POLITE), 3)
         agent.close()
     assert [one.tokens for one in judgments] == [4, 8, 4]
-    assert served.asked[0].body["messages"][0]["role"] == "system"
+    assert served.requested[0].body["messages"][0]["role"] == "system"
 
 
 def test_a_policy_judges_with_exact_tokens() -> None:
@@ -287,7 +287,7 @@ def test_two_orders_cancel_a_preference_for_the_first_place() -> None:
     def first(prompt: str) -> dict[str, list[int]]:
         return {"best": [1, 2]}
 
-    group = [conversation("A guest.", said) for said in ("hello", "good day")]
+    group = [conversation("A guest.", output) for output in ("hello", "good day")]
     once = Judge(ScriptedJudge(first), rubric={"best": "Which?"}, scope="group").judge_group(group)
     assert sorted(one.values["best"] for one in once) == [0.0, 1.0]
     twice = Judge(ScriptedJudge(first), rubric={"best": "Which?"}, scope="group", num_orders=2).judge_group(group)

@@ -1,4 +1,4 @@
-"""Judges of an environment: where their scores go, when they are asked, and what happens if they fail."""
+"""Judges of an environment: where their scores go, when they are called, and what happens if they fail."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def judged(*judges: Judge, env_config: dict[str, Any] | None = None, kind: type[
 
 
 class Longer(Agent):
-    """Says "hello" a few times, more often in every conversation."""
+    """Answers "hello" a few times, more often in every conversation."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -100,7 +100,7 @@ def test_per_token_rewards_follow_the_scores() -> None:
 
 
 @pytest.mark.parametrize("pool", [None, EnvThreadPool(2), EnvProcessPool(2)], ids=["none", "threads", "processes"])
-def test_judges_are_asked_wherever_the_environment_runs(pool: Any) -> None:
+def test_judges_are_called_wherever_the_environment_runs(pool: Any) -> None:
     env = judged(Judge(ScriptedJudge(manners), rubric=MANNERS))
     try:
         played = env.rollout(TASKS, ScriptedAgent(["hello", "hm"]), num_rollouts=2, pool=pool)
@@ -121,7 +121,7 @@ def test_words_and_cost_are_kept_with_the_rollout(tmp_path: Path) -> None:
     assert (first["judge"], first["scope"], first["turn"], first["reason"]) == ("manners", "episode", None, "Short.")
     assert first["answers"] == ['{"reason": "Short.", "polite": true, "clear": 4}']
     assert [(other["judge"], other["turn"]) for other in others] == [("warmth", 0), ("warmth", 1)]
-    assert one.info["length"] == 2  # what the environment said
+    assert one.info["length"] == 2  # what the environment answered
     assert one.metrics["judge_calls"] == 3
     assert found.metrics["judge_calls"].mean == 3
     assert "judge_tokens" not in one.metrics
@@ -264,7 +264,7 @@ def test_a_ranking_waits_for_retried_rollouts_and_leaves_out_failed_ones() -> No
 
 def test_a_retried_rollout_that_waits_for_its_group_is_not_played_again() -> None:
     class Scripted(Agent):
-        """Says what its conversation says: the second and the third fail, then the fourth and the fifth, and so on."""
+        """Answers what its conversation holds: the second and third fail, then the fourth and the fifth, and so on."""
 
         number = 0
 

@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_is_read_with_the_defaults_of_what_it_does_not_say(file: Path) -> None:
+def test_a_file_is_read_with_the_defaults_of_what_it_does_not_state(file: Path) -> None:
     recipe = read_recipe(file)
     assert [part.class_ for part in recipe.environments] == ["PriceList", "games.py:Mine"]
     assert [part.weight for part in recipe.environments] == [1.0, 3]
@@ -65,7 +65,7 @@ def test_overrides_replace_values_by_their_place(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("weight: 3", "wieght: 3", r"mine.yaml, line 5: environments\[1\].wieght is unknown; did you mean 'weight'\?"),
         ("weight: 3", "weight: 0", r"line 5: environments\[1\].weight must be a number above 0, got 0"),
@@ -87,14 +87,14 @@ def test_overrides_replace_values_by_their_place(file: Path) -> None:
         ("weight: 3", "weight: [", "mine.yaml cannot be read as YAML"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(old: str, new: str, said: str, file: Path) -> None:
+def test_what_is_wrong_is_named_with_its_line(old: str, new: str, message: str, file: Path) -> None:
     file.write_text(FILE.replace(old, new, 1))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         read_recipe(file)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ({"environments.1.weight": "x"}, r"mine.yaml: environments\[1\].weight must be a number above 0, got 'x'"),
         ({"environments.2.weight": 1}, r"environments\[2\] cannot be set: the list has 2 items"),
@@ -104,9 +104,9 @@ def test_what_is_wrong_is_named_with_its_line(old: str, new: str, said: str, fil
     ],
 )
 def test_an_override_that_fits_nowhere_is_named_without_a_line(
-    overrides: dict[str, Any], said: str, file: Path
+    overrides: dict[str, Any], message: str, file: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         read_recipe(file, overrides)
 
 
@@ -147,7 +147,7 @@ def test_sharding_is_switched_on_as_in_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"max_stepps": 1}, "max_stepps is unknown; did you mean 'max_steps'"),
         ({"fork_budget": 9}, "fork_budget is unknown: training no longer forks rollouts .*; leave fork_budget out$"),
@@ -162,8 +162,8 @@ def test_sharding_is_switched_on_as_in_python(tmp_path: Path) -> None:
         ({"per_device_train_batch_size": 3, "num_generations": 2}, "num_generations"),
     ],
 )
-def test_settings_of_training_that_are_not_valid(values: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_settings_of_training_that_are_not_valid(values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
         training_settings({"use_cpu": True, **values}, output_dir=str(tmp_path))
 
 

@@ -141,7 +141,7 @@ def test_ctrl_c_in_an_evaluation_leaves_what_was_found_before_it(
 def test_what_a_run_would_fail_on_at_its_end_is_named_at_its_beginning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     training = recipe(tmp_path)["training"]
-    for changes, said in (
+    for changes, output in (
         (
             {"output_dir": str(tmp_path / "file" / "out")},
             r"training\.output_dir must be a folder, but .*file is a file",
@@ -149,7 +149,7 @@ def test_what_a_run_would_fail_on_at_its_end_is_named_at_its_beginning(tmp_path:
         ({"resume_from_checkpoint": str(tmp_path / "none")}, r"resume_from_checkpoint must be a folder, auto or true"),
         ({"resume_from_checkpoint": True}, r"resume_from_checkpoint is true, but .* has no checkpoint"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=output):
             prepare(recipe(tmp_path, training={**training, **changes}))
     assert prepare(recipe(tmp_path, training={**training, "resume_from_checkpoint": "auto"})).run
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -264,7 +264,7 @@ class Fields(GuessNumber):
 
 
 @pytest.mark.parametrize(("size", "is_warned_of"), [(256, False), (600, True)])
-def test_what_the_embedded_policy_cannot_read_is_said_before_anything_is_played(
+def test_what_the_embedded_policy_cannot_read_is_reported_before_anything_is_played(
     size: int, is_warned_of: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     part = {"class": Fields, "dataset": {"size": size}}
@@ -279,7 +279,7 @@ def test_what_the_embedded_policy_cannot_read_is_said_before_anything_is_played(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"environments": [GAME, PRICES], "evaluation": {"env_config": {"opponent": "random"}}},
@@ -311,9 +311,9 @@ def test_what_the_embedded_policy_cannot_read_is_said_before_anything_is_played(
     ],
 )
 def test_what_cannot_be_used_is_named_before_anything_is_played(
-    changes: dict[str, Any], said: str, tmp_path: Path
+    changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         agentsgym.train(recipe(tmp_path, **changes))
     assert not (tmp_path / "out").exists()
 
@@ -392,7 +392,7 @@ def test_before_and_after_are_kept_beside_training_and_can_be_compared(tmp_path:
     assert {*curve.references} == {*run.evaluations} - {"before", "after"}
 
 
-def test_evaluations_alone_are_kept_or_left_out_as_asked(tmp_path: Path) -> None:
+def test_evaluations_alone_are_kept_or_left_out_as_requested(tmp_path: Path) -> None:
     run = agentsgym.train(recipe(tmp_path, evaluation={"num_tasks": 2, "store": True}))
     assert {(one.source, one.agent) for one in RolloutStore(run.output / "rollouts").records()} == {
         ("evaluation", name) for name in run.evaluations

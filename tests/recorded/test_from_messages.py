@@ -82,7 +82,7 @@ def openai_call(call: Any) -> dict[str, Any]:
     return {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
 
 
-def test_one_number_pays_the_last_turn_and_a_list_each() -> None:
+def test_one_number_gives_the_last_turn_and_a_list_each() -> None:
     tokenizer = chat_tokenizer()
     whole, each = (Trajectory.from_messages(tokenizer, CHAT, rewards) for rewards in (2, np.array([0.5, 1.0])))
     assert (whole.turn_rewards, whole.final_reward) == ([0.0, 2.0], 2.0)
@@ -92,7 +92,7 @@ def test_one_number_pays_the_last_turn_and_a_list_each() -> None:
     assert tokenizer.decode(each.token_ids[first.start : first.stop]) == "Seven?<|im_end|>"
 
 
-def test_it_is_the_rollout_that_it_is_said_to_be() -> None:
+def test_it_is_the_rollout_that_it_claims_to_be() -> None:
     facts: dict[str, Any] = {
         "session_id": "s",
         "task_index": 3,
@@ -124,7 +124,7 @@ def test_openais_shapes_are_read_and_what_follows_the_last_answer_has_no_tokens(
     assert Trajectory.from_messages(family("qwen3"), thought, 1.0).messages[-1]["reasoning_content"] == "Hm."
 
 
-def test_without_a_template_texts_are_put_together_and_a_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_template_texts_are_put_together_and_a_warning_reports_it(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = chat_tokenizer("none")
     with caplog.at_level(logging.WARNING):
         made = Trajectory.from_messages(tokenizer, CHAT, 1.0)
@@ -215,7 +215,7 @@ def test_a_name_is_no_tokenizer() -> None:
         Trajectory.from_messages("Qwen/Qwen3", CHAT, 1.0)
 
 
-def test_a_template_that_cannot_says_what_would_do() -> None:
+def test_a_template_that_cannot_names_what_would_do() -> None:
     with pytest.raises(TemplateError, match="system"):
         Trajectory.from_messages(family("Gemma"), CHAT, 1.0)
     assert Trajectory.from_messages(family("Gemma"), CHAT[1:], 1.0).num_turns == 2

@@ -1,4 +1,4 @@
-"""Whether the colors can be told apart and read, also by people with a color vision deficiency."""
+"""Whether the colors can be distinguished and read, also by people with a color vision deficiency."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("vision", SEEN)
-def test_the_series_can_be_told_apart(vision: str) -> None:
+def test_the_series_can_be_distinguished(vision: str) -> None:
     seen = [lab(SEEN[vision] @ linear(color)) for color in SERIES]
     assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) > 20
     for theme in CSS.values():

@@ -1,4 +1,4 @@
-"""The pieces of a page: well formed, escaped, bounded, and saying what happened."""
+"""The pieces of a page: well formed, escaped, bounded, and reporting what happened."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def rollout(**changes: Any) -> Trajectory:
     return Trajectory(**(fields | changes))
 
 
-def test_a_rollout_tells_its_outcome_turns_calls_and_tokens() -> None:
+def test_a_rollout_reports_its_outcome_turns_calls_and_tokens() -> None:
     page = Checker(rollout()._repr_html_())
     assert "won · task 0, rollout 0: won after 2 turns (done), reward 1" in page.text.replace("  ", " ")
     assert "assistant · turn 0 · reward +1.5 · as north" in page.text
@@ -175,15 +175,15 @@ def test_an_ordinary_page_is_small() -> None:
     assert len(summarize([rollout()] * 200)._repr_html_()) < 20_000
 
 
-def test_an_evaluation_tells_estimates_parts_and_rollouts() -> None:
+def test_an_evaluation_reports_estimates_parts_and_rollouts() -> None:
     rows = [rollout(task_index=index, info={"success": index < 2}) for index in range(4)]
     page = Checker(summarize(rows, environments=["maze", "maze", "guess", "guess"])._repr_html_())
     for words in ("4 episodes, 0 failed · stop reasons: done (4)", "50.0% [0.0, 100.0%]", "maze", "guess"):
         assert words in page.text
     assert "4 rollouts" in page.text
     both = rollout(turns=[Turn(start=0, stop=1, reward=1.0, role="north"), Turn(start=1, stop=1, reward=0.0, role=2)])
-    paid = dataclasses.replace(both, final_rewards={"north": 1.0, 2: 0.0})
-    text = Checker(summarize([paid])._repr_html_()).text
+    earned = dataclasses.replace(both, final_rewards={"north": 1.0, 2: 0.0})
+    text = Checker(summarize([earned])._repr_html_()).text
     assert "as north" in text
     assert "as 2" in text
     assert "1.5 -0.5" in page.text

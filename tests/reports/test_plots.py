@@ -128,7 +128,7 @@ def test_the_picture_is_displayed_at_half_its_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["p.foo", "p", "p.pdf", ".", ".png"])
-def test_the_picture_is_a_png_and_its_name_says_so(name: str, tmp_path: Path) -> None:
+def test_the_picture_is_a_png_and_its_name_ends_with_it(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must end in \.png, got"):
         learning_curve(POINTS, tmp_path / name)
     assert not [*tmp_path.iterdir()]

@@ -25,7 +25,7 @@ def evaluation(**fields: Any) -> Evaluation:
     return Evaluation(**(numbers | fields))
 
 
-def test_the_comparison_says_it_in_one_look() -> None:
+def test_the_comparison_shows_it_in_one_look() -> None:
     after = Estimate(mean=0.875, low=0.8411, high=1.0)
     table = comparison_table({"random": evaluation(), "after training": evaluation(win_rate=after, num_episodes=64)})
     assert table.splitlines() == [

@@ -1,4 +1,4 @@
-"""An environment that does what its actions say, even hang and crash, and agents that say the first prompt's words.
+"""An environment that does what its actions state, even hang and crash, and agents that state the first prompt's words.
 
 Worker processes import it by this name.
 """
@@ -53,10 +53,10 @@ class Playground(MultistepEnv):
 
 
 class Parrot(Agent):
-    """Says the words of the first prompt, over and over, and keeps what it was asked."""
+    """Answers the words of the first prompt, over and over, and keeps its requests."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.requested: list[Any] = []
         self.rounds: list[int] = []
         self.finished = 0
 
@@ -66,7 +66,7 @@ class Parrot(Agent):
 
     def answer(self, request: TurnRequest) -> Action:
         known = (list(request.messages), list(request.token_ids), request.agent_state, request.max_new_tokens)
-        self.asked.append(known)
+        self.requested.append(known)
         turn = request.agent_state[0] if request.agent_state else 0
         # What no process can be sent stays with the agent.
         words = first_words(request.messages)
@@ -81,7 +81,7 @@ class AsyncParrot(AsyncAgent):
 
     def __init__(self) -> None:
         self.parrot = Parrot()
-        self.asked = self.parrot.asked
+        self.requested = self.parrot.requested
         self.finished = 0
         self.cancelled: list[str] = []
 

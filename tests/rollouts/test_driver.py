@@ -13,22 +13,22 @@ from agentsgym.types import Action, TurnRequest
 
 
 def episode(name: str, num_turns: int, log: list[str] | None = None) -> Generator[TurnRequest, Action, Any]:
-    """Asks ``num_turns`` times and returns what it was told; a fault ends it with the fault's text."""
-    told: list[str] = []
+    """Requests ``num_turns`` times and returns what it was given; a fault ends it with the fault's text."""
+    reported: list[str] = []
     try:
         for turn in range(num_turns):
             action = yield TurnRequest(session_id=name, messages=[], token_ids=[turn])
-            told.append(action.text)
+            reported.append(action.text)
     except AgentError as fault:
-        return name, told, str(fault)
+        return name, reported, str(fault)
     finally:
         if log is not None:
             log.append(name)
-    return name, told, None
+    return name, reported, None
 
 
 class Echo:
-    """Answers with the session's name and turn, and notes who asked together."""
+    """Answers with the session's name and turn, and notes who was called together."""
 
     def __init__(self) -> None:
         self.rounds: list[list[str]] = []
@@ -42,7 +42,7 @@ class Echo:
         self.finished += 1
 
 
-def told(name: str, num_turns: int) -> Any:
+def reported(name: str, num_turns: int) -> Any:
     return name, [f"{name}{turn}" for turn in range(num_turns)], None
 
 
@@ -51,15 +51,15 @@ def test_every_episode_gets_its_own_answers_in_order(lengths: list[int], max_con
     actor, seen = Echo(), []
     episodes = [episode(f"e{n}.", length) for n, length in enumerate(lengths)]
     results = drive(episodes, actor, max_concurrent=max_concurrent, on_finish=seen.append)
-    assert results == [told(f"e{n}.", length) for n, length in enumerate(lengths)]
+    assert results == [reported(f"e{n}.", length) for n, length in enumerate(lengths)]
     assert sorted(seen) == sorted(results)
     assert sum(map(len, actor.rounds)) == sum(lengths)
-    assert all(1 <= len(asked) <= (max_concurrent or len(lengths)) for asked in actor.rounds)
-    assert all(len(set(asked)) == len(asked) for asked in actor.rounds)
+    assert all(1 <= len(requested) <= (max_concurrent or len(lengths)) for requested in actor.rounds)
+    assert all(len(set(requested)) == len(requested) for requested in actor.rounds)
     assert actor.finished == 1
 
 
-def test_a_round_asks_once_for_all_live_episodes() -> None:
+def test_a_round_calls_the_agent_once_for_all_live_episodes() -> None:
     actor = Echo()
     drive([episode("a", 3), episode("b", 1), episode("c", 2)], actor)
     assert actor.rounds == [["a", "b", "c"], ["a", "c"], ["a"]]
@@ -71,9 +71,9 @@ def test_a_place_that_becomes_free_is_taken_at_once() -> None:
     assert actor.rounds == [["a", "b"], ["b", "c"], ["b", "c"], ["d"]]
 
 
-def test_episodes_without_a_turn_ask_nobody() -> None:
+def test_episodes_without_a_turn_call_nobody() -> None:
     actor = Echo()
-    assert drive([episode("a", 0), episode("b", 0)], actor, max_concurrent=1) == [told("a", 0), told("b", 0)]
+    assert drive([episode("a", 0), episode("b", 0)], actor, max_concurrent=1) == [reported("a", 0), reported("b", 0)]
     assert drive([], actor) == []
     assert (actor.rounds, actor.finished) == ([], 2)
 
@@ -108,13 +108,13 @@ def test_only_the_episodes_that_cannot_be_answered_fail(num_episodes: int, data:
             assert result[:2] == (name, [])
             assert result[2] == "Allergic.act raised OSError: bad request"
         else:
-            assert result == told(name, 2)
+            assert result == reported(name, 2)
 
 
 def test_one_culprit_is_found_by_halving() -> None:
     actor = Allergic({"e5"})
     drive([episode(f"e{n}", 1) for n in range(16)], actor)
-    assert [len(asked) for asked in actor.rounds] == [16, 8, 4, 4, 2, 1, 1, 2, 8]
+    assert [len(requested) for requested in actor.rounds] == [16, 8, 4, 4, 2, 1, 1, 2, 8]
 
 
 class Answering(Echo):
@@ -129,7 +129,7 @@ class Answering(Echo):
 
 
 @pytest.mark.parametrize("answers", [None, [], [Action(text="x")], [Action(text="x")] * 3, {"a": 1}, 3, iter([1, 2])])
-def test_not_one_answer_a_request_fails_those_who_asked(answers: Any) -> None:
+def test_not_one_answer_a_request_fails_those_who_called(answers: Any) -> None:
     actor = Answering(answers)
     for name, heard, fault in drive([episode("a", 2), episode("b", 1)], actor):
         assert name in "ab"
@@ -163,7 +163,7 @@ def test_what_is_no_episodes_fault_ends_the_run_and_closes_every_episode(error: 
     episodes = [episode(name, n + 1, closed) for n, name in enumerate("abc")]  # held, so that no collector ends them
     with pytest.raises(error):
         drive(episodes, actor, on_finish=seen.append)
-    assert seen == [told("a", 1)]
+    assert seen == [reported("a", 1)]
     assert sorted(closed) == ["a", "b", "c"]
     assert actor.finished == 1
 
@@ -219,5 +219,5 @@ def test_a_thousand_episodes_advance_together() -> None:
     actor = Echo()
     results = drive([episode(str(n), 1 + n % 3) for n in range(1024)], actor)
     assert [result[0] for result in results] == [str(n) for n in range(1024)]
-    assert [len(asked) for asked in actor.rounds] == [1024, 682, 341]
+    assert [len(requested) for requested in actor.rounds] == [1024, 682, 341]
     assert list(itertools.chain(*actor.rounds)).count("5") == 3

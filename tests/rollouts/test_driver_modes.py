@@ -1,4 +1,4 @@
-"""What is played does not depend on how the agent is asked or where the environment runs; limits of time."""
+"""What is played does not depend on how the agent is called or where the environment runs; limits of time."""
 
 import asyncio
 import dataclasses
@@ -88,13 +88,13 @@ def test_requests_and_trajectories_are_the_same_in_all_modes(
     )
     assert anonymous(given) == anonymous(wanted)
     assert sorted(map(id, seen)) == sorted(map(id, given))
-    assert sorted(map(repr, agent.asked)) == sorted(map(repr, plain.asked))
+    assert sorted(map(repr, agent.requested)) == sorted(map(repr, plain.requested))
     assert agent.finished == 1
     assert not env.active_states
 
 
 @pytest.mark.parametrize("env_class", [Playground, AsyncPlayground])
-def test_a_batch_agent_is_asked_once_a_round_in_all_modes(pool: Any, env_class: type[Playground]) -> None:
+def test_a_batch_agent_is_called_once_a_round_in_all_modes(pool: Any, env_class: type[Playground]) -> None:
     agent = Parrot()
     env_class().rollout(tasks("a b stop", "a stop", "a b c stop"), agent, pool=pool)
     assert agent.rounds == [3, 3, 2, 1]
@@ -126,7 +126,7 @@ def test_coroutines_in_any_order_answer_their_own_episodes(lengths: list[int], l
 
 
 class Counted(AsyncAgent):
-    """Says which turn of which session it is, and counts those that ask at a time."""
+    """Reports which turn of which session it is, and counts those that requests at a time."""
 
     live = most = 0
 
@@ -139,10 +139,10 @@ class Counted(AsyncAgent):
 
 
 def counting(number: int, length: int) -> Generator[TurnRequest, Action, list[str]]:
-    told: list[str] = []
+    reported: list[str] = []
     for turn in range(length):
-        told.append((yield TurnRequest(session_id=str(number), messages=[], token_ids=[turn])).text)
-    return told
+        reported.append((yield TurnRequest(session_id=str(number), messages=[], token_ids=[turn])).text)
+    return reported
 
 
 def test_an_episode_need_not_wait_for_a_slow_answer_to_another(pool: Any) -> None:
@@ -200,7 +200,7 @@ def test_what_is_no_sessions_fault_in_a_coroutine_ends_the_run(error: Any, pool:
             answer = await super().aact(request)
             while answer.text == "end":
                 await asyncio.sleep(0.001)
-                if any(messages[-1]["content"] == "mute" for messages, *_ in self.asked):
+                if any(messages[-1]["content"] == "mute" for messages, *_ in self.requested):
                     raise error("enough")
             return answer
 
@@ -312,11 +312,11 @@ def test_a_fault_is_thrown_into_a_generator_that_may_go_on() -> None:
                 pass
 
     class Twice(Counted):
-        num_asked = 0
+        num_requested = 0
 
         async def aact(self, request: TurnRequest) -> Action:
-            self.num_asked += 1
-            if self.num_asked == 1:
+            self.num_requested += 1
+            if self.num_requested == 1:
                 raise OSError
             return await super().aact(request)
 

@@ -155,7 +155,7 @@ class Sent(Playground):
         return state, reward, done, {**info, "counts": [self.count]}
 
 
-def test_what_cannot_be_pickled_is_said(pool: EnvProcessPool) -> None:
+def test_what_cannot_be_pickled_is_reported(pool: EnvProcessPool) -> None:
     env = Playground()
     env.secret = lambda: 0  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"an EnvProcessPool sends environments .* Playground cannot be pickled: "):

@@ -111,10 +111,10 @@ def test_a_step_that_hangs_is_given_up_and_its_thread_replaced(agent: Any) -> No
 
 def test_the_record_of_a_given_up_trial_is_whole() -> None:
     """The action whose step hangs is in the tokens, but no turn yet."""
-    said = [Action(text=text, token_ids=[5, 6, 7], logprobs=[-1.0, -2.0, -3.0]) for text in ("a", "hang")]
+    output = [Action(text=text, token_ids=[5, 6, 7], logprobs=[-1.0, -2.0, -3.0]) for text in ("a", "hang")]
     with EnvThreadPool(1) as pool:
         env = Playground(chat_tokenizer())
-        [stuck] = env.rollout(tasks("-"), ScriptedAgent(said), pool=pool, turn_timeout_s=LIMIT)
+        [stuck] = env.rollout(tasks("-"), ScriptedAgent(output), pool=pool, turn_timeout_s=LIMIT)
     assert texts(stuck) == ["a", "hang"]
     assert [list(stuck.token_ids[turn.start : turn.stop]) for turn in stuck.turns] == [[5, 6, 7]]
     assert list(stuck.token_ids[-3:]) == [5, 6, 7]

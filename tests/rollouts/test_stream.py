@@ -22,7 +22,7 @@ from agentsgym.types import Action, Trajectory, TurnRequest
 
 
 class Countdown(MultistepEnv):
-    """Lasts as many turns as the task says."""
+    """Lasts as many turns as the task states."""
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         return {"done": False, "left": task_data["turns"]}
@@ -173,7 +173,7 @@ def test_results_may_add_trials() -> None:
     stream.close()
 
 
-def test_what_breaks_a_stream_is_told_to_who_looks() -> None:
+def test_what_breaks_a_stream_reaches_who_looks() -> None:
     stream = TrialStream(Broken(), Results(), max_concurrent=1)
     stream.check()
     stream.add(trials(Countdown(), 1))

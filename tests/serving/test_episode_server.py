@@ -33,7 +33,7 @@ def connected(url: str, **options: Any) -> ClientConnection:
     return connect(url.replace("http", "ws", 1) + "/ws", proxy=None, **options)
 
 
-def told(connection: ClientConnection, kind: str, data: Any = None) -> dict[str, Any]:
+def reported(connection: ClientConnection, kind: str, data: Any = None) -> dict[str, Any]:
     connection.send(json.dumps({"type": kind, **({} if data is None else {"data": data})}))
     return json.loads(connection.recv(timeout=30))
 
@@ -117,8 +117,8 @@ def test_steps_of_several_threads_overlap() -> None:
 
         def play(seed: int) -> str:
             with connected(url) as connection:
-                told(connection, "reset", {"seed": seed})
-                return told(connection, "step", {"message": "hm"})["type"]
+                reported(connection, "reset", {"seed": seed})
+                return reported(connection, "step", {"message": "hm"})["type"]
 
         assert [*clients.map(play, range(3))] == ["observation"] * 3
 
@@ -133,7 +133,7 @@ def test_one_environment_is_at_the_root_and_several_are_not(url: str) -> None:
     with running(envs={"guess": guesses()}) as alone:
         assert got(alone, "/schema") == got(alone, "/guess/schema")
         with connected(alone) as connection:
-            assert told(connection, "reset", {"seed": 1})["type"] == "observation"
+            assert reported(connection, "reset", {"seed": 1})["type"] == "observation"
 
 
 def test_other_host_names_and_web_pages_are_rejected(url: str) -> None:
@@ -148,10 +148,10 @@ def test_other_host_names_and_web_pages_are_rejected(url: str) -> None:
         connected(f"{url}/guess", additional_headers={"Host": "example.org"})
 
 
-def test_a_full_server_says_so_and_has_room_when_a_session_ends() -> None:
+def test_a_full_server_reports_it_and_has_room_when_a_session_ends() -> None:
     with running(envs={"guess": guesses()}, max_sessions=2) as url:
         with connected(url) as first, connected(url) as second:
-            assert told(first, "state")["type"] == told(second, "state")["type"] == "state"
+            assert reported(first, "state")["type"] == reported(second, "state")["type"] == "state"
             with connected(url) as third:
                 refused = json.loads(third.recv(timeout=30))["data"]
                 assert (refused["code"], refused["active_sessions"], refused["max_sessions"]) == (
@@ -173,14 +173,14 @@ def test_a_full_server_says_so_and_has_room_when_a_session_ends() -> None:
 
 def test_a_message_that_is_too_large_ends_its_session_alone(url: str) -> None:
     with connected(f"{url}/guess") as other, connected(f"{url}/guess") as large:
-        told(other, "reset", {"seed": 1})
+        reported(other, "reset", {"seed": 1})
         longest = "x" * (MAX_MESSAGE_BYTES - 100)
-        told(large, "reset", {"seed": 1})
-        assert told(large, "step", {"message": longest})["data"]["metadata"]["invalid"] is True
+        reported(large, "reset", {"seed": 1})
+        assert reported(large, "step", {"message": longest})["data"]["metadata"]["invalid"] is True
         large.send("x" * (MAX_MESSAGE_BYTES + 1))
         with pytest.raises(ConnectionClosed, match=f"1009 .*exceeds limit of {MAX_MESSAGE_BYTES} bytes"):
             large.recv(timeout=30)
-        assert told(other, "step", {"message": "hm"})["type"] == "observation"
+        assert reported(other, "step", {"message": "hm"})["type"] == "observation"
 
 
 def test_a_client_that_goes_away_without_a_word_leaves_no_episode() -> None:
@@ -188,11 +188,11 @@ def test_a_client_that_goes_away_without_a_word_leaves_no_episode() -> None:
     with running(envs={"guess": served}) as url:
         for _ in range(3):
             with connected(url) as connection:
-                told(connection, "reset", {"seed": 1})
+                reported(connection, "reset", {"seed": 1})
                 connection.socket.shutdown(socket.SHUT_RDWR)
         with connected(url) as last, connected(url) as other:
-            told(last, "reset", {"seed": 1})
-            told(other, "reset", {"seed": 1})
+            reported(last, "reset", {"seed": 1})
+            reported(other, "reset", {"seed": 1})
             other.send('{"type": "close"}')
             with pytest.raises(ConnectionClosed):
                 other.recv(timeout=30)

@@ -27,9 +27,9 @@ def test_each_session_becomes_a_rollout_with_exact_tokens() -> None:
     with serve_policy(agent, TOKENIZER) as server:
         first, second = server.open({"question": "a"}), server.open()
         assert first.api_key != second.api_key
-        answer = Client(first).say(user("hello"))
-        Client(second).say(user("other"))
-        Client(first).say(user("hello"), answer, user("on"))
+        answer = Client(first).speak(user("hello"))
+        Client(second).speak(user("other"))
+        Client(first).speak(user("hello"), answer, user("on"))
         one = first.finish({"right": 1.0}, success=True)
         other = second.finish()
     assert (one.final_reward, one.success, one.info["num_conversations"]) == (1.0, True, 1)
@@ -44,7 +44,7 @@ def test_each_session_becomes_a_rollout_with_exact_tokens() -> None:
 def test_a_finished_session_accepts_no_more_calls() -> None:
     with served() as server:
         session = server.open()
-        Client(session).say(user("hello"))
+        Client(session).speak(user("hello"))
         session.finish()
         assert Client(session).post("/v1/chat/completions", {"model": "x", "messages": [user("go")]})[0] == 401
 
@@ -71,20 +71,20 @@ def test_programs_open_sessions_by_name_with_the_shared_key() -> None:
 def test_an_idle_session_ends() -> None:
     ended = threading.Event()
     with served(idle_s=0.3, on_rollout=lambda _: ended.set()) as server:
-        Client(server.open()).say(user("hello"))
+        Client(server.open()).speak(user("hello"))
         assert ended.wait(30)
 
 
 def test_rollouts_go_into_a_store(tmp_path: Path) -> None:
     with RolloutStore.writer(tmp_path / "store") as writer, served(on_rollout=writer.add) as server:
         session = server.open({"name": "x"})
-        Client(session).say(user("hello"))
+        Client(session).speak(user("hello"))
         session.finish(0.5)
     [one] = RolloutStore(tmp_path / "store")
     assert one.final_reward == 0.5
 
 
-def test_a_full_server_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_server_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentsgym.serving.policy._OPENING_S", 0.3)
     with served(max_sessions=1) as server:
         server.open()

@@ -23,7 +23,7 @@ NAMES = st.sampled_from(
 )
 
 
-def told(session: Session, kind: str, data: Any = None) -> dict[str, Any]:
+def reported(session: Session, kind: str, data: Any = None) -> dict[str, Any]:
     """What a message is answered."""
     message = {"type": kind} if data is None else {"type": kind, "data": data}
     return json.loads(str(session.respond(json.dumps(message))))
@@ -31,14 +31,14 @@ def told(session: Session, kind: str, data: Any = None) -> dict[str, Any]:
 
 def seen(session: Session, kind: str, data: Any = None) -> dict[str, Any]:
     """The data of the answer, which is no error."""
-    answer = told(session, kind, data)
+    answer = reported(session, kind, data)
     assert answer["type"] in {"observation", "state"}, answer
     return answer["data"]
 
 
 def refused(session: Session, kind: str, data: Any = None) -> tuple[str, str]:
     """The code and the sentence of the error."""
-    answer = told(session, kind, data)
+    answer = reported(session, kind, data)
     assert answer["type"] == "error", answer
     assert "Traceback" not in answer["data"]["message"]
     return answer["data"]["code"], answer["data"]["message"]
@@ -80,7 +80,7 @@ def test_a_message_that_the_client_parsed_as_json_is_a_text_again(message: Any) 
     assert seen(session, "step", {"message": message})["done"] is True
 
 
-def test_the_last_turn_says_that_it_was_cut_off() -> None:
+def test_the_last_turn_reports_that_it_was_cut_off() -> None:
     session = Session(SERVED)
     seen(session, "reset", {"task": {"solution": 3}})
     last = [seen(session, "step", guess("1")) for _ in range(4)][-1]
@@ -110,7 +110,7 @@ def test_seeds_spread_over_the_tasks_and_an_index_names_one() -> None:
     assert played({"split": "eval", "seed": 1}) != played({"split": "eval", "seed": 2})  # this task has none
 
 
-def test_a_drawn_seed_is_told_and_plays_the_episode_again() -> None:
+def test_a_drawn_seed_is_reported_and_plays_the_episode_again() -> None:
     session = Session(SERVED)
     metadata = seen(session, "reset", {"split": "eval"})["metadata"]
     drawn = [seen(session, "step", guess("hm"))["observation"]["text"] for _ in range(3)]

@@ -202,11 +202,11 @@ def test_what_cannot_be_kept_is_marked_and_loses_nothing_else() -> None:
     assert "info: only the text of Board was stored" in record.inexact
     assert "info: Color stored as str" in record.inexact
     assert isinstance(read["itself"][0], Unkept)
-    again = record_from_row(rollouts_to_table([record]), 0)  # and a copy of the store says the same
+    again = record_from_row(rollouts_to_table([record]), 0)  # and a copy of the store holds the same
     assert (again.trajectory, again.inexact[: len(record.inexact)]) == (record.trajectory, record.inexact)
 
 
-def test_a_copy_of_a_copy_says_no_more_of_what_was_lost_than_the_first(tmp_path: Path) -> None:
+def test_a_copy_of_a_copy_knows_no_more_of_what_was_lost_than_the_first(tmp_path: Path) -> None:
     record = record_of_info({"board": Board()})
     for number in range(3):
         with RolloutStore.writer(tmp_path / str(number)) as writer:
@@ -264,7 +264,7 @@ def test_a_text_that_nobody_wrote_is_an_error_with_the_text(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"stepp": 1}, "'stepp' is not a field of a stored rollout; did you mean 'step'?"),
         ({"step": "one"}, "step must be a 64-bit int"),
@@ -274,9 +274,9 @@ def test_a_text_that_nobody_wrote_is_an_error_with_the_text(text: str) -> None:
         ({"created_at": datetime(2026, 1, 1)}, "created_at must be a timezone-aware datetime"),
     ],
 )
-def test_columns_that_are_none_are_refused_at_once(columns: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_columns_that_are_none_are_refused_at_once(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
     trajectory = Trajectory(token_ids=[1, 2], turns=[], messages=[], final_reward=0.0, stop_reason=StopReason.DONE)
-    with RolloutStore.writer(tmp_path) as writer, pytest.raises(ConfigError, match=said):
+    with RolloutStore.writer(tmp_path) as writer, pytest.raises(ConfigError, match=message):
         writer.add(trajectory, **columns)
 
 

@@ -98,7 +98,7 @@ def test_lines_of_json_make_the_same_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing", "file"])
-def test_a_folder_that_is_none_is_said_to_be(name: str, tmp_path: Path) -> None:
+def test_a_path_that_is_no_folder_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=f"there is no rollout store at .*{name}: expected a folder"):
         RolloutStore(tmp_path / name)
@@ -161,7 +161,7 @@ def test_a_part_that_was_cut_is_skipped_and_read_again_under_another_name(tmp_pa
 
 
 @pytest.mark.parametrize("claimed", [1, 128, 201, 256, 500, 999_999_999])
-def test_a_part_that_holds_other_rollouts_than_its_name_says_is_an_error(claimed: int, tmp_path: Path) -> None:
+def test_a_part_that_holds_other_rollouts_than_its_name_states_is_an_error(claimed: int, tmp_path: Path) -> None:
     stored(tmp_path, range(200)).to_pandas()  # what a process imports then is not counted below
     [part] = tmp_path.glob("*.parquet")
     part.rename(part.with_name(part.name.replace("-200.parquet", f"-{claimed}.parquet")))

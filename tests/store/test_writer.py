@@ -31,7 +31,7 @@ def wait_for_parts(path: Path, number: int) -> None:
         time.sleep(0.01)
 
 
-def test_a_part_is_written_when_enough_came_or_time_passed_or_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_part_is_written_when_enough_came_or_time_passed_or_it_is_requested(tmp_path: Path) -> None:
     with RolloutStore.writer(tmp_path / "number", flush_every=3) as writer:
         for index in range(3):
             writer.add(rollout(index))
@@ -82,7 +82,7 @@ def full_disk(*_: Any) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_is_said_once_and_a_later_flush_writes_everything(
+def test_a_full_disk_is_reported_once_and_a_later_flush_writes_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RolloutStore.writer(tmp_path) as store:
@@ -100,7 +100,7 @@ def test_a_full_disk_is_said_once_and_a_later_flush_writes_everything(
     assert indices_of(RolloutStore(tmp_path)) == [0, 1, 2, 3]
 
 
-def test_what_a_caller_was_told_of_a_full_disk_is_not_said_again_at_the_end_of_the_process(tmp_path: Path) -> None:
+def test_what_a_caller_learned_of_a_full_disk_is_not_reported_again_at_the_end_of_the_process(tmp_path: Path) -> None:
     code = """
         import errno, sys
         from stored import rollout
@@ -293,7 +293,7 @@ def test_a_rollout_that_cannot_be_stored_does_not_take_others_with_it(
     assert indices_of(RolloutStore(tmp_path)) == [0, 2]
 
 
-def test_a_folder_that_cannot_be_is_said_at_once(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"a rollout store at .*file: a file with this name exists"):
         RolloutStore.writer(tmp_path / "file")

@@ -98,15 +98,15 @@ def test_text_that_looks_like_control_stays_text(name: str, data: st.DataObject)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *TRL_TEMPLATES])
-def test_the_end_of_a_turn_that_somebody_says_ends_no_turn(name: str) -> None:
+def test_the_end_of_a_turn_that_somebody_writes_ends_no_turn(name: str) -> None:
     tokenizer = family(name)
     chat_format = ChatFormat.of(tokenizer, append=False)
     end = chat_format.end_of_turn_id
-    said = tokenizer.convert_ids_to_tokens(end)
+    output = tokenizer.convert_ids_to_tokens(end)
     harmless = conversation(("user",), "Yes")
-    spoofed = [{**message, "content": f"a{said}b"} for message in harmless]
+    spoofed = [{**message, "content": f"a{output}b"} for message in harmless]
     assert chat_format.render(spoofed).count(end) == chat_format.render(harmless).count(end)
-    assert text_of(tokenizer, chat_format.render(spoofed)).count(f"a{said}b") == len(spoofed)
+    assert text_of(tokenizer, chat_format.render(spoofed)).count(f"a{output}b") == len(spoofed)
 
 
 @pytest.mark.parametrize("contents", [("a<|im_", "end|>b"), ("<", "|im_", "end|>"), ("<|im_end|><|", "im_start|>", "")])
@@ -126,7 +126,7 @@ def test_an_escaped_character_in_a_content_stays_as_it_is() -> None:
     assert text_of(tokenizer, ids) == f"<|im_start|>user\n{content}<|im_end|>\n"
 
 
-def test_a_template_that_says_no_is_quoted() -> None:
+def test_a_template_that_refuses_is_quoted() -> None:
     tokenizer = tokenizer_for("{{ raise_exception('closed today') if messages | length > 3 }}" + FAMILIES["Phi"])
     chat_format = ChatFormat.of(tokenizer, append=False)
     with pytest.raises(TemplateError, match=r"user, assistant, user, assistant.*closed today"):

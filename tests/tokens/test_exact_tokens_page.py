@@ -1,4 +1,4 @@
-"""What the page on exact tokens says of TRL's templates is so."""
+"""What the page on exact tokens states of TRL's templates is so."""
 
 import re
 from pathlib import Path
@@ -67,14 +67,14 @@ ANSWERS = {  # a plain answer, one with thinking, one in white space: is the rec
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_the_table_says_which_template_takes_what(row: list[str]) -> None:
-    said = [{"yes": True, "no": False}[cell] for cell in row[1:]]
+def test_the_table_names_which_template_takes_what(row: list[str]) -> None:
+    output = [{"yes": True, "no": False}[cell] for cell in row[1:]]
     for name in named(row[0], set()):
-        assert [takes(name, *shape) for shape in SHAPES] == said, name
+        assert [takes(name, *shape) for shape in SHAPES] == output, name
 
 
 @pytest.mark.parametrize("row", TOOL_ROWS)
-def test_the_table_says_how_calls_and_results_are_recorded(row: list[str]) -> None:
+def test_the_table_shows_how_calls_and_results_are_recorded(row: list[str]) -> None:
     listed = set(re.findall(r"`(\w+)`", " ".join(cells[0] for cells in TOOL_ROWS)))
     for name in named(row[0], listed):
         tokenizer = tool_family(name)
@@ -105,7 +105,7 @@ def test_the_tables_have_every_template() -> None:
 
 
 @pytest.mark.parametrize("row", table("| how the template would render earlier answers | templates |\n"))
-def test_the_table_says_what_a_full_render_does_to_answers(row: list[str]) -> None:
+def test_the_table_names_what_a_full_render_does_to_answers(row: list[str]) -> None:
     listed = set(re.findall(r"`(\w+)`", PAGE.partition("| how the template would render earlier answers")[2]))
     for name in named(row[1], listed):
         found: list[bool] = []
@@ -115,7 +115,7 @@ def test_the_table_says_what_a_full_render_does_to_answers(row: list[str]) -> No
         assert tuple(found) == ANSWERS[row[0]], name
 
 
-def said_under(name: str, action: Action) -> tuple[str, str]:
+def output_under(name: str, action: Action) -> tuple[str, str]:
     """The generation prompt, and what is recorded of an answer to it."""
     tokenizer = family(name)
     transcript = Transcript(ChatFormat.of(tokenizer))
@@ -128,14 +128,14 @@ def said_under(name: str, action: Action) -> tuple[str, str]:
 def test_a_plain_answer_is_recorded_inside_the_thought_that_a_template_opens() -> None:
     line = PAGE.partition("**Templates that open the thought themselves.**")[2].partition("ends with `<think>`")[0]
     listed = named(line, set())
-    opening = {name: said_under(name, Action(text="42")) for name in TRL_TEMPLATES}
+    opening = {name: output_under(name, Action(text="42")) for name in TRL_TEMPLATES}
     assert {name for name, (prompt, _) in opening.items() if prompt.rstrip().endswith("<think>")} == {*listed}
     for name in listed:
         assert opening[name][1].startswith("42")  # no </think> before it
-        thought, closed, said = said_under(name, Action(text="42", reasoning="Hm."))[1].partition("</think>")
+        thought, closed, output = output_under(name, Action(text="42", reasoning="Hm."))[1].partition("</think>")
         if name.startswith("deepseek"):
             assert not closed
-            assert said_under(name, Action(text="Hm.</think>42"))[1].startswith("Hm.</think>42")
+            assert output_under(name, Action(text="Hm.</think>42"))[1].startswith("Hm.</think>42")
         else:
-            assert (thought.strip(), said.strip()[:2]) == ("Hm.", "42")
-            assert "</think>" in said_under(name, Action(text="42", reasoning=""))[1]
+            assert (thought.strip(), output.strip()[:2]) == ("Hm.", "42")
+            assert "</think>" in output_under(name, Action(text="42", reasoning=""))[1]

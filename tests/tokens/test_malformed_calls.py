@@ -1,4 +1,4 @@
-"""A call that cannot be read says why, costs no call beside it, and raises nothing."""
+"""A call that cannot be read gives the reason, costs no call beside it, and raises nothing."""
 
 import json
 import time
@@ -58,7 +58,7 @@ def read(tokenizer: Any, text: str) -> Action:
         ("[" * 100_000, "the call is"),
     ],
 )
-def test_a_malformed_call_says_what_was_wrong_and_costs_no_other(call: str, error: str) -> None:
+def test_a_malformed_call_names_what_was_wrong_and_costs_no_other(call: str, error: str) -> None:
     text = f"Hm. {GOOD}<tool_call>{call}</tool_call>{GOOD}"
     for action in (with_calls(Action(text=text), None, []), read(family("qwen3"), text)):
         first, malformed, last = action.tool_calls
@@ -118,7 +118,7 @@ def test_a_call_that_is_not_closed_is_malformed(text: str, num_good: int) -> Non
         ),
     ],
 )
-def test_a_malformed_call_of_another_form_says_what_was_wrong(name: str, text: str, error: str) -> None:
+def test_a_malformed_call_of_another_form_names_what_was_wrong(name: str, text: str, error: str) -> None:
     (call,) = read(family(name), text).tool_calls
     assert error in (call.error or "")
 
@@ -204,7 +204,7 @@ MARKS = sorted(
 
 @settings(max_examples=300, deadline=None)
 @given(name=st.sampled_from(NAMES), parts=st.lists(st.sampled_from(MARKS), max_size=12))
-def test_nothing_that_an_agent_says_raises(name: str, parts: list[str]) -> None:
+def test_nothing_that_an_agent_answers_raises(name: str, parts: list[str]) -> None:
     action = read(family(name), "".join(parts))
     json.dumps([[call.name, call.arguments, call.error] for call in action.tool_calls], allow_nan=False)
     text = with_calls(Action(text="".join(parts)), ChatFormat.of(family(name), append=False), [])

@@ -81,7 +81,7 @@ def test_the_record_of_text_answers_is_the_full_render(name: str, conversation: 
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("Zephyr", "\nYes.</s>"),
         ("OpenChat", " Yes.<|end_of_turn|>"),
@@ -95,12 +95,12 @@ def test_the_record_of_text_answers_is_the_full_render(name: str, conversation: 
         ("a channel in front of an answer", "<|channel|>final<|message|>Yes.<|end|>"),
     ],
 )
-def test_the_agents_own_tokens_are_what_a_model_would_sample(name: str, said: str) -> None:
+def test_the_agents_own_tokens_are_what_a_model_would_sample(name: str, expected: str) -> None:
     tokenizer = TOKENIZERS[name]
     transcript = Transcript(ChatFormat.of(tokenizer))
     transcript.observe([user("Is it?")])
     start, stop = transcript.act(Action(text="Yes."))
-    assert text_of(tokenizer, transcript.token_ids[start:stop]) == said
+    assert text_of(tokenizer, transcript.token_ids[start:stop]) == expected
 
 
 @pytest.mark.parametrize("name", ["Llama 3 that always asks", "no control token but the end, and always asks"])
@@ -122,7 +122,7 @@ def test_a_prompt_that_is_always_printed_is_no_part_of_the_end_of_a_turn(name: s
     ] + ("And?" + tokenizer.decode([end]))
 
 
-def test_an_end_that_cannot_be_told_from_the_prompt_behind_it_is_refused() -> None:
+def test_an_end_that_cannot_be_distinguished_from_the_prompt_behind_it_is_refused() -> None:
     turn = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
     tokenizer = tokenizer_for(
         "{% if messages[0].role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
@@ -164,7 +164,7 @@ def _swallowing(name: str) -> Any:
     return AddedToken(name, special=True, rstrip=True)
 
 
-def test_gpt_oss_says_its_text_in_the_channel_of_answers() -> None:
+def test_gpt_oss_writes_its_text_in_the_channel_of_answers() -> None:
     transcript = Transcript(ChatFormat.of(family("gptoss")))
     transcript.observe([user("go")])
     start, _ = transcript.act(Action(text="left"))

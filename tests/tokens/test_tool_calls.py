@@ -90,13 +90,13 @@ def test_calls_are_read_as_the_template_writes_them(name: str, kind: str) -> Non
 
 
 @pytest.mark.parametrize("name", PRINTS_CALLS)
-def test_what_is_said_beside_a_call_is_the_text(name: str) -> None:
+def test_what_is_written_beside_a_call_is_the_text(name: str) -> None:
     tokenizer = family(name)
     text = written_turn(tokenizer, "Let me see.", CALLS["one"], as_text=name == "deepseekv3")
     action = read(tokenizer, text)
     assert [call.name for call in action.tool_calls] == ["look"]
-    said = "" if "Let me see." not in text else "Let me see."
-    assert (action.text, action.reasoning) == ("", said) if name.startswith("gptoss") else action.text == said
+    output = "" if "Let me see." not in text else "Let me see."
+    assert (action.text, action.reasoning) == ("", output) if name.startswith("gptoss") else action.text == output
 
 
 @pytest.mark.parametrize("name", PRINTS_CALLS)
@@ -275,9 +275,9 @@ def test_a_call_in_a_thought_that_the_prompt_began_is_none_in_text(name: str | N
     def read_text(text: str) -> Action:
         return with_calls(Action(text=text), chat_format, TOOLS)
 
-    said = read_text(f"maybe {call % 'Rome'} no\n</think>\n\n7")
-    assert said.tool_calls == ()
-    assert (said.text, said.reasoning) == ("7", f"maybe {call % 'Rome'} no") or name is None
+    output = read_text(f"maybe {call % 'Rome'} no\n</think>\n\n7")
+    assert output.tool_calls == ()
+    assert (output.text, output.reasoning) == ("7", f"maybe {call % 'Rome'} no") or name is None
     called = read_text(f"maybe {call % 'Rome'} or <tool_call> no</think>So {call % 'Paris'}")
     assert [one.arguments for one in called.tool_calls] == [{"city": "Paris"}]
     spelled = read_text(f"{call % 'the mark </think>'} and {call % 'Rome'}")
@@ -289,8 +289,8 @@ def test_a_call_in_a_thought_that_the_prompt_began_is_none_in_text(name: str | N
 def test_a_call_in_a_thought_of_the_template_is_none_in_another_form_either() -> None:
     template = "{% for m in messages %}{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}{% endfor %}]</s>{% else %}{{ m.content }}{% endif %}{% endfor %}"  # fmt: skip  # noqa: E501
     chat_format = ChatFormat.of(tokenizer_for(template), append=False)
-    said = with_calls(Action(text=f"[THINK]{JSON_CALL % 'Rome'}[/THINK]no"), chat_format, TOOLS)
-    assert (said.tool_calls, said.text) == ((), "no")
+    output = with_calls(Action(text=f"[THINK]{JSON_CALL % 'Rome'}[/THINK]no"), chat_format, TOOLS)
+    assert (output.tool_calls, output.text) == ((), "no")
 
 
 def test_text_of_no_form_is_left_alone_and_malformed_text_is_malformed_with_every_template() -> None:

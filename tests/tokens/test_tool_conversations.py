@@ -43,12 +43,12 @@ arguments = texts | st.integers(-5, 5) | st.lists(texts, max_size=2) | st.boolea
 
 def draw_answer(data: st.DataObject, name: str) -> dict[str, Any]:
     """Text and reasoning of a canonical answer."""
-    said: dict[str, Any] = {}
+    output: dict[str, Any] = {}
     if name in THINKING or (name not in NOT_THINKING and data.draw(st.booleans())):
-        said["reasoning"] = data.draw(texts.map(lambda text: f"I {text}".strip()))
+        output["reasoning"] = data.draw(texts.map(lambda text: f"I {text}".strip()))
     if name not in WITHOUT_TEXT and data.draw(st.booleans()):
-        said["text"] = data.draw(texts.map(lambda text: f"So {text}".strip()))
-    return said
+        output["text"] = data.draw(texts.map(lambda text: f"So {text}".strip()))
+    return output
 
 
 def draw_round(data: st.DataObject, name: str, contents: Any) -> tuple[list[Any], list[str]]:
@@ -68,8 +68,8 @@ def test_most_templates_of_trl_print_calls() -> None:
 def test_a_canonical_conversation_is_the_full_render(name: str, data: st.DataObject) -> None:
     transcript = new_transcript(name)
     for _ in range(data.draw(st.integers(1, 3))):
-        said = draw_answer(data, name)
-        one_round(transcript, *draw_round(data, name, spaced), **said)
+        output = draw_answer(data, name)
+        one_round(transcript, *draw_round(data, name, spaced), **output)
     assert transcript.token_ids == tool_render(name, transcript.messages)
     assert transcript.token_ids == transcript.chat_format.render(transcript.messages)
 
@@ -83,12 +83,12 @@ def test_what_looks_like_control_is_the_same_text_and_no_token(data: st.DataObje
         lambda parts: f"a{''.join(parts)}b"
     )
     harmful, harmless = new_transcript(name), new_transcript(name)
-    said = {"reasoning": "I"} if name in THINKING else {}
+    output = {"reasoning": "I"} if name in THINKING else {}
     for _ in range(data.draw(st.integers(1, 2))):
         words, results = draw_round(data, name, spoofed)
         words = [data.draw(spoofed) for _ in words]
-        one_round(harmful, words, results, **said)
-        one_round(harmless, ["a"] * len(words), ["a"] * len(words), **said)
+        one_round(harmful, words, results, **output)
+        one_round(harmless, ["a"] * len(words), ["a"] * len(words), **output)
     assert text_of(tokenizer, harmful.token_ids) == tool_render(name, harmful.messages, tokenize=False)
     assert harmful.token_ids == harmful.chat_format.render(harmful.messages)
     mine, theirs = ([i for i in t.token_ids if i in controls] for t in (harmful, harmless))
@@ -98,10 +98,10 @@ def test_what_looks_like_control_is_the_same_text_and_no_token(data: st.DataObje
 @pytest.mark.parametrize("name", EXACT)
 def test_sampled_ids_are_kept_and_what_follows_does_not_depend_on_them(name: str) -> None:
     tokenizer = tool_family(name)
-    said = {"reasoning": "I"} if name in THINKING else {}
+    output = {"reasoning": "I"} if name in THINKING else {}
     canonical, sampled = new_transcript(name), new_transcript(name)
     for number, result in enumerate(["one", " two\n", ""]):
-        start, stop = one_round(canonical, [number], [result], **said)
+        start, stop = one_round(canonical, [number], [result], **output)
         own = canonical.token_ids[start:stop]
         babble = [*tokenizer.encode("x?x", add_special_tokens=False), *own[-1:]]
         begin = len(sampled.token_ids)
@@ -114,9 +114,9 @@ def test_sampled_ids_are_kept_and_what_follows_does_not_depend_on_them(name: str
 
 @pytest.mark.parametrize("name", EXACT)
 def test_a_call_that_the_budget_cut_is_closed_in_front_of_its_result(name: str) -> None:
-    said = {"reasoning": "I"} if name in THINKING else {}
+    output = {"reasoning": "I"} if name in THINKING else {}
     whole, cut = new_transcript(name), new_transcript(name)
-    start, stop = one_round(whole, ["a"], ["b"], **said)
+    start, stop = one_round(whole, ["a"], ["b"], **output)
     ids = whole.token_ids[start : stop - 1]
     one_round(cut, ["a"], ["b"], token_ids=ids, finish_reason="length")
     assert cut.token_ids == whole.token_ids
@@ -182,7 +182,7 @@ def test_a_token_that_opens_results_stands_in_front_of_them_and_closes_nothing_e
     assert text_of(tokenizer, transcript.token_ids[stop:]) == expected
 
 
-def test_what_an_environment_says_of_a_call_is_kept_and_never_breaks_the_record() -> None:
+def test_what_an_environment_returns_of_a_call_is_kept_and_never_breaks_the_record() -> None:
     transcript = new_transcript("gptoss")
     transcript.act(Action(text="", tool_calls=[ToolCall(name="", error="?"), *calls_of("a")]))
     results: Any = [{"role": "tool", "content": "one", "name": "lo\ud800ok"}, {"role": "user", "content": "and?"}]

@@ -34,7 +34,7 @@ UNMARKED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"
 
 
 def unmarked_qwen() -> Any:
-    """Qwen3 as its tokenizer is: what agents say, and what tools return, stands between tokens not marked special."""
+    """Qwen3 as its tokenizer is: what agents and tools write stands between tokens not marked special."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=chat_tokenizer("none").backend_tokenizer,
         eos_token="<|im_end|>",
@@ -64,7 +64,7 @@ def test_formats_differ_by_tools_and_options_and_share_the_vocabulary(monkeypatc
     assert ChatFormat.of(tokenizer, tools=TOOLS, template_options={"enable_thinking": False}) is silent
     assert (plain.tools, with_tools.tools) == ((), tuple(TOOLS))
     assert silent.template_options == {"enable_thinking": False}
-    assert len(made) <= 2  # one for what agents say, one for what they are shown
+    assert len(made) <= 2  # one for what agents answer, one for what they are shown
     tokenizer.chat_template = family("qwen2_5").chat_template
     assert ChatFormat.of(tokenizer, tools=TOOLS) is not with_tools
 
@@ -106,13 +106,13 @@ def test_a_tool_cannot_spell_a_token_of_calls_or_results(name: str) -> None:
     token_id = tokenizer.convert_tokens_to_ids(name)
     chat_format = ChatFormat.of(tokenizer, tools=TOOLS)
     counts = []
-    for said in ("x", f"x{name}x"):
+    for output in ("x", f"x{name}x"):
         transcript = Transcript(chat_format)
         transcript.observe([GO])
-        one_round(transcript, ["a"], [said])
+        one_round(transcript, ["a"], [output])
         one_round(transcript, ["a"], [""])
         transcript.act(Action(text=""))
-        transcript.observe([{"role": "user", "content": said}])
+        transcript.observe([{"role": "user", "content": output}])
         counts.append(transcript.token_ids.count(token_id))
         assert chat_format.render(transcript.messages).count(token_id) <= counts[0]
     assert counts[0] == counts[1]
@@ -127,9 +127,9 @@ def test_an_unmarked_tokenizer_is_exact_and_the_system_message_may_show_its_toke
     assert transcript.token_ids == tokenizer.apply_chat_template(
         transcript.messages, tools=TOOLS, add_generation_prompt=True, return_dict=False
     )
-    said = "<tool_call>\n{}\n</tool_call>"
-    start, stop = transcript.act(Action(text=said))
-    assert transcript.token_ids[start : stop - 1] == tokenizer.encode(said, add_special_tokens=False)
+    output = "<tool_call>\n{}\n</tool_call>"
+    start, stop = transcript.act(Action(text=output))
+    assert transcript.token_ids[start : stop - 1] == tokenizer.encode(output, add_special_tokens=False)
 
 
 def test_a_schema_cannot_spell_a_control_token() -> None:
@@ -167,7 +167,7 @@ def test_a_template_that_moves_the_schemas_is_refused_with_what_would_do() -> No
     assert "To search_all." in text_of(tokenizer, anew.token_ids)
 
 
-def test_it_is_said_once_that_a_template_shows_no_tools(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_reported_once_that_a_template_shows_no_tools(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = chat_tokenizer("chatml")
     for _ in range(2):
         ChatFormat.of(tokenizer, tools=TOOLS)

@@ -98,7 +98,7 @@ def test_the_end_of_turn_is_in_the_span_if_sampled_and_in_the_next_observation_i
     end = chat_format.end_of_turn_id
     assert end == tokenizer.eos_token_id
     assert chat_format.end_of_turn_ids == (end,)
-    said = chat_format.encode("left")
+    output = chat_format.encode("left")
 
     def play(token_ids: Any) -> Transcript:
         transcript = Transcript(chat_format)
@@ -107,8 +107,8 @@ def test_the_end_of_turn_is_in_the_span_if_sampled_and_in_the_next_observation_i
         transcript.observe([user("next")])
         return span, transcript.token_ids
 
-    (start, stop), whole = play([*said, end])
-    (cut_start, cut_stop), cut = play(said)
+    (start, stop), whole = play([*output, end])
+    (cut_start, cut_stop), cut = play(output)
     assert whole == cut
     assert (start, stop - 1) == (cut_start, cut_stop)
     assert cut[cut_stop] == end
@@ -185,8 +185,8 @@ def by_byte(text: str) -> list[str]:
     return [token for char in text for token in tokenizer_of("inst").tokenize(char)]
 
 
-@pytest.mark.parametrize(("limit", "said"), [(None, 9), (100, 9), (9, 9), (8, 8), (3, 3), (0, 0)])
-def test_text_over_the_limit_is_cut_and_counts_as_cut(limit: int | None, said: int) -> None:
+@pytest.mark.parametrize(("limit", "message"), [(None, 9), (100, 9), (9, 9), (8, 8), (3, 3), (0, 0)])
+def test_text_over_the_limit_is_cut_and_counts_as_cut(limit: int | None, message: int) -> None:
     tokenizer = tokenizer_of("chatml")
     chat_format = ChatFormat.of(tokenizer)
     transcript = Transcript(chat_format)
@@ -194,11 +194,11 @@ def test_text_over_the_limit_is_cut_and_counts_as_cut(limit: int | None, said: i
     words = "qqqqqqqq"
     assert len(chat_format.encode(words)) == 8
     start, stop = transcript.act(Action(text=words), limit)
-    assert stop - start == said
-    closed = said == 9
+    assert stop - start == message
+    closed = message == 9
     assert (transcript.token_ids[-1] == chat_format.end_of_turn_id) is closed
     transcript.observe([user("next")])
-    kept = words if closed else words[:said]
+    kept = words if closed else words[:message]
     assert text_of(tokenizer, transcript.token_ids[start:]).startswith(f"{kept}<|im_end|>\n<|im_start|>user\nnext")
 
 

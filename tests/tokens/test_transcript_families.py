@@ -23,7 +23,7 @@ ANSWERS = ["Left0", "Left1", "Left2"]
 REFUSED_OUTRIGHT = {"time of each message", "numbered turns"}
 
 
-def say(roles: tuple[str, ...], turn: int) -> list[Message]:
+def speak(roles: tuple[str, ...], turn: int) -> list[Message]:
     return [{"role": role, "content": f" {role} {turn}.{n}\nsays "} for n, role in enumerate(roles)]
 
 
@@ -34,10 +34,10 @@ def play(name: str, first: tuple[str, ...], later: tuple[str, ...]) -> tuple[Tra
 def play_with(tokenizer: Any, first: Any, later: Any) -> tuple[Transcript, list[tuple[int, int]]]:
     transcript = Transcript(ChatFormat.of(tokenizer))
     spans: list[tuple[int, int]] = []
-    transcript.observe(say(first, 0))
+    transcript.observe(speak(first, 0))
     for turn, answer in enumerate(ANSWERS, 1):
         spans.append(transcript.act(Action(text=answer)))
-        transcript.observe(say(later, turn))
+        transcript.observe(speak(later, turn))
     return transcript, spans
 
 
@@ -64,7 +64,7 @@ def assert_recorded_exactly(name: str, transcript: Transcript, spans: list[tuple
         return
     edges = [0, *(edge for span in spans for edge in span), len(transcript.token_ids)]
     for turn, (start, stop) in enumerate(zip(edges[::2], edges[1::2], strict=True)):
-        messages = say(later, turn) if turn else transcript.messages[: transcript.messages.index(answer_of(0))]
+        messages = speak(later, turn) if turn else transcript.messages[: transcript.messages.index(answer_of(0))]
         recorded = up_to_last_content(text_of(tokenizer, transcript.token_ids[start:stop]), messages)
         expected, _, rendered = rendered.partition(ANSWERS[turn]) if turn < len(ANSWERS) else (rendered, "", "")
         expected = up_to_last_content(expected, messages)
@@ -79,7 +79,7 @@ def answer_of(turn: int) -> Message:
 
 
 def follow(advice: str, roles: tuple[str, ...]) -> tuple[str, ...]:
-    """Change roles as an error says."""
+    """Change roles as an error demands."""
     changed = list(roles)
     if "tool returned as a user message" in advice:
         changed = ["user" if role == "tool" else role for role in changed]
@@ -97,7 +97,7 @@ def assert_advice_is_true(name: str, advice: str, first: tuple[str, ...], later:
     if others != (first, later):
         play(name, *others)
     if RERENDER in advice:
-        conversation = [*say(first, 0), answer_of(0), *say(later, 1), answer_of(1), *say(later, 2)]
+        conversation = [*speak(first, 0), answer_of(0), *speak(later, 1), answer_of(1), *speak(later, 2)]
         ids = ChatFormat.of(family(name), append=False).render(conversation)
         text = text_of(family(name), ids)
         assert all(message["content"].strip().split("\n")[0] in text for message in conversation)
@@ -138,10 +138,10 @@ def test_a_conversation_is_closed_as_the_full_render_has_it_or_without_tokens() 
         tokenizer = family(name)
         with suppress(TemplateError):
             transcript = Transcript(ChatFormat.of(tokenizer))
-            transcript.observe(say(("user",), 0))
+            transcript.observe(speak(("user",), 0))
             transcript.act(Action(text=ANSWERS[0]))
             num_before = len(transcript.token_ids)
-            transcript.close(say(("user",), 1))
+            transcript.close(speak(("user",), 1))
             tail = transcript.token_ids[num_before:]
             if not tail:
                 left_out.append(name)
@@ -235,7 +235,7 @@ def test_of_several_templates_the_one_that_the_tokenizer_uses_counts() -> None:
     tokenizer = tokenizer_for(FAMILIES["date"])
     tokenizer.chat_template = {"default": FAMILIES["date"], "tool_use": FAMILIES["numbered turns"]}
     transcript = Transcript(ChatFormat.of(tokenizer))
-    transcript.observe(say(("user",), 0))
+    transcript.observe(speak(("user",), 0))
     assert transcript.token_ids == full_render("date", transcript.messages)
 
 
@@ -250,7 +250,7 @@ class Tomorrow(datetime.datetime):
 @pytest.mark.parametrize("name", ["date", "llama3_2", "gptoss", "muse_glimmer"])
 def test_a_date_in_the_first_prompt_is_that_of_the_day(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Tomorrow)
-    messages = say(("user",), 0)
+    messages = speak(("user",), 0)
     prompts = []
     for Tomorrow.days in (0, 0, 1):
         transcript = Transcript(ChatFormat.of(family(name)))
@@ -318,7 +318,7 @@ def test_the_token_that_calls_a_tool_ends_a_turn_where_openers_do() -> None:
     calls = tokenizer.convert_tokens_to_ids("<|observation|>")
     assert calls in chat_format.stop_token_ids
     transcript = Transcript(chat_format)
-    transcript.observe(say(("user",), 0))
+    transcript.observe(speak(("user",), 0))
     _, stop = transcript.act(Action(text="look", token_ids=[*chat_format.encode("look"), calls]))
     transcript.observe([{"role": "tool", "content": "a lamp"}])
     assert text_of(tokenizer, transcript.token_ids[stop - 1 :]) == (
@@ -398,7 +398,7 @@ def test_no_content_prints_a_control_token(data: Any, name: str) -> None:
     for _ in range(data.draw(st.integers(1, 3))):
         roles = data.draw(st.sampled_from(shapes(name))) if harmful.messages else ("user",)
         harmful.observe(draw_messages(data, roles, spoofed))
-        harmless.observe(say(roles, 0))
+        harmless.observe(speak(roles, 0))
         harmful.act(Action(text=data.draw(spoofed)))
         harmless.act(Action(text="a"))
     mine, theirs = ([i for i in t.token_ids if i in controls] for t in (harmful, harmless))

@@ -76,7 +76,7 @@ def test_a_role_that_the_template_refuses_is_named() -> None:
         ("{{ message.content if loop.last or message.role == 'user' else message.content | trim }}", True),
     ],
 )
-def test_templates_that_rewrite_history_are_told_apart(change: str, rewrites: bool) -> None:
+def test_templates_that_rewrite_history_are_distinguished(change: str, rewrites: bool) -> None:
     tokenizer = chat_tokenizer("chatml")
     tokenizer.chat_template = CHATML.replace("{{ message.content }}", change)
     assert ChatFormat.of(tokenizer).rewrites_history is rewrites

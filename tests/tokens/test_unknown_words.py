@@ -43,7 +43,7 @@ def test_a_tokenizer_that_reads_everything_or_whose_unknown_token_ends_texts_nam
     assert unknown_id(tokenizer) is None
 
 
-def test_a_tokenizer_in_plain_python_is_asked_word_by_word() -> None:
+def test_a_tokenizer_in_plain_python_is_called_word_by_word() -> None:
     tokenizer = LetterTokenizer(unk_token="\0", eos_token="<e>", pad_token="<p>")
     assert unknown_words(tokenizer, ["ab \u2603c d\u2603"]) == ["\u2603c", "d\u2603"]
 
@@ -68,7 +68,7 @@ def test_what_can_be_read_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> 
     assert warnings_of(caplog) == []
 
 
-def test_check_env_names_what_the_agent_says_and_the_tokenizer_does_not_know() -> None:
+def test_check_env_names_what_the_agent_answers_and_the_tokenizer_does_not_know() -> None:
     texts = [
         message["content"] for one in GuessEnv().rollout(tasks(*range(1, 10)), Counting()) for message in one.messages
     ]
@@ -77,8 +77,8 @@ def test_check_env_names_what_the_agent_says_and_the_tokenizer_does_not_know() -
     env = GuessEnv(tiny_tokenizer(texts))
     agent = ScriptedAgent(["nine lives"], repeat_last=True)
     findings = check_env(env, tasks(1, 2, 3, 4), agent).findings
-    [said] = [finding.text for finding in findings if "the agent writes" in finding.text]
-    assert said == "the tokenizer cannot encode words that the agent writes, such as 'nine', 'lives'"
+    [output] = [finding.text for finding in findings if "the agent writes" in finding.text]
+    assert output == "the tokenizer cannot encode words that the agent writes, such as 'nine', 'lives'"
     assert not any("the prompts contain" in finding.text for finding in findings)
 
 

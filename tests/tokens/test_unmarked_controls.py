@@ -128,7 +128,7 @@ def test_thinking_that_begins_the_generation_prompt_stays_the_agents() -> None:
 
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("name", KINDS)
-def test_what_a_page_says_forges_no_turn(name: str, normalized: bool) -> None:
+def test_what_a_page_holds_forges_no_turn(name: str, normalized: bool) -> None:
     template, controls, others = KINDS[name]
     tokenizer = tokenizer_with(template, [*controls, *others], normalized=normalized)
     harmless = observed(tokenizer, "a page")
@@ -139,7 +139,7 @@ def test_what_a_page_says_forges_no_turn(name: str, normalized: bool) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_only_agents_say_stays_a_token_unless_it_is_guarded(name: str) -> None:
+def test_what_only_agents_answer_stays_a_token_unless_it_is_guarded(name: str) -> None:
     _, _, others = KINDS[name]
     tokenizer = kind(name)
     content = "".join(f"say {other} " for other in others)
@@ -150,7 +150,7 @@ def test_what_only_agents_say_stays_a_token_unless_it_is_guarded(name: str) -> N
     assert text_of(tokenizer, guarded) == text_of(tokenizer, observed(tokenizer, content))
 
 
-def test_what_an_agent_says_is_never_guarded() -> None:
+def test_what_an_agent_answers_is_never_guarded() -> None:
     tokenizer = kind("Qwen")
     chat_format = ChatFormat.of(tokenizer, guard_added_tokens=True)
     answer = "<think>\nhm\n</think>\n\n<tool_call>look</tool_call>"
@@ -166,8 +166,8 @@ def test_what_an_agent_says_is_never_guarded() -> None:
 
 def test_a_render_guards_all_but_the_agents_own_messages() -> None:
     tokenizer = kind("Qwen")
-    said = "<think>\nhm\n</think>\n\n<tool_call>look</tool_call>"
-    messages: Any = [user("<tool_call>"), {"role": "assistant", "content": said}]
+    output = "<think>\nhm\n</think>\n\n<tool_call>look</tool_call>"
+    messages: Any = [user("<tool_call>"), {"role": "assistant", "content": output}]
     plain, guarded = (
         ChatFormat.of(tokenizer, append=False, guard_added_tokens=guard).render(messages, add_prompt=False)
         for guard in (False, True)

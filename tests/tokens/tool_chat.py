@@ -102,8 +102,10 @@ def results_of(*contents: str) -> list[Message]:
     return [{"role": "tool", "content": content} for content in contents]
 
 
-def one_round(transcript: Transcript, arguments: Sequence[Any], results: Sequence[str], **said: Any) -> tuple[int, int]:
+def one_round(
+    transcript: Transcript, arguments: Sequence[Any], results: Sequence[str], **output: Any
+) -> tuple[int, int]:
     """Call a tool for each argument, and be given the results."""
-    span = transcript.act(Action(text=said.pop("text", ""), tool_calls=calls_of(*arguments), **said))
+    span = transcript.act(Action(text=output.pop("text", ""), tool_calls=calls_of(*arguments), **output))
     transcript.observe(results_of(*results))
     return span

@@ -28,7 +28,7 @@ WORDS = [
 
 
 class TextAgent(Agent):
-    """Says the numbers one after the other, as text alone."""
+    """Answers the numbers one after the other, as text alone."""
 
     def get_action(self, messages: Sequence[Any], agent_state: Any) -> tuple[str, Any]:
         turn = agent_state or 0
@@ -52,7 +52,7 @@ def tasks(num_tasks: int = 8, **task_data: Any) -> Dataset:
 
 
 def settings(folder: Path, **changes: Any) -> GRPOEnvConfig:
-    """Small, quiet, and without files unless asked for."""
+    """Small, quiet, and without files unless requested."""
     values = {
         "output_dir": str(folder),
         "report_to": "none",

@@ -13,7 +13,7 @@ from agentsgym.types import Action, TurnRequest
 
 
 def verdict(request: TurnRequest) -> Action:
-    """Count the words "one" in what was said, or rank candidates by it."""
+    """Count the words "one" in what was answered, or rank candidates by it."""
     prompt = request.messages[-1]["content"]
     parts = re.split(r"^CANDIDATE \d+$", prompt, flags=re.MULTILINE)[1:]
     counts = [len(re.findall(r"^\| .*\bone\b", part, re.MULTILINE)) for part in parts or [prompt]]

@@ -26,9 +26,9 @@ def launch(
     Args:
         script: What each rank runs.
         *arguments: Its own.
-        config: A configuration of accelerate's, which then says how the ranks are put together, in place of options.
+        config: A configuration of accelerate's, which then names how the ranks are put together, in place of options.
         timeout_s: Seconds that it may take.
-        options: What the launcher is told besides.
+        options: What the launcher is given besides.
         variables: Of the environment, besides.
     """
     how = options if config is None else ("--config_file", str(config))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from agentsgym.envs.AgentProgram import AgentProgramEnv
 
 
-def say(endpoint: Any, messages: list[Any]) -> tuple[str, str]:
+def speak(endpoint: Any, messages: list[Any]) -> tuple[str, str]:
     """Call the endpoint; return the id of the call and the answer."""
     connection = http.client.HTTPConnection(endpoint.base_url.split("/")[2], timeout=60)
     body = json.dumps({"model": "policy", "messages": messages})
@@ -19,14 +19,14 @@ def say(endpoint: Any, messages: list[Any]) -> tuple[str, str]:
     return answer["id"], answer["choices"][0]["message"]["content"]
 
 
-def say_blue(task: Any, endpoint: Any) -> None:
+def speak_blue(task: Any, endpoint: Any) -> None:
     """Two conversations of one call each; each is rewarded by itself if it names the color."""
     for _ in range(2):
-        call, text = say(endpoint, [{"role": "user", "content": "Say a color."}])
+        call, text = speak(endpoint, [{"role": "user", "content": "Say a color."}])
         endpoint.reward(float("blue" in text), call)
 
 
 class SayBlueTwice(AgentProgramEnv):
     """The program as an environment that is built from ``env_config`` alone."""
 
-    program: ClassVar[Any] = staticmethod(say_blue)
+    program: ClassVar[Any] = staticmethod(speak_blue)

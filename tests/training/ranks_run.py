@@ -51,7 +51,7 @@ EVALUATED = ("eval_win_rate", "eval_reward", "eval_num_episodes", "eval_turns/me
 
 
 class Refusing(Agent):
-    """Cannot play at all on the last rank, and says so once it is asked."""
+    """Cannot play at all on the last rank, and reports it once it is called."""
 
     def act(self, requests: Sequence[TurnRequest]) -> Sequence[Action | AgentError]:
         if PartialState().process_index == 1:
@@ -215,11 +215,11 @@ def listening() -> Generator[dict[str, int]]:
 def conversations(trainer: GRPOEnvTrainer) -> list[str]:
     """What TRL's completions table shows of the newest generation batch."""
     logs = trainer._logs
-    return [json.dumps([*prompt, *said]) for prompt, said in zip(logs["prompt"], logs["completion"], strict=True)]
+    return [json.dumps([*prompt, *output]) for prompt, output in zip(logs["prompt"], logs["completion"], strict=True)]
 
 
 def outcome(name: str, folder: Path) -> dict[str, Any]:
-    """Train as a scenario says and tell what came of it."""
+    """Train as a scenario states and report what came of it."""
     changes = dict(SCENARIOS[name])
     num_rows = changes.pop("per_device_train_batch_size", NUM_ROWS)
     accumulation = changes.get("gradient_accumulation_steps", 1)
@@ -234,7 +234,7 @@ def outcome(name: str, folder: Path) -> dict[str, Any]:
     try:
         with listening() as sent:
             trainer.train()
-    except Exception as error:  # noqa: BLE001  # what each rank raises is what is asked
+    except Exception as error:  # noqa: BLE001  # what each rank raises is the result
         return {"error": f"{type(error).__name__}: {error}"}
     evaluated = {key: logged(trainer, key) for key in (*EVALUATED, "eval_loss")}
     names = sorted({f"{log['step']}: {name}" for log in trainer.state.log_history for name in log})

@@ -1,7 +1,7 @@
 """What `accelerate launch` runs for the tests of sharded models: every scenario in turn, one file of results a rank.
 
-Accelerate shards models for accelerators alone. Everything it does then runs on CPUs too, so the trainers here are told
-that the ranks are of the kind it wants; the weights are sharded and the gradients reduced as they are anywhere.
+Accelerate shards models for accelerators alone. Everything it does then runs on CPUs too, so the trainers here take
+the ranks for the kind it wants; the weights are sharded and the gradients reduced as they are anywhere.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def break_off() -> None:
 
 
 def shard_on_cpu(trainer: type[GRPOEnvTrainer]) -> None:
-    """Have trainers tell accelerate that their ranks are of the kind whose models it shards."""
+    """Have accelerate believe that the trainers' ranks are of the kind whose models it shards."""
     create = trainer.create_accelerator_and_postprocess
 
     def create_as_if_there_were_gpus(self: GRPOEnvTrainer) -> None:
@@ -169,7 +169,7 @@ def shard_on_cpu(trainer: type[GRPOEnvTrainer]) -> None:
 
 
 def trained(name: str, folder: Path, base: Path, **changes: Any) -> dict[str, Any]:
-    """Train the model in ``base`` as a scenario says and tell what came of it, whole weights included."""
+    """Train the model in ``base`` as a scenario states and report what came of it, whole weights included."""
     changes = {"max_steps": 2, **TRAINED[name], **changes}
     share = NUM_ROWS // NUM_RANKS // changes.get("gradient_accumulation_steps", 1)
     if "per_device_eval_batch_size" in changes:

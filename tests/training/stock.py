@@ -26,7 +26,7 @@ class Recorded:
 
 
 def stock_settings(folder: Path, **changes: Any) -> GRPOConfig:
-    """Small, quiet, and without files unless asked for; as ``games.settings``."""
+    """Small, quiet, and without files unless requested; as ``games.settings``."""
     values = {
         "output_dir": str(folder),
         "report_to": "none",

@@ -127,19 +127,19 @@ def test_no_turn_is_older_than_it_may_be_and_long_episodes_are_waited_for(tmp_pa
 
 
 class PreparedGame(UnevenGame):
-    """Notes how many episodes it is asked to be ready for."""
+    """Notes how many episodes it must be ready for."""
 
-    asked: ClassVar[list[int]]
+    requested: ClassVar[list[int]]
 
     def _prepare_play(self, tasks: Any, num_live: int) -> None:
-        self.asked.append(num_live)
+        self.requested.append(num_live)
 
 
-def test_an_environment_is_asked_to_be_ready_for_all_that_may_be_live_in_each_batch(tmp_path: Path) -> None:
-    asked = PreparedGame.asked = []
+def test_an_environment_is_made_ready_for_all_that_may_be_live_in_each_batch(tmp_path: Path) -> None:
+    requested = PreparedGame.requested = []
     ahead(tmp_path, env_class=PreparedGame, max_steps=3).train()
-    assert set(asked) == {16}
-    assert 1 < len(asked) <= 3
+    assert set(requested) == {16}
+    assert 1 < len(requested) <= 3
 
 
 def test_weights_that_cannot_be_copied_are_refused_with_what_helps(tmp_path: Path) -> None:

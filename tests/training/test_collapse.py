@@ -1,4 +1,4 @@
-"""What is said of a policy that stops exploring, or that answers without reading its prompt."""
+"""What is reported of a policy that stops exploring, or that answers without reading its prompt."""
 
 from __future__ import annotations
 

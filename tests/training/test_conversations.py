@@ -27,12 +27,12 @@ from agentsgym.types import Message, StopReason, Trajectory, Turn
 HOSTILE = "\x1b]0;owned\x07\x1b[2J<script>alert(1)</script>\u202eevil\u2066\ud800 [bold]x[/bold] :smile: [/nothing]"
 
 
-def played(*answers: str, says: str = "Guess.", **changes: object) -> Trajectory:
-    """Two tokens an answer, each answer one of two turns in which 0, 1, 2, … is paid."""
+def played(*answers: str, text: str = "Guess.", **changes: object) -> Trajectory:
+    """Two tokens an answer, each answer one of two turns in which 0, 1, 2, … is rewarded."""
     messages: list[Message] = []
     turns: list[Turn] = []
     for k, answer in enumerate(answers):
-        messages += [{"role": "user", "content": says}, {"role": "assistant", "content": answer}]
+        messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
         turns.append(Turn(start=3 * k + 1, stop=3 * k + 3, reward=float(k), message_index=2 * k + 1, invalid=k == 1))
     trajectory = Trajectory(
         token_ids=[0] * 3 * len(answers),
@@ -103,7 +103,7 @@ def test_calls_of_tools_are_shown() -> None:
 
 def test_what_a_terminal_would_obey_is_written_out() -> None:
     shown = Conversation.of(
-        played(HOSTILE, says=HOSTILE, task_data={HOSTILE: [HOSTILE]}, error=HOSTILE, stop_reason=StopReason.FAILED),
+        played(HOSTILE, shown=HOSTILE, task_data={HOSTILE: [HOSTILE]}, error=HOSTILE, stop_reason=StopReason.FAILED),
         environment=visible(HOSTILE),
     )
     for text in (printed(shown), shown.text, json.dumps(shown.row(1), ensure_ascii=False), json.dumps(shown.facts)):
@@ -131,7 +131,7 @@ def test_long_ones_lose_their_middle() -> None:
 
 @given(st.text(), st.integers(20, 200))
 def test_no_text_breaks_the_frame(text: str, width: int) -> None:
-    lines = printed(Conversation.of(played(text, says=text)), width).splitlines()
+    lines = printed(Conversation.of(played(text, shown=text)), width).splitlines()
     assert lines == [visible(one) for one in lines]
     assert all(one[0] in "│╭╰t" for one in lines if one.strip())
 
@@ -140,8 +140,8 @@ def test_advantages_that_have_no_mean_end_nothing() -> None:
     shown = Conversation.of(played("x"), [0.0, math.inf, -math.inf])
     assert shown.facts["turn_advantages"] == [None]
     assert json.dumps(shown.row(1), allow_nan=False)
-    paid = Conversation.of(replace(played("x", "y"), final_reward=math.inf), [math.inf] * 6)
-    row = dict(zip(COLUMNS, paid.row(1), strict=True))
+    earned = Conversation.of(replace(played("x", "y"), final_reward=math.inf), [math.inf] * 6)
+    row = dict(zip(COLUMNS, earned.row(1), strict=True))
     assert (row["reward"], row["turn_advantages"]) == ("inf", "inf inf")
 
 

@@ -106,7 +106,7 @@ def test_equal_results_give_equal_draws_also_after_a_way_through_json() -> None:
     assert not one.win_rates
 
 
-def test_failed_rollouts_say_nothing_and_an_environment_must_say_what_is_won() -> None:
+def test_failed_rollouts_count_for_nothing_and_an_environment_must_name_what_is_won() -> None:
     rows = rows_of([1])
     curriculum = Curriculum("level", min_results=1, window=3)
     curriculum.bind(rows)
@@ -119,7 +119,7 @@ def test_failed_rollouts_say_nothing_and_an_environment_must_say_what_is_won() -
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "text"),
     [
         ({"low": 0.8, "high": 0.2}, "low must be below its high"),
         ({"low": -1}, "low must be a number in"),
@@ -129,8 +129,8 @@ def test_failed_rollouts_say_nothing_and_an_environment_must_say_what_is_won() -
         ({"level": 3}, "level must be a name or a function"),
     ],
 )
-def test_impossible_settings_are_named(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_impossible_settings_are_named(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
         Curriculum(**{"level": "level", **settings})
 
 
@@ -148,7 +148,7 @@ def test_rows_without_a_level_and_streams_are_refused() -> None:
 
 
 def dataset() -> Dataset:
-    """Secrets that a policy of random weights hits equally often, and one that nobody can say: 9."""
+    """Secrets that a policy of random weights hits equally often, and one that nobody can express: 9."""
     secrets = [0, 9, 9, 9, 9, 9, 9, 9]
     return Dataset.from_list([{"task_data": {"secret": secret, "seed": i}} for i, secret in enumerate(secrets)])
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed is told before it starts, and what its config must not contradict; it need not be installed."""
+"""What DeepSpeed is given before it starts, and what its config must not contradict; it need not be installed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         zero.check_launch(given())
 
 
-def test_nothing_is_asked_of_a_run_without_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_demanded_of_a_run_without_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zero, "find_spec", lambda name: None)
     monkeypatch.setenv(LAUNCHED, "false")
     args = given(use_cpu=True)
@@ -81,14 +81,14 @@ def test_on_cpus_the_launcher_starts_deepspeed_and_the_settings_cannot(monkeypat
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_missing_compiler_is_told_before_deepspeed_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported_before_deepspeed_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LAUNCHED, "true")
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match="'no-such-compiler' was not found: install a C\\+\\+ compiler"):
         zero.check_launch(given())
 
 
-def test_a_config_that_contradicts_the_settings_is_told_with_both_values(tmp_path: Path) -> None:
+def test_a_config_that_contradicts_the_settings_is_refused_with_both_values(tmp_path: Path) -> None:
     mismatches = ("- ds gradient_accumulation_steps=4 vs hf gradient_accumulation_steps=1",)
     with pytest.raises(ConfigError, match="gradient_accumulation_steps=4 there, and gradient_accumulation_steps=1 in"):
         zero.check_config(settings(tmp_path), plugin_of(mismatches=mismatches))
@@ -103,7 +103,7 @@ def test_a_config_that_would_train_otherwise_is_refused(config: dict[str, Any], 
         zero.check_config(settings(tmp_path), plugin_of(**config))
 
 
-def test_a_config_that_says_nothing_is_given_what_the_settings_say(tmp_path: Path) -> None:
+def test_a_config_without_values_is_given_those_of_the_settings(tmp_path: Path) -> None:
     plugin = plugin_of()
     zero.check_config(settings(tmp_path, max_grad_norm=0.5), plugin)
     config = plugin.hf_ds_config.config

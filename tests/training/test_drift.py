@@ -54,7 +54,7 @@ def with_logprobs(trajectory: Trajectory, turns: list[list[float]]) -> Trajector
     return dataclasses.replace(trajectory, logprobs=values)
 
 
-def said(token_ids: list[int], *turns: Turn, logprobs: list[float] | None) -> Trajectory:
+def output(token_ids: list[int], *turns: Turn, logprobs: list[float] | None) -> Trajectory:
     messages: list[Message] = []
     return Trajectory(
         token_ids=token_ids,
@@ -129,7 +129,7 @@ def test_each_segment_is_scored_with_its_own_context() -> None:
         Turn(start=9, stop=11, reward=0.0, prompt_start=8),
         Turn(start=12, stop=13, reward=0.0, prompt_start=8),
     ]
-    trajectory = said(ids, *turns, logprobs=None)
+    trajectory = output(ids, *turns, logprobs=None)
     exact = with_logprobs(trajectory, token_by_token(model, trajectory))
     assert len(exact.segments) == 2
     drift = logprob_gap(model, [exact])
@@ -185,9 +185,9 @@ def test_all_numbers_are_those_of_one_pass_a_token(batch_size: int, temperature:
 
 
 def test_the_numbers_of_two_tokens_by_hand() -> None:
-    # After 0 the model says 1 with 3/4, the sampler said it with 1/2; after 1 both say 0 with 1/2.
+    # After 0 the model answers 1 with 3/4, the sampler answered it with 1/2; after 1 both answer 0 with 1/2.
     turn = Turn(start=1, stop=3, reward=0.0)
-    trajectory = said([0, 1, 0], turn, logprobs=[0.0, math.log(1 / 2), math.log(1 / 2)])
+    trajectory = output([0, 1, 0], turn, logprobs=[0.0, math.log(1 / 2), math.log(1 / 2)])
     drift = logprob_gap(bigram_model(), [trajectory])
     gap = math.log(3 / 2)
     assert dataclasses.asdict(drift) == pytest.approx(
@@ -213,13 +213,13 @@ def test_the_numbers_of_two_tokens_by_hand() -> None:
 
 def test_the_temperature_flattens_by_hand() -> None:
     # At 2 the probabilities after 0 are as the square roots of 1/4 and 3/4.
-    trajectory = said([0, 1], Turn(start=1, stop=2, reward=0.0), logprobs=[0.0, -1.0])
+    trajectory = output([0, 1], Turn(start=1, stop=2, reward=0.0), logprobs=[0.0, -1.0])
     drift = logprob_gap(bigram_model(), [trajectory], temperature=2.0)
     assert drift.kl_k1 == pytest.approx(-1 - math.log(math.sqrt(3) / (1 + math.sqrt(3))), abs=1e-6)
 
 
 def test_a_recorded_nan_is_not_hidden() -> None:
-    trajectory = said([0, 1, 0], Turn(start=1, stop=3, reward=0.0), logprobs=[0.0, -0.1, math.nan])
+    trajectory = output([0, 1, 0], Turn(start=1, stop=3, reward=0.0), logprobs=[0.0, -0.1, math.nan])
     drift = logprob_gap(bigram_model(), [trajectory])
     assert math.isnan(drift.largest_gap)
     assert (drift.turn, drift.token) == (0, 2)
@@ -230,8 +230,8 @@ def test_a_recorded_nan_is_not_hidden() -> None:
 
 def test_what_cannot_be_compared_is_left_out_and_counted() -> None:
     trajectories = [
-        said([0, 1], Turn(start=1, stop=2, reward=0.0), logprobs=None),
-        said(
+        output([0, 1], Turn(start=1, stop=2, reward=0.0), logprobs=None),
+        output(
             [0, 1, 1, 0, 1],
             Turn(start=0, stop=1, reward=0.0),
             Turn(start=1, stop=2, reward=0.0, exact=False),
@@ -277,7 +277,7 @@ def dropping_model() -> GPT2LMHeadModel:
 
 def test_dropout_is_off_and_every_module_gets_its_own_mode_back() -> None:
     model = dropping_model().eval()
-    trajectory = said([3, 4, 5], Turn(start=1, stop=3, reward=0.0), logprobs=None)
+    trajectory = output([3, 4, 5], Turn(start=1, stop=3, reward=0.0), logprobs=None)
     exact = with_logprobs(trajectory, token_by_token(model, trajectory))
     model.train()
     model.transformer.drop.eval()

@@ -33,7 +33,7 @@ def silent(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) ->
 
 
 def wordy(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[str]]:
-    """An estimator that says what it thinks."""
+    """An estimator that names what it thinks."""
     return [["good"] * len(one.turn_rewards) for one in rollouts]
 
 

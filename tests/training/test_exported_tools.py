@@ -1,4 +1,4 @@
-"""A rollout with tools, exported for TRL's ``SFTTrainer``, becomes the tokens that the agent saw and said."""
+"""A rollout with tools, exported for TRL's ``SFTTrainer``, becomes the tokens that the agent saw and answered."""
 
 from __future__ import annotations
 

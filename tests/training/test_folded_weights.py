@@ -35,14 +35,14 @@ class Noisy(PolicyAgent):
             Action(
                 text=action.text,
                 token_ids=action.token_ids,
-                logprobs=self._told(action),
+                logprobs=self._reported(action),
                 agent_state=action.agent_state,
                 finish_reason=action.finish_reason,
             )
             for action in super().act(requests)
         ]
 
-    def _told(self, action: Action) -> list[float]:
+    def _reported(self, action: Action) -> list[float]:
         pairs = zip(action.token_ids or (), action.logprobs or (), strict=True)
         return [logprob + self.noise * math.cos(token) for token, logprob in pairs]
 
@@ -50,8 +50,8 @@ class Noisy(PolicyAgent):
 class Forgetful(Noisy):
     """Does not know how likely its first token was in each turn."""
 
-    def _told(self, action: Action) -> list[float]:
-        return [math.nan, *super()._told(action)[1:]]
+    def _reported(self, action: Action) -> list[float]:
+        return [math.nan, *super()._reported(action)[1:]]
 
 
 def generated(trainer: GRPOEnvTrainer, rows: Sequence[Any] = ROWS_WITH_FAILURES) -> tuple[Batch, list[Trajectory]]:
@@ -108,7 +108,9 @@ def loss_of_tokens(
 
 @pytest.mark.parametrize("loss_type", ["dapo", "cispo"])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_the_gradient_is_that_of_the_loss_aggregated_as_asked(aggregation: str, loss_type: str, tmp_path: Path) -> None:
+def test_the_gradient_is_that_of_the_loss_aggregated_as_requested(
+    aggregation: str, loss_type: str, tmp_path: Path
+) -> None:
     changes = {"loss_type": loss_type, "scale_rewards": "none"}
     plain = prepared(tmp_path, **changes)
     batch, _ = generated(plain)
@@ -223,7 +225,7 @@ def corrected(folder: Path, agent: type[PolicyAgent] = Noisy, **changes: Any) ->
     return trainer
 
 
-def expected_ratio(batch: Batch, own: torch.Tensor, told: list[Sequence[float]], args: Any) -> torch.Tensor:
+def expected_ratio(batch: Batch, own: torch.Tensor, reported: list[Sequence[float]], args: Any) -> torch.Tensor:
     """What each agent token is to be weighed with, (B, L), 0.0 elsewhere."""
     mode = args.vllm_importance_sampling_mode
     low, high = CORRECTIONS[mode]
@@ -232,7 +234,7 @@ def expected_ratio(batch: Batch, own: torch.Tensor, told: list[Sequence[float]],
     ratio = torch.zeros(own.shape)
     for row, mask in enumerate(batch["agent_token_mask"]):
         places = mask.nonzero()[:, 0].tolist()
-        differences = [own[row, place].item() - told[row][place] for place in places]
+        differences = [own[row, place].item() - reported[row][place] for place in places]
         known = [0.0 if math.isnan(difference) else difference for difference in differences]
         if places:
             ratio[row, places] = torch.tensor(correction_by_hand(mode, low, high, known))
@@ -247,8 +249,8 @@ def test_the_gradient_is_that_of_the_corrected_loss(mode: str, agent: type[Noisy
     assert torch.equal(weighed["prompt_completion_ids"], batch["prompt_completion_ids"])
     own = logps_of(trainer, batch).detach()
     mask = batch["agent_token_mask"]
-    told = [rollout.logprobs or [0.0] * len(rollout.token_ids) for rollout in rollouts]
-    ratio = expected_ratio(batch, own, told, trainer.args)
+    reported = [rollout.logprobs or [0.0] * len(rollout.token_ids) for rollout in rollouts]
+    ratio = expected_ratio(batch, own, reported, trainer.args)
     weights = ratio[mask == 1]
     assert len(weights.unique()) > 1  # the bounds hold some and let others pass
     assert (weights == 0).any() == mode.endswith("mask")

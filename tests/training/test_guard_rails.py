@@ -57,7 +57,7 @@ def rollout(
 def warnings_of(
     folder: Path, caplog: pytest.LogCaptureFixture, batch: Sequence[Trajectory], **changes: Any
 ) -> list[str]:
-    """What is said of a batch of groups of four that comes three times."""
+    """What is reported of a batch of groups of four that comes three times."""
     args = settings(folder, **changes)
     diagnostics = Diagnostics(args, args.estimator())
     scored = [ScoredRollout.from_trajectory(one, group=index // 4) for index, one in enumerate(batch)]
@@ -279,7 +279,7 @@ def test_ten_batches_in_a_row_without_a_signal_are_warned_of_once(
 
 
 @pytest.mark.parametrize(("estimator", "is_warned_of"), [("grpo", True), ("reward", False)])
-def test_a_run_whose_rewards_are_all_equal_says_so(
+def test_a_run_whose_rewards_are_all_equal_reports_it(
     estimator: str, is_warned_of: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="agentsgym"):
@@ -305,21 +305,23 @@ def test_a_run_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
 def test_an_ordinary_run_warns_of_nothing(
     max_steps_per_episode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("games.WORDS", [*WORDS, "A number, please.", "Higher.", "Lower."])  # as the game says them
+    monkeypatch.setattr("games.WORDS", [*WORDS, "A number, please.", "Higher.", "Lower."])  # as the game returns them
     with caplog.at_level(logging.WARNING, logger="agentsgym"):
         trainer_of(tmp_path, max_steps=3, env_config={"max_steps_per_episode": max_steps_per_episode}).train()
     assert not [record.getMessage() for record in caplog.records if record.name.startswith("agentsgym")]
 
 
-def test_a_run_whose_policy_cannot_read_the_game_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_whose_policy_cannot_read_the_game_reports_it_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, logger="agentsgym"):
         trainer_of(tmp_path, max_steps=3, env_config={"max_steps_per_episode": 4}).train()
-    [said] = [one for one in caplog.records if one.name == "agentsgym.tokens.unknown_words"]
-    assert "has no token for 'A', 'Higher.'" in said.getMessage()
+    [output] = [one for one in caplog.records if one.name == "agentsgym.tokens.unknown_words"]
+    assert "has no token for 'A', 'Higher.'" in output.getMessage()
 
 
 class Silent(Agent):
-    """Says nothing, in no tokens."""
+    """Answers nothing, in no tokens."""
 
     def act(self, requests: Sequence[TurnRequest]) -> list[Action]:
         return [Action(text="", token_ids=[], logprobs=[], finish_reason="length") for _ in requests]

@@ -51,9 +51,9 @@ def played(tokenizer: PreTrainedTokenizerBase, opening: str, turns: list[tuple[s
 
     ids, spans = encoded(f"<|user|>{opening}<|assistant|>"), []
     for question, answer in turns:
-        said = encoded(f"{question}<|end|>")
-        spans.append(Turn(start=len(ids), stop=len(ids) + len(said), reward=0.0))
-        ids += said + encoded(f"<|user|>{answer}<|assistant|>")
+        output = encoded(f"{question}<|end|>")
+        spans.append(Turn(start=len(ids), stop=len(ids) + len(output), reward=0.0))
+        ids += output + encoded(f"<|user|>{answer}<|assistant|>")
     return Trajectory(token_ids=ids, turns=spans, messages=[], final_reward=0.0, stop_reason=StopReason.DONE)
 
 
@@ -136,7 +136,7 @@ def test_the_reported_loss_is_the_mean_over_the_chosen_tokens(observation_loss: 
 
 
 def test_a_token_without_loss_has_no_gradient_as_a_label() -> None:
-    """What the environment says next must not change the step: only its last token differs, and nothing follows it."""
+    """The environment's next words must not change the step: only its last token differs, and nothing follows it."""
     weights = []
     for last in (10, 11):
         model, tokenizer = small_policy()
@@ -181,7 +181,7 @@ def test_only_the_weights_of_the_model_change() -> None:
     ids = torch.tensor([[6, 7, 8]])
     twin = copy.deepcopy(model)
     with torch.no_grad():
-        model.lm_head.weight.zero_()  # a copy bound to the original would now say zero
+        model.lm_head.weight.zero_()  # a copy bound to the original would now state zero
         assert twin(input_ids=ids).logits.abs().sum() > 0
         assert not torch.equal(twin(input_ids=ids).logits, before(input_ids=ids).logits)
 

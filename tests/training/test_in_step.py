@@ -49,7 +49,9 @@ def ranks(launched: tuple[Path, subprocess.CompletedProcess[str]]) -> list[dict[
 
 @pytest.mark.parametrize("sharding", sharded_run.SHARDINGS)
 @pytest.mark.parametrize("name", sharded_run.GAMES)
-def test_a_sharded_model_says_what_it_says_unsharded(name: str, sharding: str, ranks: list[dict[str, Any]]) -> None:
+def test_a_sharded_model_answers_what_it_answers_unsharded(
+    name: str, sharding: str, ranks: list[dict[str, Any]]
+) -> None:
     wanted = sharded_run.played_alone(name)["games"]
     given = [game for outcomes in ranks for game in outcomes[f"{name} {sharding}"]["games"]]
     assert [game["error"] for game in given] == [None] * len(wanted)
@@ -129,7 +131,7 @@ def test_nothing_is_run_or_sent_after_a_break() -> None:
     assert calls == ["run"]
 
 
-def test_fsdp1_is_refused_and_the_error_says_what_to_use(tmp_path: Path) -> None:
+def test_fsdp1_is_refused_and_the_error_names_what_to_use(tmp_path: Path) -> None:
     accelerator: Any = SimpleNamespace(distributed_type=DistributedType.FSDP, is_fsdp2=False)
     with pytest.raises(ConfigError, match=r"FSDP1 is not supported .*: use FSDP2 \(fsdp_config="):
         policy_agent_type(accelerator)

@@ -123,7 +123,7 @@ def test_off_policy_it_is_the_slope_of_the_loss_itself(loss_type: str, tmp_path:
 
 def test_the_kl_term_has_its_slope_too(tmp_path: Path) -> None:
     trainer, on_policy = exact(tmp_path)
-    trainer.beta = 0.3  # the reference is what the batch says
+    trainer.beta = 0.3  # the reference is what the batch states
     batch = off_policy(trainer, on_policy)
     noise = torch.randn(batch["advantages"].shape, generator=torch.Generator().manual_seed(2)).double()
     batch["ref_per_token_logps"] = batch["old_per_token_logps"] + 0.3 * noise

@@ -105,7 +105,7 @@ def test_a_game_that_names_no_winner_has_no_win_rate() -> None:
     assert metrics["reward"] == 0.5
 
 
-def test_where_everything_failed_only_the_stop_reasons_are_told() -> None:
+def test_where_everything_failed_only_the_stop_reasons_are_reported() -> None:
     metrics = rollout_metrics(summaries(drawn("..a", [1.0], StopReason.FAILED)))
     assert metrics["failed"] == 1.0
     assert all(value == 0.0 for name, value in metrics.items() if name != "failed")

@@ -112,13 +112,13 @@ def test_entropy_ratio_and_clip_are_means_over_the_tokens_since_the_last_log(
     for log in logs:
         steps = range(log["step"] - logging_steps + 1, log["step"] + 1)
         expected = expected_of_loss([batch for step in steps for batch in recorder.steps[step]], level)
-        told = {
+        reported = {
             name: value
             for name, value in log.items()
             if name == "effective_sample_size" or name.startswith(("entropy/", "ratio/", "clip_ratio/turn"))
         }
-        assert told == pytest.approx(expected, rel=1e-3, abs=1e-5)
-        assert {name for name in told if name.startswith("ratio/")} >= {"ratio/turn_00", "ratio/turn_01"}
+        assert reported == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        assert {name for name in reported if name.startswith("ratio/")} >= {"ratio/turn_00", "ratio/turn_01"}
     last = logs[-1]
     assert abs(last["ratio/turn_00"] - 1) > 1e-3
     assert 0 < last["clip_ratio/turn_00"] < 1 or level == "sequence"
@@ -126,7 +126,7 @@ def test_entropy_ratio_and_clip_are_means_over_the_tokens_since_the_last_log(
 
 
 def expected_of_rollouts(rollouts: Sequence[Trajectory]) -> dict[str, float]:
-    """What is told of rewards, advantages, step groups and ends, from the rollouts of groups of four."""
+    """What is reported of rewards, advantages, step groups and ends, from the rollouts of groups of four."""
     played = [rollout for rollout in rollouts if not rollout.failed]
     rewards: defaultdict[int, list[float]] = defaultdict(list)
     for rollout in played:
@@ -179,11 +179,11 @@ def test_rewards_advantages_and_ends_are_those_of_the_rollouts(layout: str, tmp_
     for log, rollouts in zip(training_logs(trainer), recorder.played, strict=True):
         expected = expected_of_rollouts(rollouts)
         prefixes = ("reward/", "active_fraction/", "advantage", "step_groups/", "stop/", "groups/", "frac_reward")
-        told = {name: value for name, value in log.items() if name.startswith(prefixes)}
-        assert told == pytest.approx(expected, rel=1e-5, abs=1e-9)
+        reported = {name: value for name, value in log.items() if name.startswith(prefixes)}
+        assert reported == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
 
-def test_what_a_generation_batch_gave_is_told_once_while_it_is_used_twice(tmp_path: Path) -> None:
+def test_what_a_generation_batch_gave_is_reported_once_while_it_is_used_twice(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, **STEPS)
     trainer.train()
     logs = training_logs(trainer)
@@ -194,7 +194,7 @@ def test_what_a_generation_batch_gave_is_told_once_while_it_is_used_twice(tmp_pa
     assert [log["effective_sample_size"] == pytest.approx(1.0, abs=1e-6) for log in logs] == [True, False] * 2
 
 
-def test_groups_that_are_dropped_are_told(tmp_path: Path) -> None:
+def test_groups_that_are_dropped_are_reported(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, zero_variance_groups="drop", max_steps=3)
     recorder = Recorder(trainer)
     trainer.train()
@@ -207,7 +207,7 @@ def test_groups_that_are_dropped_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss_type", ["sapo", "vespo"])
-def test_a_loss_without_a_clip_tells_of_none(loss_type: str, tmp_path: Path) -> None:
+def test_a_loss_without_a_clip_reports_none(loss_type: str, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, loss_type=loss_type, max_steps=1)
     trainer.train()
     [log] = training_logs(trainer)
@@ -215,7 +215,7 @@ def test_a_loss_without_a_clip_tells_of_none(loss_type: str, tmp_path: Path) -> 
     assert not any(name.startswith("clip_ratio/turn") for name in log)
 
 
-def test_a_game_without_state_keys_tells_of_no_step_groups(tmp_path: Path) -> None:
+def test_a_game_without_state_keys_reports_no_step_groups(tmp_path: Path) -> None:
     model, tokenizer = policy()
     trainer = GRPOEnvTrainer(model, SayBlue(tokenizer), settings(tmp_path, max_steps=1), train_dataset=tasks())
     trainer.train()
@@ -224,7 +224,7 @@ def test_a_game_without_state_keys_tells_of_no_step_groups(tmp_path: Path) -> No
     assert not any(name.startswith("step_groups/") for name in log)
 
 
-def test_the_sampler_is_told_of_by_rows_and_tokens(tmp_path: Path) -> None:
+def test_the_sampler_is_reported_by_rows_and_tokens(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, **correcting("token_mask", low=0.8, high=1.2), **STEPS)
     trainer.agent = Noisy(trainer.model, trainer.processing_class, max_turn_tokens=4)
     recorder = Recorder(trainer)
@@ -232,7 +232,7 @@ def test_the_sampler_is_told_of_by_rows_and_tokens(tmp_path: Path) -> None:
     logs = training_logs(trainer)
     assert ["sampling/cut_fraction" in log for log in logs] == [True, False] * 2
     for log, rollouts in zip(logs[::2], recorder.played, strict=True):
-        # The sampler is the model, but for what it tells: the ratio is that of the noise.
+        # The sampler is the model, but for what it reports: the ratio is that of the noise.
         differences = [
             [-Noisy.noise * math.cos(token) for turn in one.turns for token in one.token_ids[turn.start : turn.stop]]
             for one in rollouts

@@ -16,7 +16,7 @@ from agentsgym import Distillation
 from agentsgym.training.metrics.registry import GROUPS, METRICS, metric_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-# What transformers sums up of a whole run, which its own pages tell.
+# What transformers sums up of a whole run, which its own pages report.
 OF_TRANSFORMERS = {
     *("train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos"),
     *("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_loss", "eval_model_preparation_time"),
@@ -123,7 +123,7 @@ def with_tables(page: str) -> str:
 
 
 def table(section: str) -> str:
-    """The table of a section, without the columns that would say the same in each row."""
+    """The table of a section, without the columns that would answer the same in each row."""
     rows = [metric for metric in METRICS if metric.section == section]
     columns = {
         "key": [f"`{metric.name}`" for metric in rows],

@@ -30,13 +30,13 @@ class Teacher:
     """Plays all four, the tool as text, as the policy is to call it."""
 
     def get_action(self, messages: list[Any], agent_state: Any) -> tuple[str, Any]:
-        asked = messages[-1]["content"]
+        requested = messages[-1]["content"]
         turn = (agent_state or 0) + 1
-        if asked.startswith("What is "):
-            return call_text("look_up", {"word": asked.removeprefix("What is ")}), turn
-        if asked.startswith("Say "):
-            return asked.removeprefix("Say "), turn
-        return (str(turn) if "number" in asked or asked == "No." else asked), turn
+        if requested.startswith("What is "):
+            return call_text("look_up", {"word": requested.removeprefix("What is ")}), turn
+        if requested.startswith("Say "):
+            return requested.removeprefix("Say "), turn
+        return (str(turn) if "number" in requested or requested == "No." else requested), turn
 
 
 def test_one_run_trains_on_four_environments(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_what_another_estimator_remembered_is_refused(tmp_path: Path) -> None:
         trainer_of(tmp_path, max_steps=2, **REMEMBERING[1]).train(resume_from_checkpoint=str(folder))
 
 
-def test_a_run_that_remembers_nothing_asks_for_nothing(tmp_path: Path) -> None:
+def test_a_run_that_remembers_nothing_requests_nothing(tmp_path: Path) -> None:
     trained(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, advantage_estimator="grpo")
     folder = tmp_path / "checkpoint-1"
     assert not (folder / "estimator.json").exists()
@@ -121,8 +121,12 @@ def test_an_estimator_given_to_two_runs_is_copied(tmp_path: Path) -> None:
 def test_values_are_of_the_rewards_that_the_estimator_sees(tmp_path: Path) -> None:
     """Shaping by the setting and shaping by the estimator are the same."""
     shaped = get_estimator("turn_gae", potential_weight=1.0)
-    asked = {"advantage_estimator": "turn_gae", "estimator_kwargs": {"potential_weight": 1.0}, "value_head": "shared"}
-    by_setting = settings(tmp_path, **asked).estimator()
+    requested = {
+        "advantage_estimator": "turn_gae",
+        "estimator_kwargs": {"potential_weight": 1.0},
+        "value_head": "shared",
+    }
+    by_setting = settings(tmp_path, **requested).estimator()
     by_estimator = settings(tmp_path, advantage_estimator=shaped, value_head="shared").estimator()
     rollout = ScoredRollout(
         turn_rewards=[1.0, 2.0],

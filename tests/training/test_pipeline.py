@@ -1,4 +1,4 @@
-"""The stages of a training step: who is told what, what ranks exchange, and that nothing else holds a trainer."""
+"""The stages of a training step: who is given what, what ranks exchange, and that nothing else holds a trainer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRAINING = Path(__file__).parents[2] / "agentsgym" / "training"
 
 
 class Prepared(Agent, TrainedPolicy):
-    """Samples the policy in a way of its own, and notes what it is told and which sessions it plays."""
+    """Samples the policy in a way of its own, and notes what it is given and which sessions it plays."""
 
     logprobs_match_trained_weights = True
 
@@ -70,8 +70,8 @@ def test_a_policy_of_ones_own_is_prepared_once_a_generation_batch(tmp_path: Path
     agent = trainer.agent = Prepared().sampling(trainer)
     trainer.train()
     starts = [event for event in agent.events if isinstance(event, BatchStart)]
-    told = [event if isinstance(event, str) else (*event.seed_parts, event.step) for event in agent.events]
-    assert told == [
+    reported = [event if isinstance(event, str) else (*event.seed_parts, event.step) for event in agent.events]
+    assert reported == [
         "weights changed",  # by whoever had the trainer before
         (7, "train", 1, 0),
         (7, "train", 2, 2),
@@ -284,9 +284,9 @@ def takes_a_trainer(node: ast.AST) -> bool:
     )
 
 
-def asks_who_an_agent_is(node: ast.AST) -> bool:
-    is_asked = isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "issubclass", "type"}
-    words = " ".join(map(ast.unparse, node.args)).lower() if is_asked else ""  # type: ignore[attr-defined]
+def requests_who_an_agent_is(node: ast.AST) -> bool:
+    is_requested = isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "issubclass", "type"}
+    words = " ".join(map(ast.unparse, node.args)).lower() if is_requested else ""  # type: ignore[attr-defined]
     return re.search("agent(?!sgym)|policy", words) is not None
 
 
@@ -306,18 +306,18 @@ def test_only_the_trl_interface_takes_a_trainer() -> None:
     assert found(takes_a_trainer) == ["_trl.py:TRLInterface"]
 
 
-def test_nobody_asks_of_which_class_an_agent_is() -> None:
-    assert found(asks_who_an_agent_is) == []
+def test_nobody_checks_an_agents_class() -> None:
+    assert found(requests_who_an_agent_is) == []
 
 
 @pytest.mark.parametrize(
     "source", ["isinstance(self.agent, PolicyAgent)", "type(trainer.agent)", "isinstance(x, Agent)"]
 )
-def test_asking_of_which_class_an_agent_is_is_found(source: str) -> None:
-    assert any(map(asks_who_an_agent_is, ast.walk(ast.parse(source))))
+def test_a_check_of_an_agents_class_is_found(source: str) -> None:
+    assert any(map(requests_who_an_agent_is, ast.walk(ast.parse(source))))
 
 
-# An estimator of one's own that says what it is
+# An estimator of one's own that names what it is
 
 
 @estimator_traits(uses=["discount", "turn_rewards", "values"])
@@ -339,7 +339,7 @@ def plain(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> 
 
 
 def silent(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[float]]:
-    """Does not say what it reads."""
+    """Does not declare what it reads."""
     return [list(rollout.turn_rewards) for rollout in rollouts]
 
 

@@ -159,7 +159,7 @@ def test_what_ends_the_run_on_one_rank_ends_it_on_all(name: str, sentence: str, 
         assert sentence in outcomes[name]["error"]
 
 
-def test_a_rank_that_broke_raises_its_own_error_and_the_others_say_which_it_was(ranks: list[dict[str, Any]]) -> None:
+def test_a_rank_that_broke_raises_its_own_error_and_the_others_name_which_it_was(ranks: list[dict[str, Any]]) -> None:
     first, second = (outcomes["unplayable"]["error"] for outcomes in ranks)
     assert first.startswith("AgentsGymError: rank 1 of the run failed: TaskError: ")
     assert second.startswith("TaskError: ")

@@ -14,7 +14,7 @@ from agentsgym.tiny import tiny_policy
 from agentsgym.training.config import GRPOEnvConfig
 
 README = Path(__file__).parents[2] / "README.md"
-# What a game says, and numbers that a policy may say.
+# What a game returns, and numbers that a policy may answer.
 TEXTS = [
     "Guess a number from 1 to 20.",
     "Name one number.",

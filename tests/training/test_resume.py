@@ -265,7 +265,7 @@ def test_gradient_checkpointing_changes_no_number(tmp_path: Path) -> None:
         assert one["entropy"] == pytest.approx(other["entropy"], abs=1e-5)
 
 
-def test_a_policy_that_is_rewarded_for_a_word_learns_to_say_it(tmp_path: Path) -> None:
+def test_a_policy_that_is_rewarded_for_a_word_learns_to_output_it(tmp_path: Path) -> None:
     model, tokenizer = policy()
     trainer = GRPOEnvTrainer(
         model,

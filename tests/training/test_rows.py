@@ -287,7 +287,7 @@ def test_a_task_keeps_its_own_seed_and_gets_one_if_it_has_none() -> None:
     assert {(trial.budget.turn, trial.budget.completion) for trial in trials} == {(3, 50)}
 
 
-def test_a_task_that_cannot_be_played_is_told_before_anything_is_played() -> None:
+def test_a_task_that_cannot_be_played_is_reported_before_anything_is_played() -> None:
     environments = Environments(GuessNumber(TOKENIZER), TOKENIZER)
     with pytest.raises(TaskError, match="must be an int"):
         environments.trials([{"task_data": {"seed": "one"}}], [1], places=[(0, 0)])
@@ -356,7 +356,7 @@ def test_a_row_with_a_callable_that_the_environment_lacks_is_refused() -> None:
 
 
 class Silent(Agent):
-    """Says nothing."""
+    """Answers nothing."""
 
     def get_action(self, messages: Any, agent_state: Any) -> tuple[str, None]:
         return "", None

@@ -176,7 +176,7 @@ def test_a_learning_curve_names_the_evaluation_that_is_missing(tmp_path: Path) -
         run.learning_curve()
 
 
-def test_the_policy_is_sampled_alike_at_each_call_unless_a_seed_says_otherwise(tmp_path: Path) -> None:
+def test_the_policy_is_sampled_alike_at_each_call_unless_seeded(tmp_path: Path) -> None:
     run, env = run_of(tmp_path)
     agents = [run.policy(), run.policy(), run.policy(seed=7)]
     one, same, other = ([played.token_ids for played in env.rollout(task_data(), agent)] for agent in agents)

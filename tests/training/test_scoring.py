@@ -1,4 +1,4 @@
-"""Which log-probabilities a batch is trained with, and what is told about the sampler's."""
+"""Which log-probabilities a batch is trained with, and what is reported about the sampler's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRIFT = ("sampling/sampling_logp_difference/max", "sampling/importance_sampling_
 
 
 class Overconfident(PolicyAgent):
-    """Says that each token was e times as likely as it was, up to certainty."""
+    """Answers that each token was e times as likely as it was, up to certainty."""
 
     def act(self, requests: Any) -> list[Action]:
         return [
@@ -32,7 +32,7 @@ class Overconfident(PolicyAgent):
         ]
 
 
-def test_drift_is_told_every_so_many_generation_batches(tmp_path: Path) -> None:
+def test_drift_is_reported_every_so_many_generation_batches(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, drift_interval=2, max_steps=5)
     trainer.train()
     for name in DRIFT:
@@ -42,13 +42,13 @@ def test_drift_is_told_every_so_many_generation_batches(tmp_path: Path) -> None:
     assert logged(trainer, DRIFT[1]) == pytest.approx([1.0] * 3, abs=1e-5)
 
 
-def test_drift_is_not_told_unasked(tmp_path: Path) -> None:
+def test_drift_is_not_reported_unless_requested(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path)
     trainer.train()
     assert not any(name in log for log in trainer.state.log_history for name in DRIFT)
 
 
-def test_a_sampler_that_is_off_is_told(tmp_path: Path) -> None:
+def test_a_sampler_that_is_off_is_reported(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, drift_interval=1, max_steps=1)
     trainer.agent = Overconfident(trainer.model, trainer.processing_class)
     trainer.train()
@@ -56,7 +56,7 @@ def test_a_sampler_that_is_off_is_told(tmp_path: Path) -> None:
     assert logged(trainer, DRIFT[1])[0] < 0.6
 
 
-def test_text_without_log_probabilities_has_no_drift_to_tell(tmp_path: Path) -> None:
+def test_text_without_log_probabilities_has_no_drift_to_report(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, drift_interval=1, max_steps=1, agent=TextAgent())
     trainer.train()
     assert not any(name in log for log in trainer.state.log_history for name in DRIFT)
@@ -75,12 +75,12 @@ def test_the_old_log_probabilities_are_the_samplers_own(tmp_path: Path) -> None:
     mask = batch["agent_token_mask"] == 1
     scored = (batch["prompt_completion_ids"], batch["attention_mask"], batch["agent_token_mask"])
     own = TRLInterface(trainer).score(trainer.model, *scored)[0]
-    told = (own + 1).clamp(max=0)
-    torch.testing.assert_close(batch["old_per_token_logps"][mask], told[mask], atol=1e-5, rtol=0)
+    reported = (own + 1).clamp(max=0)
+    torch.testing.assert_close(batch["old_per_token_logps"][mask], reported[mask], atol=1e-5, rtol=0)
     assert batch["importance_sampling_ratio"] is None
 
 
-def test_where_the_sampler_tells_none_the_old_ones_are_the_models(tmp_path: Path) -> None:
+def test_where_the_sampler_reports_none_the_old_ones_are_the_models(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, num_iterations=2, agent=TextAgent())
     batch = trainer._generate_and_score_completions(list(tasks(8)))
     scored = (batch["prompt_completion_ids"], batch["attention_mask"], batch["agent_token_mask"])
@@ -91,12 +91,12 @@ def test_a_turn_ends_with_a_stop_string(tmp_path: Path) -> None:
     free = trainer_of(tmp_path, max_turn_tokens=8)._generate_and_score_completions(list(tasks(8)))
     trainer = trainer_of(tmp_path, max_turn_tokens=8, stop_strings=["o"])
     trainer._generate_and_score_completions(list(tasks(8)))
-    said = [
+    output = [
         message["content"]
         for conversation in trainer._logs["completion"]
         for message in conversation
         if message["role"] == "assistant"
     ]
     assert free["agent_token_mask"].any()
-    assert said
-    assert not any("o" in text for text in said)
+    assert output
+    assert not any("o" in text for text in output)

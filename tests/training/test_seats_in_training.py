@@ -29,34 +29,37 @@ PLAIN: dict[str, Any] = {
 
 
 class Duel(MultistepEnv):
-    """X says a number, then O, then X again: the higher last number wins, and a word that is none loses."""
+    """X states a number, then O, then X again: the higher last number wins, and a word that is none loses."""
 
     default_config: ClassVar = {"max_steps_per_episode": 3, "error_allowance": 99}
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
-        return {"done": False, "said": [], "told": task_data.get("told", True)}
+        return {"done": False, "output": [], "reported": task_data.get("reported", True)}
 
     def _format_prompt(self, state: dict[str, Any], step: int) -> str:
         return "A number, please."
 
     def _role(self, state: dict[str, Any]) -> str:
-        return "XOX"[len(state["said"])]
+        return "XOX"[len(state["output"])]
 
     def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
-        said = [*state["said"], max((NUMBERS.index(word) for word in action.split() if word in NUMBERS), default=-1)]
-        done = len(said) == 3
-        margin = float(said[2] - said[1]) if done else 0.0
-        info = {"rewards": {"X": margin, "O": -margin}} if state["told"] else {}
-        return {**state, "said": said}, abs(margin), done, info
+        output = [
+            *state["output"],
+            max((NUMBERS.index(word) for word in action.split() if word in NUMBERS), default=-1),
+        ]
+        done = len(output) == 3
+        margin = float(output[2] - output[1]) if done else 0.0
+        info = {"rewards": {"X": margin, "O": -margin}} if state["reported"] else {}
+        return {**state, "output": output}, abs(margin), done, info
 
 
-def trainer_of(folder: Path, *, told: bool = True, **changes: Any) -> GRPOEnvTrainer:
+def trainer_of(folder: Path, *, reported: bool = True, **changes: Any) -> GRPOEnvTrainer:
     model, tokenizer = policy()
-    rows = tasks(8, told=told)
+    rows = tasks(8, reported=reported)
     return GRPOEnvTrainer(model, Duel(tokenizer), settings(folder, **changes), train_dataset=rows, eval_dataset=rows)
 
 
-def test_each_seats_tokens_get_what_the_seat_was_paid(tmp_path: Path) -> None:
+def test_each_seats_tokens_get_what_the_seat_earned(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, **PLAIN)
     dataset: Any = trainer.train_dataset
     played: list[Any] = []
@@ -96,10 +99,10 @@ def test_metrics_go_by_role(changes: dict[str, Any], tmp_path: Path) -> None:
     assert evaluation.by_environment == {}
 
 
-def test_a_game_that_does_not_say_whom_it_pays_is_refused(tmp_path: Path) -> None:
+def test_a_game_that_does_not_name_whom_it_rewards_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Duel has turns of the roles 'X' and 'O'.*return info\['rewards'\] = "):
-        trainer_of(tmp_path, told=False).train()
-    trainer = trainer_of(tmp_path, told=False, advantage_estimator="reward", max_steps=1)
+        trainer_of(tmp_path, reported=False).train()
+    trainer = trainer_of(tmp_path, reported=False, advantage_estimator="reward", max_steps=1)
     trainer.train()
     assert not logged(trainer, "reward/by_role/X")  # nobody knows
 
@@ -108,7 +111,7 @@ def test_a_game_that_does_not_say_whom_it_pays_is_refused(tmp_path: Path) -> Non
 
 
 def game(x: float, o: float, *, invalid: str = "", stop_reason: StopReason = StopReason.DONE) -> Trajectory:
-    """X, O, X, each move two tokens behind one of the environment; the seats in ``invalid`` say something invalid."""
+    """X, O, X, each move two tokens behind one of the environment; the seats in ``invalid`` answer invalidly."""
     turns = [
         Turn(
             start=3 * k + 1,
@@ -192,7 +195,7 @@ def summary(one: Trajectory, environment: str = "") -> RolloutSummary:
     return replace(made, environment=environment)
 
 
-def test_who_is_paid_more_has_won_and_nobody_after_a_draw() -> None:
+def test_who_is_rewarded_more_has_won_and_nobody_after_a_draw() -> None:
     metrics = rollout_metrics([summary(game(1.0, -1.0)), summary(game(-1.0, 1.0)), summary(game(1.0, -1.0))])
     assert (metrics["win_rate/by_role/X"], metrics["win_rate/by_role/O"]) == (2 / 3, 1 / 3)
     assert (metrics["reward/by_role/X"], metrics["reward/by_role/O"]) == pytest.approx((1 / 3, -1 / 3))

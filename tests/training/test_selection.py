@@ -22,7 +22,7 @@ from agentsgym.training.generation.batch import GenerationBatch
 from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.types import StopReason, Trajectory, Turn
 
-IMPOSSIBLE = 99  # no number that anybody can say, so that all rollouts of the task have one reward
+IMPOSSIBLE = 99  # no number that anybody can express, so that all rollouts of the task have one reward
 ROWS = [{"task_data": {"seed": seed}} for seed in (0, 0, 0, 0, 1, 1, 1, 1)]
 ROWS_WITHOUT_SPREAD = [*ROWS[:4], *({"task_data": {"seed": 1, "secret": IMPOSSIBLE}} for _ in range(4))]
 

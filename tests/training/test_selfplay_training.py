@@ -83,7 +83,7 @@ def test_players_who_hide_cards_are_trained_on_what_each_has_seen(tmp_path: Path
         if not is_agents.any():  # a row that fills up the batch
             continue
         text = tokenizer.decode(ids[attended.bool()])
-        [seat] = map(int, re.findall(r"\[Player (\d)\]\n", text))  # the header, not what a player said
+        [seat] = map(int, re.findall(r"\[Player (\d)\]\n", text))  # the header, not what a player answered
         assert f"You are Player {seat} " in text
         assert f"You are Player {1 - seat} " not in text
         dealt = set(re.findall(r"### Starting round (\d).*Your card is: '(\w)'", text))

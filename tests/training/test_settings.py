@@ -241,7 +241,7 @@ def test_bf16_is_off_on_a_cpu(
     assert args.bf16 is bf16
 
 
-def test_bf16_is_on_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_bf16_is_on_where_it_is_requested(tmp_path: Path) -> None:
     assert settings(tmp_path, bf16=True).bf16 is True
 
 

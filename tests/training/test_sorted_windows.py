@@ -21,7 +21,7 @@ SCHEDULES: list[dict[str, int]] = [
     {"gradient_accumulation_steps": 2, "steps_per_generation": 4},
     {"gradient_accumulation_steps": 4, "num_iterations": 2},
 ]
-# Plain steps: Adam makes large ones of gradients that are all but 0, where only rounding says which way.
+# Plain steps: Adam makes large ones of gradients that are all but 0, where only rounding names which way.
 SIZES = {"per_device_train_batch_size": 2, "max_steps": 4, "optim": "sgd", "learning_rate": 0.1}
 
 

@@ -1,4 +1,4 @@
-"""TRL's own tool loop plays our environments: a model that writes calls, as scripted, is paid and trained for them."""
+"""TRL's own tool loop plays our environments: a model that writes scripted calls is rewarded and trained for them."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ ANSWERS = {
 
 
 class Scripted(Qwen3ForCausalLM):
-    """Begins in each of four ways, and goes on from what it was told; its weights are trained as they are."""
+    """Begins in each of four ways, and goes on from what it was given; its weights are trained as they are."""
 
     tokenizer: Any
     prompts: list[str]
 
     def generate(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any) -> torch.Tensor:
         beginnings = cycle(BEGINNINGS)
-        said: list[torch.Tensor] = []
+        output: list[torch.Tensor] = []
         for ids, mask in zip(input_ids, attention_mask, strict=True):
             text = self.tokenizer.decode(ids[mask.bool()])
             self.prompts.append(text)
-            told = text.rpartition("<|im_start|>user\n")[2]
-            answer = next((answer for key, answer in ANSWERS.items() if key in told), "That is all.")
-            if "<tool_response>" not in told:
+            reported = text.rpartition("<|im_start|>user\n")[2]
+            answer = next((answer for key, answer in ANSWERS.items() if key in reported), "That is all.")
+            if "<tool_response>" not in reported:
                 answer = next(beginnings)
-            said.append(torch.tensor(self.tokenizer.encode(answer + "<|im_end|>", add_special_tokens=False)))
+            output.append(torch.tensor(self.tokenizer.encode(answer + "<|im_end|>", add_special_tokens=False)))
         pad = self.tokenizer.pad_token_id
-        padded = torch.nn.utils.rnn.pad_sequence(said, batch_first=True, padding_value=pad)
+        padded = torch.nn.utils.rnn.pad_sequence(output, batch_first=True, padding_value=pad)
         return torch.cat([input_ids, padded], dim=1)
 
 
@@ -68,7 +68,7 @@ def add(first: int, second: int) -> int:
     return first + second
 
 
-def test_trls_tool_loop_plays_pays_and_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trls_tool_loop_plays_rewards_and_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = TEMPLATE

@@ -176,7 +176,7 @@ def test_rows_build_their_own_environments_and_a_class_is_built_with_the_tokeniz
     assert recorded(built)
 
 
-def test_groups_of_several_batches_of_one_task_are_told_apart(tmp_path: Path) -> None:
+def test_groups_of_several_batches_of_one_task_are_distinguished(tmp_path: Path) -> None:
     trainer = stock_trainer(tmp_path, rows=[{"task_data": {"secret": 1}}] * 2, max_steps=1)
     trainer.train()
     [(_, call)] = recorded(trainer)
@@ -263,7 +263,7 @@ def test_arguments_are_checked_when_the_function_is_made(arguments: dict[str, An
         rollout_func(**arguments)
 
 
-def test_a_trainer_that_does_not_repeat_rows_is_told_so(tmp_path: Path) -> None:
+def test_a_trainer_that_does_not_repeat_rows_is_notified(tmp_path: Path) -> None:
     trainer = stock_trainer(tmp_path)
     prompts = prompt_dataset(tasks(8))["prompt"]
     with pytest.raises(ConfigError, match="must repeat each row 4 times"):

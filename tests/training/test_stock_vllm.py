@@ -43,5 +43,5 @@ def test_rollouts_go_through_trls_engine(
     assert len(logged(trainer, "sampling/importance_sampling_ratio/mean")) == 2
     loads = 2 if mode.get("vllm_enable_sleep_mode") else 1  # of an engine that slept, which TRL and we both wake
     assert engine.events.count("reset") == 2 * loads
-    asked = server.completions if mode["vllm_mode"] == "server" else engine.asked
-    assert {options["max_tokens"] for options in asked} == {4}  # a turn's, not a rollout's
+    requested = server.completions if mode["vllm_mode"] == "server" else engine.requested
+    assert {options["max_tokens"] for options in requested} == {4}  # a turn's, not a rollout's

@@ -101,7 +101,7 @@ def test_evaluations_are_kept_apart_and_a_turn_layout_is_laid_back_on_tokens(tmp
             assert math.isnan(ours) or (ours == pytest.approx(sampled, abs=1e-4) and (is_agent or ours == 0.0))
 
 
-def test_a_full_disk_is_said_once_and_stops_no_training(
+def test_a_full_disk_is_reported_once_and_stops_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(_: int) -> None:
@@ -117,7 +117,7 @@ def test_a_full_disk_is_said_once_and_stops_no_training(
     assert len(RolloutStore(tmp_path / "rollouts")) == 24
 
 
-def test_a_place_that_can_be_none_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+def test_a_place_that_can_be_none_is_reported_before_anything_is_trained(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     trainer = trainer_of(tmp_path, store_rollouts=str(tmp_path / "file"))
     with pytest.raises(StoreError, match="cannot create a rollout store at"):
@@ -133,7 +133,7 @@ def test_the_setting_names_a_folder(given: Any, folder: str | None, tmp_path: Pa
     assert args.rollout_folder == (None if folder is None else Path(folder))
 
 
-def test_a_command_line_can_ask_for_it(tmp_path: Path) -> None:
+def test_a_command_line_can_set_it(tmp_path: Path) -> None:
     [args] = HfArgumentParser(GRPOEnvConfig).parse_args_into_dataclasses(
         ["--output_dir", str(tmp_path), "--store_rollouts", "true", "--use_cpu", "true", "--report_to", "none"]
     )

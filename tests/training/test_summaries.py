@@ -50,7 +50,7 @@ def summary(rollout: Trajectory, *, turn_credit: str = "step") -> RolloutSummary
 
 
 @pytest.mark.parametrize("turn_tokens", [8, 256])
-def test_a_rollout_of_thirty_two_turns_is_told_in_less_than_a_kilobyte_and_a_half(turn_tokens: int) -> None:
+def test_a_rollout_of_thirty_two_turns_is_reported_in_less_than_a_kilobyte_and_a_half(turn_tokens: int) -> None:
     rollouts = [summary(trajectory(seed, turn_tokens=turn_tokens, own_lines=True)) for seed in range(8)]
     assert len(pickle.dumps(rollouts)) > 8 * 4_500
     assert len(pickle.dumps(short_summaries(rollouts))) < 8 * 1_500

@@ -1,4 +1,4 @@
-"""``GRPOEnvConfig(chat_template_kwargs=…)`` reaches the prompt that the policy is asked with, turn by turn."""
+"""``GRPOEnvConfig(chat_template_kwargs=…)`` reaches the prompt that the policy is called with, turn by turn."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_the_options_of_the_template_reach_the_prompts_that_are_trained_on(
     args = settings(tmp_path, chat_template_kwargs=options)
     trainer = GRPOEnvTrainer(model, None, args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
     batch = trainer._generate_and_score_completions(list(trainer.train_dataset) * 4)
-    asked = tokenizer("Guess a number from one to six.", add_special_tokens=False)["input_ids"]
+    requested = tokenizer("Guess a number from one to six.", add_special_tokens=False)["input_ids"]
     glue = tokenizer(f"<|assistant|>{expected}", add_special_tokens=False)["input_ids"]
     num_prompts = 0
     for ids, mask in zip(batch["prompt_completion_ids"].tolist(), batch["agent_token_mask"].tolist(), strict=True):
-        starts = [at for at in range(1, len(ids)) if mask[at] and not mask[at - 1]]  # of what the policy said
-        assert ids[: starts[0]] == [*asked, *glue]
+        starts = [at for at in range(1, len(ids)) if mask[at] and not mask[at - 1]]  # of what the policy answered
+        assert ids[: starts[0]] == [*requested, *glue]
         assert all(ids[start - len(glue) : start] == glue for start in starts)
         num_prompts += len(starts)
     assert num_prompts > len(batch["prompt_completion_ids"]) == 8

@@ -110,7 +110,7 @@ def test_trackio_has_the_rollouts_as_traces(tracked: tuple[GRPOEnvTrainer, list[
     assert set(groups) <= {(task, rollout) for task in range(4) for rollout in range(4)}
 
 
-def test_nothing_is_shown_unless_it_is_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_shown_unless_it_is_requested(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     project = "quiet"
     trainer_of(tmp_path, report_to=["trackio"], project=project, max_steps=1).train()
     assert SQLiteStorage.get_traces(project, run=next(iter(trackio.Api().runs(project))).name) == []
@@ -227,11 +227,11 @@ class NeverBegins(TrackioCallback):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [(Failing, "may miss some of the logged data"), (NeverBegins, "gets no more data of this run")]
+    ("kind", "message"), [(Failing, "may miss some of the logged data"), (NeverBegins, "gets no more data of this run")]
 )
 def test_a_tracker_that_fails_costs_nothing_else(
     kind: type[TrackioCallback],
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -246,7 +246,7 @@ def test_a_tracker_that_fails_costs_nothing_else(
     assert (trainer.state.global_step, given) == (2, ["trackio", "tensorboard"])
     assert NeverBegins.num_tries <= 1
     warnings = [one.getMessage() for one in caplog.records if "training continues" in one.getMessage()]
-    assert warnings == [f"the tracker trackio failed (the server is \\x1b[2J down) and {said}; training continues"]
+    assert warnings == [f"the tracker trackio failed (the server is \\x1b[2J down) and {message}; training continues"]
     assert [*tmp_path.rglob("events.out.tfevents.*")]
 
 
@@ -267,12 +267,12 @@ def test_a_tracker_that_dies_in_the_middle_ends_no_run(
         trainer.train()
     assert trainer.state.global_step == 2
     assert len(logged(trainer, "reward")) == 2
-    said = [one.getMessage() for one in caplog.records if "training continues" in one.getMessage()]
+    output = [one.getMessage() for one in caplog.records if "training continues" in one.getMessage()]
     assert (
         "the tracker trackio failed (the service is \\x1b[2J gone) and may miss some timings; training continues"
-        in said
+        in output
     )
-    assert len(said) == len(set(said)) <= 3  # of times, of metrics, of conversations
+    assert len(output) == len(set(output)) <= 3  # of times, of metrics, of conversations
 
 
 def test_an_evaluation_before_the_training_is_tracked_too(tmp_path: Path) -> None:
@@ -300,8 +300,8 @@ def test_where_conversations_cannot_be_sent_is_named_once(
     trainer.args.report_to = ["trackio", name] if name != "trackio" else ["trackio"]
     with caplog.at_level(logging.WARNING, "agentsgym"):
         trainer.train()
-    said = [one.getMessage() for one in caplog.records if name in one.getMessage()]
-    assert said == [f"conversations cannot be shown in {name}: {reason}; training continues"]
+    output = [one.getMessage() for one in caplog.records if name in one.getMessage()]
+    assert output == [f"conversations cannot be shown in {name}: {reason}; training continues"]
 
 
 def test_a_tracker_does_not_stop_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +330,7 @@ def test_groups_may_be_given_in_any_form(value: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"log_metrics": ["by_turns"]}, "log_metrics has the unknown group 'by_turns'; did you mean 'by_turn'"),
         ({"log_metrics": "sumary"}, "did you mean 'summary'"),
@@ -341,8 +341,8 @@ def test_groups_may_be_given_in_any_form(value: Any, tmp_path: Path) -> None:
         ({"log_conversations": True}, "log_conversations must be a non-negative int"),
     ],
 )
-def test_what_is_no_setting_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_no_setting_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
         settings(tmp_path, **changes)
 
 

@@ -46,7 +46,7 @@ def test_broken_episodes_are_in_no_baseline(tmp_path: Path) -> None:
     assert not batch["agent_token_mask"][[1, 2, 5, 6]].any()
 
 
-def test_a_run_stops_when_too_many_episodes_break_and_says_why(tmp_path: Path) -> None:
+def test_a_run_stops_when_too_many_episodes_break_and_gives_the_reason(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, dataset=with_failures(8), max_failed_fraction=0.5)
     with pytest.raises(AgentsGymError, match=r"8 of 8 rollouts failed.*max_failed_fraction = 0\.5") as failure:
         trainer.train()

@@ -14,7 +14,7 @@ from agentsgym.statistics.metrics import summarize
 from agentsgym.types import StopReason
 
 
-def test_evaluation_tells_the_numbers_of_all_games(tmp_path: Path) -> None:
+def test_evaluation_reports_the_numbers_of_all_games(tmp_path: Path) -> None:
     """Five tasks of two rollouts in batches of eight: the mean over batches would be another."""
     trainer = trainer_of(tmp_path, eval_dataset=tasks(5), num_generations_eval=2)
     metrics = trainer.evaluate()

@@ -73,7 +73,7 @@ def test_missing_rows_are_named(tmp_path: Path) -> None:
         ({"environment_factory": GuessNumber}, "pass the environment itself as env"),
     ],
 )
-def test_what_is_of_another_type_than_wanted_is_told_how_to_be_made(
+def test_a_wrong_type_is_refused_with_how_to_make_the_right_one(
     arguments: dict[str, Any], complaint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):

@@ -303,7 +303,7 @@ def test_trl_still_has_the_rule_for_whole_rows(name: str, arguments: list[str]) 
     ("name", "changes"),
     [("get_off_policy_mask", {"off_policy_mask_threshold": 0.1}), ("get_gamma_weights", {"loss_type": "vespo"})],
 )
-def test_trls_loss_asks_the_rule_for_whole_rows_once_and_by_name(
+def test_trls_loss_calls_the_rule_for_whole_rows_once_and_by_name(
     name: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     trainer = prepared(tmp_path, num_iterations=2, **changes)

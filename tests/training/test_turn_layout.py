@@ -31,7 +31,7 @@ SCHEDULES: dict[str, dict[str, int]] = {
     "two steps a generation": {"per_device_train_batch_size": 4, "steps_per_generation": 2},
     "two iterations": {"num_iterations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
 }
-# What was said before the last answer is always shown as the same word.
+# What was answered before the last answer is always shown as the same word.
 FORGETS = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}"
     "<|assistant|>{% if loop.revindex > 2 %}Say{% else %}{{ message['content'] }}{% endif %}<|end|>"
@@ -314,7 +314,7 @@ def test_a_microbatch_of_many_rows_goes_in_parts_and_is_the_same(loss_type: str,
     assert_equal_gradients(ours, [factor * gradient for gradient in gradients])
 
 
-def test_only_parts_that_hold_something_are_told_of(tmp_path: Path) -> None:
+def test_only_parts_that_hold_something_are_reported(tmp_path: Path) -> None:
     trainer = rewriting(tmp_path, alone, per_device_train_batch_size=1, gradient_accumulation_steps=8)
     batch = trainer._generate_and_score_completions(ROWS_WITH_FAILURES)
     num_learnt = int(batch["agent_token_mask"].any(1).sum())
@@ -335,7 +335,7 @@ def test_one_row_a_rollout_is_refused_where_history_is_rewritten(history: Any, t
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"loss_type": "bnpo"}, r"\(loss_type='bnpo'\) is not supported.*use 'dapo'"),
         ({"loss_type": "grpo", "beta": 0.1}, r"\(beta=0.1\) is not supported.*use 'dapo'"),
@@ -345,9 +345,9 @@ def test_one_row_a_rollout_is_refused_where_history_is_rewritten(history: Any, t
     ],
 )
 def test_what_would_weigh_rows_of_any_number_wrongly_is_refused(
-    changes: dict[str, Any], said: str, tmp_path: Path
+    changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         settings(tmp_path, layout="turn", **changes)
     settings(tmp_path, **changes)
 

@@ -196,7 +196,7 @@ def test_what_was_captured_is_used_once() -> None:
 
 
 def rows_and_worth(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words, each worth something; a state is worth the mean of those that have been said."""
+    """Words, each worth something; a state is worth the mean of those that have been answered."""
     ids = torch.randint(4, 8, (16, 8), generator=generator)
     worth = ((ids - 4) / 3).cumsum(1) / torch.arange(1, 9)
     return ids, torch.cat([torch.full((16, 1), math.nan), worth[:, :-1]], 1)

@@ -36,7 +36,7 @@ def wait_until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def ask(agent: Any, name: str) -> Any:
+def query(agent: Any, name: str) -> Any:
     """Ask for one turn of a session, without waiting for the answer."""
     request = TurnRequest(session_id=name, messages=[], token_ids=[5])
     return asyncio.run_coroutine_threadsafe(agent.aact(request), agents_loop())
@@ -48,10 +48,10 @@ def test_a_server_pauses_while_it_gets_weights_and_open_requests_go_on(servers: 
     for server in servers:
         server.events.clear()
         server.seconds = 0.3
-    before = [ask(agent, f"before-{i}") for i in range(6)]
+    before = [query(agent, f"before-{i}") for i in range(6)]
     wait_until(lambda: sum(server.num_open for server in servers) == 6)
     agent.prepare(started(1))
-    after = [ask(agent, f"after-{i}") for i in range(6)]
+    after = [query(agent, f"after-{i}") for i in range(6)]
     assert [one.result(10).policy_version for one in before] == [0] * 6  # what sampled its first token
     assert [one.result(10).policy_version for one in after] == [1] * 6
     assert [server.events for server in servers] == [["pause keep, clear_cache=true", "mark", "resume"]] * 2
@@ -83,24 +83,24 @@ def test_a_turn_bears_the_version_that_sampled_its_first_token_also_where_it_was
     agent.prepare(started(0))
     for server in servers:
         server.seconds = 0.05
-    homes = [ask(agent, name).result(10) for name in ("first", "second")]
+    homes = [query(agent, name).result(10) for name in ("first", "second")]
     assert [one.policy_version for one in homes] == [0, 0]
     for server in servers:
         server.events.clear()
         server.completions.clear()
     with getting_weights(agent, 1) as let_go:
         wait_until(lambda: servers[0].events == ["pause keep, clear_cache=true"])
-        in_pause = ask(agent, "first")
-        assert ask(agent, "second").result(10).policy_version == 0  # its server has the older weights
+        in_pause = query(agent, "first")
+        assert query(agent, "second").result(10).policy_version == 0  # its server has the older weights
         assert servers[0].completions == []
         let_go()
         wait_until(lambda: len(servers[1].events) == 1)
         assert in_pause.result(10).policy_version == 1
-        assert ask(agent, "first").result(10).policy_version == 1  # before all servers have them
-        late = ask(agent, "second")
+        assert query(agent, "first").result(10).policy_version == 1  # before all servers have them
+        late = query(agent, "second")
         let_go()
     assert late.result(10).policy_version == 1
-    assert ask(agent, "second").result(10).policy_version == 1
+    assert query(agent, "second").result(10).policy_version == 1
     agent.finish()
 
 
@@ -110,7 +110,7 @@ def test_requests_that_are_held_back_are_sent_though_the_push_fails(servers: lis
     held = list[Any]()
 
     def failing() -> None:
-        held.append(ask(agent, "s"))
+        held.append(query(agent, "s"))
         raise ZeroDivisionError
 
     agent.generation.sync_weights = failing
@@ -125,7 +125,7 @@ def test_many_pushes_beside_a_pulse_lose_no_server(servers: list[StubServer]) ->
     agent.prepare(started(0))
     for server in servers:
         server.seconds = 1.5
-    open_ones = [ask(agent, f"s{i}") for i in range(4)]
+    open_ones = [query(agent, f"s{i}") for i in range(4)]
     for step in range(1, 25):
         agent.prepare(started(step))
     assert all(one.result(10).token_ids for one in open_ones)
@@ -133,12 +133,12 @@ def test_many_pushes_beside_a_pulse_lose_no_server(servers: list[StubServer]) ->
     agent.finish()
 
 
-def test_a_server_that_died_in_play_is_asked_again_once_it_is_back(servers: list[StubServer]) -> None:
+def test_a_server_that_died_in_play_is_called_again_once_it_is_back(servers: list[StubServer]) -> None:
     agent = agent_of(*servers, pauses=True)
     agent.prepare(started(0))
     for server in servers:
         server.seconds = 0.5
-    open_ones = [ask(agent, f"s{i}") for i in range(4)]
+    open_ones = [query(agent, f"s{i}") for i in range(4)]
     wait_until(lambda: sum(server.num_open for server in servers) == 4)
     servers[1].stop()
     assert all(one.result(10).token_ids for one in open_ones)  # the other one has answered
@@ -147,7 +147,7 @@ def test_a_server_that_died_in_play_is_asked_again_once_it_is_back(servers: list
     servers[1].start()
     agent.prepare(started(1))
     count = len(servers[1].completions)
-    assert all(ask(agent, f"new-{i}").result(10).policy_version == 1 for i in range(4))
+    assert all(query(agent, f"new-{i}").result(10).policy_version == 1 for i in range(4))
     assert len(servers[1].completions) > count
     agent.finish()
 
@@ -156,7 +156,7 @@ def test_sessions_that_are_over_make_room(servers: list[StubServer]) -> None:
     agent = agent_of(*servers, pauses=True)
     agent.prepare(started(0))
     for i in range(6):
-        ask(agent, f"s{i}").result(10)
+        query(agent, f"s{i}").result(10)
     assert [server.num_sessions for server in agent._engine.servers] == [3, 3]
     agent.forget([f"s{i}" for i in range(0, 6, 2)] + ["never seen"])
     assert sum(server.num_sessions for server in agent._engine.servers) == 3
@@ -174,7 +174,7 @@ def test_a_server_that_cannot_pause_is_refused() -> None:
             agent.prepare(started(0))
 
 
-def test_a_push_that_fails_is_told_also_where_the_server_does_not_resume(
+def test_a_push_that_fails_is_reported_also_where_the_server_does_not_resume(
     servers: list[StubServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = agent_of(servers[0], pauses=True)
@@ -191,7 +191,7 @@ def test_a_request_of_a_server_that_went_for_good_fails_its_own_session(servers:
     agent = agent_of(servers[0], pauses=True)
     agent.prepare(started(0))
     servers[0].seconds = 5.0
-    one = ask(agent, "s")
+    one = query(agent, "s")
     wait_until(lambda: servers[0].num_open == 1)
     servers[0].stop()
     began = time.monotonic()
@@ -199,6 +199,6 @@ def test_a_request_of_a_server_that_went_for_good_fails_its_own_session(servers:
         one.result(10)
     assert time.monotonic() - began < 5
     with pytest.raises(AgentError, match="no vLLM server is left"):
-        ask(agent, "s").result(10)
+        query(agent, "s").result(10)
     assert agent._engine.servers[0].num_sessions == 0
     agent.finish()

@@ -47,8 +47,8 @@ def answers(agent: Any, requests: list[TurnRequest]) -> list[Action]:
 )
 @settings(max_examples=30)
 def test_each_row_gets_its_own_answer_up_to_its_own_budget(rows: list[Any]) -> None:
-    said = {index: [*words, END] for index, (words, _) in enumerate(rows)}
-    generation = ScriptedGeneration(Engine(lambda prompt: said[prompt[0]], logprob=-0.25))
+    output = {index: [*words, END] for index, (words, _) in enumerate(rows)}
+    generation = ScriptedGeneration(Engine(lambda prompt: output[prompt[0]], logprob=-0.25))
     requests = [request([index], room) for index, (_, room) in enumerate(rows)]
     agent = generation.agent(max_turn_tokens=3)
 
@@ -63,7 +63,7 @@ def test_each_row_gets_its_own_answer_up_to_its_own_budget(rows: list[Any]) -> N
         assert action.finish_reason == ("stop" if len(whole) <= room else "length")
         assert action.text == generation.tokenizer.decode(words[:room])
         assert action.agent_state == "kept"
-    assert sorted(asked["max_tokens"] for asked in generation.engine.asked) == sorted(rooms)
+    assert sorted(requested["max_tokens"] for requested in generation.engine.requested) == sorted(rooms)
 
 
 def test_requests_join_between_two_steps_and_no_answer_waits_for_a_longer_one() -> None:
@@ -83,7 +83,7 @@ def test_requests_join_between_two_steps_and_no_answer_waits_for_a_longer_one() 
     assert max(engine.widths) == 3
 
 
-def test_an_answer_tells_which_weights_sampled_it() -> None:
+def test_an_answer_reports_which_weights_sampled_it() -> None:
     generation = ScriptedGeneration(Engine())
     agent = generation.agent()
     agent.prepare(started(7))
@@ -164,9 +164,13 @@ def test_a_turn_ends_at_what_ends_a_turn_anywhere() -> None:
     agent.act([request([5])])
     agent.finish()
 
-    asked = generation.engine.asked[0]
-    assert (asked["stop"], asked["stop_token_ids"], asked["ignore_eos"]) == (["stop", "here"], [END, 7], True)
-    assert asked["n"] == 1
+    requested = generation.engine.requested[0]
+    assert (requested["stop"], requested["stop_token_ids"], requested["ignore_eos"]) == (
+        ["stop", "here"],
+        [END, 7],
+        True,
+    )
+    assert requested["n"] == 1
 
 
 def test_a_stop_string_ends_the_text_and_stays_in_the_tokens() -> None:
@@ -253,7 +257,7 @@ def test_a_colocated_engine_fails_only_the_session_it_cannot_read() -> None:
     generation.engine.cannot_read = 17
     played = drive([session(first, 2) for first in (15, 16, 17, 18)], generation.agent())
     assert [bool(result["fault"]) for result in played] == [False, False, True, False]
-    assert all(result["said"] == result["wanted"] for result in played)
+    assert all(result["output"] == result["wanted"] for result in played)
 
 
 def test_a_request_that_the_engine_refuses_fails_its_own_session() -> None:
@@ -271,10 +275,10 @@ def test_a_colocated_engine_that_broke_is_not_called_again() -> None:
     agent = generation.agent()
     played = drive([session(first, 30) for first in range(5, 13)], agent)
     assert all(" failed" in result["fault"] and "RuntimeError: out of memory" in result["fault"] for result in played)
-    num_asked = len(generation.engine.asked)
+    num_requested = len(generation.engine.requested)
     again = drive([session(5, 1)], agent)
     assert "failed in an earlier call and is not called again: RuntimeError: out of memory" in again[0]["fault"]
-    assert len(generation.engine.asked) == num_asked
+    assert len(generation.engine.requested) == num_requested
     with pytest.raises(AgentsGymError, match="the vLLM engine failed and is not called again"):
         agent.prepare(started(1))
 
@@ -364,7 +368,7 @@ def test_every_session_of_every_rank_gets_the_answer_to_its_own_prompt(meetings:
     for rank, table in enumerate(meetings):
         for played in table[f"{mode}/{name}"]["played"]:
             assert len(played) == len(MEETINGS[name]["turns"][rank])
-            assert all(result["said"] == result["wanted"] for result in played)
+            assert all(result["output"] == result["wanted"] for result in played)
 
 
 @pytest.mark.parametrize("mode", ["tensor_parallel"])
@@ -380,11 +384,11 @@ def test_ranks_make_as_many_calls_as_the_longest_session_has_turns(meetings: Any
         assert faults == [None] * (2 * len(turns[rank]))
 
 
-def test_the_largest_budget_of_all_ranks_is_asked_for(meetings: Any) -> None:
+def test_the_largest_budget_of_all_ranks_is_used(meetings: Any) -> None:
     rooms = meetings[0]["tensor_parallel/own_budgets"]["rooms"]
     assert set(rooms) == {9}
     assert {
-        len(said) for played in meetings[0]["tensor_parallel/own_budgets"]["played"][0] for said in played["said"]
+        len(output) for played in meetings[0]["tensor_parallel/own_budgets"]["played"][0] for output in played["output"]
     } == {1}
 
 
@@ -393,14 +397,14 @@ def test_a_failing_engine_fails_the_turn_on_all_ranks_and_the_next_rollout_goes_
     for rank, table in enumerate(meetings):
         first, second = table[f"{mode}/engine_fails"]["played"]
         for result, num_turns in zip(first, UNEVEN[rank], strict=True):
-            assert len(result["said"]) == 1
+            assert len(result["output"]) == 1
             assert ("ConnectionError: the engine is gone" in (result["fault"] or "")) == (num_turns > 1)
         assert [result["fault"] for result in second] == [None] * len(UNEVEN[rank])
 
 
 @pytest.mark.parametrize("mode", ["tensor_parallel"])
 @pytest.mark.parametrize("name", ["first_rank_breaks", "second_rank_breaks", "second_rank_breaks_alone"])
-def test_what_breaks_one_rank_is_told_to_all(meetings: Any, mode: str, name: str) -> None:
+def test_what_breaks_one_rank_is_reported_to_all(meetings: Any, mode: str, name: str) -> None:
     for table in meetings:
         result = table[f"{mode}/{name}"]
         assert "MemoryError: no room for the weights" in result["refused"]

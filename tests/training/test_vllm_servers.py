@@ -45,12 +45,12 @@ def server(servers: list[StubServer]) -> StubServer:
 def conversation(name: str, first: int, num_turns: int) -> Generator[TurnRequest, Action, dict[str, Any]]:
     """As ``session``, with an id of its own."""
     inner = session(first, num_turns)
-    said = None
+    output = None
     while True:
         try:
-            request = next(inner) if said is None else inner.send(said)
+            request = next(inner) if output is None else inner.send(output)
             try:
-                said = yield TurnRequest(session_id=name, messages=[], token_ids=list(request.token_ids))
+                output = yield TurnRequest(session_id=name, messages=[], token_ids=list(request.token_ids))
             except AgentError as error:
                 inner.throw(error)
         except StopIteration as stop:
@@ -69,11 +69,16 @@ def test_each_turn_is_one_request_of_the_recorded_ids(server: StubServer) -> Non
     agent = agent_of(server, stop=["stop"])
     agent.prepare(started(0))
     played = play(agent)
-    assert all(one["said"] == one["wanted"] and one["fault"] is None for one in played)
+    assert all(one["output"] == one["wanted"] and one["fault"] is None for one in played)
     assert len(server.completions) == 6 * 3
-    asked = server.completions[0]
-    assert (asked["model"], asked["stop"], asked["logprobs"], asked["return_token_ids"]) == ("tiny", ["stop"], 0, True)
-    assert asked["temperature"] == 1.0
+    requested = server.completions[0]
+    assert (requested["model"], requested["stop"], requested["logprobs"], requested["return_token_ids"]) == (
+        "tiny",
+        ["stop"],
+        0,
+        True,
+    )
+    assert requested["temperature"] == 1.0
 
 
 def test_many_requests_are_open_at_once_and_a_slow_one_holds_up_nobody(server: StubServer) -> None:
@@ -102,7 +107,7 @@ def test_a_session_stays_with_its_server_and_servers_share_the_sessions(servers:
     agent = agent_of(*servers)
     agent.prepare(started(0))
     assert all(one["fault"] is None for one in play(agent, num_sessions=10, num_turns=4))
-    firsts = [{asked["prompt"][0] for asked in server.completions} for server in servers]
+    firsts = [{requested["prompt"][0] for requested in server.completions} for server in servers]
     assert [len(first) for first in firsts] == [5, 5]
     assert not firsts[0] & firsts[1]
 
@@ -131,12 +136,12 @@ def test_weights_that_trl_has_pushed_are_not_pushed_again(server: StubServer) ->
 
 
 @pytest.mark.parametrize("fault", [500, 503, 429, "hang up"])
-def test_what_may_pass_is_asked_again(server: StubServer, fault: Any) -> None:
+def test_what_may_pass_is_tried_again_once_more(server: StubServer, fault: Any) -> None:
     agent = agent_of(server)
     agent.prepare(started(0))
     server.faults.extend([fault, fault])
     played = play(agent)
-    assert all(one["fault"] is None and one["said"] == one["wanted"] for one in played)
+    assert all(one["fault"] is None and one["output"] == one["wanted"] for one in played)
     assert len(server.completions) == 6 * 3 + 2
 
 
@@ -175,7 +180,7 @@ def test_a_server_that_dies_leaves_its_sessions_to_the_others(servers: list[Stub
     killer = threading.Timer(0.25, servers[0].stop)
     killer.start()
     played = play(agent, num_sessions=8, num_turns=8)
-    assert all(one["fault"] is None and one["said"] == one["wanted"] for one in played)
+    assert all(one["fault"] is None and one["output"] == one["wanted"] for one in played)
     assert servers[0].completions
     killer.join()
 
@@ -203,7 +208,7 @@ def test_a_server_that_hangs_is_given_up(server: StubServer, monkeypatch: pytest
     assert "it did not respond 2 times in a row (it did not respond in time)" in one["fault"]
 
 
-def test_a_server_that_comes_back_with_other_weights_is_not_asked_until_it_has_them(server: StubServer) -> None:
+def test_a_server_that_comes_back_with_other_weights_is_not_called_until_it_has_them(server: StubServer) -> None:
     agent = agent_of(server)
     agent.prepare(started(0))
     assert play(agent)[0]["fault"] is None
@@ -369,7 +374,7 @@ def test_trl_is_given_the_first_of_several_servers(given: Any, tmp_path: Path) -
     assert GRPOEnvConfig(**server).vllm_server_urls == ()
 
 
-def test_a_trainer_asks_every_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_calls_every_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trl_trainer, "VLLMGeneration", BuiltGeneration)
     urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
     trainer = trainer_of(tmp_path, use_vllm=True, vllm_mode="server", vllm_server_base_url=urls)
@@ -404,7 +409,7 @@ def rank_with_server(rank: int, folder: str, port: int, urls: list[str]) -> None
     accelerator.end_training()
 
 
-def test_each_rank_asks_the_servers_itself_and_the_first_alone_pushes(
+def test_each_rank_calls_the_servers_itself_and_the_first_alone_pushes(
     servers: list[StubServer], tmp_path: Path
 ) -> None:
     urls = [server.url for server in servers]
@@ -421,7 +426,7 @@ def test_each_rank_asks_the_servers_itself_and_the_first_alone_pushes(
             pytest.fail("the ranks wait for each other")
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     for result in (first, second):
-        assert all(one["said"] == one["wanted"] for one in [*result["played"], *result["nothing"]])
+        assert all(one["output"] == one["wanted"] for one in [*result["played"], *result["nothing"]])
     assert (first["pushes"], second["pushes"]) == (urls, [])
     assert "ZeroDivisionError" in first["refused"]
     assert "rank 0 of the run failed" in second["refused"]

@@ -29,7 +29,7 @@ def value_model(model: Any, kind: str = "shared", **changes: Any) -> ValueModel:
 
 
 def with_some_head(model: Any, kind: str = "shared", **changes: Any) -> ValueModel:
-    """With a head that says something."""
+    """With a head that states something."""
     own = value_model(model, kind, **changes)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -52,7 +52,7 @@ def some_targets() -> torch.Tensor:
 
 
 def reference_values(own: ValueModel, model: Any) -> torch.Tensor:
-    """From a plain forward of the whole model: the hidden state at t - 1 tells the value at t."""
+    """From a plain forward of the whole model: the hidden state at t - 1 reports the value at t."""
     with torch.no_grad():
         states = model(some_ids(model), attention_mask=MASK, output_hidden_states=True).hidden_states[-1].float()
         values = states @ own.head.weight[0].to(states) + own.head.bias.to(states)

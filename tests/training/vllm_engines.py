@@ -86,13 +86,13 @@ class Client:
 
 
 class Engine:
-    """vLLM's colocated ``LLM`` and its engine, which samples a token a step, and what was asked of it, in order."""
+    """vLLM's colocated ``LLM`` and its engine, which samples a token a step, and what was requested of it, in order."""
 
     def __init__(self, script: Script = scripted, logprob: float = -0.5, context: int = 4096) -> None:
         self.script, self.logprob = script, logprob
         self.events: list[Any] = []
         self.calls: list[list[list[int]]] = []  # of whole batches, as tensor parallelism makes them
-        self.asked: list[dict[str, Any]] = []
+        self.requested: list[dict[str, Any]] = []
         self.fails_at: set[int] = set()  # calls of batches, or requests
         self.breaks_at: int | None = None  # a step
         self.hangs_for = 0.0  # seconds a step
@@ -130,10 +130,10 @@ class Engine:
 
     def add_request(self, name: str, prompt: dict[str, list[int]], params: Params) -> None:
         ids = prompt["prompt_token_ids"]
-        self.asked.append(vars(params))
+        self.requested.append(vars(params))
         if self.cannot_read in ids:
             raise ValueError("the engine cannot read the prompt")
-        if len(self.asked) - 1 in self.fails_at:
+        if len(self.requested) - 1 in self.fails_at:
             raise ConnectionError("the engine is gone")
         self.running[name] = [ids, self._ended(self.script(ids), vars(params)), 0]
 
@@ -158,11 +158,11 @@ class Engine:
             del self.running[name]
 
     def generate(self, prompts: list[Any], sampling_params: Any, use_tqdm: bool) -> list[Any]:
-        """Answer a batch, as TRL asks for it under tensor parallelism."""
+        """Answer a batch, as TRL requests it under tensor parallelism."""
         ids, options = [prompt["prompt_token_ids"] for prompt in prompts], vars(sampling_params)
         self.events.append("generate")
         self.calls.append(ids)
-        self.asked.append(options)
+        self.requested.append(options)
         if len(self.calls) - 1 in self.fails_at:
             raise ConnectionError("the engine is gone")
         return [self._output(prompt, self._ended(self.script(prompt), options)) for prompt in ids]
@@ -216,7 +216,7 @@ class ScriptedGeneration(VLLMGeneration):
 
 
 class Guessing(Engine):
-    """Says a number of the guessing game, another one each time."""
+    """Answers a number of the guessing game, another one each time."""
 
     def __init__(self, tokenizer: Any = None) -> None:
         tokenizer = tokenizer or policy()[1]
@@ -240,16 +240,16 @@ def started(step: int) -> BatchStart:
 
 def session(first: int, num_turns: int, room: int | None = None) -> Generator[TurnRequest, Action, dict[str, Any]]:
     """A conversation about nothing: what it was answered, and what it should have been."""
-    prompt, said, wanted = [first], [], []
+    prompt, output, wanted = [first], [], []
     try:
         for _ in range(num_turns):
             wanted.append(scripted(prompt)[:room])
             action = yield TurnRequest(session_id="", messages=[], token_ids=prompt, max_new_tokens=room)
-            said.append(list(action.token_ids or ()))
-            prompt = [*prompt, *said[-1], 3]
+            output.append(list(action.token_ids or ()))
+            prompt = [*prompt, *output[-1], 3]
     except AgentError as fault:
-        return {"said": said, "wanted": wanted[:-1], "fault": str(fault)}
-    return {"said": said, "wanted": wanted, "fault": None}
+        return {"output": output, "wanted": wanted[:-1], "fault": str(fault)}
+    return {"output": output, "wanted": wanted, "fault": None}
 
 
 # Turns of each session, on rank 0 and on rank 1.
@@ -305,7 +305,7 @@ def _meeting(
         "refused": refused,
         "played": played,
         "rows": [len(call) for call in engine.calls],
-        "rooms": [asked["max_tokens"] for asked in engine.asked],
+        "rooms": [requested["max_tokens"] for requested in engine.requested],
     }
 
 

@@ -15,7 +15,7 @@ Script = Callable[[list[int]], list[int]]
 
 
 class StubServer:
-    """What it was asked, what its weights are marked with, and how it is to fail.
+    """What it was called, what its weights are marked with, and how it is to fail.
 
     ``faults`` are used up one a completion: a status, or ``"hang up"``; ``"hang"`` keeps a request without an answer.
     """

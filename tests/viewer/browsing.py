@@ -119,7 +119,7 @@ def record_of(index: int) -> tuple[Trajectory, dict[str, Any]]:
         per_token_rewards=made.columns["per_token_rewards"],
         task_index=group % 3,
         rollout_index=index % GROUP,
-        info={"success": won, "says": HOSTILE if group == HOSTILE_GROUP else "fine"},
+        info={"success": won, "text": HOSTILE if group == HOSTILE_GROUP else "fine"},
         error=f"the game raised ValueError: {HOSTILE}" if failed else None,
         task_data={"seed": group % 3},
     )
@@ -154,7 +154,7 @@ def write_store(folder: Path, count: int) -> RolloutStore:
 def settled(page: Page, *parts: str, without: Sequence[str] = ()) -> Page:
     """Wait until the page shows all of an address in which these parts stand, and those others do not.
 
-    Nothing may be read, nor pressed, while the page still becomes what was asked for.
+    Nothing may be read, nor pressed, while the page still becomes what was requested.
     """
     wanted = "".join(f'[data-settled*="{part}"]' for part in parts)
     page.wait_for_selector(

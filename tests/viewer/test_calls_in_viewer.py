@@ -1,4 +1,4 @@
-"""A rollout whose turns are calls that form a tree: what the page is told, and what it shows."""
+"""A rollout whose turns are calls that form a tree: what the page is reported, and what it shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentsgym.types import Message, StopReason, Trajectory, Turn
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.rollouts import rollout_data
 
-CALLS: list[tuple[list[str], int | None, float]] = [  # what is said before an answer, parent, reward
+CALLS: list[tuple[list[str], int | None, float]] = [  # what is answered before an answer, parent, reward
     (["lead", "which is longer?"], None, 0.0),
     (["lead", "which is longer?", "answer 0", "what next?"], 0, 0.0),  # continues 0
     (["search", "find the first"], 1, 0.0),
@@ -37,8 +37,8 @@ def tree_of_calls() -> Trajectory:
     messages: list[Message] = []
     turns: list[Turn] = []
     for k, (prompt, parent, reward) in enumerate(CALLS):
-        told = {one["content"] for one in messages}
-        messages += [message(text) for text in prompt if text not in told]
+        reported = {one["content"] for one in messages}
+        messages += [message(text) for text in prompt if text not in reported]
         turns.append(
             Turn(
                 start=0,
@@ -69,21 +69,15 @@ def answers_of(store: RolloutStore) -> Answers:
     return Answers(store, limit=10, mode="served")
 
 
-def told(trajectory: Trajectory) -> list[dict[str, Any]]:
+def reported(trajectory: Trajectory) -> list[dict[str, Any]]:
     return rollout_data(0, StoredRollout(trajectory=trajectory), lambda _name, _ids: None)["turns"]
 
 
-def test_calls_are_told_with_what_they_continue_or_come_from() -> None:
-    assert [(turn["parent"], turn["continues"]) if "parent" in turn else None for turn in told(tree_of_calls())] == [
-        None,
-        (0, True),
-        (1, False),
-        (2, True),
-        (1, False),
-        (4, False),
-        None,
-    ]
-    assert not any({"parent", "continues"} & turn.keys() for turn in told(sequence()))
+def test_calls_are_reported_with_what_they_continue_or_come_from() -> None:
+    assert [
+        (turn["parent"], turn["continues"]) if "parent" in turn else None for turn in reported(tree_of_calls())
+    ] == [None, (0, True), (1, False), (2, True), (1, False), (4, False), None]
+    assert not any({"parent", "continues"} & turn.keys() for turn in reported(sequence()))
 
 
 def test_a_what_if_can_follow_calls_where_there_are_some(tmp_path: Path) -> None:
@@ -94,12 +88,12 @@ def test_a_what_if_can_follow_calls_where_there_are_some(tmp_path: Path) -> None
     assert offered(store_of(tmp_path / "plain", sequence())) == {"baseline"}
     both = store_of(tmp_path / "both", tree_of_calls(), sequence())
     assert offered(both) == {"baseline", "follow"}
-    asked = {"estimator": "return_to_go", "options": '{"baseline": "none", "follow": "calls"}', "scale": "none"}
+    requested = {"estimator": "return_to_go", "options": '{"baseline": "none", "follow": "calls"}', "scale": "none"}
     answers = answers_of(both)
     tree, plain = answers.index.columns["group"]
-    assert answers.what_if(tree, asked)["advantages"] == [[1.75, 1.75, 1.0, 1.0, 2.5, 4.0, 4.0]]
+    assert answers.what_if(tree, requested)["advantages"] == [[1.75, 1.75, 1.0, 1.0, 2.5, 4.0, 4.0]]
     with pytest.raises(ConfigError, match="no turn of these rollouts has a parent"):
-        answers.what_if(plain, asked)
+        answers.what_if(plain, requested)
 
 
 @pytest.mark.parametrize("mode", ["served", "written"])
@@ -109,12 +103,12 @@ def test_calls_are_shown_as_a_tree_and_sequences_as_ever(browser: Browser, tmp_p
         page = shown.go(view="conversation", row=0)
         lefts = [page.locator(f"#turn-{k}").bounding_box()["x"] for k in range(len(CALLS))]  # type: ignore[index]
         assert [(left - lefts[0]) / 24 for left in lefts] == DEPTHS
-        for k, said in {1: "continues turn 0", 2: "child of turn 1", 5: "child of turn 4"}.items():
-            expect(page.locator(f"#turn-{k} .who")).to_contain_text(f"turn {k}{said}reward")
+        for k, output in {1: "continues turn 0", 2: "child of turn 1", 5: "child of turn 4"}.items():
+            expect(page.locator(f"#turn-{k} .who")).to_contain_text(f"turn {k}{output}reward")
         expect(page.locator("#turn-6 .who")).not_to_contain_text("of turn")
         expect(page.locator("#turn-2 .who")).to_contain_text("prompt: 2 messages")
-        asked = page.locator(".message", has_text="find the first")
-        assert asked.bounding_box()["x"] == lefts[2]  # type: ignore[index]
+        requested = page.locator(".message", has_text="find the first")
+        assert requested.bounding_box()["x"] == lefts[2]  # type: ignore[index]
         page = shown.go(view="conversation", row=1)
         assert page.locator(".message").evaluate_all("nodes => nodes.every(node => !node.hasAttribute('style'))")
         expect(page.locator("#turn-2 .who")).to_contain_text("turn 2reward")

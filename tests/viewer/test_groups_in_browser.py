@@ -41,7 +41,7 @@ def test_a_group_stands_side_by_side_and_shows_where_it_parts(either: Opened) ->
     page = either.go(view="group", row=ROW)
     group = either.answers.group(key_of(either, ROW))
     table = page.locator("table.group")
-    expect(page.locator(".prompt .text")).to_have_text("system is it\nno")  # all began alike: said once
+    expect(page.locator(".prompt .text")).to_have_text("system is it\nno")  # all began alike: answered once
     expect(table.locator("th.member")).to_have_count(GROUP)
     rows = max(len(member["turns"]) for member in group["members"])
     expect(table.locator("tbody tr")).to_have_count(rows)
@@ -58,8 +58,8 @@ def test_a_group_stands_side_by_side_and_shows_where_it_parts(either: Opened) ->
     for turn in range(rows):
         playing = [one["turns"][turn : turn + 1] for one in group["members"]]
         count = sum(bool(own) and apart == turn for own, apart in zip(playing, group["diverges_at"], strict=True))
-        said = table.locator("tbody tr").nth(turn).get_by_text(re.compile("diverge"))
-        expect(said).to_have_text([f"≠ {count} of {GROUP} diverge{'s' * (count == 1)}"] if count else [])
+        output = table.locator("tbody tr").nth(turn).get_by_text(re.compile("diverge"))
+        expect(output).to_have_text([f"≠ {count} of {GROUP} diverge{'s' * (count == 1)}"] if count else [])
     expect(table.locator("td.alike")).to_have_count(GROUP * group["common_turns"])
     page.get_by_role("link", name="Show only this group in the list").click()
     expect(page.locator(".count b")).to_have_text(str(GROUP))
@@ -112,7 +112,7 @@ def test_what_if_of_a_written_page_holds_a_chosen_set(browser: Browser, kept: Ro
 
 
 @pytest.mark.parametrize("mode", ["served", "written"])
-def test_rollouts_that_a_batch_lacks_and_actions_that_are_cut_are_said(
+def test_rollouts_that_a_batch_lacks_and_actions_that_are_cut_are_reported(
     browser: Browser, tmp_path: Path, mode: str
 ) -> None:
     credit = {"advantage_estimator": "grpo", "discount": 1.0, "scale_rewards": "group", "num_rollouts": 8}
@@ -121,8 +121,8 @@ def test_rollouts_that_a_batch_lacks_and_actions_that_are_cut_are_said(
             own, columns = record_of(index)
             if index == 0:
                 action = own.turns[0].message_index
-                said = {**own.messages[action], "content": "long " * 1000}
-                own = replace(own, messages=[*own.messages[:action], said, *own.messages[action + 1 :]])
+                output = {**own.messages[action], "content": "long " * 1000}
+                own = replace(own, messages=[*own.messages[:action], output, *own.messages[action + 1 :]])
             if index < 2 * GROUP - 2:  # two of the batch are missing
                 writer.add(own, **columns, generation=1, group=index // GROUP, extra={"credit": credit})
     with opened(browser, RolloutStore(tmp_path / "kept"), mode, tmp_path) as shown:
@@ -150,8 +150,8 @@ def test_differences_are_seen_on_tokens_too(served: Opened) -> None:
     turn = served.answers.rollout(ROW)["turns"][0]
     page.locator(".stream .token").nth(turn["start"]).hover()
     new = numbers_of(answer["advantages"][member][0])
-    told = page.locator(".hint dd[data-name='what-if minus stored']").inner_text()
-    assert float(told) == pytest.approx(new - tokens["advantages"][turn["start"]], rel=1e-9)
+    reported = page.locator(".hint dd[data-name='what-if minus stored']").inner_text()
+    assert float(reported) == pytest.approx(new - tokens["advantages"][turn["start"]], rel=1e-9)
 
 
 def test_settings_that_python_refuses_are_answered_in_a_sentence(served: Opened) -> None:

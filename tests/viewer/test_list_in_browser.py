@@ -173,9 +173,9 @@ def test_letters_typed_into_a_field_are_no_keys(served: Opened) -> None:
 def test_the_share_that_was_won_is_that_of_what_passes_the_filters(either: Opened) -> None:
     page = either.go(env="Boards")
     outcomes = [one for one, env in zip(either.column("outcome"), either.column("env"), strict=True) if env == "Boards"]
-    won, told = outcomes.count("won"), outcomes.count("won") + outcomes.count("lost")
-    assert len(outcomes) > told > won > 0  # some failed
-    expect(page.locator(".count .won")).to_have_text(f"{100 * won / told:.1f}% won ({won} of {told})")
+    won, reported = outcomes.count("won"), outcomes.count("won") + outcomes.count("lost")
+    assert len(outcomes) > reported > won > 0  # some failed
+    expect(page.locator(".count .won")).to_have_text(f"{100 * won / reported:.1f}% won ({won} of {reported})")
 
 
 def test_the_list_shows_each_task_with_its_answer_and_its_group(browser: Browser, tmp_path: Path) -> None:

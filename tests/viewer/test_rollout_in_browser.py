@@ -108,12 +108,12 @@ def test_colors_follow_the_chosen_quantity_and_the_legend_has_their_scale(served
     expect(page.get_by_role("radio", name="trained on")).to_have_attribute("aria-checked", "true")
 
 
-def test_a_rollout_that_training_left_out_says_so(served: Opened) -> None:
+def test_a_rollout_that_training_left_out_reports_it(served: Opened) -> None:
     page = served.go(view="tokens", row=5)
     expect(page.locator(".notice")).to_contain_text("This rollout was excluded from training")
 
 
-def test_tokens_of_an_evaluation_are_not_said_to_be_trained_on(browser: Browser, tmp_path: Path) -> None:
+def test_tokens_of_an_evaluation_are_not_shown_as_trained_on(browser: Browser, tmp_path: Path) -> None:
     with RolloutStore.writer(tmp_path / "kept", source="evaluation") as writer:
         writer.add(record_of(0)[0])
     with opened(browser, RolloutStore(tmp_path / "kept"), "served", tmp_path) as shown:
@@ -157,7 +157,7 @@ def test_policy_stops_what_is_not_ours(served: Opened) -> None:
     )
     assert blocked
     assert page.evaluate("window.hacked") is None
-    served.complaints.clear()  # the browser told of what it stopped
+    served.complaints.clear()  # the browser reported what it stopped
 
 
 def test_a_line_of_a_megabyte_and_many_tokens_stay_fluid(browser: Browser, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_line_of_a_megabyte_and_many_tokens_stay_fluid(browser: Browser, tmp_p
         expect(page.locator(".message").nth(1)).to_contain_text("⟪U+D800⟫")
 
 
-def test_a_server_that_is_gone_and_a_part_that_vanished_are_said_in_a_sentence(
+def test_a_server_that_is_gone_and_a_part_that_vanished_are_reported_in_a_sentence(
     browser: Browser, tmp_path: Path
 ) -> None:
     store = write_store(tmp_path / "going", 8)
@@ -203,7 +203,7 @@ def test_a_server_that_is_gone_and_a_part_that_vanished_are_said_in_a_sentence(
         shown.complaints.clear()  # the browser's own lines on failed requests
 
 
-def test_a_page_that_was_cut_says_so(browser: Browser, kept: RolloutStore, tmp_path: Path) -> None:
+def test_a_page_that_was_cut_reports_it(browser: Browser, kept: RolloutStore, tmp_path: Path) -> None:
     with opened(browser, kept, "written", kept.path.parent) as shown:
         shown.go()
         document = (kept.path.parent / "page.html").read_text()

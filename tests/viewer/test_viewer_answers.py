@@ -1,4 +1,4 @@
-"""What the page is told is what the store holds, whatever it holds."""
+"""What the page is reported is what the store holds, whatever it holds."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def as_json(text: str | None) -> str | None:
 
 @settings(max_examples=40)
 @given(RECORDS)
-def test_a_rollout_of_any_values_is_told_as_strict_json(record: StoredRollout) -> None:
-    told = dumped(rollout_data(7, record, lambda _name, _ids: None))
-    assert told.isascii()
-    assert "<" not in told
-    read = json.loads(told, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+def test_a_rollout_of_any_values_is_reported_as_strict_json(record: StoredRollout) -> None:
+    reported = dumped(rollout_data(7, record, lambda _name, _ids: None))
+    assert reported.isascii()
+    assert "<" not in reported
+    read = json.loads(reported, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert [one["content"] for one in read["messages"]] == [
         as_json(one["content"]) for one in record.trajectory.messages
     ]
@@ -78,22 +78,22 @@ def test_a_rollout_of_any_values_is_told_as_strict_json(record: StoredRollout) -
 def test_turns_are_summed_up_as_one_would_by_hand(records: list[StoredRollout]) -> None:
     table = rollouts_to_table(records)
     store: Any = _Table(table)
-    told = turn_summaries(store)
-    json.loads(dumped(told))
+    reported = turn_summaries(store)
+    json.loads(dumped(reported))
     for i in range(len(records)):
         own = record_from_row(table, i)
         turns = own.trajectory.turns
-        assert told["rewards"][i] == [known(turn.reward) for turn in turns]
-        assert told["invalid"][i] == [int(turn.invalid) for turn in turns]
+        assert reported["rewards"][i] == [known(turn.reward) for turn in turns]
+        assert reported["invalid"][i] == [int(turn.invalid) for turn in turns]
         for name, values, sign in (
             ("advantages", own.advantages, 1),
             ("surprisals", own.trajectory.logprobs, -1),
             ("entropies", own.entropies, 1),
         ):
             if values is None:
-                assert told[name][i] is None
+                assert reported[name][i] is None
                 continue
-            for turn, mean in zip(turns, told[name][i], strict=True):
+            for turn, mean in zip(turns, reported[name][i], strict=True):
                 span = [sign * one for one in values[turn.start : turn.stop] if not math.isnan(one)]
                 if not span:
                     assert mean is None
@@ -133,11 +133,11 @@ def test_the_list_has_the_newest_rollouts_and_their_columns(tmp_path: Path) -> N
         for i in range(12)
     ]
     write(tmp_path, [*records, StoredRollout(trajectory=rollout(12, task_data={"seed": 2**62}))])
-    told = answers_of(tmp_path, limit=10).list()
-    json.loads(dumped(told))
-    assert (told["total"], told["shown"], told["mode"]) == (13, 10, "served")
-    assert told["note"] == "only the newest 10 of 13 rollouts; a larger --limit shows more"
-    columns, words = told["columns"], told["words"]
+    reported = answers_of(tmp_path, limit=10).list()
+    json.loads(dumped(reported))
+    assert (reported["total"], reported["shown"], reported["mode"]) == (13, 10, "served")
+    assert reported["note"] == "only the newest 10 of 13 rollouts; a larger --limit shows more"
+    columns, words = reported["columns"], reported["words"]
     assert columns["row"] == [*range(3, 13)]
     assert {len(values) for values in columns.values()} == {10}
     for place, i in enumerate(range(3, 12)):
@@ -197,9 +197,9 @@ def test_groups_are_task_groups_of_training_and_tasks_of_everything_else(tmp_pat
     assert answers.index.batch(0).rows == [0, 1, 2]
     assert answers.index.batch(3).rows == [4, 5]
     # Nobody knows how the numbers were made, so the defaults are taken; every group outside training is by itself.
-    told = answers.what_if(3, {"estimator": "grpo", "scale": "none"})
-    assert told["advantages"] == [[-0.5], [0.5]]
-    assert told["compared"] == 2
+    reported = answers.what_if(3, {"estimator": "grpo", "scale": "none"})
+    assert reported["advantages"] == [[-0.5], [0.5]]
+    assert reported["compared"] == 2
 
 
 def played(*answers: str, first: str = "Begin.", **fields: Any) -> Trajectory:
@@ -237,62 +237,64 @@ def test_a_history_that_was_rewritten_otherwise_is_a_difference() -> None:
     assert first_difference(other, other) is None
 
 
-def test_a_group_tells_common_turns_calls_and_means(tmp_path: Path) -> None:
+def test_a_group_reports_common_turns_calls_and_means(tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": "tree"}}}
     third = played("a", "b", "d")
     third.messages[-2]["tool_calls"] = [call]  # type: ignore[index]
-    told = group_data(
+    reported = group_data(
         0, "x", [1, 2, 3], [StoredRollout(trajectory=one) for one in (played("a", "b", "c"), played("a", "b"), third)]
     )
-    assert told["diverges_at"] == [None, 2, 2]
-    assert told["common_turns"] == 2
-    assert told["members"][2]["turns"][2]["text"] == 'd\nlook({\n "at": "tree"\n})'
-    assert told["members"][0]["turns"][0]["advantage"] is None
+    assert reported["diverges_at"] == [None, 2, 2]
+    assert reported["common_turns"] == 2
+    assert reported["members"][2]["turns"][2]["text"] == 'd\nlook({\n "at": "tree"\n})'
+    assert reported["members"][0]["turns"][0]["advantage"] is None
     long = group_data(0, "x", [1], [StoredRollout(trajectory=played("a" * 10_000))])
     assert long["members"][0]["turns"][0]["num_omitted"] == 6000
 
 
-def test_a_search_finds_what_is_said_in_any_case_and_nothing_else(tmp_path: Path) -> None:
-    said = ['He said "no"', "a\nline", "GROẞ und klein", "\ud800 half", "back\\slash", "user content role"]
-    write(tmp_path, [StoredRollout(trajectory=played(one)) for one in said], per_part=2)
+def test_a_search_finds_words_in_any_case_and_nothing_else(tmp_path: Path) -> None:
+    output = ['He said "no"', "a\nline", "GROẞ und klein", "\ud800 half", "back\\slash", "user content role"]
+    write(tmp_path, [StoredRollout(trajectory=played(one)) for one in output], per_part=2)
     answers = answers_of(tmp_path)
 
     def found(text: str) -> list[int]:
-        told = answers.search(text)
-        assert told["complete"]
-        return told["rows"]
+        reported = answers.search(text)
+        assert reported["complete"]
+        return reported["rows"]
 
     assert found('SAID "NO"') == [0]
     assert found("a\nl") == [1]
     assert found("groß UND") == [2]
     assert found("\ud800 HALF") == [3]
     assert found("k\\s") == [4]
-    assert found("assistant") == []  # a role is not said
+    assert found("assistant") == []  # a role is not answered
     assert found("content") == [5]
     assert found("begin.") == [*range(6)]
     assert found("") == []
 
 
-def test_a_search_that_takes_too_long_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_takes_too_long_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, [StoredRollout(trajectory=played("x"))])
     monkeypatch.setattr("agentsgym.viewer.answers._SEARCH_S", -1.0)
     assert answers_of(tmp_path).search("x") == {"rows": [], "complete": False}
 
 
-def test_long_messages_are_cut_and_say_by_how_much(tmp_path: Path) -> None:
+def test_long_messages_are_cut_and_state_by_how_much(tmp_path: Path) -> None:
     write(tmp_path, [StoredRollout(trajectory=played("x" * 1_000_000))])
     message = answers_of(tmp_path).rollout(0)["messages"][1]
     assert message["num_omitted"] + len(message["content"]) == 1_000_000
     assert message["num_omitted"] > 0
 
 
-def test_long_thoughts_and_values_are_cut_and_say_by_how_much(tmp_path: Path) -> None:
-    said = {"role": "assistant", "content": "a", "reasoning_content": "x" * 1_000_000}
-    own = replace(played("a", info={"notes": "y" * 1_000_000}), messages=[{"role": "user", "content": "Begin."}, said])
+def test_long_thoughts_and_values_are_cut_and_state_by_how_much(tmp_path: Path) -> None:
+    output = {"role": "assistant", "content": "a", "reasoning_content": "x" * 1_000_000}
+    own = replace(
+        played("a", info={"notes": "y" * 1_000_000}), messages=[{"role": "user", "content": "Begin."}, output]
+    )
     write(tmp_path, [StoredRollout(trajectory=own)])
-    told = answers_of(tmp_path).rollout(0)
-    assert told["messages"][1]["num_omitted"] == 800_000
-    assert re.search(r"… 900,0\d\d characters omitted$", told["info"])
+    reported = answers_of(tmp_path).rollout(0)
+    assert reported["messages"][1]["num_omitted"] == 800_000
+    assert re.search(r"… 900,0\d\d characters omitted$", reported["info"])
 
 
 def test_token_ids_in_an_array_are_shown_like_a_list(tmp_path: Path) -> None:
@@ -383,9 +385,9 @@ def test_any_ids_have_a_text_each(ids: list[int]) -> None:
 
 @given(st.floats() | st.integers() | st.none())
 def test_numbers_are_json_and_exact_where_javascript_is(value: float | None) -> None:
-    told = json.loads(dumped(number(value)))
+    reported = json.loads(dumped(number(value)))
     if value is not None and math.isfinite(value) and abs(value) <= 2**53:
-        assert told == value
+        assert reported == value
     assert entries([value, [value]]) == [number(value), [number(value)]]
 
 

@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[ViewerServer]:
         thread.join()
 
 
-def asked(
+def requested(
     server: ViewerServer, path: str, method: str = "GET", **headers: str
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
@@ -46,7 +46,7 @@ def asked(
 
 
 def refused(server: ViewerServer, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
-    status, _, body = asked(server, path, method, **headers)
+    status, _, body = requested(server, path, method, **headers)
     return status, json.loads(body)["error"]
 
 
@@ -61,7 +61,7 @@ def test_the_answers_are_those_of_python(server: ViewerServer) -> None:
         "/data/what-if?key=3&estimator=rloo&scale=none": answers.what_if(3, {"estimator": "rloo", "scale": "none"}),
     }
     for path, answer in wanted.items():
-        status, headers, body = asked(server, path)
+        status, headers, body = requested(server, path)
         assert status == 200
         assert headers["Content-Type"] == "application/json"
         assert json.loads(body) == json.loads(json.dumps(answer))
@@ -69,7 +69,7 @@ def test_the_answers_are_those_of_python(server: ViewerServer) -> None:
 
 
 def test_the_page_comes_with_its_policy_and_is_kept_nowhere(server: ViewerServer) -> None:
-    status, headers, body = asked(server, "/")
+    status, headers, body = requested(server, "/")
     assert status == 200
     assert b'<body data-mode="served">' in body
     assert headers["Content-Security-Policy"].endswith("; frame-ancestors 'none'")
@@ -88,16 +88,16 @@ def test_the_page_comes_with_its_policy_and_is_kept_nowhere(server: ViewerServer
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "evil.example:{port}", "", "localhost"])
 def test_another_name_than_its_own_is_refused(server: ViewerServer, host: str) -> None:
     for path in ("/", "/data/list"):
-        status, said = refused(server, path, Host=host.format(port=server.server_port))
+        status, output = refused(server, path, Host=host.format(port=server.server_port))
         assert status == 403
-        assert "requests for any other host are rejected" in said
+        assert "requests for any other host are rejected" in output
 
 
 def test_its_own_names_are_answered_and_other_sites_get_no_data(server: ViewerServer) -> None:
-    assert asked(server, "/data/turns", Host=f"localhost:{server.server_port}")[0] == 200
+    assert requested(server, "/data/turns", Host=f"localhost:{server.server_port}")[0] == 200
     assert refused(server, "/data/list", Sec_Fetch_Site="cross-site")[0] == 403
-    assert asked(server, "/", Sec_Fetch_Site="cross-site")[0] == 200  # a link to it may be followed
-    assert asked(server, "/data/turns", Sec_Fetch_Site="same-origin")[0] == 200
+    assert requested(server, "/", Sec_Fetch_Site="cross-site")[0] == 200  # a link to it may be followed
+    assert requested(server, "/data/turns", Sec_Fetch_Site="same-origin")[0] == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "WHATEVER"])
@@ -106,12 +106,12 @@ def test_nothing_but_get_is_answered(server: ViewerServer, method: str) -> None:
 
 
 def test_head_has_no_body(server: ViewerServer) -> None:
-    status, _, body = asked(server, "/", "HEAD")
+    status, _, body = requested(server, "/", "HEAD")
     assert (status, body) == (405, b"")
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "said"),
+    ("path", "status", "message"),
     [
         ("/etc/passwd", 404, "there is no page at /etc/passwd"),
         ("/../../etc/passwd", 404, "there is no page at"),
@@ -129,10 +129,10 @@ def test_head_has_no_body(server: ViewerServer) -> None:
         ("/data/search?text=" + "x" * 70_000, 414, "URI Too Long"),  # in Python 3.11 and 3.12: Request-URI Too Long
     ],
 )
-def test_every_mistake_is_a_sentence(server: ViewerServer, path: str, status: int, said: str) -> None:
+def test_every_mistake_is_a_sentence(server: ViewerServer, path: str, status: int, message: str) -> None:
     found = refused(server, path)
     assert found[0] == status
-    assert said.lower() in found[1].lower()
+    assert message.lower() in found[1].lower()
 
 
 def test_what_is_no_http_ends_nothing(server: ViewerServer) -> None:
@@ -142,7 +142,7 @@ def test_what_is_no_http_ends_nothing(server: ViewerServer) -> None:
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(4096):
                 pass
-    assert asked(server, "/")[0] == 200
+    assert requested(server, "/")[0] == 200
 
 
 def test_an_address_that_is_none_is_a_sentence(server: ViewerServer) -> None:
@@ -154,23 +154,23 @@ def test_an_address_that_is_none_is_a_sentence(server: ViewerServer) -> None:
     assert b"the URL cannot be parsed: Invalid IPv6 URL" in answer
 
 
-def test_many_ask_at_once(server: ViewerServer) -> None:
+def test_many_requests_at_once(server: ViewerServer) -> None:
     with ThreadPoolExecutor(32) as pool:
-        found = list(pool.map(lambda row: asked(server, f"/data/rollout?row={row % 300}"), range(600)))
+        found = list(pool.map(lambda row: requested(server, f"/data/rollout?row={row % 300}"), range(600)))
     assert {status for status, _, _ in found} == {200}
     for row, (_, _, body) in enumerate(found):
-        told = json.loads(body)
-        assert told["row"] == row % 300
-        assert told["messages"][0]["content"] == f"task {row % 300}"
+        reported = json.loads(body)
+        assert reported["row"] == row % 300
+        assert reported["messages"][0]["content"] == f"task {row % 300}"
 
 
-def test_a_part_that_vanishes_is_said_and_the_rest_goes_on(server: ViewerServer, tmp_path: Path) -> None:
+def test_a_part_that_vanishes_is_reported_and_the_rest_goes_on(server: ViewerServer, tmp_path: Path) -> None:
     sorted((tmp_path / "store").glob("*.parquet"))[0].unlink()
-    status, said = refused(server, "/data/rollout?row=0")
+    status, output = refused(server, "/data/rollout?row=0")
     assert status == 410
-    assert "can no longer be read" in said
-    assert asked(server, "/data/rollout?row=299")[0] == 200
-    assert asked(server, "/data/list")[0] == 200
+    assert "can no longer be read" in output
+    assert requested(server, "/data/rollout?row=299")[0] == 200
+    assert requested(server, "/data/list")[0] == 200
 
 
 def test_a_port_in_use_names_the_port_and_the_way_out(server: ViewerServer) -> None:
@@ -193,7 +193,7 @@ def test_a_title_is_text(tmp_path: Path) -> None:
         thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            assert b"<img" not in asked(serving, "/")[2]
+            assert b"<img" not in requested(serving, "/")[2]
         finally:
             serving.shutdown()
             thread.join()

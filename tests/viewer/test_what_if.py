@@ -84,7 +84,7 @@ def test_the_settings_of_the_run_give_the_advantages_that_it_was_trained_with(
         ({}, {}),
         ({"truncated_rollouts": "mask"}, {"truncation": "mask"}),
         ({"truncated_rollouts": 0.25}, {"truncation": "penalize", "truncation_penalty": 0.25}),
-        ({"truncated_rollouts": "1"}, {"truncation": "penalize"}),  # by one, as a record says that says nothing
+        ({"truncated_rollouts": "1"}, {"truncation": "penalize"}),  # by one, as a record states that states nothing
         ({"estimator_kwargs": {"potential_weight": 0.5}}, {"potential_weight": 0.5}),
     ],
 )
@@ -120,7 +120,7 @@ def test_another_setting_gives_what_a_run_with_that_setting_had_given(tmp_path: 
         env_config={"turn_credit": "final"},
     )
     answers = answers_of(store)
-    asked = {
+    requested = {
         "estimator": "gigpo",
         "options": '{"baseline": "others"}',
         "discount": "0.8",
@@ -129,12 +129,12 @@ def test_another_setting_gives_what_a_run_with_that_setting_had_given(tmp_path: 
     }
     differences = 0
     for key in answers.index.groups:
-        answer = answers.what_if(key, asked)
-        assert {**answer["settings"], **asked} == {
-            **asked,
+        answer = answers.what_if(key, requested)
+        assert {**answer["settings"], **requested} == {
+            **requested,
             **answer["settings"],
             "discount": "0.8",
-            "options": asked["options"],
+            "options": requested["options"],
         }
         for row, turns in zip(answer["rows"], answer["advantages"], strict=True):
             trajectory = store[row]
@@ -170,7 +170,7 @@ def test_a_list_that_is_cut_or_filtered_changes_no_number(tmp_path: Path) -> Non
             assert turns == expected["advantages"][expected["rows"].index(row)]
 
 
-def test_a_batch_of_which_a_file_is_gone_is_said_to_be_incomplete(tmp_path: Path) -> None:
+def test_a_batch_of_which_a_file_is_gone_is_reported_to_be_incomplete(tmp_path: Path) -> None:
     with RolloutStore.writer(tmp_path / "part") as writer:
         for record in [*trained(tmp_path, max_steps=1).records()][:6]:
             writer.add_record(record)
@@ -179,7 +179,7 @@ def test_a_batch_of_which_a_file_is_gone_is_said_to_be_incomplete(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("requested", "message"),
     [
         ({"estimator": "turn_gae"}, "turn_gae cannot be computed from stored rollouts.*value head"),
         ({"estimator": "rae"}, "rae cannot be computed from stored rollouts.*averages over earlier batches"),
@@ -202,16 +202,16 @@ def test_a_batch_of_which_a_file_is_gone_is_said_to_be_incomplete(tmp_path: Path
         ({"estimator": "return_to_go", "potential_weight": "1"}, "potential"),
     ],
 )
-def test_what_cannot_be_asked_is_a_sentence(
-    asked: dict[str, str], said: str, tmp_path_factory: pytest.TempPathFactory
+def test_a_request_that_cannot_be_is_a_sentence(
+    requested: dict[str, str], message: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "what_if_refusals"
     store = RolloutStore(folder / "rollouts") if folder.exists() else trained(folder, max_steps=1)
-    with pytest.raises(ConfigError, match=said):
-        answers_of(store).what_if(0, asked)
+    with pytest.raises(ConfigError, match=message):
+        answers_of(store).what_if(0, requested)
 
 
-def test_a_function_of_ones_own_is_told_and_is_not_asked_for(tmp_path: Path) -> None:
+def test_a_function_of_ones_own_is_listed_and_never_called(tmp_path: Path) -> None:
     store = trained(tmp_path, advantage_estimator=everything_is_one, max_steps=1)
     answers = answers_of(store)
     assert answers.group(0)["settings"]["estimator"] == f"{__name__}.everything_is_one"
@@ -238,8 +238,8 @@ def test_every_choice_that_is_offered_can_be_computed(tmp_path: Path) -> None:
         given = [{}] + [{name: value} for name, of in one["options"].items() for value in of["choices"] or [2.0]]
         for options in given:
             for scale in offered["scales"]:
-                asked = {"estimator": one["name"], "options": json.dumps(options), "scale": scale}
-                assert len(answers.what_if(0, asked)["advantages"]) == 4
+                requested = {"estimator": one["name"], "options": json.dumps(options), "scale": scale}
+                assert len(answers.what_if(0, requested)["advantages"]) == 4
     assert options_of("return_to_go") == {
         "baseline": {"default": "others", "choices": ["none", "batch", "others"]},
         "follow": {"default": "turns", "choices": ["turns", "calls"]},

@@ -51,32 +51,35 @@ def test_a_page_holds_the_answers(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store")
     page = write_page(store, tmp_path / "page.html", limit=90).read_text()
     answers = Answers(store, limit=90, mode="written")
-    told = json.loads(element(page, "list"))
-    chunks = told["columns"].pop("chunk")
-    assert told == json.loads(json.dumps(answers.list()))
-    assert (told["shown"], told["note"]) == (90, "only the newest 90 of 100 rollouts; a larger --limit shows more")
+    reported = json.loads(element(page, "list"))
+    chunks = reported["columns"].pop("chunk")
+    assert reported == json.loads(json.dumps(answers.list()))
+    assert (reported["shown"], reported["note"]) == (
+        90,
+        "only the newest 90 of 100 rollouts; a larger --limit shows more",
+    )
     assert chunk(page, "chunk-turns") == json.loads(json.dumps(answers.turns()))
-    for place, row in enumerate(told["columns"]["row"]):
+    for place, row in enumerate(reported["columns"]["row"]):
         own = chunk(page, f"chunk-{chunks[place]}")
         assert own["rollouts"][str(row)] == json.loads(json.dumps(answers.rollout(row)))
-        group = own["groups"][str(told["columns"]["group"][place])]
+        group = own["groups"][str(reported["columns"]["group"][place])]
         assert row in [one["row"] for one in group["members"]]
     sizes = [chunks.count(index) for index in range(max(chunks) + 1)]
     assert max(sizes) <= 32
     assert min(sizes[:-1]) > 16
     for one in chunk(page, "chunk-0")["groups"]["0"]["what_ifs"]:
         settings = one["settings"]
-        asked = {"estimator": settings["estimator"], "options": json.dumps(settings["options"])}
-        asked |= {"discount": str(settings["discount"]), "scale": settings["scale"]}
-        again = answers.what_if(0, asked | {"turn_credit": settings["turn_credit"]})
+        requested = {"estimator": settings["estimator"], "options": json.dumps(settings["options"])}
+        requested |= {"discount": str(settings["discount"]), "scale": settings["scale"]}
+        again = answers.what_if(0, requested | {"turn_credit": settings["turn_credit"]})
         assert one["advantages"] == json.loads(json.dumps(again["advantages"]))
 
 
-def test_a_page_does_not_say_where_its_store_lies(tmp_path: Path) -> None:
+def test_a_page_does_not_name_where_its_store_lies(tmp_path: Path) -> None:
     folder = tmp_path / "at home" / "of somebody" / "rollouts"
     page = write_page(store_of(folder, 3), tmp_path / "page.html").read_text()
-    told = json.loads(element(page, "list"))
-    assert (told["title"], told["path"]) == ("rollouts", None)
+    reported = json.loads(element(page, "list"))
+    assert (reported["title"], reported["path"]) == ("rollouts", None)
     everything = [page, *(json.dumps(chunk(page, f"chunk-{name}")) for name in ("0", "turns"))]
     assert not any("at home" in text or "of somebody" in text for text in everything)
 
@@ -114,9 +117,9 @@ def test_rollouts_whose_advantages_cannot_be_computed_are_written_without_what_i
     page = write_page(store, tmp_path / "page.html").read_text()
     groups = chunk(page, "chunk-0")["groups"]
     assert len(groups["1"]["what_ifs"]) > 10  # of the others
-    asked = {(one["settings"]["estimator"], one["settings"]["scale"]) for one in groups["1"]["what_ifs"]}
+    requested = {(one["settings"]["estimator"], one["settings"]["scale"]) for one in groups["1"]["what_ifs"]}
     held = {(one["settings"]["estimator"], one["settings"]["scale"]) for one in groups["0"]["what_ifs"]}
-    assert ("grpo", "group") in asked - held
+    assert ("grpo", "group") in requested - held
     answers = Answers(store, limit=10, mode="served")
     with pytest.raises(ConfigError, match=why):
         answers.what_if(0, {"estimator": "grpo", "scale": "group"})

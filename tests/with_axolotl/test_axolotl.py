@@ -86,4 +86,4 @@ def test_the_policy_is_sampled_with_its_cache_kept_on_older_transformers(caplog:
     for place, (is_agent, logprob) in enumerate(zip(played.agent_token_mask, played.logprobs or (), strict=True)):
         if is_agent:
             assert logprob == pytest.approx(float(logprobs[place - 1]), abs=1e-4)
-    assert "the cache of" not in caplog.text  # which would say that it is not kept
+    assert "the cache of" not in caplog.text  # which would report that it is not kept

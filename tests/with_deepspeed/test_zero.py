@@ -26,7 +26,7 @@ Outcomes = list[dict[str, Any]]
 
 
 def write_config(folder: Path, stage: int, **changes: Any) -> Path:
-    """A config of DeepSpeed that leaves to the settings what these say."""
+    """A config of DeepSpeed that leaves to the settings what these state."""
     zero: dict[str, Any] = {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True}
     if stage == 3:  # nothing is kept gathered from one layer to the next
         names = ("stage3_param_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance")
@@ -78,8 +78,8 @@ def ranks(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int
     def run(stage: int) -> tuple[Path, Outcomes]:
         if stage not in found:
             folder = tmp_path_factory.mktemp(f"zero{stage}")
-            told = ",".join(WAYS[stage]), ",".join(SCENARIOS[stage])
-            done = launch_zero(Path(zero_run.__file__), write_config(folder, stage), base, folder, *told)
+            reported = ",".join(WAYS[stage]), ",".join(SCENARIOS[stage])
+            done = launch_zero(Path(zero_run.__file__), write_config(folder, stage), base, folder, *reported)
             assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
             found[stage] = folder, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
         return found[stage]

@@ -52,8 +52,8 @@ def test_an_agent_with_a_tool_is_one_conversation(model: Any, is_streamed: bool)
                 endpoint.reward(0.25, message.provider_response_id)
         return float(task["answer"] in output)
 
-    said = "" if is_streamed else "I look.\n"  # in a stream, the first text is the result, whatever follows it
-    one = play(program, TASK, said + calls("temperature", city="Paris"), "Yes, 21 degrees.")
+    spoken = "" if is_streamed else "I look.\n"  # in a stream, the first text is the result, whatever follows it
+    one = play(program, TASK, spoken + calls("temperature", city="Paris"), "Yes, 21 degrees.")
     assert one.info["num_conversations"] == 1
     assert one.turn_rewards == [0.25, 1.25]
     assert [message["role"] for message in one.messages] == ["system", "user", "assistant", "tool", "assistant"]
@@ -108,7 +108,7 @@ def test_an_agent_that_calls_another_one_is_two_conversations() -> None:
         desk = Agent(chat(endpoint), instructions="Ask the expert.")
 
         @desk.tool
-        async def ask_expert(context: RunContext, question: str) -> str:
+        async def request_expert(context: RunContext, question: str) -> str:
             """Ask the expert."""
             return (await expert.run(question, usage=context.usage)).output
 

@@ -161,13 +161,13 @@ COMMAND = [str(Path(sys.executable).parent / "mini"), "--yolo", "--exit-immediat
 
 
 class Shell(AgentProgramEnv):
-    """mini-swe-agent in a folder, which is rewarded for what it says."""
+    """mini-swe-agent in a folder, which is rewarded for what it states."""
 
     def _grade(self, task_data: dict[str, Any], outcome: ProgramOutcome) -> Any:
         assert outcome.folder is not None
         messages = json.loads((outcome.folder / "out.json").read_text(encoding="utf-8"))["messages"]
-        said = [response["choices"][0]["message"]["content"] for one in messages if (response := _response(one))]
-        return vowels("".join(map(str, said)))
+        output = [response["choices"][0]["message"]["content"] for one in messages if (response := _response(one))]
+        return vowels("".join(map(str, output)))
 
 
 def _response(message: dict[str, Any]) -> Any:

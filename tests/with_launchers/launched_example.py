@@ -1,6 +1,6 @@
 """What `accelerate launch` runs here: examples/launch/train.py as it stands, on ranks that have no GPU.
 
-Accelerate shards models for accelerators alone, so where it is told to the ranks are said to be of the kind it wants;
+Accelerate shards models for accelerators alone, so on request the ranks pass for the kind it wants;
 weights are sharded and gradients reduced as they are anywhere.
 """
 
@@ -30,7 +30,7 @@ def main(folder: Path, arguments: list[str]) -> None:
         shard_on_cpu(GRPOEnvTrainer)
     save = GRPOEnvTrainer.save_model
 
-    def save_and_tell(self: GRPOEnvTrainer, *args: Any, **kwargs: Any) -> None:
+    def save_and_report(self: GRPOEnvTrainer, *args: Any, **kwargs: Any) -> None:
         save(self, *args, **kwargs)
         found = {
             "sharded": any(isinstance(one, DTensor) or is_in_pieces(one) for one in self.model.parameters()),
@@ -41,7 +41,7 @@ def main(folder: Path, arguments: list[str]) -> None:
         }
         (folder / f"rank{self.accelerator.process_index}.json").write_text(json.dumps(found))
 
-    GRPOEnvTrainer.save_model = save_and_tell
+    GRPOEnvTrainer.save_model = save_and_report
     sys.argv = [str(EXAMPLE), *arguments]
     runpy.run_path(str(EXAMPLE), run_name="__main__")
 

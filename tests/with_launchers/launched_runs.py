@@ -28,7 +28,7 @@ SHARDED = ("fsdp2", "zero3")  # configurations under which no rank holds all wei
 
 
 def make_policy(folder: Path) -> Path:
-    """Save a policy that asks sensible questions now and then, and return its folder."""
+    """Save a policy that poses sensible questions now and then, and return its folder."""
     model, tokenizer = tiny_policy(TwentyQuestionsEnv(None, GAME))
     env = TwentyQuestionsEnv(tokenizer, GAME)
     games = [{"solution": name, "seed": seed} for name in GAME["objects"] for seed in range(16)]

@@ -77,12 +77,12 @@ def test_an_episode_that_the_caller_began_is_a_row_of_its_tokens(policy: tuple[A
     _, tokenizer = policy
     env = TwentyQuestionsEnv(tokenizer, {"objects": ["bee", "kite"], "max_steps_per_episode": 3})
     env.active_states["mine"] = env._initialize_episode("mine", {"solution": "bee", "seed": 0})
-    said = ["Is it an animal?", "Can it fly?", "Is it a bee?"]
-    row = env._run_complete_episode("mine", ScriptedAgent(said))
+    output = ["Is it an animal?", "Can it fly?", "Is it a bee?"]
+    row = env._run_complete_episode("mine", ScriptedAgent(output))
     mask, rewards = row["agent_token_mask"], row["per_token_rewards"]
     assert len(row["full_token_ids"]) == len(mask) == len(rewards)
     turns = [list(part) for is_agent, part in groupby(range(len(mask)), lambda i: mask[i]) if is_agent]
-    for turn, text in zip(turns, said, strict=True):
+    for turn, text in zip(turns, output, strict=True):
         decoded = tokenizer.decode([row["full_token_ids"][i] for i in turn], skip_special_tokens=True)
         assert decoded.strip() == text
     assert sum(rewards) == pytest.approx(row["final_reward"])

@@ -16,16 +16,16 @@ class Guess(MultistepEnv):
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         secret = task_data.get("secret") or self.rng(session_id).randint(1, 3)
-        return {"done": False, "secret": secret, "says": "Guess: 1 to 4.", "turn": 0}
+        return {"done": False, "secret": secret, "text": "Guess: 1 to 4.", "turn": 0}
 
     def _format_prompt(self, state: dict[str, Any], step: int) -> str:
-        return state["says"]
+        return state["text"]
 
     def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Any:
         if action == "4":
             raise RuntimeError("the game broke")
         won = action == str(state["secret"])
-        state = {**state, "says": f"No, says {self.rng(session_id).random()}.", "turn": state["turn"] + 1}
+        state = {**state, "text": f"No, says {self.rng(session_id).random()}.", "turn": state["turn"] + 1}
         return state, 1.0 if won else -0.25, won, {"success": won, "num_turns": state["turn"]}
 
 

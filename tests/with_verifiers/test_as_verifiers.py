@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Model(BaseHTTPRequestHandler):
-    """A model that says 1, 2, 3, …"""
+    """A model that states 1, 2, 3, …"""
 
     protocol_version = "HTTP/1.1"
 

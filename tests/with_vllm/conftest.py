@@ -66,7 +66,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
         )
     with torch.no_grad():
-        model.lm_head.weight[end_of_turn] *= 2  # said often enough, and now and then not
+        model.lm_head.weight[end_of_turn] *= 2  # answered often enough, and now and then not
     model.save_pretrained(folder)
     tokenizer.eos_token = tokenizer.pad_token  # of itself, vLLM stops at this one alone
     tokenizer.save_pretrained(folder)
@@ -75,7 +75,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def recompute(model_dir: Path) -> Callable[[Sequence[int], float], list[float]]:
-    """What transformers says of a token stream at a temperature, in float32, (T,): 0.0 for the first token."""
+    """What transformers returns of a token stream at a temperature, in float32, (T,): 0.0 for the first token."""
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
 
     def logprobs(token_ids: Sequence[int], temperature: float) -> list[float]:
@@ -91,7 +91,7 @@ def recompute(model_dir: Path) -> Callable[[Sequence[int], float], list[float]]:
 def largest_gap(
     recompute: Callable[[Sequence[int], float], list[float]],
 ) -> Callable[[Sequence[Trajectory], float], float]:
-    """How far what the sampler said of the agent's tokens is from what transformers says."""
+    """How far what the sampler answered of the agent's tokens is from what transformers returns."""
 
     def gap(trajectories: Sequence[Trajectory], temperature: float) -> float:
         gaps: list[float] = []
@@ -99,7 +99,7 @@ def largest_gap(
             assert trajectory.logprobs is not None
             known = zip(trajectory.logprobs, recompute(trajectory.token_ids, temperature), strict=True)
             masked = zip(known, trajectory.agent_token_mask, strict=True)
-            gaps += [abs(said - computed) for (said, computed), mask in masked if mask]
+            gaps += [abs(output - computed) for (output, computed), mask in masked if mask]
         assert gaps
         print(f"{len(gaps)} tokens at temperature {temperature}: largest gap {max(gaps):.1e}")
         return max(gaps)

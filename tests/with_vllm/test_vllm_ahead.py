@@ -110,8 +110,8 @@ def gaps(records: list[Any], model: Any, weights: dict[int, Any]) -> list[float]
             with torch.no_grad():
                 table = (model(ids).logits[0, :-1] / TEMPERATURE).log_softmax(-1)
             places = range(turn.start, turn.stop)
-            said = one.trajectory.logprobs
-            found.append(max(abs(table[i - 1, ids[0, i]].item() - said[i]) for i in places))
+            output = one.trajectory.logprobs
+            found.append(max(abs(table[i - 1, ids[0, i]].item() - output[i]) for i in places))
     return found
 
 

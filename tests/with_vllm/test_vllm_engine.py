@@ -80,8 +80,8 @@ def test_greedy_answers_are_those_of_transformers_each_within_its_budget(llm: An
         )[0, len(prompt) :].tolist()
         assert action.token_ids == wanted
         assert action.finish_reason == ("stop" if wanted[-1] in STOPS else "length")
-        said = wanted[:-1] if action.finish_reason == "stop" else wanted
-        whole = TOKENIZER.decode(said, skip_special_tokens=True)
+        output = wanted[:-1] if action.finish_reason == "stop" else wanted
+        whole = TOKENIZER.decode(output, skip_special_tokens=True)
         assert action.text == whole.rstrip("\ufffd")  # vLLM holds back what may become a character
 
 

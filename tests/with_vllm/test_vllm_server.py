@@ -29,18 +29,20 @@ def request(ids: list[int], text: str = "hello", **fields: Any) -> TurnRequest:
 
 
 def passing_on(url: str, heard: list[dict[str, Any]]) -> Callable[[Asked], Reply]:
-    """Sends each request on to the real server and keeps what that says."""
+    """Sends each request on to the real server and keeps what that states."""
 
-    def answer(asked: Asked) -> Reply:
+    def answer(requested: Asked) -> Reply:
         whole = urllib.request.Request(
-            url.removesuffix("/v1") + asked.path, json.dumps(asked.body).encode(), {"Content-Type": "application/json"}
+            url.removesuffix("/v1") + requested.path,
+            json.dumps(requested.body).encode(),
+            {"Content-Type": "application/json"},
         )
         try:
             with urllib.request.urlopen(whole, timeout=60) as response:
                 body = json.load(response)
         except urllib.error.HTTPError as error:
             return Reply(error.read(), status=error.code)
-        heard.append({"asked": asked.body, "said": body["choices"][0]})
+        heard.append({"requested": requested.body, "output": body["choices"][0]})
         return Reply(body)
 
     return answer
@@ -56,7 +58,7 @@ def test_a_rollout_over_the_server_is_exact(vllm_server: str, largest_gap: Gap, 
         trajectories = GuessEnv(TOKENIZER, GAME).rollout(tasks(3, 7, 8), agent, num_rollouts=8)
         agent.close()
 
-    told = {(tuple(one["asked"]["prompt"]), tuple(one["said"]["token_ids"])) for one in heard[1:]}
+    reported = {(tuple(one["requested"]["prompt"]), tuple(one["output"]["token_ids"])) for one in heard[1:]}
     recorded: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     for trajectory in trajectories:
         assert trajectory.exact
@@ -67,8 +69,8 @@ def test_a_rollout_over_the_server_is_exact(vllm_server: str, largest_gap: Gap, 
             assert (ids[turn.stop - 1] in STOPS) != (
                 END in between[:1]
             )  # an end, sampled or from the template, not two
-    assert recorded == told
-    assert all(one["said"]["prompt_token_ids"] == one["asked"]["prompt"] for one in heard)
+    assert recorded == reported
+    assert all(one["output"]["prompt_token_ids"] == one["requested"]["prompt"] for one in heard)
     assert {ids[-1] == END for _, ids in recorded} == {True, False}
     assert all(len(ids) == 24 or ids[-1] in STOPS for _, ids in recorded)
     assert len(recorded) > 3 * 4
@@ -76,12 +78,12 @@ def test_a_rollout_over_the_server_is_exact(vllm_server: str, largest_gap: Gap, 
 
     usage = agent.usage
     assert usage.requests == sum(len(trajectory.turns) for trajectory in trajectories)
-    assert usage.prompt_tokens == sum(len(one["asked"]["prompt"]) for one in heard)
-    assert usage.completion_tokens == sum(len(one["said"]["token_ids"]) for one in heard)
+    assert usage.prompt_tokens == sum(len(one["requested"]["prompt"]) for one in heard)
+    assert usage.completion_tokens == sum(len(one["output"]["token_ids"]) for one in heard)
     assert usage.failures == usage.retries == 0
 
 
-def test_greedy_answers_do_not_depend_on_who_asks_beside(vllm_server: str) -> None:
+def test_greedy_answers_do_not_depend_on_who_calls_beside(vllm_server: str) -> None:
     prompts = [TOKENIZER.encode(text, add_special_tokens=False) for text in ("one", "two words", "and three more")]
     agent = OpenAIAgent("tiny", base_url=vllm_server, temperature=0, max_tokens=12)
     together = agent.act([request(prompt) for prompt in prompts])
@@ -95,7 +97,7 @@ def test_greedy_answers_do_not_depend_on_who_asks_beside(vllm_server: str) -> No
     assert short.finish_reason == ("stop" if short.token_ids[-1] in STOPS else "length")
 
 
-def test_text_is_asked_for_where_the_game_has_no_tokens(vllm_server: str) -> None:
+def test_text_is_requested_where_the_game_has_no_tokens(vllm_server: str) -> None:
     agent = OpenAIAgent("tiny", base_url=vllm_server, max_tokens=8, seed=1)
     trajectories = GuessEnv(env_config=GAME).rollout(tasks(3), agent, num_rollouts=2)
     text, state = agent.get_action([{"role": "user", "content": "hello"}], "kept")
@@ -106,7 +108,7 @@ def test_text_is_asked_for_where_the_game_has_no_tokens(vllm_server: str) -> Non
     assert not any(trajectory.failed for trajectory in trajectories)
 
 
-def test_what_the_server_refuses_is_said_in_its_own_words(vllm_server: str) -> None:
+def test_what_the_server_refuses_is_reported_in_its_own_words(vllm_server: str) -> None:
     agent = OpenAIAgent("tiny", base_url=vllm_server, max_tokens=8)
     fine, too_long = agent.act([request([5, 6]), request([5] * 1030)])
     stranger = OpenAIAgent("nobody", base_url=vllm_server)

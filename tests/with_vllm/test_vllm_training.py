@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from cpu_support import CPUGeneration, saved_policy, served
 from datasets import Dataset
-from programs import say
+from programs import speak
 from torch import multiprocessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer import grpo_trainer
@@ -115,10 +115,10 @@ def test_rollouts_are_exact_and_carry_the_models_own_logprobs(agent: VLLMPolicyA
     assert all(trajectory.exact and not trajectory.failed for trajectory in trajectories)
     for trajectory in trajectories:
         for turn in trajectory.turns:
-            said = list(trajectory.token_ids[turn.start : turn.stop])
-            ended = said[-1] in agent.stop_token_ids
-            assert ended or len(said) == agent.max_turn_tokens
-            text = agent.tokenizer.decode(said[:-1] if ended else said, skip_special_tokens=True)
+            output = list(trajectory.token_ids[turn.start : turn.stop])
+            ended = output[-1] in agent.stop_token_ids
+            assert ended or len(output) == agent.max_turn_tokens
+            text = agent.tokenizer.decode(output[:-1] if ended else output, skip_special_tokens=True)
             assert trajectory.messages[turn.message_index]["content"] == text
     assert {len(trajectory.turns) for trajectory in trajectories} != {1}
     drift = gap(agent, trajectories)
@@ -131,7 +131,7 @@ def test_the_calls_of_programs_are_answered_exactly(agent: VLLMPolicyAgent) -> N
         messages: list[Any] = []
         for text in (f"Think of {task['solution']}.", "Is it alive?", "Is it a clock?"):
             messages.append({"role": "user", "content": text})
-            messages.append({"role": "assistant", "content": say(endpoint, messages)[1]})
+            messages.append({"role": "assistant", "content": speak(endpoint, messages)[1]})
         return 1.0
 
     agent.prepare(after(0))
@@ -162,14 +162,14 @@ def one_turn(agent: VLLMPolicyAgent, requests: Sequence[TurnRequest]) -> list[Ac
     return actions  # pyright: ignore[reportReturnType]
 
 
-def asks(agent: VLLMPolicyAgent, rooms: Sequence[int]) -> list[TurnRequest]:
+def queries(agent: VLLMPolicyAgent, rooms: Sequence[int]) -> list[TurnRequest]:
     prompt = agent.tokenizer("Is it alive?").input_ids
     return [TurnRequest(session_id="", messages=[], token_ids=prompt, max_new_tokens=room) for room in rooms]
 
 
 def test_each_row_keeps_its_own_budget(agent: VLLMPolicyAgent) -> None:
     rooms = [1, 2, 200, 3] * 8
-    actions = one_turn(agent, asks(agent, rooms))
+    actions = one_turn(agent, queries(agent, rooms))
     for action, room in zip(actions, rooms, strict=True):
         ended = action.token_ids[-1] in agent.stop_token_ids
         assert action.finish_reason == ("stop" if ended else "length")
@@ -183,7 +183,7 @@ def test_each_row_keeps_its_own_budget(agent: VLLMPolicyAgent) -> None:
 def test_a_stop_string_ends_a_turn_and_its_tokens_are_kept(engine: CPUGeneration) -> None:
     engine.generation_kwargs = {"stop": [" it"]}
     agent = VLLMPolicyAgent(engine, engine.processing_class, max_turn_tokens=200)
-    actions = one_turn(agent, asks(agent, [200] * 16))
+    actions = one_turn(agent, queries(agent, [200] * 16))
     agent.finish()
     stopped = [
         action

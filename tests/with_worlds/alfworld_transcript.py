@@ -1,4 +1,4 @@
-"""Print what the engine of households says to fixed random walks, stock or mended; run by a test, as a process."""
+"""Print what the engine of households states to fixed random walks, stock or mended; run by a test, as a process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WALKS, TURNS = 2, 12
 
 
 def main(kind: str, games: list[str]) -> None:
-    """Play every game twice, with one engine, and print all that it says and allows."""
+    """Play every game twice, with one engine, and print all that it states and allows."""
     if kind == "mended":
         patch_engine()
     textworld: Any = importlib.import_module("textworld")
@@ -27,16 +27,16 @@ def main(kind: str, games: list[str]) -> None:
             cache_commands(engine.unwrapped)
         for walk in range(WALKS):
             stream = random.Random(f"{walk} {game.rpartition('train')[2]}")
-            said = [told(engine.reset())]
-            commands = said[0]["commands"]
+            output = [reported(engine.reset())]
+            commands = output[0]["commands"]
             for turn in range(TURNS):
                 state, score, done = engine.step("fly away" if turn == 5 else stream.choice(commands))
-                said.append({**told(state), "score": score, "done": done})
-                commands = said[-1]["commands"]
-            print(json.dumps(said))
+                output.append({**reported(state), "score": score, "done": done})
+                commands = output[-1]["commands"]
+            print(json.dumps(output))
 
 
-def told(state: Any) -> dict[str, Any]:
+def reported(state: Any) -> dict[str, Any]:
     """What the engine gives out after a command."""
     return {"text": state.feedback, "commands": state.admissible_commands, "facts": sorted(map(str, state.facts))}
 

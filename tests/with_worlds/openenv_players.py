@@ -61,7 +61,7 @@ def tools_called(url: str) -> dict[str, Any]:
 
 
 def trained(url: str, folder: Path) -> dict[str, Any]:
-    """Train for one step with TRL, whose environments are clients; the model says what the test wants."""
+    """Train for one step with TRL, whose environments are clients; the model names what the test wants."""
     import torch  # noqa: PLC0415
     import trl  # noqa: PLC0415
     from datasets import Dataset  # noqa: PLC0415
@@ -104,17 +104,17 @@ def trained(url: str, folder: Path) -> dict[str, Any]:
         """Guesses 1, 2, 3, …, and every second time 9; its weights are trained as they are."""
 
         def generate(self, input_ids: Any, attention_mask: Any, **_: Any) -> Any:
-            said = []
+            output = []
             for row, (ids, mask) in enumerate(zip(input_ids, attention_mask, strict=True)):
                 text = tokenizer.decode(ids[mask.bool()])
-                num_told = text.count("<tool_response>")
-                number = 9 if '"number": "9"' in text or (row % 2 and not num_told) else num_told + 1
+                num_reported = text.count("<tool_response>")
+                number = 9 if '"number": "9"' in text or (row % 2 and not num_reported) else num_reported + 1
                 call = (
                     f'<tool_call>\n{{"name": "guess", "arguments": {{"number": "{number}"}}}}\n</tool_call><|im_end|>'
                 )
-                said.append(torch.tensor(tokenizer.encode(call, add_special_tokens=False)))
+                output.append(torch.tensor(tokenizer.encode(call, add_special_tokens=False)))
             pad = tokenizer.pad_token_id
-            return torch.cat([input_ids, torch.nn.utils.rnn.pad_sequence(said, True, pad)], dim=1)
+            return torch.cat([input_ids, torch.nn.utils.rnn.pad_sequence(output, True, pad)], dim=1)
 
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()

@@ -1,4 +1,4 @@
-"""The engine of households: mended, it says what it says stock; and it leaves nothing behind."""
+"""The engine of households: mended, it names what it states stock; and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def transcripts(kind: str, games: list[Path], hash_seed: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
 
 
-def test_the_mended_engine_says_the_same_to_the_byte(households: Path, tmp_path: Path) -> None:
+def test_the_patched_engine_returns_the_same_to_the_byte(households: Path, tmp_path: Path) -> None:
     [medium] = generate_households(tmp_path, {"train": 1}, size="medium").games["train"]
     games = [*games_of(households), medium]
     mended = transcripts("mended", games, "1")
@@ -49,15 +49,15 @@ def test_the_mended_engine_says_the_same_to_the_byte(households: Path, tmp_path:
 
 def test_progress_is_full_exactly_when_the_game_is_won(engine: HouseholdEngine, households: Path) -> None:
     for game in games_of(households):
-        said = engine.start({"file": str(game)})
-        progress = [said["progress"]]
+        output = engine.start({"file": str(game)})
+        progress = [output["progress"]]
         for command in json.loads(game.read_text())["walkthrough"]:
-            assert command in said["admissible"]
-            said = engine.step(command)
-            progress.append(said["progress"])
-            assert said["understood"]
-            assert (said["progress"] == 1.0) == said["won"]
-        assert said["won"], game
+            assert command in output["admissible"]
+            output = engine.step(command)
+            progress.append(output["progress"])
+            assert output["understood"]
+            assert (output["progress"] == 1.0) == output["won"]
+        assert output["won"], game
         assert 0 <= progress[0] < 1
 
 
@@ -69,31 +69,31 @@ def test_equal_state_keys_are_followed_by_equal_answers(engine: HouseholdEngine,
         worlds: dict[str, str] = {}
         for walk in range(6):
             stream = random.Random(walk)
-            said = engine.start({"file": str(game)})
+            output = engine.start({"file": str(game)})
             for _ in range(40):
-                key, command = said["state_key"], stream.choice(said["admissible"])
-                assert worlds.setdefault(key, said["key"]) == said["key"]
-                said = engine.step(command)
+                key, command = output["state_key"], stream.choice(output["admissible"])
+                assert worlds.setdefault(key, output["key"]) == output["key"]
+                output = engine.step(command)
                 num_met += (key, command) in known
-                assert known.setdefault((key, command), said) == said
+                assert known.setdefault((key, command), output) == output
     assert num_met > 100
 
 
 def test_what_is_only_noted_is_no_other_position(engine: HouseholdEngine, households: Path) -> None:
     begun = engine.start({"file": str(games_of(households)[0])})
     for command in ("look", "inventory", "help", "fly away"):
-        said = engine.step(command)
-        assert said["state_key"] == begun["state_key"], command
-        assert said["understood"] == (command != "fly away")
-    assert said["text"] == "Nothing happens."
+        output = engine.step(command)
+        assert output["state_key"] == begun["state_key"], command
+        assert output["understood"] == (command != "fly away")
+    assert output["text"] == "Nothing happens."
 
 
 def test_a_moved_thing_that_is_put_back_is_where_it_was(engine: HouseholdEngine, households: Path) -> None:
     [game] = [one for one in games_of(households) if "pick_and_place" in str(one)]
     engine.start({"file": str(game)})
-    said: dict[str, Any] = {"key": ""}
+    output: dict[str, Any] = {"key": ""}
     for command in json.loads(game.read_text())["walkthrough"]:
-        before, said = said, engine.step(command)
+        before, output = output, engine.step(command)
         if command.startswith("take "):
             thing, place = command.removeprefix("take ").split(" from ")
             assert engine.step(f"move {thing} to {place}")["key"] == before["key"]
@@ -101,7 +101,7 @@ def test_a_moved_thing_that_is_put_back_is_where_it_was(engine: HouseholdEngine,
     pytest.fail("the walkthrough takes nothing")
 
 
-def test_what_is_no_game_is_said_in_a_sentence(engine: HouseholdEngine, households: Path, tmp_path: Path) -> None:
+def test_what_is_no_game_is_reported_in_a_sentence(engine: HouseholdEngine, households: Path, tmp_path: Path) -> None:
     good = json.loads(games_of(households)[0].read_text())
     broken, lacking, nosy = (tmp_path / name for name in ("broken", "lacking", "nosy"))
     broken.write_text("{")
@@ -125,8 +125,8 @@ def test_what_is_no_game_is_said_in_a_sentence(engine: HouseholdEngine, househol
 
 
 def play_through(engine: HouseholdEngine, file: Path) -> None:
-    said = engine.start({"file": str(file)})
-    for command in [one for one in said["admissible"] if one.startswith("go to")]:
+    output = engine.start({"file": str(file)})
+    for command in [one for one in output["admissible"] if one.startswith("go to")]:
         engine.step(command)
 
 

@@ -64,13 +64,13 @@ def test_every_split_and_type_is_won_by_its_walkthrough(households: Path) -> Non
 
 
 def test_an_observation_is_the_engines_text_and_the_commands(households: Path, rows: list[Any]) -> None:
-    said = {
+    output = {
         listed: user_texts(play(households, rows[0], walkthrough(households, rows[0]), show_commands=listed))
         for listed in ("all", "here", "none")
     }
-    assert said["none"][0].startswith("-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room.")
-    assert "Your task is to: " in said["none"][0]
-    for everything, here, nothing in zip(*said.values(), strict=True):
+    assert output["none"][0].startswith("-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room.")
+    assert "Your task is to: " in output["none"][0]
+    for everything, here, nothing in zip(*output.values(), strict=True):
         assert everything.startswith(f"{nothing}\n\nYou can: ")
         assert here.startswith(f"{nothing}\n\nYou can: ")
         commands, nearby = (text.partition("You can: ")[2].removesuffix(".").split(", ") for text in (everything, here))
@@ -91,7 +91,7 @@ def test_progress_as_the_reward_adds_up(households: Path, rows: list[Any]) -> No
         assert trajectory.turn_rewards == pytest.approx(differences)
 
 
-def test_undone_progress_is_paid_back(households: Path, rows: list[Any]) -> None:
+def test_undone_progress_is_rewarded_back(households: Path, rows: list[Any]) -> None:
     [row] = [one for one in rows if "two_obj" in one["task_data"]["task_type"]]
     commands = walkthrough(households, row)
     first = next(index for index, command in enumerate(commands) if command.startswith("move "))
@@ -133,7 +133,7 @@ def test_an_observation_over_the_budget_ends_the_episode(households: Path, rows:
     tokenizer = chat_tokenizer()
     probe = ALFWorldEnv(tokenizer, {"data": str(households)})
     [whole] = probe.rollout([rows[0]["task_data"]], ScriptedAgent(walkthrough(households, rows[0])))
-    limit = whole.turns[1].stop + 3  # no room for what the engine says to the second command
+    limit = whole.turns[1].stop + 3  # no room for what the engine returns to the second command
     env = ALFWorldEnv(tokenizer, {"data": str(households), "max_trajectory_tokens": limit})
     [cut] = env.rollout([rows[0]["task_data"]], ScriptedAgent(walkthrough(households, rows[0])))
     assert cut.stop_reason is StopReason.MAX_TOKENS
@@ -167,7 +167,7 @@ def test_pools_play_the_same_episodes(households: Path, rows: list[Any]) -> None
     assert summary(pickle.loads(pickle.dumps(env)).rollout(tasks, agent(), 2)) == plain
 
 
-def test_what_is_remembered_asks_the_engine_once(households: Path, rows: list[Any]) -> None:
+def test_what_is_remembered_calls_the_engine_once(households: Path, rows: list[Any]) -> None:
     env = ALFWorldEnv(None, {"data": str(households), "cache_mb": 32.0, "step_timeout_s": 61.0})
     env.rollout([rows[0]["task_data"]], reference_player(env), 5)
     num_commands = len(walkthrough(households, rows[0]))
@@ -213,7 +213,7 @@ def test_players(households: Path, rows: list[Any], env: ALFWorldEnv) -> None:
         assert not any("Nothing happens." in text for text in user_texts(trajectory))
 
 
-def test_a_game_without_a_walkthrough_is_said(households: Path, rows: list[Any], tmp_path: Path) -> None:
+def test_a_game_without_a_walkthrough_is_reported(households: Path, rows: list[Any], tmp_path: Path) -> None:
     shutil.copytree(households, tmp_path / "data")
     file = tmp_path / "data" / rows[0]["task_data"]["game"]
     file.write_text(json.dumps({**json.loads(file.read_text()), "walkthrough": None}))

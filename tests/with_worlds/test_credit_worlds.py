@@ -37,17 +37,17 @@ def test_the_demonstrator_solves_every_world_and_earns_all_that_is_left_to_earn(
     assert len({one.messages[0]["content"] for one in played}) > 1
 
 
-def test_what_a_household_is_not_asked_is_answered_as_its_engine_does() -> None:
+def test_what_a_household_does_not_handle_is_answered_as_its_engine_does() -> None:
     game = few_worlds("households")
     env = game.make()
     stock = ALFWorldEnv(None, env.env_config)
     [task] = game.tasks("demonstrations", 0, 1)
     [shown] = env.rollout([task], game.demonstrator(env, 0))
-    said = [message["content"] for message in shown.messages if message["role"] == "assistant"]
-    commands = [one for command in said[:-1] for one in ("fly", command, "take sun 1 from sky 1", "inventory")]
-    [spared], [asked] = (one.rollout([task], ScriptedAgent(commands)) for one in (env, stock))
-    assert spared.turn_rewards == asked.turn_rewards
-    heard = [message["content"] for message in asked.messages if message["role"] == "user"]
+    output = [message["content"] for message in shown.messages if message["role"] == "assistant"]
+    commands = [one for command in output[:-1] for one in ("fly", command, "take sun 1 from sky 1", "inventory")]
+    [spared], [requested] = (one.rollout([task], ScriptedAgent(commands)) for one in (env, stock))
+    assert spared.turn_rewards == requested.turn_rewards
+    heard = [message["content"] for message in requested.messages if message["role"] == "user"]
     assert [world_texts.of_household(text) for text in heard] == [
         message["content"] for message in spared.messages if message["role"] == "user"
     ]

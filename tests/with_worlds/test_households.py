@@ -80,8 +80,8 @@ def test_a_searching_walkthrough_wins_and_looks_nowhere_twice(tmp_path: Path, en
 
 def digest(made: GeneratedHouseholds) -> str:
     files = sorted(path for path in made.folder.rglob("*") if path.is_file())
-    told = [(str(path.relative_to(made.folder)), path.read_text()) for path in files]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    reported = [(str(path.relative_to(made.folder)), path.read_text()) for path in files]
+    return hashlib.sha256(json.dumps(reported).encode()).hexdigest()
 
 
 def test_a_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_larger_split_begins_with_the_games_of_a_smaller_one(tmp_path: Path) -
 
 
 def kind(game: Path) -> tuple[str, ...]:
-    """Task type, object and receptacle, as the folder says."""
+    """Task type, object and receptacle, as the folder states."""
     return tuple(game.parent.parent.name.split("-")[:4])
 
 
@@ -157,7 +157,7 @@ def test_some_task_types_alone_are_dealt_out_in_turn(tmp_path: Path) -> None:
     assert [kind(game)[0] for game in made.games["train"]] == [types[n % 2] for n in range(5)]
 
 
-def test_when_no_different_household_is_left_that_is_said_and_nothing_is_written(
+def test_when_no_different_household_is_left_that_is_reported_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generate, "_TRIES", 2)  # a thousand exhaust only what takes minutes

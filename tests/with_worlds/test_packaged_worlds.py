@@ -36,9 +36,9 @@ class Wanderer(Agent):
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: TurnRequest) -> Action:
-        said = [message["content"] for message in request.messages]
-        stream = random.Random(derive_seed("wanderer", *said))
-        _, found, listed = said[-1].rpartition("\n\n")
+        output = [message["content"] for message in request.messages]
+        stream = random.Random(derive_seed("wanderer", *output))
+        _, found, listed = output[-1].rpartition("\n\n")
         _, colon, commands = listed.partition(": ")
         if found and colon and ", " in commands:
             return Action(text=stream.choice(commands.rstrip(".").split(", ")))

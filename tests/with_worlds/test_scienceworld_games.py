@@ -44,7 +44,7 @@ def test_the_table_of_tasks_is_the_simulators() -> None:
     assert {name: game.getTaskMaxVariations(name) for name in TASKS} == {name: one.num for name, one in TASKS.items()}
 
 
-def test_the_gold_path_solves_tasks_and_is_paid_1() -> None:
+def test_the_gold_path_solves_tasks_and_is_rewarded_1() -> None:
     env = env_of(gold_path=True, **EASY)
     tasks = [PLANT, {"task": "identify-life-stages-2", "variation": 0}, {"task": "test-conductivity", "variation": 2}]
     for played in env.rollout(tasks, reference_player(env)):
@@ -55,7 +55,7 @@ def test_the_gold_path_solves_tasks_and_is_paid_1() -> None:
     assert shown.success
 
 
-def test_without_a_gold_path_its_players_say_how_to_get_one() -> None:
+def test_without_a_gold_path_its_players_name_how_to_get_one() -> None:
     for player in (reference_player, imitation_player):
         with pytest.raises(ConfigError, match=r"create the environment with env_config=\{'gold_path': True\}"):
             player(env_of())
@@ -72,7 +72,7 @@ def test_a_wrong_focus_fails_the_task(failure_score: float, final: float) -> Non
     assert played.info["score"] == -1.0
 
 
-def test_commands_are_listed_if_asked_for() -> None:
+def test_commands_are_listed_if_requested() -> None:
     env = env_of(admissible_commands=True, max_steps_per_episode=2, simplifications=["openDoors"])
     [played] = env.rollout([PLANT], random_player(env, 1))
     listed = played.messages[1]["content"].rpartition("Possible commands: ")[2].split(", ")
@@ -94,7 +94,7 @@ def test_games_in_one_jvm_do_not_disturb_each_other() -> None:
 
 
 class Cut(Agent):
-    """Says the lines of a script, and waits when it is at its end."""
+    """Answers the lines of a script, and waits when it is at its end."""
 
     def __init__(self, way: list[str]) -> None:
         self.player = ScriptedAgent([*way, *["wait1"] * 200])
@@ -141,7 +141,7 @@ def test_more_games_than_a_heap_holds_are_played_in_another_jvm() -> None:
     close_shared()
 
 
-def test_java_that_does_not_start_says_why() -> None:
+def test_java_that_does_not_start_gives_the_reason() -> None:
     [played] = env_of(memory_mb=10**9).rollout([PLANT], ScriptedAgent(["look around"]))
     assert played.failed
     assert "Java could not be started: " in (played.error or "")
@@ -164,7 +164,7 @@ def test_it_keeps_the_contract() -> None:
     assert not report.findings
 
 
-def test_without_java_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_the_error_names_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     with pytest.raises(MissingDependencyError, match=r"'java' is not installed.* apt-get install default-jre-headless"):

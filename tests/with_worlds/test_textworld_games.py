@@ -60,16 +60,16 @@ def env_of(cache: Path, config: dict[str, Any], **more: Any) -> TextWorldEnv:
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("rewards", [{}, {"reward": "win"}, {"progress_share": 0.5}, {"progress_share": 1.0}])
-def test_the_walkthrough_wins_every_kind_and_is_paid_1(cache: Path, name: str, rewards: dict[str, Any]) -> None:
+def test_the_walkthrough_wins_every_kind_and_is_rewarded_1(cache: Path, name: str, rewards: dict[str, Any]) -> None:
     env = env_of(cache, KINDS[name], **rewards)
     [played] = env.rollout([{"game_seed": 3}], reference_player(env))
     assert (played.error, played.success, str(played.stop_reason)) == (None, True, "done")
     assert played.final_reward == pytest.approx(1.0)
     if rewards == {"progress_share": 1.0} and "drop" not in KINDS[name].get("options", {}):
-        assert sum(reward > 0 for reward in played.turn_rewards) > 1  # each step on the way is paid
+        assert sum(reward > 0 for reward in played.turn_rewards) > 1  # each step on the way is rewarded
 
 
-def test_prompts_say_what_the_game_says_and_what_can_be_done(cache: Path) -> None:
+def test_prompts_repeat_what_the_game_returns_and_what_can_be_done(cache: Path) -> None:
     [played] = env_of(cache, COIN).rollout([{"game_seed": 3}], ScriptedAgent(["look", "frobnicate", "take nothing"]))
     texts = [message["content"] for message in played.messages if message["role"] == "user"]
     assert "coin" in texts[0]
@@ -95,12 +95,12 @@ def test_the_interpreter_is_not_steered(cache: Path, command: str) -> None:
 def test_a_lost_game_is_over_and_keeps_what_it_had_earned(cache: Path) -> None:
     env = env_of(cache, COOKING)
     [won] = env.rollout([{"game_seed": 5}], reference_player(env))
-    said = [message["content"] for message in won.messages if message["role"] == "assistant"]
-    [take] = [command for command in said if command.startswith("take")]
+    output = [message["content"] for message in won.messages if message["role"] == "assistant"]
+    [take] = [command for command in output if command.startswith("take")]
     food = take.removeprefix("take ").partition(" from")[0]
     [lost] = env.rollout([{"game_seed": 5}], ScriptedAgent([take, f"eat {food}"]))
     assert (lost.success, str(lost.stop_reason), len(lost.turns)) == (False, "done", 2)
-    assert lost.turn_rewards == [pytest.approx(won.turn_rewards[said.index(take)]), 0.0]
+    assert lost.turn_rewards == [pytest.approx(won.turn_rewards[output.index(take)]), 0.0]
     [returned] = env_of(cache, COOKING, progress_share=1.0).rollout(
         [{"game_seed": 5}], ScriptedAgent([take, f"eat {food}"])
     )
@@ -147,7 +147,7 @@ def test_a_game_that_is_not_kept_leaves_nothing_behind(tmp_path: Path, monkeypat
     assert [engine.step(command)["won"] for command in first["walkthrough"]] == [False, True]
 
 
-def test_a_game_that_the_compiler_does_not_take_is_told_by_its_options(
+def test_a_game_that_the_compiler_does_not_take_is_reported_by_its_options(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = importlib.import_module("textworld.generator")
@@ -160,7 +160,7 @@ def test_a_game_that_the_compiler_does_not_take_is_told_by_its_options(
         TextWorldEngine().start({**made("coin_collector", {"level": 7}), "cache_dir": str(cache)})
 
 
-def test_an_interpreter_is_told_nothing_that_ends_it(cache: Path) -> None:
+def test_an_interpreter_is_sent_nothing_that_ends_it(cache: Path) -> None:
     env = env_of(cache, COIN, max_steps_per_episode=4)
     [played] = env.rollout([{"game_seed": 3}], ScriptedAgent(["take \0x", "take 🍎 é", "take %n\x1b[A", "look"]))
     assert played.error is None
@@ -215,8 +215,8 @@ def test_a_file_that_is_no_game_fails_its_own_episode(cache: Path, tmp_path: Pat
     env = TextWorldEnv(env_config={"kind": "files"})
     played = env.rollout([{"file": str(path)} for path in sorted(tmp_path.glob("*.z8"))], ScriptedAgent(["look"]))
     assert all(one.failed for one in played)
-    told = [one.error or "" for one in played]
-    assert "text.z8 must be a game for version 8 of the Z-machine" in told[2]
+    reported = [one.error or "" for one in played]
+    assert "text.z8 must be a game for version 8 of the Z-machine" in reported[2]
     env = env_of(cache, COIN)
     assert env.rollout([{"game_seed": 3}], reference_player(env))[0].success
 

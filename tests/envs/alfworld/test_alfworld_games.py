@@ -138,7 +138,7 @@ def test_a_damaged_note_is_made_anew(data: Path, user_cache: Path, content: str)
     assert len(json.loads(cache.read_text())["trials"]) == 4
 
 
-def test_a_cache_that_cannot_be_written_is_said_and_no_error(
+def test_a_cache_that_cannot_be_written_is_reported_and_no_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "a file").write_text("")

@@ -72,7 +72,7 @@ def test_a_goal_holds_exactly_when_all_its_conditions_do(facts: set[Fact]) -> No
         assert (negated == of) == (not holds)
 
 
-def test_a_goal_that_cannot_be_counted_is_said() -> None:
+def test_a_goal_that_cannot_be_counted_is_reported() -> None:
     for goal, sentence in (
         ("(objectType mug AppleType)", "cannot be satisfied"),
         ("(exists (?k - knife) (isHot ?k))", "cannot be satisfied"),
@@ -88,7 +88,7 @@ def test_a_goal_that_cannot_be_counted_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "command"),
+    ("message", "command"),
     [
         ("go to fridge 1", "go to fridge 1"),
         ("  Take Apple 1  from fridge 1. ", "take apple 1 from fridge 1"),
@@ -106,8 +106,8 @@ def test_a_goal_that_cannot_be_counted_is_said() -> None:
         ("x" * 500, ""),
     ],
 )
-def test_the_command_in_an_answer(said: str, command: str) -> None:
-    assert extract_command(said) == command
+def test_the_command_in_an_answer(message: str, command: str) -> None:
+    assert extract_command(message) == command
 
 
 def test_expressions_name_and_join_and_do_nothing_else() -> None:

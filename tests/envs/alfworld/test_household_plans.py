@@ -53,7 +53,7 @@ PLANNERS = {(size, unseen): Planner(RULES, size, unseen=unseen) for size in SIZE
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_rooms_have_what_their_size_says_and_unseen_ones_other_receptacles(size: str) -> None:
+def test_rooms_have_what_their_size_states_and_unseen_ones_other_receptacles(size: str) -> None:
     seen, unseen = rooms(size, unseen=False), rooms(size, unseen=True)
     assert (len(seen), len(unseen)) == (24 * 4, 6 * 4)
     low, high = SIZES[size].receptacles
@@ -65,7 +65,7 @@ def test_rooms_have_what_their_size_says_and_unseen_ones_other_receptacles(size:
 
 
 class Game:
-    """What ALFWorld's domain says of commands, written a second time, to hold walkthroughs against."""
+    """What ALFWorld's domain states of commands, written a second time, to hold walkthroughs against."""
 
     def __init__(self, household: Household) -> None:
         self.task = household.task
@@ -172,7 +172,7 @@ def test_a_walkthrough_goes_straight_to_the_object_or_looks_for_it() -> None:
     assert walkthrough(HOUSEHOLD, RULES, searching=True) == [*looked, *end]
 
 
-def test_the_problem_says_what_there_is() -> None:
+def test_the_problem_names_what_there_is() -> None:
     goal = Goal(pddl="    (:goal ({obj}Type {recep}Type))\n)", sentences=("clean a {obj}",))
     text = problem(HOUSEHOLD, goal, RULES, name="one")
     assert text.startswith("(define (problem one)\n    (:domain alfred)")
@@ -195,7 +195,7 @@ def test_the_problem_says_what_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ({"split_sizes": {}}, "split_sizes is empty: pass numbers of games"),
         ({"split_sizes": {"train": 0}}, r"split_sizes\['train'\] must be a positive int \(or omit that split\), got 0"),
@@ -209,9 +209,9 @@ def test_the_problem_says_what_there_is() -> None:
         ({"task_types": ["pick_and_place"]}, "unknown type 'pick_and_place'; did you mean 'pick_and_place_simple'"),
     ],
 )
-def test_bad_arguments_say_what_is_wrong(tmp_path: Path, given: dict[str, Any], told: str) -> None:
+def test_bad_arguments_name_what_is_wrong(tmp_path: Path, given: dict[str, Any], reported: str) -> None:
     options: dict[str, Any] = {"split_sizes": {"train": 1}, **given}
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         generate_households(tmp_path / "new", options.pop("split_sizes"), **options)
     assert not (tmp_path / "new").exists()
 

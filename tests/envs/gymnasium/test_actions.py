@@ -69,7 +69,7 @@ def test_a_space_that_starts_below_zero_may_be_named() -> None:
         ({"Up": 0, "up": 1}, Discrete(2), "must contain names that differ in more than case and spacing"),
     ],
 )
-def test_a_table_that_cannot_be_made_says_why(given: Any, space: Any, sentence: str) -> None:
+def test_a_table_that_cannot_be_made_gives_the_reason(given: Any, space: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         action_table(given, space, None)
 

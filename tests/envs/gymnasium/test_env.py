@@ -67,7 +67,7 @@ def test_a_hole_ends_the_game_lost() -> None:
     assert (trajectory.success, trajectory.stop_reason, trajectory.final_reward) == (False, StopReason.DONE, 0.0)
 
 
-def test_an_invalid_action_says_what_would_be_right_and_changes_nothing() -> None:
+def test_an_invalid_action_names_what_would_be_right_and_changes_nothing() -> None:
     trajectory = play(DRY, ["jump", "down"])
     assert trajectory.turns[0].invalid
     assert "Answer with one of these actions: [left], [down], [right], [up]." in user_texts(trajectory)[1]
@@ -84,7 +84,7 @@ def test_our_limit_and_the_games_own_both_end_an_episode_as_truncated() -> None:
 
 
 @pytest.mark.parametrize("game_id", READY)
-def test_players_earn_what_the_values_say(game_id: str) -> None:
+def test_players_earn_what_the_values_state(game_id: str) -> None:
     env = GymnasiumEnv(None, {"id": game_id})
     tasks = [{"seed": seed} for seed in range(120)]
     for player, name in ((OptimalPlayer(env), "optimal_reward"), (RandomPlayer(env, seed=1), "random_reward")):
@@ -106,7 +106,7 @@ def test_evaluation_places_the_players_at_the_ends_of_the_scale() -> None:
     assert blind.low - 0.1 < 0 < blind.high + 0.1
 
 
-def test_every_state_of_the_taxi_looks_different_and_the_marks_say_what_is_where() -> None:
+def test_every_state_of_the_taxi_looks_different_and_the_marks_name_what_is_where() -> None:
     exact = GymnasiumEnv(None, {"id": "Taxi-v4"}).exact_values()
     assert exact is not None
     assert len(exact.frames) == 500
@@ -208,7 +208,7 @@ def test_an_observation_is_shown_as_numbers_where_nothing_else_is() -> None:
     assert trajectory.success is None
 
 
-def test_games_of_one_conversation_are_told_apart() -> None:
+def test_games_of_one_conversation_are_distinguished() -> None:
     env = GymnasiumEnv(None, {**DRY, "episodes_per_trial": 2, "keep_history": True})
     [trajectory] = env.rollout([{"seed": 0}], OptimalPlayer(env))
     assert [text.startswith("A new game begins.\n[S]") for text in user_texts(trajectory)] == [True, *[False] * 5] * 2
@@ -238,7 +238,7 @@ class Photographs(Corridor):
         ({"success": "maybe"}, "must be 'auto', 'reward', 'terminated', or a callable"),
     ],
 )
-def test_a_configuration_that_does_not_go_says_why(config: dict[str, Any], sentence: str) -> None:
+def test_a_configuration_that_does_not_go_gives_the_reason(config: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         GymnasiumEnv(None, config)
 
@@ -275,16 +275,16 @@ def test_a_package_that_a_game_needs_is_named_with_its_command(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "text"),
     [
         ({"idd": "CartPole-v1"}, r"env_config\['idd'\] is unknown; did you mean 'id'"),
         ({"id": "CartPole-v77"}, "must be the id of an environment registered with Gymnasium, got 'CartPole-v77'"),
         ({"max_steps_per_episode": 0}, "max_steps_per_episode"),
     ],
 )
-def test_rows_of_a_wrong_configuration_are_refused(config: dict[str, Any], says: str) -> None:
+def test_rows_of_a_wrong_configuration_are_refused(config: dict[str, Any], text: str) -> None:
     for method in (GymnasiumEnv.get_train_dataset, GymnasiumEnv.get_eval_dataset):
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=text):
             method(config)
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=text):
         mix({"a": (GymnasiumEnv, config)})

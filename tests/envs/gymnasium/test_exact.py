@@ -80,7 +80,7 @@ def test_every_hand_of_blackjack_has_outcomes_that_add_up() -> None:
 
 
 @pytest.mark.parametrize("rules", [{"sab": False}, {"sab": False, "natural": True}, {"sab": True}])
-def test_blackjack_pays_what_its_table_says(rules: dict[str, bool]) -> None:
+def test_blackjack_gives_what_its_table_states(rules: dict[str, bool]) -> None:
     table = legal_outcomes(blackjack_transitions(**rules), (0, 1))
     numbers = {hand: number for number, hand in enumerate(blackjack_hands())}
     game: Any = gymnasium.make("Blackjack-v1", **rules)

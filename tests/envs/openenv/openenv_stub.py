@@ -19,7 +19,7 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection, serve
 
 Answer = dict[str, Any] | str | bytes | None  # a message; text as it is; None hangs up
-Game = Callable[[dict[str, Any]], Answer]  # one connection's: from what the client says to what it is answered
+Game = Callable[[dict[str, Any]], Answer]  # one connection's: from what the client sends to what it is answered
 
 
 def observation(fields: Mapping[str, Any] | None = None, reward: Any = None, done: Any = False, **more: Any) -> Answer:
@@ -41,20 +41,22 @@ TEXT_GAME: dict[str, Any] = {"action": schema_of("message"), "observation": sche
 
 
 class CountUp:
-    """Counts what it is told; done at the third step. What it shows first is made from the seed."""
+    """Counts what it is given; done at the third step. What it shows first is made from the seed."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.reported: list[dict[str, Any]] = []
 
     def __call__(self, message: dict[str, Any]) -> Answer:
         if message["type"] == "state":
-            return {"type": "state", "data": {"step_count": len(self.told)}}
+            return {"type": "state", "data": {"step_count": len(self.reported)}}
         if message["type"] == "reset":
-            self.told.clear()
+            self.reported.clear()
             return observation({"text": f"start {message['data'].get('seed')}"})
-        self.told.append(message["data"])
+        self.reported.append(message["data"])
         return observation(
-            {"text": f"{len(self.told)}: {message['data'].get('message')}"}, len(self.told) / 4, len(self.told) == 3
+            {"text": f"{len(self.reported)}: {message['data'].get('message')}"},
+            len(self.reported) / 4,
+            len(self.reported) == 3,
         )
 
 

@@ -64,7 +64,7 @@ def test_an_episode_is_one_connection_that_is_closed(stub: Stub) -> None:
     assert len(stub.of_type("close")) == stub.num_connections
 
 
-def test_rollouts_of_a_task_are_reset_with_one_seed_and_what_the_task_says(stub: Stub) -> None:
+def test_rollouts_of_a_task_are_reset_with_one_seed_and_what_the_task_states(stub: Stub) -> None:
     env = OpenEnvEnv(None, {"check_seed": False, "check_capacity": False, "reset": {"level": 2}}, server=stub.url)
     env.rollout([{"seed": 1, "index": 7}, {"seed": 2, "index": None}], ScriptedAgent(["a"] * 3), 3)
     resets = [data for _, data in stub.of_type("reset")]
@@ -125,12 +125,12 @@ def test_a_server_that_is_too_small_is_a_sentence_before_play() -> None:
         assert stub.num_live == 0
 
 
-def test_check_env_says_that_a_server_is_too_small() -> None:
+def test_check_env_reports_that_a_server_is_too_small() -> None:
     with Stub(max_sessions=3).running() as stub, pytest.raises(ConfigError, match=r"^6 episodes .* has room for 3 "):
         check_env(OpenEnvEnv(None, server=stub.url))
 
 
-def test_an_agent_is_told_that_nothing_is_played() -> None:
+def test_an_agent_is_notified_that_nothing_is_played() -> None:
     class Waiting(ScriptedAgent):
         num_finished = 0
 
@@ -150,7 +150,7 @@ def test_only_those_that_live_at_once_count() -> None:
         assert stub.most_live == 2
 
 
-def test_room_is_asked_for_once(stub: Stub) -> None:
+def test_room_is_requested_once(stub: Stub) -> None:
     env = OpenEnvEnv(None, {"check_seed": False}, server=stub.url)
     for _ in range(3):
         env.rollout([{"seed": 1}], ScriptedAgent(["a"] * 3), 2)
@@ -159,10 +159,10 @@ def test_room_is_asked_for_once(stub: Stub) -> None:
 
 def test_a_pool_bounds_how_many_are_live() -> None:
     class Counting(OpenEnvEnv):
-        asked: ClassVar[list[int]] = []
+        requested: ClassVar[list[int]] = []
 
         def _prepare_play(self, tasks: Any, num_live: int) -> None:
-            self.asked.append(num_live)
+            self.requested.append(num_live)
 
     env = Counting(None, {"format": "text", "action": "message", "observation": "text"}, server="http://localhost:1")
     trials = env.trials([{"seed": 1}, {"seed": 2}], 4)
@@ -175,7 +175,7 @@ def test_a_pool_bounds_how_many_are_live() -> None:
             {"pool": pool, "max_concurrent": 1},
         ):
             prepare_play(trials, **options)
-    assert env.asked == [8, 5, 6, 8, 1]
+    assert env.requested == [8, 5, 6, 8, 1]
 
 
 def test_a_server_that_fills_up_in_play_fails_the_episodes_it_has_no_room_for() -> None:
@@ -227,7 +227,7 @@ def test_a_server_that_goes_by_its_seeds_is_not_warned_of(stub: Stub, caplog: py
 
 
 @pytest.mark.parametrize(
-    ("config", "said", "sent"),
+    ("config", "expected", "sent"),
     [
         ({"action": {"message": "I say: {text}!", "n": 1}}, "hi", {"message": "I say: hi!", "n": 1}),
         ({"action": "message"}, "hi", {"message": "hi"}),
@@ -235,10 +235,10 @@ def test_a_server_that_goes_by_its_seeds_is_not_warned_of(stub: Stub, caplog: py
         ({"format": "json"}, '```json\n{"message": "{}"}\n```', {"message": "{}"}),
     ],
 )
-def test_an_answer_becomes_an_action_as_the_configuration_says(
-    stub: Stub, config: dict[str, Any], said: str, sent: dict[str, Any]
+def test_an_answer_becomes_an_action_as_configured(
+    stub: Stub, config: dict[str, Any], expected: str, sent: dict[str, Any]
 ) -> None:
-    played(stub, said, config=config)
+    played(stub, expected, config=config)
     assert stub.of_type("step")[0][1] == sent
 
 
@@ -255,7 +255,7 @@ def test_an_answer_becomes_an_action_as_the_configuration_says(
         ({"max_result_length": 4}, '{"bo\n[cut: the first 4 of 25 characters]'),
     ],
 )
-def test_an_observation_becomes_text_as_the_configuration_says(config: dict[str, Any], shown: str | None) -> None:
+def test_an_observation_becomes_text_as_configured(config: dict[str, Any], shown: str | None) -> None:
     fields = {"board": "x", "left": 3, "none": None, "metadata": {"hint": "look up", "the rest": "y"}}
 
     def game(message: dict[str, Any]) -> Any:

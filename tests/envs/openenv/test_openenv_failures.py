@@ -42,7 +42,7 @@ def quick_and_new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Faulty(CountUp):
-    """Answers the step "bad" as a test says; None hangs up."""
+    """Answers the step "bad" as a test demands; None hangs up."""
 
     answer: Any = None
 
@@ -208,7 +208,7 @@ def test_no_server_at_all_is_a_sentence_before_play() -> None:
         OpenEnvEnv().rollout([{"seed": 1}], ScriptedAgent(["a"]))
 
 
-def test_a_server_that_says_nothing_is_not_waited_for() -> None:
+def test_a_server_that_is_silent_is_not_waited_for() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -410,7 +410,7 @@ def test_a_program_that_does_not_serve_is_a_sentence(server: OpenEnvServer, prob
         env.rollout([{"seed": 1}], ScriptedAgent(["a"]))
 
 
-# Reading JSON out of what an agent says
+# Reading JSON out of what an agent answers
 
 
 WORDS = st.text('a"é {}[]:\\\n', max_size=9)
@@ -430,12 +430,12 @@ def test_the_object_is_found_wherever_it_stands(value: dict[str, Any], before: s
 
 
 @pytest.mark.parametrize("text", ["", "up", "[1]", '{"a": ', "3", "{" * 20_000, '{"a": 1' + "[" * 20_000])
-def test_what_holds_no_object_is_said_to_the_agent(text: str) -> None:
+def test_what_holds_no_object_is_reported_to_the_agent(text: str) -> None:
     with pytest.raises(UnreadableActionError, match=r"Answer with one JSON object with the fields a, b\."):
         object_in(text, {"a": {}, "b": {}})
 
 
-def test_an_answer_that_says_nothing_is_invalid_and_never_sent() -> None:
+def test_an_empty_answer_is_invalid_and_never_sent() -> None:
     with Stub().running() as stub:
         [one] = play(stub, "<think>hm", " ", config={"error_allowance": 1})
         assert not stub.of_type("step")

@@ -37,7 +37,7 @@ def test_the_reference_player_always_wins_in_the_fewest_turns() -> None:
     assert calls in (["price", "price", "add"], [])  # they are in the record once calls are recorded apart from text
 
 
-def test_random_play_earns_what_info_says_and_no_more() -> None:
+def test_random_play_earns_what_info_holds_and_no_more() -> None:
     env = PriceListEnv(env_config={"kinds": ["price", "sum"], "wrong_answer_reward": -1.0})
     result = evaluate(env, RandomPlayer(env), env.tasks(700))
     info = result.trajectories[0].info
@@ -119,7 +119,7 @@ def test_a_task_that_cannot_be_played_is_refused(task: dict[str, Any], message: 
         env.rollout([task], ReferencePlayer(env))
 
 
-def test_a_player_says_so_where_it_cannot_read_the_question() -> None:
+def test_a_player_reports_it_where_it_cannot_read_the_question() -> None:
     class Other(PriceListEnv):
         def _question(self, state: dict[str, Any]) -> str:
             return "How are you?"
@@ -138,7 +138,7 @@ def test_sessions_are_apart_and_a_copy_plays_alike() -> None:
     assert together == alone == copied
 
 
-def test_all_kinds_are_asked() -> None:
+def test_all_kinds_are_requested() -> None:
     assert KINDS == ("price", "sum", "product")
     env = PriceListEnv(env_config={"kinds": ["product"], "max_price": 5})
     assert env.max_answer == 20

@@ -32,14 +32,14 @@ def test_one_attempt_is_one_turn() -> None:
     assert right.stop_reason is wrong.stop_reason is StopReason.DONE
 
 
-def test_a_wrong_answer_is_told_and_may_be_mended() -> None:
+def test_a_wrong_answer_is_reported_and_may_be_corrected() -> None:
     trajectory = played("8", r"\boxed{7}", max_attempts=3, wrong_penalty=0.25)
     assert trajectory.messages[3]["content"] == "That is not right. You have 2 attempts left."
     assert trajectory.turn_rewards == [-0.25, 1.0]
     assert played("8", max_attempts=3).num_turns == 3
 
 
-def test_an_answer_that_nobody_can_find_is_invalid_and_says_what_would_be_found() -> None:
+def test_an_answer_that_nobody_can_find_is_invalid_and_names_what_would_be_found() -> None:
     trajectory = played("I do not know.", "7", max_attempts=2, invalid_penalty=0.5)
     assert [turn.invalid for turn in trajectory.turns] == [True, False]
     assert trajectory.turn_rewards == [-0.5, 1.0]
@@ -64,7 +64,7 @@ def test_choices_are_shown_with_letters() -> None:
 
 
 @pytest.mark.parametrize("extractor", ["tag", "boxed", "hashes", "choice", "number", "line"])
-def test_the_prompt_asks_for_the_form_that_is_looked_for(extractor: str) -> None:
+def test_the_prompt_names_the_form_that_is_looked_for(extractor: str) -> None:
     form = {
         "tag": "<answer>7</answer>",
         "boxed": r"\boxed{7}",
@@ -80,7 +80,7 @@ def test_the_prompt_asks_for_the_form_that_is_looked_for(extractor: str) -> None
 
 
 def test_functions_extract_and_grade() -> None:
-    config = {"extractor": lambda said: said.partition(": ")[2], "grader": lambda answer, gold: 0.5}
+    config = {"extractor": lambda output: output.partition(": ")[2], "grader": lambda answer, gold: 0.5}
     trajectory = played("it is: seven", partial_credit=True, **config)
     assert trajectory.final_reward == 0.5
     assert trajectory.info["answer"] == "seven"
@@ -88,7 +88,7 @@ def test_functions_extract_and_grade() -> None:
     assert played("seven", **config).turns[0].invalid
 
 
-def test_partial_credit_pays_what_is_better_than_before() -> None:
+def test_partial_credit_gives_what_is_better_than_before() -> None:
     scores = iter([0.25, 0.125, 0.5])
     trajectory = played("7", max_attempts=3, partial_credit=True, grader=lambda answer, gold: next(scores))
     assert trajectory.turn_rewards == [0.25, 0.0, 0.25]
@@ -100,7 +100,7 @@ def test_partial_credit_pays_what_is_better_than_before() -> None:
         ({"grader": lambda answer, gold: None}, "must return True, False or a number in"),
         ({"grader": lambda answer, gold: 2}, "must return True, False or a number in"),
         ({"grader": lambda answer, gold: 1 / 0}, "ZeroDivisionError"),
-        ({"extractor": lambda said: 7}, "must return a str or None, got 7"),
+        ({"extractor": lambda output: 7}, "must return a str or None, got 7"),
     ],
 )
 def test_a_function_that_gives_nonsense_fails_its_episode(config: Any, error: str) -> None:
@@ -109,7 +109,7 @@ def test_a_function_that_gives_nonsense_fails_its_episode(config: Any, error: st
     assert error in str(trajectory.error)
 
 
-def test_an_answer_that_hangs_is_wrong_and_says_why() -> None:
+def test_an_answer_that_hangs_is_wrong_and_gives_the_reason() -> None:
     task = {"question": "?", "answer": "x^2"}
     trajectory = played("<answer>9^{9^9}</answer>", task=task, grading_timeout_s=0.5)
     assert not trajectory.failed
@@ -126,7 +126,7 @@ def test_it_grades_in_threads_and_in_processes(pool: Any) -> None:
     assert [one.success for one in result.trajectories] == [False, False, True, False]
 
 
-def test_accuracy_pass_and_majority_are_told_apart() -> None:
+def test_accuracy_pass_and_majority_are_distinguished() -> None:
     env = ReasoningEvalsEnv()
     answers = iter(["7", "8", "8", "7.0", "7", "9"])
 

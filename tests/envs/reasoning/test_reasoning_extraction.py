@@ -84,7 +84,7 @@ def test_an_extractor_finds_its_form(name: str, text: str, answer: str | None) -
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "is_cut", "answer"),
+    ("message", "kind", "is_cut", "answer"),
     [
         (r"\boxed{3} <answer>4</answer> 5", "number", False, "4"),
         ("so 3 + 4 = 7", "number", False, "7"),
@@ -96,8 +96,8 @@ def test_an_extractor_finds_its_form(name: str, text: str, answer: str | None) -
         ("I think\nnorth", "text", False, None),
     ],
 )
-def test_auto_takes_explicit_forms_first(said: str, kind: Any, is_cut: bool, answer: str | None) -> None:
-    assert extract_answer(said, kind, is_cut=is_cut) == answer
+def test_auto_takes_explicit_forms_first(message: str, kind: Any, is_cut: bool, answer: str | None) -> None:
+    assert extract_answer(message, kind, is_cut=is_cut) == answer
 
 
 @given(st.text(alphabet="{}\\boxed 1a", max_size=60), st.text(alphabet="ab1\\{} ", max_size=20))
@@ -195,11 +195,11 @@ def test_the_last_number_keeps_the_word_that_scales_it(number: int, scale: str, 
 
 
 @pytest.mark.parametrize(
-    ("said", "number"),
+    ("message", "number"),
     [("They are 3 millionaires", "3"), ("3,\nmillion", "3"), ("3\nMillions of them", "3"), ("3 dozen", "3")],
 )
-def test_other_words_behind_the_last_number_do_not_scale_it(said: str, number: str) -> None:
-    assert last_number(said) == number
+def test_other_words_behind_the_last_number_do_not_scale_it(message: str, number: str) -> None:
+    assert last_number(message) == number
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,8 @@ def test_a_number_may_have_a_unit(answer: str, is_right: bool) -> None:
 @pytest.mark.parametrize("gold", ["2 million", "2000000", "2,000 thousand"])
 def test_a_scaled_answer_is_right_however_it_is_written(answer: str, gold: str) -> None:
     env = ReasoningEvalsEnv()
-    for said, is_right in [(answer, True), ("So it is 2.", False), (answer.replace("2", "3"), False)]:
-        [rollout] = env.rollout([{"question": "How many?", "answer": gold}], ScriptedAgent([said]))
+    for output, is_right in [(answer, True), ("So it is 2.", False), (answer.replace("2", "3"), False)]:
+        [rollout] = env.rollout([{"question": "How many?", "answer": gold}], ScriptedAgent([output]))
         assert rollout.info["success"] is is_right
 
 

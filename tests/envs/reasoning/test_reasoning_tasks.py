@@ -151,7 +151,7 @@ def test_data_and_generators_are_not_mixed() -> None:
         ReasoningEvalsEnv.get_train_dataset({"grader": max})
 
 
-def test_what_is_said_of_generators_is_of_known_ones() -> None:
+def test_what_is_claimed_of_generators_is_of_known_ones() -> None:
     assert {*task_names(), *UNSOUND} == {*DATASETS}
     assert {*task_names()} >= WITHOUT_SOLUTION
 
@@ -182,7 +182,7 @@ print(json.dumps(asked))
 """
 
 
-def test_an_item_asks_the_same_in_every_process() -> None:
+def test_an_item_has_the_same_question_in_every_process() -> None:
     names = [name for name in task_names() if name not in SLOW]
     processes = [
         subprocess.Popen(
@@ -198,7 +198,7 @@ def test_an_item_asks_the_same_in_every_process() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # what generators warn of is theirs
-def test_the_own_solution_of_every_generator_is_paid_in_play() -> None:
+def test_the_own_solution_of_every_generator_is_rewarded_in_play() -> None:
     env = ReasoningEvalsEnv()
     wrong: list[tuple[str, str, float]] = []
     for name in task_names():
@@ -207,14 +207,14 @@ def test_the_own_solution_of_every_generator_is_paid_in_play() -> None:
         for item in (0, 3):
             solution = str(make_item(name, None, item).solution)
             mark = "" if "**" in solution else "**"  # which would end the bold type
-            for said in (f"<answer>{solution}</answer>", f"So <answer>\n{mark}{solution}{mark}\n</answer>."):
-                [played] = env.rollout([{"task": name, "item": item}], ScriptedAgent([said]))
+            for output in (f"<answer>{solution}</answer>", f"So <answer>\n{mark}{solution}{mark}\n</answer>."):
+                [played] = env.rollout([{"task": name, "item": item}], ScriptedAgent([output]))
                 if played.final_reward != 1.0:
-                    wrong.append((name, said, played.final_reward))
+                    wrong.append((name, output, played.final_reward))
     assert wrong == []
 
 
-def test_the_grader_grades_the_very_problem_that_was_asked() -> None:
+def test_the_grader_grades_the_very_problem_that_was_posed() -> None:
     task = "polynomial_multiplication"  # refused, since it is another problem in the grader's process
     for number in range(12):
         problem = {"task": task, "difficulty": None, "item": number}

@@ -89,7 +89,7 @@ def test_tags_are_read_and_answered_as_search_r1_writes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "told"),
+    ("action", "reported"),
     [
         ("It is in the corpus.", "neither a search nor an answer"),
         ("<search>Belmora", "neither a search nor an answer"),
@@ -98,16 +98,16 @@ def test_tags_are_read_and_answered_as_search_r1_writes_them() -> None:
         (f"<search>{'x' * 1001}</search>", "may have 1000 characters, got 1001"),
     ],
 )
-def test_what_is_no_tag_is_invalid_and_says_what_would_be_right(action: str, told: str) -> None:
+def test_what_is_no_tag_is_invalid_and_names_what_would_be_right(action: str, reported: str) -> None:
     trajectory = played(action, format="tags", invalid_penalty=0.25)
-    assert told in trajectory.messages[3]["content"]
+    assert reported in trajectory.messages[3]["content"]
     assert [turn.invalid for turn in trajectory.turns] == [True, True]
     assert trajectory.turn_rewards == [-0.25, -0.25]
     assert trajectory.stop_reason is StopReason.INVALID
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         (call(name="serch"), "there is no tool 'serch'; did you mean 'search'?"),
         (call(query=3), "the argument 'query' of 'search' must be a string, got 3"),
@@ -118,10 +118,10 @@ def test_what_is_no_tag_is_invalid_and_says_what_would_be_right(action: str, tol
         (ToolCall(name="search", arguments={"query": "Belmora", "k": 9}), "'search' has no argument 'k'"),
     ],
 )
-def test_a_call_that_cannot_be_made_is_answered_and_its_neighbor_made(wrong: ToolCall, told: str) -> None:
+def test_a_call_that_cannot_be_made_is_answered_and_its_neighbor_made(wrong: ToolCall, reported: str) -> None:
     both = Action(text="", tool_calls=[wrong, call()])
     trajectory = played(both, "Tarn", invalid_penalty=0.5, search_cost=0.125)
-    assert trajectory.messages[3]["content"].startswith(f"Error: {told}")
+    assert trajectory.messages[3]["content"].startswith(f"Error: {reported}")
     assert "river Tarn" in trajectory.messages[4]["content"]
     assert trajectory.turn_rewards == [-0.625, 1.0]
     assert not trajectory.turns[0].invalid  # it has done something
@@ -192,7 +192,7 @@ def test_the_tag_format_takes_no_other_tools(config: Any, tools: Any) -> None:
         SearchEnv(None, {"corpus": CORPUS, "format": "tags", **config}, tools=tools)
 
 
-def test_a_search_is_paid_as_any_call_too() -> None:
+def test_a_search_is_rewarded_as_any_call_too() -> None:
     trajectory = played(
         searching("Belmora"),
         Action(text="", tool_calls=[call(3)]),
@@ -204,7 +204,7 @@ def test_a_search_is_paid_as_any_call_too() -> None:
     assert trajectory.turn_rewards == [0.25, -1.5, 1.0]
 
 
-def test_f1_and_evidence_are_rewarded_where_asked_for() -> None:
+def test_f1_and_evidence_are_rewarded_where_requested() -> None:
     again = searching("Belmora")
     trajectory = played(again, again, searching("Karvo"), "long Tarn", reward="f1", evidence_reward=0.3)
     assert trajectory.turn_rewards == pytest.approx([0.1, 0.0, 0.1, 2 / 3])
@@ -252,11 +252,11 @@ def test_a_retriever_that_raises_fails_its_episode() -> None:
 
 
 @pytest.mark.parametrize("format_", ["tools", "tags"])
-def test_a_retriever_that_hangs_is_given_up_and_the_agent_told(format_: str) -> None:
-    opened, asked = threading.Event(), []
+def test_a_retriever_that_hangs_is_given_up_and_the_agent_notified(format_: str) -> None:
+    opened, requested = threading.Event(), []
 
     def hanging(query: str, k: int) -> list[str]:
-        asked.append((query, k))
+        requested.append((query, k))
         if query == "bad":
             opened.wait(20)
         return [f"about {query}"]
@@ -269,10 +269,10 @@ def test_a_retriever_that_hangs_is_given_up_and_the_agent_told(format_: str) -> 
         assert (trajectory.error, trajectory.success, trajectory.info["num_searches"]) == (None, True, 2)
         assert trajectory.turn_rewards == [-0.25, -0.25, 1.0]
         assert not any(turn.invalid for turn in trajectory.turns)
-        told = [message["content"] for message in trajectory.messages[3:6:2]]
-        assert told[0] == "Error: search took longer than 0.1 s, and was given up"
-        assert "about good" in told[1]
-    assert asked == [("bad", 3), ("good", 3)] * 2
+        reported = [message["content"] for message in trajectory.messages[3:6:2]]
+        assert reported[0] == "Error: search took longer than 0.1 s, and was given up"
+        assert "about good" in reported[1]
+    assert requested == [("bad", 3), ("good", 3)] * 2
     opened.set()
 
 
@@ -312,7 +312,7 @@ def test_players_go_on_to_a_next_episode() -> None:
     assert trajectory.final_reward == 2.0
 
 
-def test_training_and_evaluation_ask_about_other_people() -> None:
+def test_training_and_evaluation_have_questions_about_other_people() -> None:
     parts = [SearchEnv.get_train_dataset(hops=[3]), SearchEnv.get_eval_dataset(hops=[3])]
     people = [{row["task_data"]["evidence"][0] for row in part} for part in parts]
     assert not people[0] & people[1]

@@ -1,4 +1,4 @@
-"""The generated world: its questions follow from its passages, and nothing else is said there."""
+"""The generated world: its questions follow from its passages, and nothing else is answered there."""
 
 from __future__ import annotations
 

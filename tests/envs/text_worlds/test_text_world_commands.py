@@ -8,7 +8,7 @@ from agentsgym.envs.shared.text_worlds.env import MAX_COMMAND_CHARS, format_comm
 
 
 @pytest.mark.parametrize(
-    ("said", "command"),
+    ("message", "command"),
     [
         ("go east", "go east"),
         ("  Take  the\tkey. ", "Take the key"),
@@ -26,13 +26,13 @@ from agentsgym.envs.shared.text_worlds.env import MAX_COMMAND_CHARS, format_comm
         ("go " * 100, None),
     ],
 )
-def test_one_command_is_read(said: str, command: str | None) -> None:
-    assert read_command(said) == command
+def test_one_command_is_read(message: str, command: str | None) -> None:
+    assert read_command(message) == command
 
 
 @given(st.text())
-def test_whatever_is_said_a_command_is_one_short_line(said: str) -> None:
-    command = read_command(said)
+def test_whatever_is_answered_a_command_is_one_short_line(message: str) -> None:
+    command = read_command(message)
     assert command is None or (0 < len(command) <= MAX_COMMAND_CHARS and len(command.splitlines()) == 1)
     assert command is None or (command == " ".join(command.split()) and command.isprintable())
 

@@ -140,7 +140,7 @@ BANNER = [
 FEEDBACK = ["", "", *BANNER, "", "Find the coin!", "", "-= Attic =-", "An attic.", "", "", "", ">      -= Attic =-0/1"]
 
 
-def test_feedback_is_cut_down_to_what_is_said() -> None:
+def test_feedback_is_cut_down_to_its_message() -> None:
     assert opening("\n".join(FEEDBACK)) == "Find the coin!\n\n-= Attic =-\nAn attic."
     ended = "\nYou take it.\n\n\n   *** The End ***\n\nWould you like to RESTART, RESTORE a saved game, QUIT or UNDO "
     assert narrative(f"{ended}the last command?\n>  -= Attic =-0/5") == "You take it.\n\n   *** The End ***"

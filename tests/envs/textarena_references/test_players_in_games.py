@@ -1,4 +1,4 @@
-"""The players in TextArena's real games earn what their references say."""
+"""The players in TextArena's real games earn what their references state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def played(reference: Reference, player: ReferencePlayer, num: int) -> list[floa
 
 
 @pytest.mark.parametrize(("game", "max_steps", "seat"), GAMES)
-def test_players_earn_what_the_reference_says(game: str, max_steps: int, seat: int | None) -> None:
+def test_players_earn_what_the_reference_states(game: str, max_steps: int, seat: int | None) -> None:
     reference = reference_for(game, max_steps_per_episode=max_steps, seat=seat)
     anchors = reference.anchors()
     for player, expected in (
@@ -77,7 +77,7 @@ def test_equal_seeds_play_equal_games() -> None:
     assert one == other
 
 
-def test_a_player_of_another_game_says_that_it_cannot_read_this_one() -> None:
+def test_a_player_of_another_game_reports_that_it_cannot_read_this_one() -> None:
     player = reference_for("TicTacToe-v0").optimal_player()
     with pytest.raises(AgentError, match=r"requires a prompt that contains 'in Tic Tac Toe\.'"):
         player.get_action([{"role": "user", "content": "Guess!"}], None)
@@ -89,7 +89,7 @@ def test_a_removed_player_names_what_to_use(game: str) -> None:
         reference_player(TextArenaEnv(None, {"game": game}))
 
 
-def test_the_best_button_of_a_bandit_pays_most_and_the_worst_least() -> None:
+def test_the_best_button_of_a_bandit_gives_most_and_the_worst_least() -> None:
     env = TextArenaEnv(None, {"game": "Bandit-v0", "game_options": {"num_turns": 1}})
     chances = env.start_session("probe", {}, seed=3)["game"].state.game_state["ground_truth"]
     ranked = sorted(chances, key=lambda name: chances[name])

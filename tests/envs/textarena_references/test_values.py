@@ -47,12 +47,12 @@ def test_intervals_are_worth_what_trying_every_guess_gives(numbers: int, turns: 
 
 
 def test_random_guesses_earn_what_all_orders_give() -> None:
-    paid = [
+    earned = [
         1.0 if secret in order[:3] else 1 - abs(order[2] - secret) / 4
         for order in itertools.permutations(range(5))
         for secret in range(5)
     ]
-    assert guess_the_number.random_value(5, 3) == pytest.approx(np.mean(paid))
+    assert guess_the_number.random_value(5, 3) == pytest.approx(np.mean(earned))
 
 
 # TicTacToe
@@ -144,11 +144,11 @@ def test_a_match_of_one_round_is_the_round() -> None:
 def walked(holes: list[list[bool]], place: tuple[int, int], turns: int, *, best: bool) -> float:
     size = len(holes)
     way = (place[0] + place[1]) / (2 * (size - 1))
-    paid = 0.0 if place == (0, 0) else max(0.1, min(0.95, way))
+    earned = 0.0 if place == (0, 0) else max(0.1, min(0.95, way))
     if place == (size - 1, size - 1):
         return 1.0
     if turns == 0 or holes[place[0]][place[1]]:
-        return paid
+        return earned
     steps = [(place[0] + a, place[1] + b) for a, b in ((1, 0), (-1, 0), (0, 1), (0, -1))]
     results = [walked(holes, one, turns - 1, best=best) for one in steps if min(one) >= 0 and max(one) < size]
     return max(results) if best else sum(results) / len(results)

@@ -47,7 +47,7 @@ NO_WAIT: dict[str, Any] = {"max_retries": 0, "retry_delay_s": 0}
 
 
 class Answering:
-    """A function of the messages that answers each question about each object, and remembers what it was asked."""
+    """A function of the messages that answers each question about each object, and remembers its calls."""
 
     def __init__(self, *answers: str) -> None:
         self.answers = answers
@@ -88,7 +88,7 @@ class Raising(Agent):
         raise OSError("the line is dead")
 
 
-def asked_by(gamemaster: Any, questions: list[str], **options: Any) -> tuple[list[str], list[str | None]]:
+def requested_by(gamemaster: Any, questions: list[str], **options: Any) -> tuple[list[str], list[str | None]]:
     """Play an episode for each question; the replies, and the errors of those that failed."""
     env = TwentyQuestionsEnv(None, {**GAME, "max_steps_per_episode": 1, "gamemaster": gamemaster})
     played = [
@@ -154,18 +154,18 @@ def test_whatever_is_answered_is_one_of_the_replies_or_refused(text: str, reply:
         assert read_reply(text) in REPLIES
 
 
-def test_the_agent_is_asked_only_what_the_knowledge_base_does_not_know() -> None:
+def test_the_agent_is_called_only_for_what_the_knowledge_base_does_not_know() -> None:
     agent = Answering("Yes, roses are.")
-    replies, errors = asked_by(AgentGamemaster(DirectOutputAgent(agent)), ["Is it an animal?", RED, "Can it fly?"])
+    replies, errors = requested_by(AgentGamemaster(DirectOutputAgent(agent)), ["Is it an animal?", RED, "Can it fly?"])
     assert (replies, errors) == ([NO, YES, NO], [None] * 3)
     ((system, user),) = agent.prompts
     assert all(reply in system["content"] for reply in REPLIES)
     assert user["content"] == "SECRET OBJECT\n| rose\n\nQUESTION\n| is it usually rare?"
 
 
-def test_the_agent_may_be_asked_everything() -> None:
+def test_the_agent_may_be_called_for_everything() -> None:
     gamemaster = AgentGamemaster(DirectOutputAgent(Answering("Yes")), knowledge_first=False)
-    assert asked_by(gamemaster, ["Is it an animal?"])[0] == [YES]
+    assert requested_by(gamemaster, ["Is it an animal?"])[0] == [YES]
 
 
 def test_a_question_cannot_leave_its_quotation() -> None:
@@ -199,7 +199,7 @@ def test_answers_are_kept_for_other_processes_by_agent_and_question(tmp_path: Pa
     assert AgentGamemaster(DirectOutputAgent(second), **options).answer("rose", RED) == NO
 
 
-def test_who_asks_the_same_at_the_same_time_waits_for_one_answer() -> None:
+def test_who_calls_the_same_at_the_same_time_waits_for_one_answer() -> None:
     agent = Waiting(0.05)
     gamemaster = AgentGamemaster(agent)
     with ThreadPoolExecutor(8) as pool:
@@ -247,7 +247,7 @@ def test_an_answer_that_cannot_be_read_is_corrected_within_bounds() -> None:
 def test_an_answer_that_cannot_be_read_fails_its_episode_alone(tmp_path: Path) -> None:
     agent = Answering("?", "?", "Yes")
     options: dict[str, Any] = {"max_retries": 1, "cache": tmp_path, "agent_name": "one"}
-    replies, errors = asked_by(AgentGamemaster(DirectOutputAgent(agent), **options), [RED, "Is it rare?"])
+    replies, errors = requested_by(AgentGamemaster(DirectOutputAgent(agent), **options), [RED, "Is it rare?"])
     assert replies == [YES]
     sentence = (
         "AgentError: asked 'is it usually rare?', the gamemaster (DirectOutputAgent) gave an answer that cannot be"
@@ -266,7 +266,7 @@ def test_an_answer_that_cannot_be_read_may_count_as_unknown(tmp_path: Path) -> N
 
 
 def test_an_agent_that_fails_is_named_with_the_question() -> None:
-    _, (error,) = asked_by(AgentGamemaster(Raising(), **NO_WAIT), [RED])
+    _, (error,) = requested_by(AgentGamemaster(Raising(), **NO_WAIT), [RED])
     assert "asked 'is it usually rare?', the gamemaster (Raising) failed: " in (error or "")
     assert "OSError: the line is dead" in (error or "")
     with pytest.raises(AgentError, match=r"asked 'is it usually rare\?'"):
@@ -275,7 +275,7 @@ def test_an_agent_that_fails_is_named_with_the_question() -> None:
 
 def test_an_agent_that_takes_too_long_fails_the_episode() -> None:
     agent = Waiting(30)
-    _, (error,) = asked_by(AgentGamemaster(agent, **NO_WAIT, timeout_s=0.05), [RED])
+    _, (error,) = requested_by(AgentGamemaster(agent, **NO_WAIT, timeout_s=0.05), [RED])
     assert "Waiting took longer than timeout_s = 0.05" in (error or "")
     assert agent.num_open == 0
 
@@ -283,7 +283,7 @@ def test_an_agent_that_takes_too_long_fails_the_episode() -> None:
 def test_a_step_that_takes_too_long_cancels_the_call() -> None:
     agent = Waiting(30)
     gamemaster = AgentGamemaster(agent, **NO_WAIT)
-    _, (error,) = asked_by(gamemaster, [RED], turn_timeout_s=0.1)
+    _, (error,) = requested_by(gamemaster, [RED], turn_timeout_s=0.1)
     assert "the environment took longer than turn_timeout_s = 0.1" in (error or "")
     deadline = time.monotonic() + 5
     while agent.num_open and time.monotonic() < deadline:
@@ -303,8 +303,8 @@ def _fails(solution: str, question: str) -> str:
 
 
 def test_a_function_of_ones_own_may_be_async_and_answer_anything() -> None:
-    assert asked_by(_yes, [RED])[0] == asked_by(functools.partial(_yes), [RED])[0] == ["rose: yes"]
-    assert asked_by(lambda *given: _yes(*given), [RED])[0] == ["rose: yes"]  # noqa: PLW0108  # is not seen to be async
+    assert requested_by(_yes, [RED])[0] == requested_by(functools.partial(_yes), [RED])[0] == ["rose: yes"]
+    assert requested_by(lambda *given: _yes(*given), [RED])[0] == ["rose: yes"]  # noqa: PLW0108  # is not seen to be async
     assert TwentyQuestionsEnv(None, {"gamemaster": _yes}).has_coroutines
     assert not TwentyQuestionsEnv(None, {"gamemaster": _fails}).has_coroutines
     assert not TwentyQuestionsEnv().has_coroutines
@@ -331,7 +331,7 @@ def test_a_function_of_ones_own_fails_its_episode_alone(gamemaster: Any, error: 
         return await gamemaster(solution, question) if question == RED else YES
 
     own = maybe_async if gamemaster is _waits else maybe
-    replies, errors = asked_by(own, [RED, "Is it rare?"], turn_timeout_s=0.2)
+    replies, errors = requested_by(own, [RED, "Is it rare?"], turn_timeout_s=0.2)
     assert replies == [YES]
     assert error in (errors[0] or "")
     assert errors[1] is None
@@ -344,24 +344,24 @@ def pool() -> Iterator[EnvProcessPool]:
 
 
 def test_worker_processes_get_a_copy(pool: EnvProcessPool) -> None:
-    assert asked_by(AgentGamemaster(Always()), [RED], pool=pool) == ([SOMETIMES], [None])
+    assert requested_by(AgentGamemaster(Always()), [RED], pool=pool) == ([SOMETIMES], [None])
 
 
 def test_an_agent_that_cannot_be_pickled_is_refused_in_a_sentence(pool: EnvProcessPool) -> None:
     gamemaster = AgentGamemaster(DirectOutputAgent(lambda messages: "Yes"))
     with pytest.raises(ConfigError, match=r"TwentyQuestionsEnv cannot be pickled: .*lambda"):
-        asked_by(gamemaster, [RED], pool=pool)
+        requested_by(gamemaster, [RED], pool=pool)
     assert copy.deepcopy(gamemaster) is gamemaster
 
 
 def test_a_model_on_a_server_names_itself_in_the_cache(tmp_path: Path) -> None:
-    with serving(lambda asked: chat("Yes, often.")) as served:
+    with serving(lambda requested: chat("Yes, often.")) as served:
         for _ in range(2):
             agent = OpenAIAgent("some-model", base_url=served.url, token_ids=False)
-            replies, errors = asked_by(AgentGamemaster(agent, cache=tmp_path), [RED, RED])
+            replies, errors = requested_by(AgentGamemaster(agent, cache=tmp_path), [RED, RED])
             assert (replies, errors) == ([YES, YES], [None, None])
             agent.close()
-        assert len(served.asked) == 1
+        assert len(served.requested) == 1
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_the_agreement_is_a_table_with_the_worst_disagreements(tmp_path: Path) -
     shown = CliRunner().invoke(app, ["--agent", f"scripted:{tmp_path / 'script'}", *options])
     assert shown.exit_code == 0, shown.output
     lines = shown.output.splitlines()
-    assert lines[0].split() == ["property", "asked", "same", "opposite", "sometimes", "unknown", "failed"]
+    assert lines[0].split() == ["property", "requested", "same", "opposite", "sometimes", "unknown", "failed"]
     assert lines[3].split()[:2] == ["all", "12"]
     assert lines[4].endswith("Agent: Yes. Knowledge base: No.")
     assert len([*(tmp_path / "answers").rglob("*.json")]) == 12

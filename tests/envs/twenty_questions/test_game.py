@@ -59,7 +59,7 @@ def test_a_game_from_prompt_to_win() -> None:
     assert [turn.invalid for turn in trajectory.turns] == [False, False, False, True, False]
 
 
-def test_information_is_rewarded_as_the_formula_says() -> None:
+def test_information_is_rewarded_as_the_formula_states() -> None:
     # 20 objects, 5 animals (bee dog elephant frog horse), of which one flies
     share = [math.log2(20 / 5) / math.log2(20), math.log2(5 / 1) / math.log2(20)]
     assert rewards(ENV, "bee", ["Is it an animal?", "Can it fly?", "[bee]"]) == pytest.approx([*share, 1.0])
@@ -83,21 +83,21 @@ def test_only_the_right_guess_is_rewarded_in_the_last_turn(last: str) -> None:
 
 def test_penalties_of_the_default_scheme() -> None:
     actions = ["", "Is it alive? Is it big?", "Is it an animal?", "Is it some kind of animal?", "What is it?"]
-    paid = rewards(ENV, "bee", actions)
-    assert paid[:2] == [-0.1, -0.1]
-    assert paid[3:] == pytest.approx([-0.05, 0.0])
+    earned = rewards(ENV, "bee", actions)
+    assert earned[:2] == [-0.1, -0.1]
+    assert earned[3:] == pytest.approx([-0.05, 0.0])
     env = TwentyQuestionsEnv(None, {**GAME, "invalid_penalty": 2, "repeat_penalty": 0, "unknown_penalty": 0.5})
     assert rewards(env, "bee", ["", "Is it an animal?", "Is it an animal?", "What is it?"])[2:] == [0.0, -0.5]
     assert rewards(env, "bee", [""]) == [-2.0]
 
 
-@pytest.mark.parametrize(("scheme", "paid"), [("win", [0, 0, 0, 0, 1]), ("lmrl", [-1, -1, -1, -1, 0])])
-def test_other_schemes_are_as_they_are_defined(scheme: str, paid: list[float]) -> None:
+@pytest.mark.parametrize(("scheme", "earned"), [("win", [0, 0, 0, 0, 1]), ("lmrl", [-1, -1, -1, -1, 0])])
+def test_other_schemes_are_as_they_are_defined(scheme: str, earned: list[float]) -> None:
     env = TwentyQuestionsEnv(None, {**GAME, "reward_scheme": scheme})
-    assert rewards(env, "bee", ["", "Is it an animal?", "Is it an animal?", "[dog]", "[bee]"]) == paid
+    assert rewards(env, "bee", ["", "Is it an animal?", "Is it an animal?", "[dog]", "[bee]"]) == earned
 
 
-def test_a_penalty_that_is_asked_for_holds_in_any_scheme() -> None:
+def test_a_penalty_that_is_set_holds_in_any_scheme() -> None:
     env = TwentyQuestionsEnv(None, {**GAME, "reward_scheme": "win", "invalid_penalty": 0.3})
     assert rewards(env, "bee", ["", "[bee]"]) == [-0.3, 1.0]
 
@@ -117,7 +117,7 @@ def test_a_final_guess_ends_the_game() -> None:
     assert "single guess" in trajectory.messages[0]["content"]
 
 
-def test_the_last_turn_asks_for_the_guess() -> None:
+def test_the_last_turn_demands_the_guess() -> None:
     env = TwentyQuestionsEnv(None, {**GAME, "max_steps_per_episode": 2})
     [trajectory] = env.rollout([{"solution": "bee"}], ScriptedAgent(["Can it fly?", "Is it round?"]))
     assert trajectory.messages[3]["content"] == f"Yes. {LAST_TURN}"
@@ -210,14 +210,14 @@ def test_state_keys_are_equal_where_the_same_objects_are_left() -> None:
 
 
 def shaped_rewards(solution: str, actions: list[str], **config: Any) -> list[float]:
-    """The turn rewards of the scheme that pays wins alone, shaped with the game's potential."""
+    """The turn rewards of the scheme that gives wins alone, shaped with the game's potential."""
     env = TwentyQuestionsEnv(None, {**GAME, "reward_scheme": "win", **config})
     [trajectory] = env.rollout([{"solution": solution}], ScriptedAgent(actions))
     scored = ScoredRollout.from_trajectory(trajectory, group=0)
     return [*shaped([scored], discount=1.0, weight=1.0)[0].turn_rewards]
 
 
-def test_shaping_pays_each_turn_the_information_that_it_brings() -> None:
+def test_shaping_rewards_each_turn_with_the_information_that_it_brings() -> None:
     script = ["Is it an animal?", "What is it?", "Is it a dog?", "Can it fly?", "[bee]"]
     env = TwentyQuestionsEnv(None, {**GAME, "repeat_penalty": 0.0})
     assert shaped_rewards("bee", script) == pytest.approx(rewards(env, "bee", script))

@@ -26,7 +26,7 @@ PHRASES = [
 ]
 
 
-def asked(question: str) -> Meaning | None:
+def requested(question: str) -> Meaning | None:
     """The meaning of an action that is one question about a property."""
     move = READER.parse(question)
     meaning = LANGUAGE.understand(move.text) if isinstance(move, Question) else None
@@ -50,7 +50,7 @@ def test_free_wordings_are_understood(file: str, understood: float, wrong: float
     missed: list[str] = []
     mistaken: list[str] = []
     for row in questions:
-        meaning = asked(row["question"])
+        meaning = requested(row["question"])
         if row["property"] == "or":
             refused = READER.parse(row["question"]) is Fault.SEVERAL
             (mistaken if meaning else right if refused else missed).append(row["question"])
@@ -137,7 +137,7 @@ def test_no_word_is_ignored(phrase: tuple[str, str, bool], extra: str, data: st.
     ],
 )
 def test_the_meaning_of_a_question(question: str, key: str, opposite: bool) -> None:
-    assert asked(question) == Meaning(key=key, opposite=opposite)
+    assert requested(question) == Meaning(key=key, opposite=opposite)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_the_meaning_of_a_question(question: str, key: str, opposite: bool) -> N
     ],
 )
 def test_what_no_property_answers_is_not_understood(question: str) -> None:
-    assert asked(question) is None
+    assert requested(question) is None
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_two_questions_in_one_are_refused(question: str) -> None:
 )
 def test_long_text_is_read_quickly(text: str) -> None:
     start = time.perf_counter()
-    assert asked(text) is None
+    assert requested(text) is None
     assert time.perf_counter() - start < 1.0  # milliseconds; a quadratic reader takes seconds
 
 
@@ -236,7 +236,7 @@ def test_long_text_is_read_quickly(text: str) -> None:
     "text", ["это животное?", "它是活的吗\uff1f", "🐶?", "is it 🔴?", "\x00\x07?", "is it red\u0000green?", "¿?", "…"]
 )
 def test_other_scripts_and_symbols_are_not_understood(text: str) -> None:
-    assert asked(text) is None
+    assert requested(text) is None
 
 
 @given(st.text(max_size=60))
@@ -253,4 +253,4 @@ def test_an_object_with_an_article_is_a_guess() -> None:
 @pytest.mark.parametrize("kind", ["berry", "planet", "songbird", "dinosaur", "pastry"])
 def test_a_kind_that_no_property_stands_for_is_neither_a_guess_nor_understood(kind: str) -> None:
     assert READER.parse(f"Is it a {kind}?") == Question(text=f"is it a {kind}")
-    assert asked(f"Is it a {kind}?") is None
+    assert requested(f"Is it a {kind}?") is None

@@ -28,12 +28,12 @@ def win_rate(trajectories: list[Trajectory]) -> float:
     return sum(bool(trajectory.success) for trajectory in trajectories) / len(trajectories)
 
 
-def said(trajectory: Trajectory) -> list[str]:
+def output(trajectory: Trajectory) -> list[str]:
     return [message["content"] for message in trajectory.messages if message["role"] == "assistant"]
 
 
 def talks(trajectories: list[Trajectory]) -> list[list[str]]:
-    return [said(trajectory) for trajectory in trajectories]
+    return [output(trajectory) for trajectory in trajectories]
 
 
 def test_greedy_play_wins_the_demo_every_time() -> None:
@@ -61,7 +61,7 @@ def test_greedy_play_of_the_whole_knowledge_base() -> None:
 
 def test_a_guess_of_the_random_player_fits_all_answers() -> None:
     for trajectory in ENV.rollout(TASKS, RandomPlayer(ENV, seed=3), 5):
-        guess = said(trajectory)[-1]
+        guess = output(trajectory)[-1]
         [name] = [name for name in OBJECTS if ENV.knowledge.objects[name].guess == guess]
         questions = {ENV.knowledge.properties[key].question: key for key in PROPERTIES}
         contents = [message["content"] for message in trajectory.messages]
@@ -78,15 +78,15 @@ def test_the_demonstrator_guesses_once_between_half_the_turns_and_the_last() -> 
     assert all(talk[-1] in guesses and not guesses & set(talk[:-1]) for talk in talks(trajectories))
 
 
-def test_the_demonstrator_asks_what_tells_the_objects_in_play_apart() -> None:
+def test_the_demonstrator_poses_what_distinguishes_the_objects_in_play() -> None:
     keys = {ENV.knowledge.properties[key].question: key for key in PROPERTIES}
     values = {name: ENV.knowledge.objects[name].values for name in OBJECTS}
     for trajectory in ENV.rollout(TASKS, ImitationPlayer(ENV, seed=1), 3):
         in_play, unasked = set(OBJECTS), set(PROPERTIES)
-        for question in said(trajectory)[:-1]:
-            telling = {key for key in unasked if len({values[name][key] for name in in_play}) > 1}
+        for question in output(trajectory)[:-1]:
+            reporting = {key for key in unasked if len({values[name][key] for name in in_play}) > 1}
             key = keys[question]
-            assert key in (telling or unasked)
+            assert key in (reporting or unasked)
             secret = OBJECTS[trajectory.task_index]
             in_play = {name for name in in_play if values[name][key] == values[secret][key]}
             unasked.remove(key)

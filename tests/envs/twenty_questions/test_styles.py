@@ -13,9 +13,9 @@ GAME = {"style": "textarena", "max_steps_per_episode": 21, "reward_scheme": "win
 ENV = TwentyQuestionsEnv(None, GAME)
 
 
-def told(env: TwentyQuestionsEnv, solution: str, *said: str) -> tuple[list[str], float]:
-    """Play a game; return what the environment says after its opening, and the reward."""
-    [one] = env.rollout([{"solution": solution}], ScriptedAgent([*said]))
+def reported(env: TwentyQuestionsEnv, solution: str, *output: str) -> tuple[list[str], float]:
+    """Play a game; return what the environment returns after its opening, and the reward."""
+    [one] = env.rollout([{"solution": solution}], ScriptedAgent([*output]))
     assert one.error is None
     return [message["content"] for message in one.messages if message["role"] == "user"][1:], one.final_reward
 
@@ -35,14 +35,14 @@ def test_the_opening_and_the_words_are_those_of_the_package() -> None:
 def test_all_but_a_bracket_is_a_question_and_there_is_no_sometimes() -> None:
     question = load_knowledge().properties["metal"].question
     assert load_knowledge().value("chair", "metal") == "sometimes"
-    heard, reward = told(ENV, "chair", "Is it alive?", question, "I like turtles", "Is it [table]?", "[Chairs]")
+    heard, reward = reported(ENV, "chair", "Is it alive?", question, "I like turtles", "Is it [table]?", "[Chairs]")
     assert heard == ["No", "I don't know", "I don't know", "I don't know"]
     assert reward == 1.0
 
 
 def test_a_gamemaster_of_ones_own_has_no_sometimes_either() -> None:
     env = TwentyQuestionsEnv(None, {**GAME, "gamemaster": lambda solution, question: "Sometimes."})
-    assert told(env, "chair", "Is it alive?", "[chair]") == (["I don't know"], 1.0)
+    assert reported(env, "chair", "Is it alive?", "[chair]") == (["I don't know"], 1.0)
 
 
 def test_a_wrong_guess_loses() -> None:

@@ -33,7 +33,7 @@ def letters(tokenizer: Any, text: str) -> list[int]:
 
 
 class Speller(Agent):
-    """Asks scripted questions letter by letter, and keeps the prompts that it was given."""
+    """Requests scripted questions letter by letter, and keeps the prompts that it was given."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -43,10 +43,10 @@ class Speller(Agent):
         actions = []
         for request in requests:
             turns = self.heard.setdefault(request.session_id, [])
-            said = QUESTIONS[len(turns)]
-            ids = [*letters(self.tokenizer, said), self.tokenizer.eos_token_id]
+            output = QUESTIONS[len(turns)]
+            ids = [*letters(self.tokenizer, output), self.tokenizer.eos_token_id]
             turns.append((list(request.token_ids), ids))
-            actions.append(Action(text=said, token_ids=ids, logprobs=[-1.0] * len(ids)))
+            actions.append(Action(text=output, token_ids=ids, logprobs=[-1.0] * len(ids)))
         return actions
 
 
@@ -72,17 +72,17 @@ def test_an_episode_that_the_caller_began_is_returned_as_one_row(kind: str) -> N
     tokenizer = tokenizer_of(kind)
     env = TwentyQuestionsEnv(tokenizer, GAME)
     env.active_states["mine"] = env._initialize_episode("mine", {"solution": "bee", "seed": 0})
-    said = [*QUESTIONS[:1], *QUESTIONS[2:]]  # "hello" has no token of the tiny tokenizer
-    row = env._run_complete_episode("mine", ScriptedAgent(said))
+    output = [*QUESTIONS[:1], *QUESTIONS[2:]]  # "hello" has no token of the tiny tokenizer
+    row = env._run_complete_episode("mine", ScriptedAgent(output))
     ids, mask, rewards = (row[name] for name in ("full_token_ids", "agent_token_mask", "per_token_rewards"))
     assert len(ids) == len(mask) == len(rewards) == len(row["full_attention_mask"])
     assert {*row["full_attention_mask"]} == {1}
     assert row["session_id"] == "mine"
     assert env.active_states["mine"]["observation"] == "Yes."  # the caller may look at the last state
-    spans = [[*group] for is_said, group in groupby(range(len(ids)), lambda place: bool(mask[place])) if is_said]
-    assert [tokenizer.decode([ids[place] for place in span], skip_special_tokens=True) for span in spans] == said
+    spans = [[*group] for is_output, group in groupby(range(len(ids)), lambda place: bool(mask[place])) if is_output]
+    assert [tokenizer.decode([ids[place] for place in span], skip_special_tokens=True) for span in spans] == output
     conversation = row["final_completion_messages"]
-    assert [one["content"] for one in conversation if one["role"] == "assistant"] == said
+    assert [one["content"] for one in conversation if one["role"] == "assistant"] == output
     assert [one["content"] for one in conversation if one["role"] == "user"][1:3] == ["Yes.", "Yes."]
     assert not any(reward for reward, marked in zip(rewards, mask, strict=True) if not marked)
     assert sum(rewards[place] for place in spans[-1]) == pytest.approx(1.0)
