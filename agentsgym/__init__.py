@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from agentsgym.agents.direct import DirectOutputAgent as DirectOutputAgent
     from agentsgym.agents.exploring import ExploringAgent as ExploringAgent
     from agentsgym.agents.openai import OpenAIAgent as OpenAIAgent
+    from agentsgym.agents.policy.agent import CopiedPolicyAgent as CopiedPolicyAgent
     from agentsgym.agents.policy.agent import PolicyAgent as PolicyAgent
-    from agentsgym.agents.policy.copied import CopiedPolicyAgent as CopiedPolicyAgent
     from agentsgym.agents.policy.packaged import packaged_model as packaged_model
     from agentsgym.agents.policy.sampling import SamplingParams as SamplingParams
     from agentsgym.agents.scripted import RandomAgent as RandomAgent
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from agentsgym.errors import TooManyFailuresError as TooManyFailuresError
     from agentsgym.evaluation.mixed import evaluate_mixed as evaluate_mixed
     from agentsgym.evaluation.run import evaluate as evaluate
-    from agentsgym.failure_policy import FailurePolicy as FailurePolicy
+    from agentsgym.failures import FailurePolicy as FailurePolicy
     from agentsgym.fields import Field as Field
     from agentsgym.judging.judge import Judge as Judge
     from agentsgym.judging.rubric import Criterion as Criterion
@@ -101,8 +101,7 @@ __getattr__, __all__ = lazy(
         ".agents.direct": ["DirectOutputAgent"],
         ".agents.exploring": ["ExploringAgent"],
         ".agents.openai": ["OpenAIAgent"],
-        ".agents.policy.agent": ["PolicyAgent"],
-        ".agents.policy.copied": ["CopiedPolicyAgent"],
+        ".agents.policy.agent": ["CopiedPolicyAgent", "PolicyAgent"],
         ".agents.policy.packaged": ["packaged_model"],
         ".agents.policy.sampling": ["SamplingParams"],
         ".agents.scripted": ["RandomAgent", "ScriptedAgent"],
@@ -130,7 +129,7 @@ __getattr__, __all__ = lazy(
         ],
         ".evaluation.mixed": ["evaluate_mixed"],
         ".evaluation.run": ["evaluate"],
-        ".failure_policy": ["FailurePolicy"],
+        ".failures": ["FailurePolicy"],
         ".fields": ["Field"],
         ".judging.judge": ["Judge"],
         ".judging.rubric": ["Criterion"],

@@ -28,9 +28,9 @@ from typing import Any
 
 from agentsgym import Action, MultistepEnv, TurnRequest
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.failure_policy import FailurePolicy
+from agentsgym.failures import FailurePolicy
 from agentsgym.rollouts.thread_pool import EnvThreadPool
-from agentsgym.training.generation.ahead import Group, RolloutsAhead
+from agentsgym.training.generation.asynchronous import Group, RolloutsAhead
 from agentsgym.training.generation.in_flight import GroupsInFlight
 from benchmarks.scaling_engine import TASKS, Engine, Episode, Learner, Play, Sampling, Task, continuous, lockstep
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from agentsgym.agents.policy.copied import CopiedPolicyAgent
+from agentsgym.agents.policy.agent import CopiedPolicyAgent
 from benchmarks.credit import GAMES, MAX_TURN_TOKENS, Arm, played_by, score_of, trainer_of, warm_start
 
 if TYPE_CHECKING:

@@ -48,8 +48,7 @@ os.environ |= {
 import torch
 
 from agentsgym import Action, Agent, MultistepEnv, TurnRequest
-from agentsgym.agents.vllm.policy import VLLMPolicyAgent
-from agentsgym.agents.vllm.stepping import SteppedEngine
+from agentsgym.agents.vllm.policy import SteppedEngine, VLLMPolicyAgent
 from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.tiny import tiny_policy
 from benchmarks.scaling_engine import Episode, Lognormal, Task

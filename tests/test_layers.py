@@ -18,7 +18,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "docs/architecture.md")  # which show t
 # which layers may not import the core's last one, since they stand before it.
 DRAWING = """\
 core    removed → _lazy → texts → errors → versions → cached_folders → interruptions → event_loop → supervisor
-        → processes → types → failures → seeding → fields → failure_policy → ranks → tokens → {credit, rollouts, agents}
+        → processes → types → seeding → fields → failures → ranks → tokens → {credit, rollouts, agents}
         → batch → envs → statistics → training
 worlds  envs/shared → envs/NAME
 around  {judging, store, record_audit, recorded} → evaluation → {tiny, testing} → reports → interop → (training)
@@ -42,7 +42,7 @@ RING = {name: ring for ring, names in RINGS.items() for step in names for name i
 NAMED_BY = {
     "store/reader.py": {"agentsgym.reports.html.rollouts_html"},
     "types.py": {
-        "agentsgym.batch.rollout_dict.rollout_dict",
+        "agentsgym.batch.padding.rollout_dict",
         "agentsgym.credit.components.role_components",
         "agentsgym.recorded.messages.trajectory_from_messages",
         "agentsgym.reports.frames.trajectory_frame",

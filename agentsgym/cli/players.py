@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from agentsgym.agents.key_mask import without_credentials
+from agentsgym.agents.openai_server import without_credentials
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.cli.console import UsageError, usage_errors
 from agentsgym.envs.datasets.naming import NamedEnv

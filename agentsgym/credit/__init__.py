@@ -14,9 +14,9 @@ For the trainer, the environments and the viewer:
 ::
 
     rewards       assign rewards to turns and tokens         outcomes, returns, gae   the estimators themselves
-    role_rewards  assign the rewards of roles to turns       _comparison              baselines and scales for them
-    roles         split rollouts by role                     shaping                  potential-based shaping
-    assignment    from the rollouts of all ranks to tokens   bound, traits            an estimator with its options
-    filters       which rollouts are trained on              weights                  weights of turns in the loss
-    settings      the settings that determine advantages     components, objectives   named rewards
+    components    named rewards, and the rewards of roles    _comparison              baselines and scales for them
+    roles         split rollouts by role                     bound, traits            an estimator with its options
+    assignment    which rollouts are trained on; from the    weights                  weights of turns in the loss
+                  rollouts of all ranks to tokens            objectives               named rewards
+    settings      the settings that determine advantages
 """

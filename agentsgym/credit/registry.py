@@ -51,7 +51,7 @@ def get_estimator(name_or_callable: str | Callable[..., Any], **options: Any) ->
             :class:`~agentsgym.credit.bound.Estimator`; a bound estimator is returned unchanged.
         **options: Keyword arguments of the function other than ``discount``, ``scale`` and ``state``; and for every
             estimator ``potential_weight``, the weight of potential-based shaping
-            (:func:`~agentsgym.credit.shaping.shaped`), 0 for none.
+            (:func:`~agentsgym.credit.bound.shaped`), 0 for none.
 
     Raises:
         ConfigError: The estimator is unknown, an option is unknown or (for a built-in estimator) invalid, or

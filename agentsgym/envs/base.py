@@ -40,7 +40,7 @@ from agentsgym.envs.user_checks import (
     check_vocabularies,
 )
 from agentsgym.errors import ConfigError, EnvError, check_options
-from agentsgym.failure_policy import FailurePolicy, as_policy
+from agentsgym.failures import FailurePolicy, as_policy
 from agentsgym.fields import Field, is_int, require
 from agentsgym.rollouts.driver import drive
 from agentsgym.rollouts.scheduler import Pool

@@ -12,8 +12,7 @@ from agentsgym.agents.base import Agent
 from agentsgym.envs.contract import PlayableEnv
 from agentsgym.envs.finished import FinishedRollouts
 from agentsgym.envs.trial import Trial
-from agentsgym.failure_policy import FailureCount, FailurePolicy
-from agentsgym.failures import FailureLog
+from agentsgym.failures import FailureCount, FailureLog, FailurePolicy
 from agentsgym.rollouts.driver import drive
 from agentsgym.types import Trajectory
 

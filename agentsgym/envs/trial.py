@@ -31,8 +31,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from agentsgym.credit.components import role_components, sum_components
-from agentsgym.credit.role_rewards import attribute_rewards
+from agentsgym.credit.components import attribute_rewards, role_components, sum_components
 from agentsgym.envs.boundary import (
     Step,
     as_messages,

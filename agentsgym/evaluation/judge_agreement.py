@@ -22,8 +22,8 @@ from agentsgym.errors import ConfigError, JudgeError
 from agentsgym.event_loop import gathered, run_coroutine
 from agentsgym.fields import is_number
 from agentsgym.judging.judge import Judge
+from agentsgym.judging.prompts import Verdict
 from agentsgym.judging.rubric import Criterion
-from agentsgym.judging.verdicts import Verdict
 from agentsgym.statistics.agreement import cohen_kappa, kappa_estimate, share_estimate, weighted_kappa
 from agentsgym.statistics.intervals import Estimate
 from agentsgym.texts import sentence_of, shown

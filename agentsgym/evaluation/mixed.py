@@ -17,7 +17,7 @@ from agentsgym.envs.datasets.registry import make
 from agentsgym.envs.play import play as play_all
 from agentsgym.errors import ConfigError, TaskError, check_options
 from agentsgym.evaluation.run import kept_in_errors
-from agentsgym.failure_policy import FailurePolicy, as_policy
+from agentsgym.failures import FailurePolicy, as_policy
 from agentsgym.fields import is_int, require
 from agentsgym.rollouts.driver import drive
 from agentsgym.seeding import derive_seed

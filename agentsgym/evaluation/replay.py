@@ -1,4 +1,4 @@
-"""Replay the actions of a recorded rollout in its environment, and report the first difference.
+"""Replay the actions of a recorded rollout in its environment, and find the first difference.
 
 A record contains the task with its seed and the agent's actions; the environment reproduces everything else. A
 difference means that the environment's code or data, or a package or server that it uses, has changed, or that it draws
@@ -7,22 +7,23 @@ random numbers from a source other than ``self.rng``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.conversation import Budget
 from agentsgym.envs.datasets.registry import make
 from agentsgym.envs.forks import recorded_action
 from agentsgym.errors import AgentError, ConfigError, MissingDependencyError, TaskError, TemplateError
-from agentsgym.evaluation.replay_difference import Difference, Played, first_difference
+from agentsgym.failures import headline
 from agentsgym.judging.scores import recorded_scores, with_scores
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.values import Unkept, to_json
 from agentsgym.texts import sentence_of, shown
-from agentsgym.types import FinishReason, StopReason, Trajectory
+from agentsgym.types import FinishReason, Message, StopReason, Trajectory, Turn
 
 _NOT_PLAYABLE = (ConfigError, TaskError, TemplateError, MissingDependencyError)
 
@@ -254,3 +255,133 @@ def _with_recorded_scores(played: Trajectory, recorded: Trajectory) -> Trajector
     if played.failed or not scores or any(turn is not None and turn >= len(played.turns) for turn, _ in scores):
         return played
     return with_scores(played, scores)
+
+
+_CONTINUES = "continues"
+_REL, _ABS = 1e-9, 1e-12  # tolerances of rewards, for rounding differences between machines
+
+
+class Difference(NamedTuple):
+    """The first difference between a replay and its record.
+
+    Attributes:
+        turn: The turn, from 0; observations are compared before its action, everything else after it.
+        what: The item that differs: ``"observation"``, ``"role"``, ``"invalid"``, ``"reward"``, ``"rewards by role"``,
+            ``"stop reason"``, ``"success"`` or ``"final reward"``.
+        recorded: The recorded value.
+        played: The value in the replay.
+    """
+
+    turn: int
+    what: str
+    recorded: str
+    played: str
+
+    def __str__(self) -> str:
+        return f"turn {self.turn}: the {self.what} was {self.recorded!r} and is {self.played!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A replay: its trajectory, and whether the environment requests more actions than were recorded."""
+
+    trajectory: Trajectory
+    continues: bool
+
+
+def first_difference(recorded: Trajectory, played: Played) -> Difference | None:
+    """Return the first difference between a replay and its record; None if there is none."""
+    now = played.trajectory
+    num_common, num_seen = min(len(recorded.turns), len(now.turns)), (0, 0)
+    for k, (before, after) in enumerate(zip(recorded.turns, now.turns, strict=False)):
+        seen = recorded.messages[num_seen[0] : before.message_index], now.messages[num_seen[1] : after.message_index]
+        difference = _compare_observations(k, *seen)
+        if difference is None and (recorded.failed or now.failed) and k == num_common - 1:
+            difference = _compare_ends(recorded, played)  # a step that raised has no reward, so compare the ends
+        if difference is None:
+            difference = _compare_turns(k, before, after)
+        if difference is not None:
+            return difference
+        num_seen = before.message_index + 1, after.message_index + 1
+    if not recorded.turns and recorded.messages and now.messages:
+        difference = _compare_observations(0, recorded.messages, now.messages)
+        if difference is not None:
+            return difference
+    difference = _compare_ends(recorded, played)
+    last = recorded.messages[num_seen[0] :], now.messages[num_seen[1] :]
+    # Records may lack the last message if the environment added it only in a later version.
+    if difference is None and recorded.turns and not recorded.failed and last[0]:
+        difference = _compare_observations(len(recorded.turns), *last)
+    return difference
+
+
+def _compare_observations(turn: int, before: Sequence[Message], after: Sequence[Message]) -> Difference | None:
+    if [*map(_content, before)] == [*map(_content, after)]:
+        return None
+    pair = next((pair for pair in zip(before, after, strict=False) if _content(pair[0]) != _content(pair[1])), None)
+    if pair is None:  # one list is longer
+        return Difference(
+            turn, "observation", *("\n\n".join(one["content"] for one in each) for each in (before, after))
+        )
+    if pair[0]["content"] != pair[1]["content"]:
+        return Difference(turn, "observation", pair[0]["content"], pair[1]["content"])
+    return Difference(turn, "observation", *(f"{one['role']} {one.get('name', '')}: {one['content']}" for one in pair))
+
+
+def _content(message: Message) -> tuple[Any, ...]:
+    """Return the parts of a message that the environment determines; the agent determines call ids."""
+    return message["role"], message["content"], message.get("name")
+
+
+def _compare_turns(k: int, before: Turn, after: Turn) -> Difference | None:
+    if before.role != after.role:
+        return Difference(k, "role", shown(before.role), shown(after.role))
+    if before.invalid != after.invalid:
+        return Difference(k, "invalid", str(before.invalid), str(after.invalid))
+    if not _are_equal_maps(before.role_rewards or {}, after.role_rewards or {}):
+        return Difference(k, "rewards by role", shown(before.role_rewards), shown(after.role_rewards))
+    # With rewards by role, a turn's reward depends on later turns, so the rewards of each step are compared above.
+    has_roles = before.role_rewards is not None or after.role_rewards is not None
+    if not (has_roles or _are_equal(before.reward, after.reward)):
+        return Difference(k, "reward", f"{before.reward!r}", f"{after.reward!r}")
+    is_same = has_roles or _are_equal_maps(before.components or {}, after.components or {})
+    return None if is_same else Difference(k, "named rewards", shown(before.components), shown(after.components))
+
+
+def _compare_ends(recorded: Trajectory, played: Played) -> Difference | None:
+    now = played.trajectory
+    turn = max(0, len(now.turns) - 1)
+    # The agent failed after the environment had requested an action.
+    is_agents = any(line.startswith("AgentError:") for line in (recorded.error or "").splitlines()[:2])
+    has_requested = len(now.turns) < len(recorded.turns) or (recorded.failed and is_agents)
+    before, after = _CONTINUES if has_requested else _end(recorded), _CONTINUES if played.continues else _end(now)
+    # If the environment failed in both, the errors may differ only in memory addresses and times.
+    both_failed = recorded.failed and now.failed and not (has_requested or played.continues)
+    if before != after and not both_failed:
+        return Difference(turn, "stop reason", before, after)
+    if has_requested or both_failed:
+        return None
+    if recorded.success != now.success:
+        return Difference(turn, "success", str(recorded.success), str(now.success))
+    if not _are_equal(recorded.final_reward, now.final_reward):
+        return Difference(turn, "final reward", f"{recorded.final_reward!r}", f"{now.final_reward!r}")
+    for before, after in (
+        (recorded.final_rewards, now.final_rewards),
+        (recorded.final_components or {}, now.final_components or {}),
+    ):
+        if not _are_equal_maps(before, after):
+            return Difference(turn, "final reward", shown(before), shown(after))
+    return None
+
+
+def _end(trajectory: Trajectory) -> str:
+    reason = trajectory.stop_reason
+    return f"{reason}: {headline(trajectory.error or '')}" if reason is StopReason.FAILED else reason.value
+
+
+def _are_equal_maps(before: Mapping[Any, float], after: Mapping[Any, float]) -> bool:
+    return before.keys() == after.keys() and all(_are_equal(value, after[key]) for key, value in before.items())
+
+
+def _are_equal(before: float, after: float) -> bool:
+    return (math.isnan(before) and math.isnan(after)) or math.isclose(before, after, rel_tol=_REL, abs_tol=_ABS)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.errors import AgentsGymError, ConfigError, check_options, did_you_mean
-from agentsgym.failure_policy import FailurePolicy, as_policy
+from agentsgym.failures import FailurePolicy, as_policy
 from agentsgym.fields import is_fraction, or_none, require
 from agentsgym.seeding import derive_seed
 from agentsgym.statistics.metrics import Evaluation, summarize

@@ -21,7 +21,7 @@ from agentsgym.envs.datasets.stored_columns import stored_columns
 from agentsgym.envs.finished import hooks_of, takes_groups
 from agentsgym.envs.play import play
 from agentsgym.errors import ConfigError
-from agentsgym.failure_policy import FailurePolicy, as_policy
+from agentsgym.failures import FailurePolicy, as_policy
 from agentsgym.fields import is_str, or_none, require
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.values import from_json, to_json

@@ -20,15 +20,16 @@ from agentsgym.event_loop import gathered, on_agents_loop, run_coroutine
 from agentsgym.fields import check_choice, is_fraction, is_int, is_str, is_text, or_none, require
 from agentsgym.judging.prompts import (
     Question,
+    Verdict,
     correction,
     episode_question,
     group_question,
+    read_verdict,
     text_question,
     turn_question,
 )
 from agentsgym.judging.rubric import Criterion, Scope, as_rubric
 from agentsgym.judging.scores import Judgment, with_judgments
-from agentsgym.judging.verdicts import Verdict, read_verdict
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of
 from agentsgym.types import Action, Trajectory

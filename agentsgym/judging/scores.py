@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
-from agentsgym.credit.components import by_name, role_components
-from agentsgym.credit.role_rewards import attribute_rewards
+from agentsgym.credit.components import attribute_rewards, by_name, role_components
 from agentsgym.errors import ConfigError
 from agentsgym.judging.rubric import Scope
 from agentsgym.types import Trajectory, Turn

@@ -8,8 +8,8 @@ from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple, cast
 
+from agentsgym.credit.components import reward_mismatch
 from agentsgym.credit.rewards import TOKEN_CREDITS, check_credit, credited_rewards
-from agentsgym.credit.role_rewards import reward_mismatch
 from agentsgym.errors import ConfigError
 from agentsgym.record_audit.report import AuditReport, Check, Problem
 from agentsgym.texts import shown

@@ -2,11 +2,10 @@
 
 ::
 
-    driver.py            drive(): the entry point
+    driver.py            drive(): the entry point; calling the agent for a batch of requests, or concurrently
     scheduler.py         the main loop: which trial is advanced or answered next, time limits
     stream.py            TrialStream: a run in its own thread, to which trials are added while it runs
     interfaces.py        types shared by these modules: trials, inputs and outcomes, executors, agent callers
-    agent_calls.py       calling the agent: once for a batch of requests, or concurrently with coroutines
     thread_pool.py       EnvThreadPool: environments in threads of this process
     process_pool.py      EnvProcessPool: environments in worker processes
     process_executor.py  one run in a process pool: messages, replays after a crash, and which trial caused it

@@ -1,17 +1,140 @@
-"""Play many trials concurrently: each is a generator that yields requests and receives actions."""
+"""Play many trials concurrently: each yields requests, for which the agent is called at once or one by one."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import wait
+from functools import partial
 from typing import Any, Generic
 
-from agentsgym.agents.base import Agent, finish_agent
-from agentsgym.errors import ConfigError, EpisodeError
+from agentsgym.agents.base import Agent, answer, call_agent, finish_agent
+from agentsgym.errors import AgentError, ConfigError, EpisodeError
+from agentsgym.event_loop import agents_loop, is_on_agents_loop
 from agentsgym.fields import is_int, is_positive_number, or_none, require
-from agentsgym.rollouts.agent_calls import BatchCaller, ConcurrentCaller
-from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits, TrialGenerator
+from agentsgym.rollouts.interfaces import GRACE_S, PlayableTrial, Raised, Result, TimeLimits, TrialGenerator
 from agentsgym.rollouts.loop_executor import OwnExecutor
 from agentsgym.rollouts.scheduler import Pool, Scheduler
+from agentsgym.types import Action, TurnRequest
+
+logger = logging.getLogger(__name__)
+
+
+class BatchCaller:
+    """Calls the agent once for all live trials."""
+
+    is_batched = True
+
+    def __init__(self, scheduler: Scheduler[Any], agent: Agent) -> None:
+        self._scheduler = scheduler
+        self._agent = agent
+
+    def call(self, requests: dict[int, TurnRequest]) -> None:
+        """Call the agent in the order of the trials, since it may draw random numbers for them in sequence."""
+        order = sorted(requests)
+        answers = call_agent(self._agent, [requests[index] for index in order])
+        self._scheduler.on_answers(zip(order, answers, strict=True))
+
+    def oldest_request(self) -> None:
+        """Return None: no trial waits for an answer outside of :meth:`call`."""
+
+    def cancel(self, index: int) -> bool:
+        """Do nothing: no trial waits."""
+        return False
+
+    def close(self) -> None:
+        """Do nothing: no trial waits."""
+
+
+class ConcurrentCaller:
+    """Calls the agent separately for each trial, all concurrently on the agents' event loop."""
+
+    is_batched = False
+
+    def __init__(self, scheduler: Scheduler[Any], agent: Any) -> None:
+        self._scheduler = scheduler
+        self._agent = agent
+        self._open: dict[int, tuple[TurnRequest, float]] = {}  # requests and their times, the oldest first
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # this and the next attribute are only accessed on the loop
+        self._ending: list[asyncio.Task[None]] = []
+
+    def call(self, requests: dict[int, TurnRequest]) -> None:
+        """Start the coroutines; each posts its answer to the scheduler."""
+        if is_on_agents_loop():
+            raise RuntimeError(
+                "env.rollout with an async agent was called on the agents' event loop, for example from another "
+                "agent's aact, and would block it: use await asyncio.to_thread(env.rollout, …)"
+            )
+        if self._loop is None:
+            self._loop = agents_loop()
+        now = time.monotonic()
+        self._open.update({index: (request, now) for index, request in requests.items()})
+        self._loop.call_soon_threadsafe(self._start, requests)
+
+    def oldest_request(self) -> tuple[int, float] | None:
+        """The trial that has waited longest for its answer, and since when."""
+        return next(((index, since) for index, (_, since) in self._open.items()), None)
+
+    def cancel(self, index: int) -> bool:
+        """Cancel the coroutine; if it still returns an answer, the answer is discarded."""
+        if self._open.pop(index, None) is None:
+            return False
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel, index)
+        return True
+
+    def close(self) -> None:
+        """Cancel all running coroutines, and wait until they have ended."""
+        if self._loop is not None:
+            ended = asyncio.run_coroutine_threadsafe(self._end_all(), self._loop)
+            if wait([ended], GRACE_S).not_done:
+                name = type(self._agent).__name__
+                logger.warning("%s: some coroutines were still running %s s after they were canceled", name, GRACE_S)
+
+    def _arrived(self, index: int, request: TurnRequest, answer: Action | AgentError | Raised) -> None:
+        known = self._open.get(index)
+        if known is None or known[0] is not request:
+            return  # it was canceled
+        del self._open[index]
+        if isinstance(answer, Raised):
+            raise answer.error
+        self._scheduler.on_answers([(index, answer)])
+
+    # The methods below run on the agents' event loop.
+
+    def _start(self, requests: dict[int, TurnRequest]) -> None:
+        for index, request in requests.items():
+            task = self._tasks[index] = asyncio.ensure_future(self._answer(index, request))
+            task.add_done_callback(partial(self._forget, index))
+
+    def _forget(self, index: int, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(index) is task:  # and not the task of the next turn
+            del self._tasks[index]
+
+    async def _answer(self, index: int, request: TurnRequest) -> None:
+        try:
+            given: Action | AgentError | Raised = await answer(self._agent, request)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001  # re-raised on the scheduler's thread
+            given = Raised(error)
+        self._scheduler.post(self._arrived, index, request, given)
+
+    def _cancel(self, index: int) -> None:
+        task = self._tasks.pop(index, None)
+        if task is None:
+            return  # its answer has been posted, and will be discarded
+        task.cancel()
+        self._ending = [task, *(other for other in self._ending if not other.done())]
+
+    async def _end_all(self) -> None:
+        tasks = [*self._tasks.values(), *self._ending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def drive(  # noqa: PLR0913  # keywords, most of them usually omitted

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentsgym.agents.base import Agent, finish_agent
 from agentsgym.errors import AgentsGymError
-from agentsgym.rollouts.agent_calls import BatchCaller, ConcurrentCaller
+from agentsgym.rollouts.driver import BatchCaller, ConcurrentCaller
 from agentsgym.rollouts.interfaces import PlayableTrial, Result, TimeLimits
 from agentsgym.rollouts.loop_executor import OwnExecutor
 from agentsgym.rollouts.scheduler import Pool, Scheduler

@@ -12,12 +12,11 @@ from weakref import WeakKeyDictionary
 from agentsgym.errors import ConfigError, TemplateError
 from agentsgym.texts import shown
 from agentsgym.tokens.chat_template import Template
-from agentsgym.tokens.control_tokens import SECOND_PRIVATE_USE, Piece, Scaffold, Vocabulary
+from agentsgym.tokens.control_tokens import SECOND_PRIVATE_USE, Piece, Scaffold, Vocabulary, is_mark, unmarked_controls
 from agentsgym.tokens.sentinels import QUESTION, Roles, slot
 from agentsgym.tokens.tool_format import ToolFormat
 from agentsgym.tokens.tool_messages import TEXT_TAGS, strings_in, with_strings
 from agentsgym.tokens.turn_ends import ENDED_BY_TEXT, TurnEnd, common_prefix, find_turn_end, without_end
-from agentsgym.tokens.unmarked_controls import is_mark, unmarked_controls
 from agentsgym.types import FinishReason, Message
 
 if TYPE_CHECKING:

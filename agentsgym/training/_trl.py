@@ -16,7 +16,7 @@ from trl.trainer.utils import use_adapter
 from agentsgym.agents.eval_mode import evaluation_mode
 from agentsgym.agents.policy.sharded import is_sharded, zero_stage
 from agentsgym.training import zero
-from agentsgym.training.tensors import labeled_head
+from agentsgym.training.tensors import scoring
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,9 +133,9 @@ class TRLInterface:
         policy, reference = self.policy(), self._trainer.ref_model
         model: PreTrainedModel = policy.get_base_model() if hasattr(policy, "peft_config") else policy
         for scored in (model, *([] if reference is None else [self._trainer.accelerator.unwrap_model(reference)])):
-            labeled_head.score_labeled_only(scored)
-        if not labeled_head.selects_labeled(model.device):
-            chunked_logprob.TOKEN_CHUNK_SIZE = labeled_head.POSITIONS_AT_ONCE
+            scoring.score_labeled_only(scored)
+        if not scoring.selects_labeled(model.device):
+            chunked_logprob.TOKEN_CHUNK_SIZE = scoring.POSITIONS_AT_ONCE
 
     def reset_run_state(self) -> None:
         """Drop an interrupted run's position in the generation cycle, buffered rows and metrics not logged yet."""
@@ -260,7 +260,7 @@ class TRLInterface:
             ):
                 # The trained model's head always computes entropies; a reference model's head does not.
                 logprobs, entropies, *_ = self._trainer._get_per_token_logps_and_entropies(
-                    labeled_head.mask_labels(model, kept), rows, attention, width, compute_entropy=with_entropies
+                    scoring.mask_labels(model, kept), rows, attention, width, compute_entropy=with_entropies
                 )
                 entropies = entropies if with_entropies else torch.zeros_like(logprobs)
                 chunks.append((logprobs, entropies.masked_fill(kept[:, 1:] == 0, 0.0)))
@@ -283,7 +283,7 @@ class TRLInterface:
             (B, L), attached to its graph; the values of all other tokens are meaningless.
         """
         logprobs, *_ = self._trainer._get_per_token_logps_and_entropies(
-            labeled_head.mask_labels(model, labeled), ids, attention_mask, ids.shape[1] - 1
+            scoring.mask_labels(model, labeled), ids, attention_mask, ids.shape[1] - 1
         )
         return torch.cat([logprobs.new_zeros(len(ids), 1), logprobs], dim=1)
 

@@ -11,7 +11,7 @@ import torch
 from agentsgym.batch.padding import round_up
 from agentsgym.training._trl import MicroBatch, TRLInterface
 from agentsgym.training.objectives.objective import ForwardPass
-from agentsgym.training.tensors.labeled_head import mask_labels
+from agentsgym.training.tensors.scoring import mask_labels
 from agentsgym.training.tensors.token_batch import MIN_WIDTH
 
 if TYPE_CHECKING:

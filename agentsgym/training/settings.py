@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 from agentsgym.batch.layouts import LAYOUTS
 from agentsgym.credit.weights import AGGREGATIONS, INVALID_TURN_MODES
 from agentsgym.errors import ConfigError, check_options
-from agentsgym.failure_policy import RETRY_SEEDS
+from agentsgym.failures import RETRY_SEEDS
 from agentsgym.fields import (
     Check,
     Field,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentsgym.agents.vllm.engine import FailFastEngine
+from agentsgym.agents.direct import FailFastEngine
 from agentsgym.errors import AgentError
 
 

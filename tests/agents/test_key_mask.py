@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.agents.key_mask import KeyMask, url_secrets, without_credentials
+from agentsgym.agents.openai_server import KeyMask, url_secrets, without_credentials
 
 KEY = "sk-proj-Zq8&x/Wm3+T7vR2k"
 

@@ -8,8 +8,7 @@ from http_server import Asked, Reply, Served, chat, serving
 from tool_game import SumEnv
 
 from agentsgym import ScriptedAgent
-from agentsgym.agents.openai import OpenAIAgent
-from agentsgym.agents.openai_messages import as_sent
+from agentsgym.agents.openai import OpenAIAgent, as_sent
 from agentsgym.envs.Search import SearchEnv
 from agentsgym.errors import ConfigError
 from agentsgym.testing import chat_tokenizer

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AttentionInterface, LlamaForCausalLM
 from transformers.integrations import sdpa_attention
 
-from agentsgym.agents.policy.attention import grouped_attention, grouped_sdpa, has_grouped_sdpa
+from agentsgym.agents.policy.decoding import grouped_attention, grouped_sdpa, has_grouped_sdpa
 
 PLAIN = cast("Callable[..., Any]", AttentionInterface()["sdpa"])
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scored_batches import Batch, batches, rollout
 
-from agentsgym.credit.assignment import AdvantageAssigner
-from agentsgym.credit.filters import filter_rollouts, uninformative_task_groups
+from agentsgym.credit.assignment import AdvantageAssigner, filter_rollouts, uninformative_task_groups
 from agentsgym.credit.settings import CreditSettings
 
 PLAIN, CUT = rollout([0.5, 1.0]), replace(rollout([0.5, 1.0]), truncated=True)

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from scored_batches import QUARTERS, Batch, assert_close, batches, discounts, rollout, scales
 from tabular import Play, at_turns, expected, fit, game, largest
 
-from agentsgym.credit.assignment import AdvantageAssigner
+from agentsgym.credit.assignment import AdvantageAssigner, filter_rollouts
 from agentsgym.credit.components import amounts_of, by_name, sum_components
-from agentsgym.credit.filters import filter_rollouts
 from agentsgym.credit.objectives import add_component, component, weighted
 from agentsgym.credit.registry import ESTIMATORS
 from agentsgym.credit.rewards import TURN_CREDITS, RewardComponent, credited_components, credited_rewards

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentsgym.credit.components import attribute_rewards, reward_mismatch
 from agentsgym.credit.rewards import credited_rewards, per_token_rewards
-from agentsgym.credit.role_rewards import attribute_rewards, reward_mismatch
 from agentsgym.types import StopReason, Trajectory, Turn
 
 

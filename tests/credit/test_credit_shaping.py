@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from scored_batches import Batch, assert_close, batches, discounts, rollout, scales
 
 from agentsgym.credit.advantages import Scale, ScoredRollout, get_estimator, mt_grpo, return_to_go, rloo
+from agentsgym.credit.bound import shaped
 from agentsgym.credit.returns import discounted_returns
-from agentsgym.credit.shaping import shaped
 from agentsgym.errors import ConfigError
 
 weights = st.sampled_from([-1.0, 0.0, 0.5, 2.0])

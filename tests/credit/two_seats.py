@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from agentsgym.credit.role_rewards import attribute_rewards
+from agentsgym.credit.components import attribute_rewards
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.types import StopReason, Trajectory, Turn
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from agentsgym import Agent, AsyncAgent, MultistepEnv, StopReason, Trajectory, Turn
-from agentsgym.agents.quoting import MARK
+from agentsgym.agents.calls import MARK
 from agentsgym.types import Action, Message, TurnRequest
 
 

@@ -11,7 +11,7 @@ import pytest
 from judged_games import ScriptedJudge, conversation, data_of, instructions_of
 
 from agentsgym import Criterion, Judge, Trajectory
-from agentsgym.agents.quoting import neutralized, quoted
+from agentsgym.agents.calls import neutralized, quoted
 from agentsgym.errors import JudgeError
 from agentsgym.types import Message
 

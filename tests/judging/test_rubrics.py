@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agentsgym import ConfigError, Criterion
 from agentsgym.agents.calls import UnreadableError
+from agentsgym.judging.prompts import ranked_values, read_verdict
 from agentsgym.judging.rubric import as_rubric
-from agentsgym.judging.verdicts import ranked_values, read_verdict
 
 POLITE, CLEAR = Criterion("polite", "Polite?"), Criterion("clear", "Clear?", scale=(1, 5))
 BOTH = [POLITE, CLEAR]

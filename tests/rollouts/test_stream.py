@@ -14,7 +14,7 @@ import pytest
 from agentsgym.agents.base import Agent, AsyncAgent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.errors import AgentsGymError
-from agentsgym.rollouts.agent_calls import ConcurrentCaller
+from agentsgym.rollouts.driver import ConcurrentCaller
 from agentsgym.rollouts.process_pool import EnvProcessPool
 from agentsgym.rollouts.stream import TrialStream
 from agentsgym.rollouts.thread_pool import EnvThreadPool

@@ -15,8 +15,8 @@ from agentsgym.errors import ConfigError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.tokens.chat_template import Template
+from agentsgym.tokens.control_tokens import unmarked_controls
 from agentsgym.tokens.transcript import Transcript
-from agentsgym.tokens.unmarked_controls import unmarked_controls
 from agentsgym.types import Action
 
 THINKING = ("<think>", "</think>")

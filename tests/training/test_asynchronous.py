@@ -20,8 +20,7 @@ from transformers import TrainerCallback
 
 from agentsgym import Preempted
 from agentsgym.agents.base import Agent
-from agentsgym.agents.policy.agent import PolicyAgent
-from agentsgym.agents.policy.copied import CopiedPolicyAgent
+from agentsgym.agents.policy.agent import CopiedPolicyAgent, PolicyAgent
 from agentsgym.agents.trained import BatchStart, TrainedPolicy
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.store.reader import RolloutStore

@@ -16,8 +16,7 @@ from games import WORDS, GuessNumber, correcting, logged, policy, settings, task
 from test_trl_interface import ROWS, parameter_gradients, prepared
 
 from agentsgym.agents.base import Agent
-from agentsgym.credit.assignment import AdvantageAssigner
-from agentsgym.credit.filters import filter_rollouts
+from agentsgym.credit.assignment import AdvantageAssigner, filter_rollouts
 from agentsgym.credit.registry import ESTIMATORS, get_estimator
 from agentsgym.credit.returns import gigpo
 from agentsgym.credit.scored import ScoredRollout

@@ -10,7 +10,7 @@ from games import GuessNumber, policy, settings, tasks, trainer_of
 from judged import CountingAlone, Judged, Ranked
 
 from agentsgym import Judge
-from agentsgym.agents.policy.copied import CopiedPolicyAgent
+from agentsgym.agents.policy.agent import CopiedPolicyAgent
 from agentsgym.errors import ConfigError, TooManyFailuresError
 from agentsgym.store.reader import RolloutStore
 from agentsgym.training.generation.generator import _check_complete_groups

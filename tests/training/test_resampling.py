@@ -14,7 +14,7 @@ from games import TextAgent, has_moved, logged, tasks, trainer_of
 from test_selection import IMPOSSIBLE
 from test_trl_interface import prepared
 
-from agentsgym.credit.filters import uninformative_task_groups
+from agentsgym.credit.assignment import uninformative_task_groups
 from agentsgym.errors import AgentsGymError, ConfigError
 from agentsgym.training.generation import generator
 from agentsgym.training.generation.batch import GenerationBatch

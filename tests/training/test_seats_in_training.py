@@ -11,9 +11,8 @@ import pytest
 from games import NUMBERS, logged, policy, settings, tasks
 
 from agentsgym.batch.layouts import trajectory_rows
-from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
-from agentsgym.credit.filters import uninformative_task_groups
-from agentsgym.credit.role_rewards import attribute_rewards
+from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages, uninformative_task_groups
+from agentsgym.credit.components import attribute_rewards
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.errors import ConfigError

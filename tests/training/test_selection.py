@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_trl_interface import prepared
 
-from agentsgym.credit.assignment import AdvantageAssigner
-from agentsgym.credit.filters import filter_rollouts, uninformative_task_groups
+from agentsgym.credit.assignment import AdvantageAssigner, filter_rollouts, uninformative_task_groups
 from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.training.config import GRPOEnvConfig

@@ -17,7 +17,7 @@ from torch import multiprocessing
 from vllm_engines import MEETINGS, NUM_RANKS, UNEVEN, Engine, ScriptedGeneration, meet, scripted, session, started
 
 from agentsgym.agents.build import SamplingSettings, build_policy
-from agentsgym.agents.vllm import stepping as vllm_stepping
+from agentsgym.agents.vllm import policy as vllm_policy
 from agentsgym.agents.vllm.lockstep import LockstepVLLMPolicyAgent
 from agentsgym.agents.vllm.policy import VLLMPolicyAgent
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError
@@ -124,7 +124,7 @@ def test_a_rollout_that_is_interrupted_takes_its_requests_out_of_the_engine() ->
 
 
 def test_a_step_that_hangs_gives_the_engine_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_stepping, "STEP_LIMIT_S", 0.1)
+    monkeypatch.setattr(vllm_policy, "STEP_LIMIT_S", 0.1)
     engine = Engine()
     engine.hangs_for = 1.0
     agent = ScriptedGeneration(engine).agent()

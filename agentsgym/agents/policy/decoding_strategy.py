@@ -16,8 +16,14 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from agentsgym.agents.policy.attention import has_grouped_sdpa
-from agentsgym.agents.policy.decoding import BatchedDecoder, CachedPrefix, Decoder, Forward, SequentialDecoder
+from agentsgym.agents.policy.decoding import (
+    BatchedDecoder,
+    CachedPrefix,
+    Decoder,
+    Forward,
+    SequentialDecoder,
+    has_grouped_sdpa,
+)
 from agentsgym.agents.policy.sampling import LOGITS_NOT_FINITE
 from agentsgym.errors import ConfigError
 

@@ -13,8 +13,7 @@ from agentsgym.cli import options
 from agentsgym.cli.console import FailureError, cell, out, plain, print_json, remark, reported
 
 if TYPE_CHECKING:
-    from agentsgym.evaluation.replay import Replay
-    from agentsgym.evaluation.replay_difference import Difference
+    from agentsgym.evaluation.replay import Difference, Replay
     from agentsgym.store.records import StoredRollout
 
 _MAX_SHOWN, _MAX_CONTEXT = 50, 15  # characters shown of a text that differs; how many may precede the difference

@@ -11,8 +11,7 @@ from typing import Any, Final, Literal, get_args
 from weakref import WeakValueDictionary
 
 from agentsgym.agents.cache import request_key
-from agentsgym.agents.calls import Caller, Cost, UnreadableError
-from agentsgym.agents.quoting import quoted
+from agentsgym.agents.calls import Caller, Cost, UnreadableError, quoted
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, SOMETIMES, UNKNOWN, YES, Gamemaster, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge

@@ -2,10 +2,9 @@
 
 ::
 
-    run           check_env: the checks, their order and their time limit
-    rules         checks of tasks, tools and recorded episodes, without playing
-    plays         episodes, and replays of the same actions: alone, concurrently, in a copy
-    probe         observation of the hooks while they run
-    start_states  comparison of initial states
-    report        the findings and how they are printed
+    run     check_env: the checks, their order and their time limit
+    rules   checks of tasks, tools and recorded episodes, without playing
+    plays   episodes, replays of the same actions (alone, concurrently, in a copy), and comparison of initial states
+    probe   observation of the hooks while they run
+    report  the findings and how they are printed
 """

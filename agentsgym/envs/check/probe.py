@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Any, Self, cast
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.check.plays import Start, start_of
 from agentsgym.envs.check.report import Finding
-from agentsgym.envs.check.start_states import Start, start_of
 from agentsgym.event_loop import awaited
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown

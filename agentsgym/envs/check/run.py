@@ -16,10 +16,17 @@ from agentsgym.agents.base import Agent, as_agent
 from agentsgym.agents.exploring import ExploringAgent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check import rules
-from agentsgym.envs.check.plays import Difference, Script, first_difference, global_seed, record, replay
+from agentsgym.envs.check.plays import (
+    Difference,
+    Script,
+    first_changed_value,
+    first_difference,
+    global_seed,
+    record,
+    replay,
+)
 from agentsgym.envs.check.probe import HookProbe, place_of_tool
 from agentsgym.envs.check.report import EnvReport
-from agentsgym.envs.check.start_states import first_changed_value
 from agentsgym.envs.dataset_rows import tasks_of_rows
 from agentsgym.envs.play import prepare_play
 from agentsgym.errors import AgentsGymError, ConfigError, ContractError, TaskError

@@ -5,7 +5,6 @@
     parse     the calls, reasoning and text of a turn, from its token ids
     reader    the call format of a tokenizer's template, found by rendering a call and parsing it
     families  the call formats of known families of templates
-    forms     split an answer at markers, or into messages with headers
-    python    calls written as Python
+    forms     split an answer at markers, into messages with headers, or into calls written as Python
     values    the values inside a call: JSON, or text whose type a schema defines
 """

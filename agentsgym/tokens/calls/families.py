@@ -7,8 +7,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
-from agentsgym.tokens.calls.forms import ChannelForm, Form, MarkedForm, Read, read_or_failed
-from agentsgym.tokens.calls.python import ReadString, bare_string, escaped_string, python_calls
+from agentsgym.tokens.calls.forms import (
+    ChannelForm,
+    Form,
+    MarkedForm,
+    Read,
+    ReadString,
+    bare_string,
+    escaped_string,
+    python_calls,
+    read_or_failed,
+)
 from agentsgym.tokens.calls.values import (
     MAX_CALLS,
     ArgumentSchemas,

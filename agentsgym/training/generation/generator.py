@@ -16,15 +16,14 @@ from datasets import IterableDataset
 from agentsgym.agents.base import as_agent
 from agentsgym.agents.trained import BatchStart, as_trained_policy
 from agentsgym.batch.layouts import LAYOUTS
-from agentsgym.credit.filters import uninformative_task_groups
+from agentsgym.credit.assignment import uninformative_task_groups
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.envs.dataset_rows import DatasetRow
 from agentsgym.envs.datasets.environments import group_seeds
 from agentsgym.envs.finished import takes_groups
 from agentsgym.envs.play import TrialRounds
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
-from agentsgym.failure_policy import FailureCount, FailurePolicy, RetrySeed
-from agentsgym.failures import FailureLog
+from agentsgym.failures import FailureCount, FailureLog, FailurePolicy, RetrySeed
 from agentsgym.ranks import DeferredError, RolloutsAbortedError, all_gather_objects
 from agentsgym.seeding import derive_seed
 from agentsgym.training.generation.batch import GenerationBatch, Phase

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from small_game import OBJECTS, PROPERTIES
 
 from agentsgym.agents.scripted import ScriptedAgent
+from agentsgym.credit.bound import shaped
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.credit.shaping import shaped
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions.styles import FIRST_PROMPT, LAST_TURN
 from agentsgym.types import StopReason
