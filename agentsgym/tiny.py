@@ -34,9 +34,9 @@ from agentsgym.agents.base import as_agent
 from agentsgym.agents.exploring import ExploringAgent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.check.plays import record
+from agentsgym.envs.conversation import SUMMARIZE
 from agentsgym.envs.dataset_rows import environment_key, tasks_of_rows
 from agentsgym.envs.datasets.registry import make
-from agentsgym.envs.notes import SUMMARIZE
 from agentsgym.errors import ConfigError
 from agentsgym.evaluation.mixed import label_of
 from agentsgym.failures import headline

@@ -46,7 +46,7 @@ _COUNTED: Final = {
 
 _html_of = deferred("agentsgym.reports.html", "trajectory_html")
 _of_messages = deferred("agentsgym.recorded.messages", "trajectory_from_messages")
-_rollout_dict_of = deferred("agentsgym.batch.padding", "rollout_dict")
+_rollout_dict_of = deferred("agentsgym.batch.views", "rollout_dict")
 _role_components_of = deferred("agentsgym.credit.components", "role_components")
 _frame_of = deferred("agentsgym.reports.frames", "trajectory_frame")
 
@@ -346,7 +346,7 @@ class Trajectory:
         return values | {"turns": turns} | derived
 
     def to_rollout(self) -> dict[str, Any]:
-        """Return an entry for TRL's ``rollout_func``: see :func:`~agentsgym.batch.padding.rollout_dict`."""
+        """Return an entry for TRL's ``rollout_func``: see :func:`~agentsgym.batch.views.rollout_dict`."""
         return _rollout_dict_of(self)
 
     def to_pandas(self, by: Literal["turn", "token"] = "turn") -> DataFrame:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from agentsgym import MultistepEnv, PolicyAgent, ScoredRollout, Trajectory, tiny_policy
-from agentsgym.batch.padding import pad_right
+from agentsgym.batch.views import pad_right
 from agentsgym.credit.advantages import get_estimator, token_advantages
 
 WORDS = ["one", "two", "three", "four", "five"]

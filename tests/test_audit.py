@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentsgym.agents.base import Agent
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
-from agentsgym.batch.transitions import transitions
+from agentsgym.batch.views import transitions
 from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError

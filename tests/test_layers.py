@@ -42,7 +42,7 @@ RING = {name: ring for ring, names in RINGS.items() for step in names for name i
 NAMED_BY = {
     "store/reader.py": {"agentsgym.reports.html.rollouts_html"},
     "types.py": {
-        "agentsgym.batch.padding.rollout_dict",
+        "agentsgym.batch.views.rollout_dict",
         "agentsgym.credit.components.role_components",
         "agentsgym.recorded.messages.trajectory_from_messages",
         "agentsgym.reports.frames.trajectory_frame",

@@ -26,7 +26,7 @@ from agentsgym.envs.TwentyQuestions.gamemaster import NO, SOMETIMES, UNKNOWN, YE
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
 from agentsgym.errors import AgentError
 from agentsgym.seeding import derive_seed
-from agentsgym.statistics.agreement import share_estimate
+from agentsgym.statistics.intervals import share_estimate
 from agentsgym.texts import sentence_of
 
 REPLY_OF_VALUE = {"yes": YES, "no": NO, "sometimes": SOMETIMES}

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentsgym.tokens.calls.parse import with_calls
+from agentsgym.tokens.calls.reader import with_calls
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, FinishReason, TurnRequest
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from agentsgym.agents.answers import action_from_ids, as_ids, sampled_action, stop_token_ids, with_calls_of_ids
 from agentsgym.agents.base import Agent
-from agentsgym.agents.eval_mode import evaluation_mode
+from agentsgym.agents.policy.model import evaluation_mode
 from agentsgym.errors import AgentError, ConfigError, TemplateError
 from agentsgym.fields import is_int, require
 from agentsgym.texts import sentence_of, shown

@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable,
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from agentsgym.agents.base import Agent, as_agent
-from agentsgym.batch.padding import pad_task_groups, unpadded_row
-from agentsgym.batch.transitions import transitions
+from agentsgym.batch.views import pad_task_groups, transitions, unpadded_row
 from agentsgym.credit.components import GivenReward
 from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.envs.boundary import as_bool, call_environment
@@ -438,7 +437,7 @@ class MultistepEnv(ABC):
         Returns:
             For rollout p (task-major) and turn k ``ids``, ``prompt_ids``, ``messages``, ``mask``, ``logprobs``,
             ``rewards``, ``per_token_rewards`` and ``session_ids``, each as ``result[key][p][k]``: see
-            :func:`agentsgym.batch.transitions.transitions`.
+            :func:`agentsgym.batch.views.transitions`.
         """
         check_options(kwargs, self.generate, self.rollout, MultistepEnv.rollout, self.trials)
         trajectories = self.rollout(task_data_list, agent, num_rollouts, **kwargs)

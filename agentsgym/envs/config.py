@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS
-from agentsgym.envs.notes import DEFAULT_PROMPT, SUMMARIZE
+from agentsgym.envs.conversation import DEFAULT_PROMPT, SUMMARIZE
 from agentsgym.envs.state_scores import CREDITS
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_str, is_strings, one_of, or_none

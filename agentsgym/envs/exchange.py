@@ -33,15 +33,14 @@ from agentsgym.envs.boundary import (
     with_plain_text,
 )
 from agentsgym.envs.contract import PlayableEnv, State
-from agentsgym.envs.conversation import Budget, Conversation
-from agentsgym.envs.notes import SUMMARIZE, NotedHistory, as_text
+from agentsgym.envs.conversation import SUMMARIZE, Budget, Conversation, NotedHistory, as_text
 from agentsgym.envs.user_checks import check_info_keys
 from agentsgym.errors import AgentError, EnvError, TemplateError
 from agentsgym.event_loop import awaited
 from agentsgym.failures import failure_of
 from agentsgym.interruptions import is_interruption
 from agentsgym.texts import shown
-from agentsgym.tokens.calls.parse import with_calls
+from agentsgym.tokens.calls.reader import with_calls
 from agentsgym.tokens.transcript import History
 from agentsgym.types import Action, Message, Turn, TurnRequest
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from agentsgym.credit.rewards import check_credit
 from agentsgym.envs.config import COMMON_FIELDS, check_trials, validated_config
+from agentsgym.envs.conversation import check_notes
 from agentsgym.envs.dataset_rows import plain_part
-from agentsgym.envs.notes import check_notes
 from agentsgym.envs.user_checks import MAY_BE_ASYNC, check_class, is_async
 from agentsgym.errors import ConfigError
 

@@ -24,8 +24,7 @@ from agentsgym.fields import is_number
 from agentsgym.judging.judge import Judge
 from agentsgym.judging.prompts import Verdict
 from agentsgym.judging.rubric import Criterion
-from agentsgym.statistics.agreement import cohen_kappa, kappa_estimate, share_estimate, weighted_kappa
-from agentsgym.statistics.intervals import Estimate
+from agentsgym.statistics.intervals import Estimate, cohen_kappa, kappa_estimate, share_estimate, weighted_kappa
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 

@@ -9,8 +9,7 @@
     thread_pool.py       EnvThreadPool: environments in threads of this process
     process_pool.py      EnvProcessPool: environments in worker processes
     process_executor.py  one run in a process pool: messages, replays after a crash, and which trial caused it
-    remote_trial.py      the pool's record of one trial in a worker process
-    worker_set.py        the processes of a pool, their limits, and the assignment of trials to them
+    worker_set.py        the processes of a pool, their limits, their trials, and which trial causes one to die
     workers/             a worker process
         handle.py        the pool's handle to it: start, send, measure, kill
         main.py          the code that runs in it

@@ -11,9 +11,8 @@ from typing import Any
 from agentsgym.errors import AgentError, AgentsGymError, ConfigError, EnvError, EpisodeError
 from agentsgym.interruptions import attempt
 from agentsgym.rollouts.interfaces import Finished, Input, Raised
-from agentsgym.rollouts.remote_trial import RemoteTrial
 from agentsgym.rollouts.scheduler import Scheduler
-from agentsgym.rollouts.worker_set import WorkerLimits, WorkerSet, place
+from agentsgym.rollouts.worker_set import RemoteTrial, WorkerLimits, WorkerSet, place
 from agentsgym.rollouts.workers.handle import WorkerHandle, resident_mb
 from agentsgym.rollouts.workers.wire import (
     CLOSED,

@@ -1,12 +1,134 @@
-"""Start, replace and end the processes of a pool, and assign trials to them."""
+"""Start, replace and end the processes of a pool, assign trials to them, and find those that cause deaths."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from agentsgym.rollouts.remote_trial import RemoteTrial
+from agentsgym.errors import EnvError, EpisodeError
+from agentsgym.interruptions import attempt
+from agentsgym.rollouts.interfaces import Finished, PlayableTrial, Raised
 from agentsgym.rollouts.workers.handle import WorkerHandle, resident_mb
+from agentsgym.rollouts.workers.wire import RequestDelta, TrialEnd, WireInput
+from agentsgym.texts import sentence_of
+from agentsgym.types import Message, TurnRequest
+
+_PROOFS_OF_A_KILL = 2  # deaths that count as proof, for signals that may also be external (e.g. out of memory)
+
+
+class RemoteTrial:
+    """A trial that lives in a worker.
+
+    Attributes:
+        index: Index of the trial in the run.
+        trial: The trial.
+        dumped: The pickled trial, with a name in place of its environment.
+        env_name: The name of that environment.
+        worker: The trial's process; None while it waits for one.
+        agent_state: State to return to the agent.
+        inputs: Inputs that the trial has processed.
+        in_flight: The current input; None at the start.
+        is_stepping: Whether the scheduler waits for the next outcome.
+        has_requested: Whether the trial has reached its first request.
+        is_replaying: Whether the trial is being replayed in a new process.
+        error: Error that ends the trial after its replay.
+        end: The result, if the trial ended while the scheduler did not wait for it.
+        max_residents: Maximum number of trials in its process, including this one. It shrinks with every death that
+            the trial may have caused.
+        is_suspect: Whether it was being stepped when a process died: it then runs alone, in a fresh process, until it
+            is past that turn.
+        bystanders: Other trials of the process that died, which may be the cause if this one is cleared.
+    """
+
+    def __init__(self, index: int, trial: PlayableTrial[Any], dumped: bytes, env_name: str, max_residents: int) -> None:
+        self.index = index
+        self.trial = trial
+        self.env_name = env_name
+        self.worker: WorkerHandle | None = None
+        self.agent_state: Any = None
+        self.inputs: list[WireInput] = []
+        self.in_flight: WireInput | None = None
+        self.is_stepping = True
+        self.has_requested = self.is_replaying = False
+        self.error: EpisodeError | None = None
+        self.end: Finished | None = None
+        self.max_residents = max_residents
+        self.is_suspect = False
+        self.bystanders: list[RemoteTrial] = []
+        self.dumped = dumped
+        self._messages: list[Message] = []  # this and the next three are from the latest request
+        self._token_ids: list[int] = []
+        self._tools: Sequence[Mapping[str, Any]] = ()
+        self._max_new_tokens: int | None = None
+        self._num_deaths_alone = 0  # at this turn
+
+    def leave(self) -> None:
+        """Remove the trial from its process."""
+        if self.worker is not None:
+            self.worker.residents.discard(self.index)
+            self.worker = None
+
+    def next_request(self, delta: RequestDelta) -> tuple[TurnRequest, bool]:
+        """Apply a difference sent by a process; return the request, and whether a replay changed the last request.
+
+        Extended lists remain the same objects.
+        """
+        before = (self._messages, self._token_ids, self._max_new_tokens)
+        if delta.num_messages == 0:
+            self._messages = []
+        if delta.num_tokens == 0:
+            self._token_ids = []
+        self._messages += delta.messages
+        self._token_ids += delta.token_ids
+        self._max_new_tokens = delta.max_new_tokens
+        self._tools = self._tools if delta.tools is None else delta.tools
+        request = TurnRequest(
+            session_id=self.trial.session_id,
+            messages=self._messages,
+            token_ids=self._token_ids,
+            agent_state=self.agent_state if delta.has_state else None,
+            max_new_tokens=delta.max_new_tokens,
+            tools=self._tools,
+        )
+        return request, self.is_replaying and before != (self._messages, self._token_ids, self._max_new_tokens)
+
+    def outcome(self, end: TrialEnd) -> Finished | Raised:
+        """Unpickle the outcome of the trial."""
+        if isinstance(end.outcome, str):
+            return self.failed(f"its process could not send the result: {end.outcome}")
+        outcome = attempt(pickle.loads, end.outcome)  # the objects that an environment put into its info
+        if isinstance(outcome, BaseException):
+            return self.failed(f"its result could not be unpickled: {type(outcome).__name__}: {sentence_of(outcome)}")
+        return outcome
+
+    def failed(self, sentence: str) -> Finished:
+        """Make the result of a trial that cannot continue."""
+        return Finished(self.trial.abandon(EnvError(f"session {self.trial.session_id}: {sentence}")))
+
+    def replay_error(self) -> EnvError:
+        """Make the error for a trial whose replay differs."""
+        return EnvError(
+            f"session {self.trial.session_id}: its process died, and replaying its {len(self.inputs)} recorded "
+            "actions gave a different episode; an environment must be deterministic given task, seed and actions"
+        )
+
+    # Suspicion
+
+    def clear_suspicion(self) -> None:
+        """Clear the trial, which has progressed: another trial caused the death of their process."""
+        self._num_deaths_alone = 0
+        if self.is_suspect:
+            self.is_suspect = False
+            for one in (self, *self.bystanders):
+                one.max_residents = max(1, one.max_residents // 2)
+            self.bystanders = []
+
+    def record_lone_death(self, worker: WorkerHandle) -> bool:
+        """Count a death of a process in which the trial was alone; return whether it is proven to be the cause."""
+        self._num_deaths_alone += 1
+        return self._num_deaths_alone >= (_PROOFS_OF_A_KILL if worker.may_have_external_cause else 1)
 
 
 def place(

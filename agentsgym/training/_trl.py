@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from trl.trainer.utils import use_adapter
 
-from agentsgym.agents.eval_mode import evaluation_mode
+from agentsgym.agents.policy.model import evaluation_mode
 from agentsgym.agents.policy.sharded import is_sharded, zero_stage
 from agentsgym.training import zero
 from agentsgym.training.tensors import scoring

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from agentsgym.batch.padding import round_up
+from agentsgym.batch.views import round_up
 from agentsgym.training._trl import MicroBatch, TRLInterface
 from agentsgym.training.objectives.objective import ForwardPass
 from agentsgym.training.tensors.scoring import mask_labels

@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 
 from agentsgym.agents.build import build_policy
 from agentsgym.agents.policy.packaged import converted
-from agentsgym.batch.padding import round_up
+from agentsgym.batch.views import round_up
 from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
 from agentsgym.errors import ConfigError
 from agentsgym.ranks import all_gather_objects, count_real_rollouts, gather_to_main, raise_on_all_ranks
@@ -25,24 +25,29 @@ from agentsgym.statistics.metrics import Evaluation, summarize_outcomes
 from agentsgym.training._trl import TRLInterface, unused_reward
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.generation.asynchronous import AsyncRolloutGenerator
-from agentsgym.training.generation.batch import GenerationBatch, Phase, PlayedEvaluation
+from agentsgym.training.generation.batch import GenerationBatch, Phase, PlayedEvaluation, packed_values, unpacked_values
 from agentsgym.training.generation.generator import RolloutGenerator
-from agentsgym.training.generation.preflight import build_environments, check_datasets, check_env
-from agentsgym.training.generation.summaries import packed_values, unpacked_values
 from agentsgym.training.lifecycle.restartable import RestartableTrainer
 from agentsgym.training.lifecycle.resuming import generations_before, preserve_rng_state
 from agentsgym.training.loss import MicrobatchLoss, row_sum, sort_by_length
 from agentsgym.training.memory import MemoryWarning
-from agentsgym.training.metrics.diagnostics import Diagnostics
+from agentsgym.training.metrics.diagnostics import Diagnostics, dependence_on_ranks, drawn_turns
 from agentsgym.training.metrics.loss import FlushMetrics, LossStatistics
 from agentsgym.training.metrics.rollouts import CompletionRow, evaluation_metrics, rollout_metrics
-from agentsgym.training.model_checks import check_model, check_parts, check_sharding, naming_vllm_extra
+from agentsgym.training.model_checks import (
+    build_environments,
+    check_datasets,
+    check_env,
+    check_model,
+    check_parts,
+    check_sharding,
+    naming_vllm_extra,
+)
 from agentsgym.training.objectives.demonstrations import DemonstrationLoss
 from agentsgym.training.objectives.distillation import TeacherAdvantages
 from agentsgym.training.objectives.observations import ObservationLoss
 from agentsgym.training.objectives.value_head import ValueLoss, ValueModel
 from agentsgym.training.observing import BatchObserver, ObservedBatch, build_observers, flushing
-from agentsgym.training.tensors.dependence import dependence_on_ranks, drawn_turns
 from agentsgym.training.tensors.importance import gap_metrics
 from agentsgym.training.tensors.logprobs import LogprobPlan, TokenLogprobs, token_logprobs
 from agentsgym.training.tensors.token_batch import TokenBatch, trl_batch

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from accelerate.utils import DistributedType, str_to_bool
 from trl.models import unwrap_model_for_generation
 
-from agentsgym.agents.eval_mode import evaluation_mode
+from agentsgym.agents.policy.model import evaluation_mode
 from agentsgym.agents.policy.sharded import zero_stage
 from agentsgym.errors import ConfigError, MissingDependencyError
 

@@ -28,7 +28,7 @@ from transformers import AutoConfig, T5Config, T5ForConditionalGeneration
 
 from agentsgym.agents.answers import stop_token_ids
 from agentsgym.agents.policy.agent import CopiedPolicyAgent, PolicyAgent, SamplingParams
-from agentsgym.agents.policy.context_length import num_positions
+from agentsgym.agents.policy.model import num_positions
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.types import TurnRequest
 

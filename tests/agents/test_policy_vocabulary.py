@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from agentsgym.agents.policy import PolicyAgent
+from agentsgym.agents.policy.model import shared_vocabulary_size
 from agentsgym.agents.policy.sampling import Sampler, SamplingParams
-from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
 from agentsgym.errors import ConfigError
 from agentsgym.testing import chat_tokenizer

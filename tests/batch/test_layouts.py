@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.batch.transitions import TRANSITION_KEYS, flatten, transitions
+from agentsgym.batch.views import TRANSITION_KEYS, flatten, transitions
 from agentsgym.errors import ConfigError
 from agentsgym.types import Message, StopReason, Trajectory, Turn
 

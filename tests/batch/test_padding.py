@@ -4,7 +4,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.batch.padding import loss_mask, pad_right, pad_task_groups
+from agentsgym.batch.views import loss_mask, pad_right, pad_task_groups
 from agentsgym.types import StopReason, Trajectory, Turn
 
 PAD = -7

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym.agents.base import Agent
-from agentsgym.batch.transitions import transitions
+from agentsgym.batch.views import transitions
 from agentsgym.errors import ConfigError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action, Message, StopReason, Trajectory, TurnRequest

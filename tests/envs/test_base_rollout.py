@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agentsgym.agents.base import Agent
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.batch.transitions import flatten
+from agentsgym.batch.views import flatten
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tiny import tiny_policy

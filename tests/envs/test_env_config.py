@@ -6,7 +6,7 @@ import pytest
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS
-from agentsgym.envs.notes import DEFAULT_PROMPT
+from agentsgym.envs.conversation import DEFAULT_PROMPT
 from agentsgym.errors import ConfigError
 from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, or_none
 from agentsgym.testing import chat_tokenizer

@@ -34,7 +34,7 @@ PAGE = ROOT / "SECURITY.md"
 TWENTY = "agentsgym.envs.TwentyQuestions.TwentyQuestionsEnv"
 BETWEEN_OWN_PROCESSES = {
     "rollouts/process_pool.py", "rollouts/workers/main.py", "rollouts/workers/handle.py", "rollouts/workers/wire.py",
-    "rollouts/remote_trial.py", "ranks.py", "envs/check/run.py",
+    "rollouts/worker_set.py", "ranks.py", "envs/check/run.py",
     "envs/ReasoningEvals/generated.py",
 }  # fmt: skip
 OWN_PROGRAMS = {"envs/Terminal/tasks.py"}  # runs the source of functions of this package, with a bug put in

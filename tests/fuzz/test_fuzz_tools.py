@@ -19,7 +19,7 @@ from agentsgym.envs.calls.checks import check_call
 from agentsgym.envs.calls.schemas import schemas_of
 from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.errors import AgentsGymError
-from agentsgym.tokens.calls.parse import with_calls
+from agentsgym.tokens.calls.reader import with_calls
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, ToolCall, Trajectory
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from agentsgym import ConfigError, Criterion, Judge
 from agentsgym.cli.app import app
 from agentsgym.evaluation.judge_agreement import Agreement, judge_agreement, read_labels
-from agentsgym.statistics.agreement import cohen_kappa, kappa_estimate, share_estimate, weighted_kappa
+from agentsgym.statistics.intervals import cohen_kappa, kappa_estimate, share_estimate, weighted_kappa
 
 POLITE = {"polite": "Polite?"}
 CLEAR = [Criterion("clear", "Clear?", scale=(1, 5))]

@@ -19,7 +19,7 @@ from agentsgym import (
     trajectories_from_messages,
 )
 from agentsgym.batch.layouts import trajectory_rows
-from agentsgym.batch.padding import pad_task_groups
+from agentsgym.batch.views import pad_task_groups
 from agentsgym.credit.advantages import token_advantages
 from agentsgym.credit.registry import get_estimator
 from agentsgym.export import dpo_examples, sft_examples

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentsgym.tokens.calls.forms import ReadString, bare_string, escaped_string, python_calls
-from agentsgym.tokens.calls.parse import with_calls
-from agentsgym.tokens.calls.reader import CallReader
+from agentsgym.tokens.calls.reader import CallReader, with_calls
 from agentsgym.tokens.calls.values import MAX_CALLS, MAX_DEPTH, typed_arguments, whole_json
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, ToolCall

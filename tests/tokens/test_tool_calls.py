@@ -7,8 +7,7 @@ import pytest
 from chat_families import TRL_TEMPLATES, family, text_of, tokenizer_for
 
 from agentsgym.testing import chat_tokenizer
-from agentsgym.tokens.calls.parse import with_calls
-from agentsgym.tokens.calls.reader import CallReader
+from agentsgym.tokens.calls.reader import CallReader, with_calls
 from agentsgym.tokens.transcript import ChatFormat
 from agentsgym.types import Action, ToolCall
 

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym import PolicyAgent
-from agentsgym.training.metrics.diagnostics import CollapseWatch
-from agentsgym.training.tensors.dependence import MAX_TURNS, drawn_turns, prompt_dependence
+from agentsgym.training.metrics.diagnostics import MAX_TURNS, CollapseWatch, drawn_turns, prompt_dependence
 
 KEYS = ("prompt_dependence/mutual_information", "prompt_dependence/retrieval")
 

@@ -11,7 +11,7 @@ from games import GuessNumber, TextAgent, policy
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
-from agentsgym.batch.transitions import transitions
+from agentsgym.batch.views import transitions
 from agentsgym.errors import ConfigError
 from agentsgym.training.drift import Drift, logprob_gap
 from agentsgym.types import Message, StopReason, Trajectory, Turn

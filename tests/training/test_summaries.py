@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agentsgym.credit.advantages import step_group_sizes
 from agentsgym.credit.returns import gigpo
 from agentsgym.credit.scored import ScoredRollout
-from agentsgym.training.generation.summaries import packed_values, short_key, short_summaries, unpacked_values
+from agentsgym.training.generation.batch import packed_values, short_key, short_summaries, unpacked_values
 from agentsgym.training.metrics.rollouts import RolloutSummary, rollout_metrics
 from agentsgym.types import StopReason, Trajectory, Turn
 

@@ -11,7 +11,7 @@ from agentsgym.envs.datasets.environments import Environments
 from agentsgym.envs.datasets.registry import register
 from agentsgym.errors import ConfigError
 from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.generation.preflight import build_environments
+from agentsgym.training.model_checks import build_environments
 
 TOKENIZER = policy()[1]
 GUESS = "tests.GuessNumber"

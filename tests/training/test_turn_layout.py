@@ -15,7 +15,7 @@ from test_trl_interface import ROWS, ROWS_WITH_FAILURES, Batch, logp_gradient, p
 
 from agentsgym.agents.policy.agent import PolicyAgent
 from agentsgym.batch.layouts import LAYOUTS, turn_rows
-from agentsgym.batch.transitions import transitions
+from agentsgym.batch.views import transitions
 from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.scored import ScoredRollout
 from agentsgym.errors import ConfigError

@@ -16,12 +16,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentsgym.agents.answers import stop_token_ids
 from agentsgym.agents.base import Agent
-from agentsgym.agents.eval_mode import evaluation_mode
-from agentsgym.agents.policy.context_length import budget_within, num_positions
 from agentsgym.agents.policy.decoding import CachedPrefix, Decoder
 from agentsgym.agents.policy.decoding_strategy import select_strategy
+from agentsgym.agents.policy.model import (
+    budget_within,
+    check_is_model,
+    evaluation_mode,
+    num_positions,
+    shared_vocabulary_size,
+)
 from agentsgym.agents.policy.sampling import Sampler, SamplingParams, StopText, seen_tokens
-from agentsgym.agents.policy.vocabulary import check_is_model, shared_vocabulary_size
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
 from agentsgym.errors import AgentError, ConfigError
 from agentsgym.seeding import derive_seed

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from agentsgym.agents.policy.context_length import budget_within
+from agentsgym.agents.policy.model import budget_within
 from agentsgym.agents.vllm.sampling import Sampled, VLLMSampling
 from agentsgym.agents.vllm.server import TransientError, VLLMServer, load_aiohttp, open_session
 from agentsgym.errors import AgentError, AgentsGymError

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentsgym.agents.base import Agent
-from agentsgym.agents.policy.context_length import budget_within
+from agentsgym.agents.policy.model import budget_within
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
 from agentsgym.agents.vllm.sampling import VLLMSampling
 from agentsgym.agents.vllm.weights import EngineWeights

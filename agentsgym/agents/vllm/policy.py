@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from agentsgym.agents.base import AsyncAgent
-from agentsgym.agents.policy.context_length import budget_within
+from agentsgym.agents.policy.model import budget_within
 from agentsgym.agents.trained import DEFAULT_TURN_TOKENS, BatchStart, TrainedPolicy
 from agentsgym.agents.vllm.fleet import VLLMServers
 from agentsgym.agents.vllm.sampling import Sampled, VLLMSampling, engine_params

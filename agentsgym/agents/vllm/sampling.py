@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.agents.answers import action_from_ids, as_ids, stop_token_ids
+from agentsgym.agents.policy.model import shared_vocabulary_size
 from agentsgym.agents.policy.sampling import StopText
-from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
 from agentsgym.errors import ConfigError
 from agentsgym.types import Action, TurnRequest
 

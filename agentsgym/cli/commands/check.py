@@ -15,7 +15,7 @@ from agentsgym.envs import PACKAGED
 
 if TYPE_CHECKING:
     from agentsgym.envs.check.report import EnvReport
-    from agentsgym.record_audit.report import AuditReport
+    from agentsgym.record_audit import AuditReport
     from agentsgym.store.reader import RolloutStore
 
 _OF_STORES: Final = frozenset({"target", "where", "tokenizer", "as_json"})

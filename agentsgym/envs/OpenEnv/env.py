@@ -41,7 +41,7 @@ from agentsgym.envs.Tools.results import ToolResult, cut
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, choice_field, has_str_keys, is_bool, is_str, or_none
 from agentsgym.texts import sentence_of
-from agentsgym.tokens.calls.parse import with_calls
+from agentsgym.tokens.calls.reader import with_calls
 from agentsgym.types import Action, Message
 
 if TYPE_CHECKING:

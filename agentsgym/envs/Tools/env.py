@@ -31,7 +31,7 @@ from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.event_loop import awaited
 from agentsgym.fields import Field, choice_field, is_int, is_number, is_seconds, is_str, is_strings, or_none
 from agentsgym.texts import shown
-from agentsgym.tokens.calls.parse import with_calls
+from agentsgym.tokens.calls.reader import with_calls
 from agentsgym.types import Action, Message, ToolCall
 
 if TYPE_CHECKING:

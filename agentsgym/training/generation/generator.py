@@ -26,8 +26,7 @@ from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.failures import FailureCount, FailureLog, FailurePolicy, RetrySeed
 from agentsgym.ranks import DeferredError, RolloutsAbortedError, all_gather_objects
 from agentsgym.seeding import derive_seed
-from agentsgym.training.generation.batch import GenerationBatch, Phase
-from agentsgym.training.generation.summaries import short_summaries
+from agentsgym.training.generation.batch import GenerationBatch, Phase, short_summaries
 from agentsgym.training.metrics.rollouts import RolloutSummary
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from agentsgym.agents.eval_mode import evaluation_mode
+from agentsgym.agents.policy.model import evaluation_mode
 from agentsgym.errors import ConfigError
 from agentsgym.training.finite import check_value_gradients
 from agentsgym.training.objectives.objective import ForwardPass, Objective, Terms

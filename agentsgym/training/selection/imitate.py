@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from trl import SFTConfig, SFTTrainer
 
 from agentsgym.agents.policy.loading import warn_of_slow_bfloat16
-from agentsgym.agents.policy.vocabulary import check_is_model
+from agentsgym.agents.policy.model import check_is_model
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from agentsgym.tokens.unknown_words import warn_of_unknown_words

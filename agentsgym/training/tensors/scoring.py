@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from transformers.utils.import_utils import is_triton_available
 
-from agentsgym.agents.eval_mode import evaluation_mode
-from agentsgym.batch.padding import pad_right
+from agentsgym.agents.policy.model import evaluation_mode
+from agentsgym.batch.views import pad_right
 
 
 def padded_columns(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from agentsgym.batch.layouts import TrainingRow
-from agentsgym.batch.padding import pad_right, round_up
+from agentsgym.batch.views import pad_right, round_up
 
 if TYPE_CHECKING:
     from agentsgym.credit.assignment import TokenAdvantages

@@ -1,0 +1,102 @@
+"""What a model can process: a tokenizer's ids, and sequences up to a length; and its evaluation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from agentsgym.errors import AgentError, ConfigError
+from agentsgym.texts import shown
+from agentsgym.tokens.chat_format import ChatFormat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def check_is_model(model: Any, call: str) -> None:
+    """Check that an argument is a model; ``call`` is the correct call, as in ``"PolicyAgent(model, tokenizer)"``."""
+    if not hasattr(model, "config"):
+        given = shown(model) if isinstance(model, str) else f"a {type(model).__name__}"
+        raise ConfigError(
+            f"the first argument must be a model, such as AutoModelForCausalLM.from_pretrained returns: call {call}; "
+            f"got {given}"
+        )
+
+
+def shared_vocabulary_size(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the size of the tokenizer's id range, including unused ids; the model must embed all of them.
+
+    Models often have more rows, padded to a round number (Qwen3: 151,936 for 151,669 ids), which were never trained.
+
+    Args:
+        model: A causal language model; its configuration has the number of rows, however they are sharded.
+        tokenizer: The tokenizer; all its ids are smaller than the returned number.
+
+    Raises:
+        ConfigError: The model has fewer rows than the tokenizer has ids.
+        TemplateError: The chat template does not allow exact tokens.
+    """
+    config: Any = model.config
+    num_rows: int = config.get_text_config().vocab_size
+    num_ids = ChatFormat.of(tokenizer, append=False).vocabulary_size
+    if num_ids > num_rows:
+        raise ConfigError(
+            f"the model's embedding must have a row for each id of the tokenizer, got {num_rows} rows for {num_ids} "
+            f"ids: call model.resize_token_embeddings({num_ids}), or use the model's own tokenizer"
+        )
+    return num_ids
+
+
+@contextmanager
+def evaluation_mode(model: Any) -> Generator[None]:
+    """Switch a model to evaluation mode, and restore the mode of each module afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def num_positions(model: Any) -> int | None:
+    """Return the maximum sequence length of a model, in tokens, from its configuration; None if it has no limit.
+
+    RoPE scaling is taken into account: in many configurations, ``max_position_embeddings`` is the length before it.
+    """
+    config: Any = model.config.get_text_config(decoder=True)
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    rope: Any = getattr(config, "rope_parameters", None)
+    if positions is None or getattr(config, "alibi", False):
+        return None
+    if not isinstance(rope, Mapping):
+        return positions
+    parameters = cast("Mapping[str, Any]", rope)
+    by_layer_type = [one for one in parameters.values() if isinstance(one, Mapping)]  # Gemma 3
+    longest = positions
+    for one in by_layer_type or [parameters]:
+        if one.get("rope_type") not in ("llama3", "longrope"):  # for these, max_position_embeddings is already scaled
+            scaled = (one.get("factor") or 1) * (one.get("original_max_position_embeddings") or positions)
+            longest = max(longest, int(scaled))
+    return longest
+
+
+def budget_within(limit: int | None, prompt: Sequence[int], room: int, limit_name: str, remedy: str = "") -> int:
+    """Reduce a turn's token budget to what a limit leaves after the prompt.
+
+    Args:
+        limit: Maximum tokens of prompt and answer; None if there is no limit or it is unknown.
+        prompt: The ids before the answer.
+        room: The turn's budget.
+        limit_name: Name of the limit, for the error message, such as ``"the maximum context length of vLLM"``.
+        remedy: How to raise the limit, for the error message.
+    """
+    if limit is None:
+        return room
+    if len(prompt) < limit:
+        return min(room, limit - len(prompt))
+    raise AgentError(
+        f"a prompt of {len(prompt)} tokens leaves no room for an answer within {limit_name} ({limit} tokens): {remedy}"
+        f"set env_config['max_trajectory_tokens'] to at most {limit}, so that episodes end earlier"
+    )
