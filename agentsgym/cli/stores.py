@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agentsgym.cli.console import UsageError
-from agentsgym.envs.dataset_rows import stored_columns
+from agentsgym.envs.datasets.stored_columns import stored_columns
 from agentsgym.errors import StoreError, did_you_mean
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.schema import INTS, METADATA_INTS, METADATA_TEXTS

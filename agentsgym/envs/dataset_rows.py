@@ -1,23 +1,17 @@
-"""Read dataset rows: the environment class, the configuration and the task of a row; and describe rollouts in such columns."""
+"""Read dataset rows: the environment class, the configuration and the task of a row."""
 
 from __future__ import annotations
 
 import copy
 import json
-import logging
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.fields import Field
 from agentsgym.texts import sentence_of, shortened, shown
-
-if TYPE_CHECKING:
-    from agentsgym.envs.base import MultistepEnv
-    from agentsgym.types import Trajectory
-
 
 DatasetRow = Mapping[str, Any]
 TaskData = Mapping[str, Any]
@@ -250,22 +244,3 @@ def check_task_keys(task_data: Any, name: str, task_fields: Collection[str] | No
     unknown = sorted(map(str, given - known))
     if unknown:
         raise TaskError(f"{name}[{shown(unknown[0])}] is unknown{did_you_mean(unknown[0], known)}")
-
-
-logger = logging.getLogger(__name__)
-
-
-def stored_columns(env: MultistepEnv, trajectory: Trajectory) -> dict[str, Any]:
-    """Return the columns that identify a rollout's environment: its class, its configuration and its tools.
-
-    Args:
-        env: The environment.
-        trajectory: The rollout. If it failed, its tools are not stored, since they may be the cause.
-    """
-    tools: Any = None
-    if not trajectory.failed:
-        try:
-            tools = env.tool_schemas or None
-        except Exception:  # user code or an unreachable server; the rollout is still stored
-            logger.exception("rollouts of %s are stored without tool schemas", type(env).__name__)
-    return {"env_class_path": class_path(type(env)), "env_config": env.env_config, "tools": tools}

@@ -13,7 +13,7 @@ from accelerate import PartialState
 
 from agentsgym.credit.rewards import scatter_to_tokens
 from agentsgym.credit.settings import CreditSettings
-from agentsgym.envs.dataset_rows import stored_columns
+from agentsgym.envs.datasets.stored_columns import stored_columns
 from agentsgym.errors import StoreError
 from agentsgym.ranks import DeferredError, all_gather_objects
 from agentsgym.store.reader import RolloutStore

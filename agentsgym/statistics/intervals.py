@@ -1,4 +1,4 @@
-"""Estimates and their confidence intervals: a bootstrap over clusters, exact ones if nothing varies, and those of agreement."""
+"""Estimates and their confidence intervals: a bootstrap over clusters, or exact; and agreement with labels."""
 
 from __future__ import annotations
 
