@@ -21,8 +21,8 @@ from urllib.parse import parse_qsl, urlsplit
 from agentsgym.errors import ConfigError, StoreError
 from agentsgym.texts import sentence_of
 from agentsgym.viewer.answers import Answers
-from agentsgym.viewer.page import Assets, begin, end
 from agentsgym.viewer.plain import dumped
+from agentsgym.viewer.written import Assets, begin, end
 
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore

@@ -4,23 +4,93 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from agentsgym.cached_folders import replacing
 from agentsgym.credit.rewards import TURN_CREDITS
 from agentsgym.credit.settings import CreditSettings
 from agentsgym.errors import ConfigError
-from agentsgym.viewer.answers import Answers
-from agentsgym.viewer.page import Assets, begin, data_element, end
+from agentsgym.reports.colors import CSS
+from agentsgym.viewer.answers import Answers, Mode
 from agentsgym.viewer.plain import dumped
 from agentsgym.viewer.what_if import Request, available, options_of
 
 if TYPE_CHECKING:
     from agentsgym.store.reader import RolloutStore
+
+STATIC: Final = Path(__file__).parent / "static"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assets:
+    """The style sheet and the script of the page, which are the same for every store."""
+
+    style: str
+    script: str
+
+    @classmethod
+    def read(cls, folder: Path = STATIC) -> Self:
+        """Read and concatenate the style sheets and the scripts, in the order of their names."""
+        style, scripts = (
+            "\n".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob(pattern)))
+            for pattern in ("*.css", "*.js")
+        )
+        light, dark = ("".join(f"--{name}:{value};" for name, value in CSS[one].items()) for one in ("light", "dark"))
+        theme = (  # the system's theme, unless the page's switch overrides it
+            f":root{{{light}}}@media(prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
+            f":root[data-theme=dark]{{{dark}}}"
+        )
+        return cls(style=f"{theme}\n{style}", script=f'(() => {{\n"use strict";\n{scripts}\n}})();\n')
+
+    def policy(self, mode: Mode) -> str:
+        """Return the content security policy."""
+        connected = "'self'" if mode == "served" else "'none'"
+        return "; ".join([
+            "default-src 'none'",
+            f"script-src {_hash(self.script)}",
+            f"style-src {_hash(self.style)}",
+            f"connect-src {connected}",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",
+        ])  # fmt: skip
+
+
+def begin(assets: Assets, title: str, mode: Mode) -> str:
+    """Return the document before its data."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(assets.policy(mode))}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        '<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title.encode(errors='replace').decode())} · agentsgym</title>\n"
+        f"<style>{assets.style}</style>\n</head>\n"
+        f'<body data-mode="{mode}">\n<main id="app"></main>\n'
+        "<noscript>This page requires JavaScript: enable it to see the rollouts.</noscript>\n"
+    )
+
+
+def data_element(name: str, text: str, kind: str = "text/plain") -> str:
+    """Return an element that contains data, which must have no ``<``, so that nothing in it ends the element."""
+    return f'<script type="{kind}" id="{name}">{text}</script>\n'
+
+
+def end(assets: Assets) -> str:
+    """Return the document after its data."""
+    return f"<script>{assets.script}</script>\n</body>\n</html>\n"
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
 
 WRITTEN_LIMIT: Final = 1000
 _PER_CHUNK: Final = 32  # rollouts; task groups are never split

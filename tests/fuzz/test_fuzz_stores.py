@@ -20,8 +20,8 @@ from agentsgym.export import dpo_examples, kto_examples, sft_examples
 from agentsgym.record_audit import audit
 from agentsgym.reports.frames import rollouts_frame
 from agentsgym.reports.html import rollouts_html, trajectory_html
-from agentsgym.store.jsonl import record_to_line
 from agentsgym.store.reader import RolloutStore
+from agentsgym.store.records import record_to_line
 from agentsgym.store.rows import record_from_row
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.written import write_page

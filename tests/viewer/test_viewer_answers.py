@@ -29,8 +29,7 @@ from agentsgym.types import StopReason, Trajectory, Turn
 from agentsgym.viewer.answers import Answers, turn_summaries
 from agentsgym.viewer.index import environment_label
 from agentsgym.viewer.plain import dumped, entries, number
-from agentsgym.viewer.rollouts import first_difference, group_data, rollout_data
-from agentsgym.viewer.token_texts import TokenDecoder
+from agentsgym.viewer.rollouts import TokenDecoder, first_difference, group_data, rollout_data
 
 
 def answers_of(folder: Path, limit: int = 1000, **options: Any) -> Answers:
