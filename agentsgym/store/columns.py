@@ -112,7 +112,14 @@ class _Columns:
         self._add_outcome(record.trajectory, lost, corrections)
         self._add_tokens(record, lost, corrections)
         self._add_turns(record.trajectory, lost, corrections)
-        self._add_components(record.trajectory, corrections)
+        try:
+            columns = columns_of(record.trajectory)
+        except ValueError:
+            columns = NO_COLUMNS
+            corrections["components"] = as_plain(record.trajectory)
+        self._values["component_names"].append(columns["component_names"])
+        for name, column in self._components.items():
+            column.add(columns[name])
         self._values["corrections"].append(to_json(corrections, lost) if corrections else None)
         self._values["inexact"].append([*dict.fromkeys(lost)] or None)  # a rollout from a store already lists its own
 
@@ -188,16 +195,6 @@ class _Columns:
         self._mask += mask
         self._mask_ends.append(len(self._mask))
         self._values["num_agent_tokens"].append(num_agent_tokens)
-
-    def _add_components(self, trajectory: Trajectory, corrections: dict[str, Any]) -> None:
-        try:
-            columns = columns_of(trajectory)
-        except ValueError:
-            columns = NO_COLUMNS
-            corrections["components"] = as_plain(trajectory)
-        self._values["component_names"].append(columns["component_names"])
-        for name, column in self._components.items():
-            column.add(columns[name])
 
     def _add_turns(self, trajectory: Trajectory, lost: list[str], corrections: dict[str, Any]) -> None:
         turns = trajectory.turns

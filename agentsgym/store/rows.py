@@ -85,10 +85,7 @@ def _trajectory(table: Table, row: int, corrections: Mapping[str, Any]) -> Traje
     rows = zip(fields, *columns, strict=True)
     turns = [Turn(**turn, **dict(zip(TURN_COLUMNS, others, strict=True))) for turn, *others in rows]
     values["turns"] = tuple(turns) if isinstance(corrected, tuple) else turns
-    return _with_components(Trajectory(**values), table, row, corrections)
-
-
-def _with_components(trajectory: Trajectory, table: Table, row: int, corrections: Mapping[str, Any]) -> Trajectory:
+    trajectory = Trajectory(**values)
     if "components" in corrections:
         return from_plain(trajectory, corrections["components"])
     names = _json(table, "component_names", row)
