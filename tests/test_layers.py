@@ -66,7 +66,7 @@ HEAVY = {
     "openai": ((), ("agents/openai.py", "agents/openai_client.py")),
     "peft": ((), ("training", "recipes")),
     "gguf": ((), ("agents/policy/packaged.py",)),
-    "bm25s": ((), ("envs/Search/index.py",)),
+    "bm25s": ((), ("envs/Search/corpus.py",)),
     "math_verify": ((), ("envs/ReasoningEvals/grader_main.py",)),
     "reasoning_gym": ((), ("envs/ReasoningEvals/generated.py",)),
     "gymnasium": ((), ("envs/Gymnasium",)),

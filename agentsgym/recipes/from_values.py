@@ -1,4 +1,4 @@
-"""Build the settings of a run from plain values, such as those of a YAML file."""
+"""Build the settings of a run from plain values, such as those of a YAML file or a command line."""
 
 from __future__ import annotations
 

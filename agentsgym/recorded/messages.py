@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypedDict, Unpack, cast
 
 from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.errors import ConfigError, TemplateError, did_you_mean
-from agentsgym.fields import Check, is_dict, is_int, is_number, is_str, one_of, or_none, require
+from agentsgym.fields import Check, is_dict, is_int, is_list, is_number, is_str, one_of, or_none, require
 from agentsgym.recorded.replay import record_conversation
 from agentsgym.texts import as_json, sentence_of, shown
 from agentsgym.tokens.calls.values import MalformedCallError, tool_call
@@ -23,7 +23,6 @@ ROLES: Final = ("system", "user", "assistant", "tool")
 _SAME_ROLE: Final = {"developer": "system"}  # the name in OpenAI's reasoning models
 _UNSUPPORTED_FIELDS: Final = ("function_call", "refusal", "audio")  # of OpenAI's, rendered by no chat template
 _CALLS: Final = "tool_calls"
-
 
 Rewards = float | Sequence[float]
 """A single number, which becomes the reward of the last turn, or one number per turn, (K,)."""
@@ -105,7 +104,7 @@ def trajectory_from_messages(
     if not actions:
         raise ConfigError(f"messages must contain an assistant message, got {shown(messages)}")
     reward_of_turn = _turn_rewards(rewards, len(actions))
-    require("tools", tools, _are_schemas, "a list of JSON schemas")
+    require("tools", tools, lambda value: is_list(value) and all(map(is_dict, value)), "a list of JSON schemas")
     require("chat_template_kwargs", chat_template_kwargs, or_none(is_dict), "a dict or None")
     require(
         "tokenizer", tokenizer, lambda one: one is None or hasattr(one, "decode"), "a transformers tokenizer or None"
@@ -131,10 +130,6 @@ def trajectory_from_messages(
         **checked_metadata,
     )
     return replace(trajectory, per_token_rewards=per_token_rewards(trajectory))
-
-
-def _are_schemas(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(map(is_dict, cast("Sequence[Any]", value)))
 
 
 def _checked(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from agentsgym.store.named import NO_COLUMNS, as_plain, columns_of
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.schema import (
     COMPONENTS,
@@ -25,12 +24,15 @@ from agentsgym.store.schema import (
     METADATA_FLOATS,
     METADATA_INTS,
     METADATA_TEXTS,
+    NO_COLUMNS,
     SCHEMA,
     TURN,
     TURN_COLUMNS,
     TURN_FLAGS,
     TURN_INTS,
     TURN_JSONS,
+    as_plain,
+    columns_of,
 )
 from agentsgym.store.values import is_utf8, messages_to_json, to_json
 from agentsgym.types import StopReason, Trajectory, Turn

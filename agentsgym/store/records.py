@@ -1,4 +1,4 @@
-"""A stored rollout: its trajectory, and metadata that only its producer can supply."""
+"""A stored rollout: its trajectory, metadata that only its producer can supply, and its line of JSON."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from agentsgym.errors import StoreError
 from agentsgym.fields import has_str_keys, is_list, require
-from agentsgym.store.named import from_plain, with_components
 from agentsgym.store.records import StoredRollout, check_numbers, check_trajectory
 from agentsgym.store.schema import (
     COMPONENTS,
@@ -21,6 +20,8 @@ from agentsgym.store.schema import (
     TURN_COLUMNS,
     TURN_JSONS,
     Table,
+    from_plain,
+    with_components,
 )
 from agentsgym.store.values import from_json
 from agentsgym.texts import sentence_of, shown

@@ -1,4 +1,4 @@
-"""The page's data for a rollout with its conversation, turns and tokens, and for a task group side by side."""
+"""The page's data for a rollout with its conversation, turns and tokens and their texts, and for a task group."""
 
 from __future__ import annotations
 

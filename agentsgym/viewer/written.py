@@ -1,4 +1,4 @@
-"""Writing of a self-contained page: a single file that can be shared."""
+"""The page of the viewer, and writing it to a single file that can be shared."""
 
 from __future__ import annotations
 

@@ -146,6 +146,14 @@ def _relevant_predicates(task: Any, changing: set[str], grammar: str) -> tuple[f
 class Goal:
     """A goal, or a part of one, whose conditions can be counted: either a single condition or a combination of parts.
 
+    The goal of "put a hot apple in the fridge" is that a fridge and an apple exist for which two conditions hold::
+
+        (and (exists (?r - receptacle) (exists (?o - object) (and
+            (heatable ?o) (objectType ?o AppleType) (receptacleType ?r FridgeType)   fixed conditions select the objects
+            (isHot ?o) (inReceptacle ?o ?r)))))                                      conditions that can change count: 2
+
+    If several objects qualify, those that meet the most conditions are used.
+
     Attributes:
         parts: The parts; all of them are counted, or only the best one.
         takes_best: Whether only the best part is counted.

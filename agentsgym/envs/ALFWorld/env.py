@@ -237,6 +237,12 @@ def task_dataset(
 def data_folder(data: str | None) -> Path:
     """Locate the data folder.
 
+    It has the layout of ``alfworld-download``::
+
+        json_2.1.1/train/<task type>-<object>-…/trial_…/game.tw-pddl     the game, with its walkthrough
+                                                       /traj_data.json   its task type
+        json_2.1.1/valid_seen, json_2.1.1/valid_unseen                   the same for the other splits
+
     Args:
         data: A path; None for ``$ALFWORLD_DATA``, or ``~/.cache/alfworld`` if that is not set.
     """

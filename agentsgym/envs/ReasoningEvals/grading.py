@@ -1,4 +1,4 @@
-"""Grade an extracted answer by text, by number, or by computer algebra in the grading process."""
+"""Grade an extracted answer by text, by number, or by computer algebra in a process that is replaced when it hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run one ScienceWorld episode; used in an engine's process."""
+"""Run one ScienceWorld episode, in a JVM that many share; used in an engine's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the tasks of ScienceWorld."""
+"""The environment and the tasks of ScienceWorld."""
 
 from __future__ import annotations
 

@@ -15,9 +15,8 @@ from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.datasets.questions import is_text
 from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, is_source
 from agentsgym.envs.Search import SPEC, formats, world
-from agentsgym.envs.Search.corpus import GENERATED, Passage, as_passages, load_corpus
+from agentsgym.envs.Search.corpus import GENERATED, IndexOptions, Passage, as_passages, load_corpus, open_index
 from agentsgym.envs.Search.formats import TOOL
-from agentsgym.envs.Search.index import IndexOptions, open_index
 from agentsgym.envs.Search.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.Tools.calls import Plan
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
@@ -132,7 +131,7 @@ class SearchEnv(ToolEnv):
       answer.
     - ``evidence_reward``: the total reward for finding a task's ``evidence``, split evenly among its passages; the
       turn that first finds a passage gets its share.
-    - ``title_weight``, ``stopwords``: indexing options; see :class:`~agentsgym.envs.Search.index.IndexOptions`.
+    - ``title_weight``, ``stopwords``: indexing options; see :class:`~agentsgym.envs.Search.corpus.IndexOptions`.
     - ``cache_dir``: the folder where large indexes are cached; None for the user's cache folder, ``""`` for no cache.
     """
 

@@ -24,8 +24,7 @@ from agentsgym.envs.TextArena.isolation import (
     textarena,
 )
 from agentsgym.envs.TextArena.moves import moves_by_rules
-from agentsgym.envs.TextArena.observations import GAME_ID, text_of, with_sender
-from agentsgym.envs.TextArena.outcomes import is_won, worth
+from agentsgym.envs.TextArena.observations import GAME_ID, is_won, text_of, with_sender, worth
 from agentsgym.envs.TextArena.patches import GAMEMASTER_GAMES, JURY_GAMES, Jury, bind_patches, patched_class
 from agentsgym.errors import ConfigError, EnvError, did_you_mean
 from agentsgym.interruptions import is_interruption

@@ -1,4 +1,4 @@
-"""Play TextWorld quests."""
+"""Play TextWorld quests of several kinds, each with its options."""
 
 from __future__ import annotations
 

@@ -21,10 +21,17 @@ from agentsgym.envs.conversation import check_tool_use
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.Tools import SPEC
 from agentsgym.envs.Tools.calls import Plan, make_calls, plan_calls
-from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.envs.Tools.process import Process
 from agentsgym.envs.Tools.results import ToolResult, as_text
-from agentsgym.envs.Tools.sources import SessionTools, Source, Sources, as_sources, has_async, registered_tools
+from agentsgym.envs.Tools.sources import (
+    McpServer,
+    SessionTools,
+    Source,
+    Sources,
+    as_sources,
+    has_async,
+    registered_tools,
+)
 from agentsgym.envs.Tools.tasks import MATCHES, DatasetOptions, matches, task_dataset
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.event_loop import awaited

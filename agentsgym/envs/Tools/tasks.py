@@ -1,4 +1,4 @@
-"""Make tool-use tasks from any table of questions and answers."""
+"""Make tool-use tasks from any table of questions and answers, and compare an answer with the expected one."""
 
 from __future__ import annotations
 

@@ -22,9 +22,8 @@ from agentsgym.envs.datasets.options import (
 )
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TwentyQuestions import SPEC
-from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
-from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, load_knowledge
+from agentsgym.envs.TwentyQuestions.knowledge import Candidates, KnowledgeBase, load_knowledge
 from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question, core, normalize
 from agentsgym.envs.TwentyQuestions.styles import STYLES
 from agentsgym.envs.user_checks import is_async

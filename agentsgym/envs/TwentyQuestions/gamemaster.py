@@ -1,4 +1,10 @@
-"""The built-in gamemaster, which answers a question that it understands from the knowledge base."""
+"""The built-in gamemaster, which answers a question that it understands from the knowledge base.
+
+The words of a question are reduced to a short sequence of terms by the shared ``wordings.csv``: words that add nothing
+are dropped, synonyms are unified. A question is understood as a property if the phrases of that property in
+``properties.csv`` account for every remaining term, and as nothing otherwise, since no answer is better than a wrong
+one.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +14,15 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentsgym.envs.TwentyQuestions.derived import COMPARISON, SIZES, derived_key
-from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, Property, load_knowledge, load_wordings
+from agentsgym.envs.TwentyQuestions.knowledge import (
+    COMPARISON,
+    SIZES,
+    KnowledgeBase,
+    Property,
+    derived_key,
+    load_knowledge,
+    load_wordings,
+)
 from agentsgym.envs.TwentyQuestions.parsing import AUXILIARY, PRONOUN, TAG, Reader, core, normalize
 
 YES, NO, SOMETIMES, UNKNOWN = "Yes.", "No.", "Sometimes.", "I don't know."

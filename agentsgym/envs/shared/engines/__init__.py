@@ -49,6 +49,15 @@ class _Walk:
 class CachedProcesses(EngineProcesses):
     """Engine processes whose responses are cached.
 
+    An engine is deterministic, so its responses to one game form a tree over command sequences. If an engine identifies
+    its states, equal positions are merged and the tree becomes a graph::
+
+        game ─▶ start ── "go to desk 1" ─▶ position ── "open drawer 1" ─▶ position
+                     └─ "look" ─▶ start
+
+    A session follows the cached graph without an engine. At the first command whose response is not cached, an engine
+    starts the game and replays the commands so far.
+
     An engine may identify the position after each response under ``"state_key"``; equal keys must imply equal responses
     to all later commands. Without keys, only equal command sequences lead to equal positions.
 
