@@ -17,7 +17,7 @@ import numpy as np
 from agentsgym.envs.datasets.naming import name_of_env
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, require
-from agentsgym.store.rows import record_from_row
+from agentsgym.store.columns import record_from_row
 from agentsgym.store.values import from_json
 from agentsgym.viewer.index import Index
 from agentsgym.viewer.plain import entries, mean_of, number

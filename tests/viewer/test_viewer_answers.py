@@ -20,10 +20,9 @@ from test_round_trip import RECORDS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from agentsgym.errors import ConfigError, StoreError
-from agentsgym.store.columns import rollouts_to_table
+from agentsgym.store.columns import record_from_row, rollouts_to_table
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
-from agentsgym.store.rows import record_from_row
 from agentsgym.tiny import tiny_policy
 from agentsgym.types import StopReason, Trajectory, Turn
 from agentsgym.viewer.answers import Answers, turn_summaries

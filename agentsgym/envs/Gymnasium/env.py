@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import Stepped
 from agentsgym.envs.Gymnasium import SPEC
-from agentsgym.envs.Gymnasium.actions import ActionTable, action_table, is_actions
 from agentsgym.envs.Gymnasium.creation import (
     DatasetOptions,
     check_map,
@@ -22,7 +21,16 @@ from agentsgym.envs.Gymnasium.creation import (
     spec_of,
     task_dataset,
 )
-from agentsgym.envs.Gymnasium.descriptions import RENDERERS, EnvDescription, Renderer, check_small, find_description
+from agentsgym.envs.Gymnasium.descriptions import (
+    RENDERERS,
+    ActionTable,
+    EnvDescription,
+    Renderer,
+    action_table,
+    check_small,
+    find_description,
+    is_actions,
+)
 from agentsgym.envs.Gymnasium.exact import ValueTable, legal_outcomes, value_table
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, has_str_keys, is_str
