@@ -1,4 +1,4 @@
-"""Descriptions of the supported environments: their actions, rules in words, and success; and how actions are parsed."""
+"""Descriptions of the supported environments: their actions and how they are parsed, their rules, and their success."""
 
 from __future__ import annotations
 
