@@ -15,7 +15,7 @@ from agentsgym.envs.datasets.naming import find_env, known_names
 from agentsgym.envs.spec import EnvSpec
 from agentsgym.envs.TextWorld import TextWorldEnv
 from agentsgym.envs.TextWorld.engine import narrative, opening
-from agentsgym.envs.TextWorld.env import FILES, KINDS, checked_game_options
+from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
 from agentsgym.errors import ConfigError, TaskError
 
 
