@@ -12,26 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import Stepped
 from agentsgym.envs.Gymnasium import SPEC
-from agentsgym.envs.Gymnasium.creation import (
-    DatasetOptions,
-    check_map,
-    is_bare,
-    make_env,
-    render_modes,
-    spec_of,
-    task_dataset,
-)
-from agentsgym.envs.Gymnasium.descriptions import (
-    RENDERERS,
-    ActionTable,
-    EnvDescription,
-    Renderer,
-    action_table,
-    check_small,
-    find_description,
-    is_actions,
-)
+from agentsgym.envs.Gymnasium.actions import ActionTable, action_table, is_actions
+from agentsgym.envs.Gymnasium.creation import is_bare, make_env, render_modes, spec_of
+from agentsgym.envs.Gymnasium.descriptions import RENDERERS, EnvDescription, find_description
 from agentsgym.envs.Gymnasium.exact import ValueTable, legal_outcomes, value_table
+from agentsgym.envs.Gymnasium.rendering import Renderer, check_small
+from agentsgym.envs.Gymnasium.tasks import DatasetOptions, check_map, task_dataset
 from agentsgym.errors import ConfigError, EnvError, TaskError
 from agentsgym.fields import Field, has_str_keys, is_str
 from agentsgym.texts import shown

@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.envs.Gymnasium.descriptions import action_table, is_actions
+from agentsgym.envs.Gymnasium.actions import action_table, is_actions
 from agentsgym.errors import ConfigError, EnvError
 
 LAKE = action_table(None, Discrete(4), ("left", "down", "right", "up"))
