@@ -20,9 +20,8 @@ from typing import Any, cast
 import torch
 
 from agentsgym import GRPOEnvConfig, GRPOEnvTrainer, PolicyAgent, tiny_policy
-from agentsgym.cli.agent_runs import Plan, run_agent
+from agentsgym.cli.agent_runs import Plan, passes, run_agent
 from agentsgym.cli.players import Player
-from agentsgym.cli.results import passes
 from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES
 from agentsgym.training.generation.generator import Phase

@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from agentsgym.envs.Search.corpus import Passage
+from agentsgym.envs.Search.corpus import BM25Index, IndexOptions, Passage, forget_indexes, open_index
 from agentsgym.envs.Search.env import SearchEnv
-from agentsgym.envs.Search.index import BM25Index, IndexOptions, forget_indexes, open_index
 from agentsgym.seeding import derive_seed
 
 _WORDS_PER_PASSAGE = 100

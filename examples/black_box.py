@@ -21,7 +21,7 @@ from openai import OpenAI
 from agentsgym import TrainingRun, tiny_policy
 from agentsgym.envs.AgentProgram import AgentProgramEnv, Endpoint
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, ImitationPlayer, TwentyQuestionsEnv
-from agentsgym.recipes.command_line import PolicyOptions, parse_options
+from agentsgym.recipes.from_values import PolicyOptions, parse_options
 from agentsgym.recipes.scripts import quiet_logging
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed

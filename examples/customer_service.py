@@ -43,7 +43,7 @@ from agentsgym.agents import scripted_player
 from agentsgym.envs.Tools import ToolEnv, ToolResult
 from agentsgym.envs.Tools.env import TOOL_FIELDS
 from agentsgym.fields import Field, is_bool, is_fraction, is_number
-from agentsgym.recipes.command_line import PolicyOptions, parse_options
+from agentsgym.recipes.from_values import PolicyOptions, parse_options
 from agentsgym.recipes.scripts import load_policy, quiet_logging
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed

@@ -50,7 +50,7 @@ from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.TextArena.references import reference_for
 from agentsgym.evaluation.mixed import pooled
-from agentsgym.recipes.command_line import PolicyOptions, parse_options
+from agentsgym.recipes.from_values import PolicyOptions, parse_options
 from agentsgym.recipes.scripts import episodes_bar, load_policy, quiet_logging
 from agentsgym.reports.tables import text_table
 from agentsgym.seeding import derive_seed

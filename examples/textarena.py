@@ -30,7 +30,7 @@ from agentsgym import Agent, ConfigError, Message, TrainingRun, tiny_policy
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
 from agentsgym.envs.TextArena.references import Reference, reference_for
 from agentsgym.envs.TextArena.references.frozen_lake import last_map
-from agentsgym.recipes.command_line import PolicyOptions, parse_options
+from agentsgym.recipes.from_values import PolicyOptions, parse_options
 from agentsgym.recipes.scripts import load_policy, quiet_logging
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed

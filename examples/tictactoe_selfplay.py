@@ -24,7 +24,7 @@ from agentsgym import Agent, Message, TrainingRun, evaluate, tiny_policy
 from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.TextArena.references import reference_for
 from agentsgym.envs.TextArena.references import tic_tac_toe as exact
-from agentsgym.recipes.command_line import PolicyOptions, parse_options
+from agentsgym.recipes.from_values import PolicyOptions, parse_options
 from agentsgym.recipes.scripts import episodes_bar, load_policy, quiet_logging, write_transcripts
 from agentsgym.reports.tables import text_table
 from agentsgym.seeding import derive_seed

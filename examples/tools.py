@@ -20,7 +20,7 @@ from typing import Any
 
 from agentsgym import TrainingRun, tiny_policy
 from agentsgym.envs.PriceList import ImitationPlayer, PriceListEnv, RandomPlayer, ReferencePlayer
-from agentsgym.recipes.command_line import PolicyOptions, parse_options
+from agentsgym.recipes.from_values import PolicyOptions, parse_options
 from agentsgym.recipes.scripts import load_policy, quiet_logging
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed

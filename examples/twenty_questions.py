@@ -24,7 +24,7 @@ from agentsgym.envs.TwentyQuestions import (
     RandomPlayer,
     TwentyQuestionsEnv,
 )
-from agentsgym.recipes.command_line import PolicyOptions, parse_options
+from agentsgym.recipes.from_values import PolicyOptions, parse_options
 from agentsgym.recipes.scripts import load_policy, quiet_logging
 from agentsgym.reports.tables import comparison_table
 from agentsgym.seeding import derive_seed

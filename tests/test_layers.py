@@ -54,7 +54,7 @@ NAMED_BY = {
     },
     "statistics/metrics.py": {"agentsgym.reports.html.evaluation_html", "agentsgym.reports.frames.rollouts_frame"},
 }
-_DRIVERS = ("recipes/command_line.py", "recipes/from_values.py", "recipes/run.py", "recipes/scripts.py")
+_DRIVERS = ("recipes/from_values.py", "recipes/run.py", "recipes/scripts.py")
 # A heavy package, the places that may import it, and those that may do so only inside a function or for types.
 HEAVY = {
     "trl": (("training", *_DRIVERS), ("agents/vllm/policy.py", "agents/vllm/lockstep.py")),
@@ -66,7 +66,7 @@ HEAVY = {
     "openai": ((), ("agents/openai.py", "agents/openai_client.py")),
     "peft": ((), ("training", "recipes")),
     "gguf": ((), ("agents/policy/packaged.py",)),
-    "bm25s": ((), ("envs/Search/index.py",)),
+    "bm25s": ((), ("envs/Search/corpus.py",)),
     "math_verify": ((), ("envs/ReasoningEvals/grader_main.py",)),
     "reasoning_gym": ((), ("envs/ReasoningEvals/generated.py",)),
     "gymnasium": ((), ("envs/Gymnasium",)),

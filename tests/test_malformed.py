@@ -22,7 +22,7 @@ from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.errors import ConfigError, StoreError
 from agentsgym.evaluation.compare import compare
 from agentsgym.export import dpo_examples, sft_examples
-from agentsgym.recipes.yaml_text import values_of_yaml
+from agentsgym.recipes.sections import values_of_yaml
 from agentsgym.recorded.messages import trajectories_from_messages
 from agentsgym.store.columns import rollouts_to_table
 from agentsgym.store.reader import RolloutStore

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentsgym.envs.TwentyQuestions import GreedyPlayer, TwentyQuestionsEnv, lower_bound_questions
+from agentsgym.envs.TwentyQuestions.gamemaster import Language, Meaning
 from agentsgym.envs.TwentyQuestions.knowledge import (
     OBJECTS_FILE,
     PROPERTIES_FILE,
@@ -25,7 +26,6 @@ from agentsgym.envs.TwentyQuestions.knowledge import (
     form_faults,
     read_knowledge,
 )
-from agentsgym.envs.TwentyQuestions.language import Language, Meaning
 from agentsgym.envs.TwentyQuestions.parsing import Guess, Reader, core, normalize
 
 FIRST_ROW_LINE = 2

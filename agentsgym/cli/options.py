@@ -162,7 +162,7 @@ def env_config(texts: list[str] | None, path: Path | None) -> dict[str, Any]:
         return key_values(texts, "--config")
     import yaml  # noqa: PLC0415
 
-    from agentsgym.recipes.yaml_text import values_of_yaml  # noqa: PLC0415
+    from agentsgym.recipes.sections import values_of_yaml  # noqa: PLC0415
 
     try:
         value = values_of_yaml(path.read_text(encoding="utf-8"))

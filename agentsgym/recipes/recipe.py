@@ -23,8 +23,16 @@ from agentsgym.fields import (
     or_none,
     require,
 )
-from agentsgym.recipes.sections import Keys, PlacedError, as_mapping, check_section, mapping_of, must_be, read_section
-from agentsgym.recipes.yaml_text import values_of_yaml
+from agentsgym.recipes.sections import (
+    Keys,
+    PlacedError,
+    as_mapping,
+    check_section,
+    mapping_of,
+    must_be,
+    read_section,
+    values_of_yaml,
+)
 from agentsgym.texts import sentence_of
 
 _WHOLE = "a positive int"

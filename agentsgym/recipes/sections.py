@@ -1,10 +1,12 @@
-"""Read a section of a configuration: a dataclass whose fields are checked, and errors that name the key."""
+"""Read YAML, and a section of it: a dataclass whose fields are checked, and errors that name the key."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
+
+import yaml
 
 from agentsgym.errors import ConfigError, did_you_mean
 from agentsgym.fields import Check, has_str_keys
@@ -86,3 +88,44 @@ def as_mapping(values: Any) -> dict[str, Any]:
 def _written(one: dataclasses.Field[Any]) -> str:
     """Return a field's name in a file, without the underscore after a Python keyword."""
     return one.name.removesuffix("_")
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Build a mapping without duplicate keys; keys merged into it (``<<``) may be replaced."""
+        lines: dict[tuple[str, Any], int] = {}
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                known = (key.tag, key.value)
+                if known in lines:
+                    raise yaml.YAMLError(
+                        f"line {key.start_mark.line + 1} repeats the key {key.value!r} of line {lines[known]}"
+                    )
+                lines[known] = key.start_mark.line + 1
+        untyped: Any = super()
+        return untyped.construct_mapping(node, deep=deep)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """Build a value; PyYAML itself raises any kind of error for a value such as ``!!int x`` or ``2020-13-45``."""
+        untyped: Any = super()
+        try:
+            return untyped.construct_object(node, deep=deep)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            name = node.tag.rpartition(":")[2]
+            raise yaml.YAMLError(
+                f"line {node.start_mark.line + 1} has a value that is not a valid {name}: {shown(node.value)}"
+            ) from error
+
+
+def values_of_yaml(text: str) -> Any:
+    r"""Parse YAML or JSON.
+
+    >>> values_of_yaml("max_steps: 1\nlayout: turn\nmax_steps: 2")
+    Traceback (most recent call last):
+    yaml.error.YAMLError: line 3 repeats the key 'max_steps' of line 1
+    """
+    untyped: Any = yaml
+    try:
+        return untyped.load(text, Loader=_Loader)  # it is a SafeLoader
+    except RecursionError as error:
+        raise yaml.YAMLError("its values are nested too deeply") from error

@@ -11,13 +11,18 @@ from typing import Any, Final, Literal, TypedDict, Unpack, cast
 
 from agentsgym.credit.rewards import per_token_rewards
 from agentsgym.errors import ConfigError, TemplateError, did_you_mean
-from agentsgym.fields import Check, is_dict, is_int, is_number, is_str, one_of, or_none, require
-from agentsgym.recorded.chat_shapes import parse_messages
+from agentsgym.fields import Check, is_dict, is_int, is_list, is_number, is_str, one_of, or_none, require
 from agentsgym.recorded.replay import record_conversation
 from agentsgym.texts import as_json, sentence_of, shown
+from agentsgym.tokens.calls.values import MalformedCallError, tool_call
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.tokens.transcript import Transcript
-from agentsgym.types import StopReason, Trajectory, Turn
+from agentsgym.types import Action, Message, StopReason, ToolCall, Trajectory, Turn
+
+ROLES: Final = ("system", "user", "assistant", "tool")
+_SAME_ROLE: Final = {"developer": "system"}  # the name in OpenAI's reasoning models
+_UNSUPPORTED_FIELDS: Final = ("function_call", "refusal", "audio")  # of OpenAI's, rendered by no chat template
+_CALLS: Final = "tool_calls"
 
 Rewards = float | Sequence[float]
 """A single number, which becomes the reward of the last turn, or one number per turn, (K,)."""
@@ -99,7 +104,7 @@ def trajectory_from_messages(
     if not actions:
         raise ConfigError(f"messages must contain an assistant message, got {shown(messages)}")
     reward_of_turn = _turn_rewards(rewards, len(actions))
-    require("tools", tools, _are_schemas, "a list of JSON schemas")
+    require("tools", tools, lambda value: is_list(value) and all(map(is_dict, value)), "a list of JSON schemas")
     require("chat_template_kwargs", chat_template_kwargs, or_none(is_dict), "a dict or None")
     require(
         "tokenizer", tokenizer, lambda one: one is None or hasattr(one, "decode"), "a transformers tokenizer or None"
@@ -125,10 +130,6 @@ def trajectory_from_messages(
         **checked_metadata,
     )
     return replace(trajectory, per_token_rewards=per_token_rewards(trajectory))
-
-
-def _are_schemas(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(map(is_dict, cast("Sequence[Any]", value)))
 
 
 def _checked(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,3 +279,121 @@ def _task_of(row: _Row) -> str:
             break
         prompt.append(message)
     return json.dumps(as_json(["prompt", prompt]), sort_keys=True)
+
+
+def parse_messages(messages: Any) -> tuple[list[Message], dict[int, Action]]:
+    """Parse a conversation.
+
+    Args:
+        messages: Dicts with ``role`` and ``content``, which is a string, None, or a list of text parts. An assistant
+            message may have ``tool_calls`` (arguments as an object or as JSON text) and ``reasoning_content`` (or
+            ``reasoning``).
+
+    Returns:
+        The messages, without tool calls, and a dict from the index of each assistant message to its action.
+    """
+    if not _is_sequence(messages) or not messages:
+        raise ConfigError(f"messages must be a list of at least one chat message, got {shown(messages)}")
+    parsed: list[Message] = []
+    actions: dict[int, Action] = {}
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        plain = _plain(message, where)
+        parsed.append(plain)
+        calls = [_call(call, f"{where}['{_CALLS}'][{n}]") for n, call in enumerate(_calls_of(message, where))]
+        if plain["role"] == "assistant":
+            actions[index] = Action(text=plain["content"], reasoning=plain.get("reasoning_content"), tool_calls=calls)
+    return parsed, actions
+
+
+def _plain(message: Any, where: str) -> Message:
+    """Convert a message to this library's format, without its tool calls."""
+    if not isinstance(message, Mapping):
+        raise ConfigError(f"{where} must be a dict with 'role' and 'content', got {shown(message)}")
+    given = cast("Mapping[str, Any]", message)
+    role = given.get("role")
+    if not isinstance(role, str) or (role := _SAME_ROLE.get(role, role)) not in ROLES:
+        raise ConfigError(f"{where} must have one of the roles {', '.join(ROLES)}, got {shown(role)}")
+    for name in _UNSUPPORTED_FIELDS:
+        if not _is_empty(given.get(name)):
+            raise ConfigError(
+                f"{where} has the field {name!r}, which chat templates ignore: move its value to content or tool_calls"
+            )
+    plain: dict[str, Any] = {"role": role, "content": _text(given.get("content"), f"{where}['content']")}
+    if role == "assistant":
+        thought = next(
+            (given[name] for name in ("reasoning_content", "reasoning") if given.get(name) is not None), None
+        )
+        if thought is not None:
+            plain["reasoning_content"] = _text(thought, f"{where}['reasoning_content']")
+    if role == "tool":
+        plain |= {
+            name: _text(given[name], f"{where}[{name!r}]")
+            for name in ("tool_call_id", "name")
+            if given.get(name) is not None
+        }
+    return cast("Message", plain)
+
+
+def _text(content: Any, where: str) -> str:
+    """Convert message content to a string: None to an empty one, and a list of text parts to their concatenation."""
+    if content is None:
+        return ""
+    if _is_sequence(content):
+        texts: list[str] = []
+        for index, part in enumerate(cast("Sequence[Any]", content)):
+            text = _get(part, "text") if isinstance(part, Mapping) else part
+            if not isinstance(text, str):
+                given = shown(cast("object", part))
+                raise ConfigError(
+                    f"{where}[{index}] must be a text part such as {{'type': 'text', 'text': …}}, got {given}"
+                )
+            texts.append(_text(text, f"{where}[{index}]"))
+        return "".join(texts)
+    if not isinstance(content, str):
+        raise ConfigError(f"{where} must be a string, a list of text parts, or None, got {shown(content)}")
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where} must be valid Unicode, got {shown(content)}") from error
+    return content
+
+
+def _get(value: Any, name: str) -> Any:
+    """Return a dict's field; None if the value is not a dict or lacks the field."""
+    return cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else None
+
+
+def _calls_of(message: Mapping[str, Any], where: str) -> Sequence[Any]:
+    calls = message.get(_CALLS)
+    if _is_empty(calls):
+        return ()
+    if not _is_sequence(calls) or message["role"] != "assistant":
+        raise ConfigError(
+            f"{where}['{_CALLS}'] must be a list, and only assistant messages may have it, got {shown(calls)}"
+        )
+    return cast("Sequence[Any]", calls)
+
+
+def _call(call: Any, where: str) -> ToolCall:
+    """Parse a tool call, with or without OpenAI's ``function`` wrapper; arguments are an object or JSON text."""
+    function = _get(call, "function") or call
+    arguments = _get(function, "arguments")
+    try:
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments or "{}")
+        return tool_call(_get(function, "name"), {} if arguments is None else arguments, _get(call, "id"))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"{where} must have arguments that are valid JSON, got {shown(arguments)}: {error}"
+        ) from error
+    except MalformedCallError as error:
+        raise ConfigError(f"{where} {error}, got {shown(call)}") from error
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, bool | str | Sequence | Mapping) and not value)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -118,7 +118,13 @@ def learning_curve(
         points, evaluations = stored.points, [*stored.evaluations, *evaluations]
         references = {**stored.references, **(references or {})}
     axes = picture.figure.add_subplot()
-    _draw_frame(axes, title, x_label)
+    axes.set_title(title, loc="left", color=INK, fontsize=13, fontweight="bold", pad=10)
+    axes.set_xlabel(x_label, color=FAINT_INK, fontsize=9)
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(AXIS)
+    axes.tick_params(colors=FAINT_INK, length=0, labelsize=9)
     axes.set_ylim(0.0, 1.04)
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -159,16 +165,6 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     for below, above in pairwise(order):
         placed[above] = max(placed[above], placed[below] + gap)
     return placed
-
-
-def _draw_frame(axes: Axes, title: str, x_label: str) -> None:
-    axes.set_title(title, loc="left", color=INK, fontsize=13, fontweight="bold", pad=10)
-    axes.set_xlabel(x_label, color=FAINT_INK, fontsize=9)
-    axes.grid(axis="y", color=LINE, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(AXIS)
-    axes.tick_params(colors=FAINT_INK, length=0, labelsize=9)
 
 
 def _draw_references(axes: Axes, references: Mapping[str, Estimate]) -> None:

@@ -12,10 +12,9 @@ import pyarrow as pa
 
 from agentsgym._lazy import deferred
 from agentsgym.errors import ConfigError, StoreError, did_you_mean
-from agentsgym.store.jsonl import record_from_line, record_to_line
+from agentsgym.store.columns import record_from_row, trajectory_from_row
 from agentsgym.store.parts import Part, read_row_group, scan, warn_of_unfinished
-from agentsgym.store.records import StoredRollout
-from agentsgym.store.rows import record_from_row, trajectory_from_row
+from agentsgym.store.records import StoredRollout, record_from_line, record_to_line
 from agentsgym.store.schema import JSONS, SCALARS, SCHEMA, Expression, Table
 from agentsgym.store.values import from_json
 from agentsgym.store.writer import RolloutWriter

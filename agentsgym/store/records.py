@@ -1,4 +1,4 @@
-"""A stored rollout: its trajectory, and metadata that only its producer can supply."""
+"""A stored rollout: its trajectory, metadata that only its producer can supply, and its line of JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from agentsgym.errors import ConfigError, did_you_mean
+from agentsgym.errors import ConfigError, StoreError, did_you_mean
 from agentsgym.fields import Check, are_numbers, is_dict, is_hashable, is_int, is_list, is_str, or_none, require
 from agentsgym.store.schema import (
     FLOATS,
@@ -22,9 +22,9 @@ from agentsgym.store.schema import (
     TURN_FLAGS,
     TURN_INTS,
 )
-from agentsgym.store.values import is_utf8
+from agentsgym.store.values import from_json, is_utf8, to_json
 from agentsgym.texts import as_json, shown
-from agentsgym.types import StopReason, Trajectory
+from agentsgym.types import StopReason, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,3 +211,39 @@ def check_columns(given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in COLUMNS:
             raise ConfigError(f"{name!r} is not a field of a stored rollout{did_you_mean(name, COLUMNS)}")
+
+
+def record_to_line(record: StoredRollout) -> str:
+    """Serialize a rollout as a line of JSON: its fields by name, its trajectory and turns as nested objects."""
+    plain = _fields(record)
+    plain["created_at"] = record.created_at.isoformat()
+    plain["trajectory"] = trajectory = _fields(record.trajectory)
+    trajectory["stop_reason"] = StopReason(record.trajectory.stop_reason).value
+    turns = record.trajectory.turns
+    trajectory["turns"] = (tuple if isinstance(turns, tuple) else list)(map(_fields, turns))
+    not_exact: list[str] = []  # descriptions of the values that JSON cannot represent exactly
+    line = to_json(plain, not_exact)
+    if new := [one for one in not_exact if not any(one in known for known in record.inexact)]:
+        line = to_json(plain | {"inexact": [*record.inexact, *new]})
+    return line
+
+
+def record_from_line(line: str) -> StoredRollout:
+    """Parse a line written by :func:`record_to_line`."""
+    plain = from_json(line)
+    if not isinstance(plain, Mapping) or "trajectory" not in plain:
+        raise StoreError("each line must be a JSON object with the key 'trajectory'")
+    values: dict[str, Any] = {**plain}
+    trajectory: dict[str, Any] = {**values["trajectory"]}
+    check_numbers(trajectory)
+    check_numbers(values)
+    turns = trajectory["turns"]
+    trajectory["turns"] = (tuple if isinstance(turns, tuple) else list)(Turn(**turn) for turn in turns)
+    trajectory["stop_reason"] = StopReason(trajectory["stop_reason"])
+    values["trajectory"] = Trajectory(**trajectory)
+    values["created_at"] = datetime.fromisoformat(values["created_at"])
+    return StoredRollout(**values)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}

@@ -14,6 +14,6 @@ from agentsgym._lazy import lazy
 
 if TYPE_CHECKING:
     from agentsgym.viewer.server import serve as serve
-    from agentsgym.viewer.written import write_page as write_page
+    from agentsgym.viewer.server import write_page as write_page
 
-__getattr__, __all__ = lazy(__name__, {".server": ["serve"], ".written": ["write_page"]})
+__getattr__, __all__ = lazy(__name__, {".server": ["serve", "write_page"]})

@@ -17,12 +17,11 @@ import numpy as np
 from agentsgym.envs.datasets.naming import name_of_env
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_int, require
-from agentsgym.store.rows import record_from_row
+from agentsgym.store.columns import record_from_row
 from agentsgym.store.values import from_json
 from agentsgym.viewer.index import Index
 from agentsgym.viewer.plain import entries, mean_of, number
-from agentsgym.viewer.rollouts import group_data, rollout_data
-from agentsgym.viewer.token_texts import TokenTexts
+from agentsgym.viewer.rollouts import TokenTexts, group_data, rollout_data
 from agentsgym.viewer.what_if import Request, WhatIf, choices, request_of, settings_as_dict, settings_of, turn_credit_of
 
 if TYPE_CHECKING:

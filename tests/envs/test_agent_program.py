@@ -12,7 +12,7 @@ from program_client import Client, RecordingAgent, user
 
 from agentsgym import StopReason
 from agentsgym.envs.AgentProgram import AgentProgramEnv, ProgramOutcome
-from agentsgym.envs.AgentProgram.parents import CallTree
+from agentsgym.envs.AgentProgram.exchange import CallTree
 from agentsgym.errors import ConfigError
 from agentsgym.testing import chat_tokenizer
 

@@ -11,7 +11,7 @@ from program_client import Client, RecordingAgent, user
 
 from agentsgym.envs.AgentProgram import AgentProgramEnv
 from agentsgym.envs.AgentProgram import exchange as exchange_module
-from agentsgym.envs.AgentProgram.parents import CallTree
+from agentsgym.envs.AgentProgram.exchange import CallTree
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Action
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from values import plain
 
 from agentsgym.envs.AgentProgram.calls import CallError
-from agentsgym.envs.AgentProgram.dialects.chat import CHAT
+from agentsgym.envs.AgentProgram.dialects.completions import CHAT
 
 CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 SAMPLING = {"temperature": 1, "seed": 3, "logit_bias": {}, "stream": True, "tool_choice": "auto"}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from agentsgym.envs.AgentProgram.calls import CallError, Reply
-from agentsgym.envs.AgentProgram.dialects.chat import CHAT
+from agentsgym.envs.AgentProgram.dialects.completions import CHAT
 
 HI: Any = [{"role": "user", "content": "hi"}]
 

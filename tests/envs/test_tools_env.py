@@ -20,8 +20,8 @@ from tool_functions import Calls, add, call, divide, play, results
 from agentsgym import ConfigError, EnvProcessPool, EnvThreadPool, TaskError, make
 from agentsgym.envs.PriceList import PriceListEnv
 from agentsgym.envs.Tools import SessionTools, ToolEnv, ToolResult, register_tools, tasks_from
-from agentsgym.envs.Tools.answers import is_same, matches
 from agentsgym.envs.Tools.process import Process
+from agentsgym.envs.Tools.tasks import is_same, matches
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import StopReason, ToolCall
 

@@ -20,11 +20,11 @@ from agentsgym.export import dpo_examples, kto_examples, sft_examples
 from agentsgym.record_audit import audit
 from agentsgym.reports.frames import rollouts_frame
 from agentsgym.reports.html import rollouts_html, trajectory_html
-from agentsgym.store.jsonl import record_to_line
+from agentsgym.store.columns import record_from_row
 from agentsgym.store.reader import RolloutStore
-from agentsgym.store.rows import record_from_row
+from agentsgym.store.records import record_to_line
 from agentsgym.viewer.answers import Answers
-from agentsgym.viewer.written import write_page
+from agentsgym.viewer.server import write_page
 
 
 def _views(store: RolloutStore) -> list[Callable[[], Any]]:

@@ -21,11 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym.errors import ConfigError, StoreError
-from agentsgym.store.columns import rollouts_to_table
-from agentsgym.store.jsonl import record_from_line, record_to_line
+from agentsgym.store.columns import record_from_row, rollouts_to_table
 from agentsgym.store.reader import RolloutStore
-from agentsgym.store.records import StoredRollout
-from agentsgym.store.rows import record_from_row
+from agentsgym.store.records import StoredRollout, record_from_line, record_to_line
 from agentsgym.store.values import Unkept, from_json, to_json
 from agentsgym.types import StopReason, Trajectory, Turn
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agentsgym import ConfigError
-from agentsgym.recipes.command_line import PolicyOptions, parse_options
+from agentsgym.recipes.from_values import PolicyOptions, parse_options
 
 
 @dataclass

@@ -20,17 +20,15 @@ from test_round_trip import RECORDS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from agentsgym.errors import ConfigError, StoreError
-from agentsgym.store.columns import rollouts_to_table
+from agentsgym.store.columns import record_from_row, rollouts_to_table
 from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
-from agentsgym.store.rows import record_from_row
 from agentsgym.tiny import tiny_policy
 from agentsgym.types import StopReason, Trajectory, Turn
 from agentsgym.viewer.answers import Answers, turn_summaries
 from agentsgym.viewer.index import environment_label
 from agentsgym.viewer.plain import dumped, entries, number
-from agentsgym.viewer.rollouts import first_difference, group_data, rollout_data
-from agentsgym.viewer.token_texts import TokenDecoder
+from agentsgym.viewer.rollouts import TokenDecoder, first_difference, group_data, rollout_data
 
 
 def answers_of(folder: Path, limit: int = 1000, **options: Any) -> Answers:

@@ -16,8 +16,8 @@ from agentsgym.store.reader import RolloutStore
 from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.types import Trajectory
 from agentsgym.viewer.answers import Answers
+from agentsgym.viewer.server import included_requests
 from agentsgym.viewer.what_if import available, options_of
-from agentsgym.viewer.written import included_requests
 
 
 def trained(folder: Path, env_config: dict[str, Any] | None = None, **changes: Any) -> RolloutStore:

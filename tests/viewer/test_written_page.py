@@ -24,7 +24,7 @@ from agentsgym.store.records import StoredRollout
 from agentsgym.types import Turn
 from agentsgym.viewer import write_page
 from agentsgym.viewer.answers import Answers
-from agentsgym.viewer.page import Assets, begin, end
+from agentsgym.viewer.server import Assets, begin, end
 
 HOSTILE = "</script><script>window.hacked=1</script><!--<script>\x1b[2J\u202e\x00 ]]> &lt; \ud800 \u2028"
 

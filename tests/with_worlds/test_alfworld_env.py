@@ -17,7 +17,7 @@ import pytest
 from agentsgym import EnvProcessPool, EnvThreadPool, RandomAgent, ScriptedAgent, StopReason, check_env, evaluate, make
 from agentsgym.envs import ALFWorldEnv
 from agentsgym.envs.ALFWorld import ReferencePlayer
-from agentsgym.envs.ALFWorld.games import TASK_TYPES
+from agentsgym.envs.ALFWorld.env import TASK_TYPES
 from agentsgym.envs.players import imitation_player, random_player, reference_player
 from agentsgym.testing import chat_tokenizer
 from agentsgym.types import Trajectory

@@ -25,8 +25,7 @@ from agentsgym import (
 )
 from agentsgym.envs import OpenEnvEnv, OpenEnvServer
 from agentsgym.envs.OpenEnv import connections
-from agentsgym.envs.OpenEnv.http import get_json
-from agentsgym.envs.OpenEnv.wire import Connection
+from agentsgym.envs.OpenEnv.wire import Connection, get_json
 from agentsgym.tiny import tiny_policy
 
 PYTHON = os.environ.get("AGENTSGYM_OPENENV_PYTHON")

@@ -16,8 +16,8 @@ from agentsgym.agents.base import Agent
 from agentsgym.agents.scripted import ScriptedAgent
 from agentsgym.envs.players import imitation_player, random_player, reference_player
 from agentsgym.envs.ScienceWorld import ScienceWorldEnv
-from agentsgym.envs.ScienceWorld.java import find_java, java_machine
-from agentsgym.envs.ScienceWorld.tasks import TASKS
+from agentsgym.envs.ScienceWorld.engine import find_java, java_machine
+from agentsgym.envs.ScienceWorld.env import TASKS
 from agentsgym.envs.shared.engines import close_shared
 from agentsgym.errors import ConfigError
 

@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentsgym.envs.ALFWorld.games import TASK_TYPES
+from agentsgym.envs.ALFWorld.env import TASK_TYPES
 from agentsgym.errors import ConfigError
 from agentsgym.seeding import derive_seed
 from tools.households.rooms import KINDS, LAMP, SIZES, Receptacle, Room, rooms

@@ -81,7 +81,7 @@ def check(  # noqa: PLR0913, PLR0917  # options of a command
         _check_store(Path(target), where, tokenizer, as_json=as_json)
         return
     from agentsgym.cli.players import PlayerOptions, make_player, tokenizer_of  # noqa: PLC0415
-    from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
+    from agentsgym.cli.stores import tasks_for  # noqa: PLC0415
     from agentsgym.envs.check.run import check_env  # noqa: PLC0415
 
     try:

@@ -89,8 +89,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # options of a command
     """
     from agentsgym.cli.agent_runs import Plan  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions  # noqa: PLC0415
-    from agentsgym.cli.stores import check_store_path  # noqa: PLC0415
-    from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
+    from agentsgym.cli.stores import check_store_path, tasks_for  # noqa: PLC0415
 
     if not agent:
         raise UsageError("eval requires an agent, such as --agent random or --agent policy:PATH")
@@ -169,7 +168,7 @@ def _show(
     runs: Sequence[AgentRun], named: NamedEnv, plan: Plan, clusters: Mapping[int, Any] | None, *, as_json: bool
 ) -> None:
     """Print all results; fail if a run was interrupted or has no finished episode."""
-    from agentsgym.cli.results import run_as_dict, show_runs  # noqa: PLC0415
+    from agentsgym.cli.agent_runs import run_as_dict, show_runs  # noqa: PLC0415
 
     if as_json:
         print_json({

@@ -73,7 +73,7 @@ def export(  # options of a command
 
 def _lines(store: RolloutStore, to: str, min_reward: float | None) -> Iterable[str]:
     from agentsgym.export import dpo_examples, kto_examples, sft_examples  # noqa: PLC0415
-    from agentsgym.store.jsonl import record_to_line  # noqa: PLC0415
+    from agentsgym.store.records import record_to_line  # noqa: PLC0415
 
     if to == "jsonl":
         return map(record_to_line, store.records())

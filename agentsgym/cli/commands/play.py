@@ -52,8 +52,7 @@ def play(  # noqa: PLR0913, PLR0917  # options of a command
     from agentsgym.agents.human import PlayerLeft  # noqa: PLC0415
     from agentsgym.cli.display import show_summary  # noqa: PLC0415
     from agentsgym.cli.players import PlayerOptions, stored_name  # noqa: PLC0415
-    from agentsgym.cli.stores import check_store_path, store_episode  # noqa: PLC0415
-    from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
+    from agentsgym.cli.stores import check_store_path, store_episode, tasks_for  # noqa: PLC0415
 
     check_store_path(store)
     draw = random.Random(seed)

@@ -106,7 +106,7 @@ def _served(
     named: Sequence[NamedEnv], *, path: Path | None, given: dict[str, Any], split: str, most: int
 ) -> dict[str, ServedEnv]:
     """The environments with their tasks, by name."""
-    from agentsgym.cli.tasks import tasks_for  # noqa: PLC0415
+    from agentsgym.cli.stores import tasks_for  # noqa: PLC0415
     from agentsgym.envs.dataset_rows import class_path  # noqa: PLC0415
     from agentsgym.envs.datasets.naming import name_of_env  # noqa: PLC0415
     from agentsgym.serving.served_env import ServedEnv  # noqa: PLC0415

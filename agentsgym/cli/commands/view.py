@@ -51,7 +51,7 @@ def view(  # noqa: PLR0913, PLR0917  # options of a command
     network.
     """
     from agentsgym.cli.stores import open_store  # noqa: PLC0415
-    from agentsgym.viewer.written import WRITTEN_LIMIT, write_page  # noqa: PLC0415
+    from agentsgym.viewer.server import WRITTEN_LIMIT, write_page  # noqa: PLC0415
 
     if output is not None and port:
         raise UsageError("--port cannot be combined with --out, which writes a file instead of starting a server")

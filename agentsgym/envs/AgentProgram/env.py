@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram import SPEC
 from agentsgym.envs.AgentProgram.calls import CallError, Reply
-from agentsgym.envs.AgentProgram.exchange import CallExchange
-from agentsgym.envs.AgentProgram.parents import CallTree
+from agentsgym.envs.AgentProgram.exchange import CallExchange, CallTree
 from agentsgym.envs.AgentProgram.programs import Endpoint, Program, ProgramOutcome, RunningCommand, RunningFunction
 from agentsgym.envs.AgentProgram.server import current_endpoint
 from agentsgym.envs.AgentProgram.session import ProgramCall

@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import IO, Any
 
-from agentsgym.envs.OpenEnv.http import get_json
 from agentsgym.envs.OpenEnv.server import OpenEnvServer
-from agentsgym.envs.OpenEnv.wire import Connection, FullServerError
+from agentsgym.envs.OpenEnv.wire import Connection, FullServerError, get_json
 from agentsgym.errors import ConfigError, EnvError
 from agentsgym.processes import ProcessGroup
 from agentsgym.texts import sentence_of, shown, visible

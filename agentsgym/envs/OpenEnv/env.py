@@ -30,9 +30,8 @@ from agentsgym.envs.OpenEnv.conversion import (
     as_fields,
     observation_writer,
 )
-from agentsgym.envs.OpenEnv.interface import ServerInterface, request_interface, result_of
+from agentsgym.envs.OpenEnv.interface import DatasetOptions, ServerInterface, request_interface, result_of, task_dataset
 from agentsgym.envs.OpenEnv.server import OpenEnvServer, as_server, registered_server
-from agentsgym.envs.OpenEnv.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.OpenEnv.wire import RejectedActionError
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.Tools.calls import plan_calls

@@ -6,14 +6,15 @@ The prices are redrawn for every task, so a policy must learn to look them up wi
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.contract import State
 from agentsgym.envs.datasets.options import DrawnOptions, drawn_dataset
 from agentsgym.envs.PriceList import SPEC
-from agentsgym.envs.PriceList.questions import KINDS, MAX_TIMES, Question
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
 from agentsgym.envs.Tools.sources import SessionTools, parallel
 from agentsgym.errors import TaskError, did_you_mean
@@ -25,6 +26,54 @@ from agentsgym.types import Action
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
+
+Kind = Literal["price", "sum", "product"]
+KINDS: tuple[Kind, ...] = ("price", "sum", "product")
+MAX_TIMES = 4
+
+_QUESTION = re.compile(
+    r"What is (?:(?P<times>\d+) times )?the price of an? (?P<one>[\w-]+)(?: plus the price of an? (?P<other>[\w-]+))?\?"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question about prices.
+
+    Attributes:
+        goods: One good, or two whose prices are added.
+        times: The factor that the price is multiplied by; None for no multiplication.
+    """
+
+    goods: tuple[str, ...]
+    times: int | None = None
+
+    def text(self) -> str:
+        """Format the question.
+
+        >>> Question(goods=("pear",), times=3).text()
+        'What is 3 times the price of a pear?'
+        """
+        prices = " plus ".join(f"the price of a{'n' * (name[0] in 'aeiou')} {name}" for name in self.goods)
+        return f"What is {prices}?" if self.times is None else f"What is {self.times} times {prices}?"
+
+    def answer(self, prices: Mapping[str, int]) -> int:
+        """Compute the answer."""
+        return sum(prices[name] for name in self.goods) * (1 if self.times is None else self.times)
+
+    @classmethod
+    def parse(cls, text: str) -> Question | None:
+        """Parse a question; None if the text is not one.
+
+        >>> Question.parse("What is the price of a pear plus the price of an egg?")
+        Question(goods=('pear', 'egg'), times=None)
+        """
+        found = _QUESTION.fullmatch(text.strip())
+        if found is None:
+            return None
+        goods = tuple(name for name in (found["one"], found["other"]) if name)
+        return cls(goods=goods, times=int(found["times"]) if found["times"] else None)
+
 
 GOODS = ("apple", "bread", "cheese", "egg", "fish", "honey", "melon", "pear")
 _SYSTEM_PROMPT = (

@@ -9,8 +9,7 @@ import random
 from dataclasses import dataclass, field
 
 from agentsgym.agents import scripted_player
-from agentsgym.envs.PriceList.env import PriceListEnv
-from agentsgym.envs.PriceList.questions import Question
+from agentsgym.envs.PriceList.env import PriceListEnv, Question
 from agentsgym.errors import AgentError
 from agentsgym.fields import is_fraction, require
 from agentsgym.texts import shown

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import math
 import string
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.contract import Stepped
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets import questions
+from agentsgym.envs.datasets.options import CommonOptions, Part, checked_options, row_env, rows_of, task_seed
+from agentsgym.envs.datasets.sources import Column
 from agentsgym.envs.ReasoningEvals import SPEC
 from agentsgym.envs.ReasoningEvals.extraction import (
     EXTRACTORS,
@@ -19,12 +25,12 @@ from agentsgym.envs.ReasoningEvals.extraction import (
     gold_answer,
     possible_readings,
 )
-from agentsgym.envs.ReasoningEvals.generated import check_generated, make_item
+from agentsgym.envs.ReasoningEvals.generated import Difficulty, check_generated, make_item
 from agentsgym.envs.ReasoningEvals.grading import GRADES, Verdict, by_generator, kind_of
-from agentsgym.envs.ReasoningEvals.tasks import DatasetOptions, are_choices, task_dataset
 from agentsgym.envs.shared.numbers import canonical, strip_reasoning
 from agentsgym.errors import ConfigError, EnvError, MissingDependencyError, TaskError
-from agentsgym.fields import Field, is_bool, is_fraction, is_int, is_number, is_seconds, is_text
+from agentsgym.fields import Field, is_bool, is_fraction, is_int, is_number, is_seconds, is_strings, is_text, require
+from agentsgym.seeding import derive_seed
 from agentsgym.texts import sentence_of, shown
 from agentsgym.types import Action
 
@@ -44,6 +50,15 @@ _FORMS["auto"] = _FORMS["tag"]
 _REASON = "Work out the answer step by step."
 
 WRONG = "That is not right."
+
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TASK = "chain_sum"
+_ANY = Field(default=None, expected="anything", valid=lambda _: True)  # checked when problems are generated
+_OPTIONS: Mapping[str, Field] = {**questions.OPTIONS, "task": _ANY, "difficulty": _ANY}
+_DEFAULT_SIZE = 1000  # for generated problems, which are unlimited
+_TRIES_BY_SHARE = 50  # with enough questions, all tries fail for one row in 1e21
 
 
 def _function_field(table: Mapping[str, Any]) -> Field:
@@ -243,3 +258,110 @@ def _check_choices(choices: Any, answer: str) -> None:
 
 def _attempts(num_left: int) -> str:
     return f"You have {num_left} {'attempt' if num_left == 1 else 'attempts'} left."
+
+
+class DatasetOptions(CommonOptions, total=False):
+    """Options of the generated rows.
+
+    Attributes:
+        data: A custom table of questions: the path to a JSONL file, a list of dicts, a ``datasets.Dataset``, or a dict
+            of arguments for ``datasets.load_dataset``.
+        columns: The data's columns for ``question``, ``answer`` and ``choices`` (optional). An answer is a text or a
+            number. If it is a solution with ``####`` or a box, the final answer is extracted. With ``choices``, the
+            answer is the letter, the index from 0, or the text of the right choice.
+        task: The name of a ``reasoning-gym`` generator, or a list of names, if there is no ``data``; ``"chain_sum"`` by
+            default.
+        difficulty: The difficulty of generated problems: a level from 0, a dict of options, or None for the defaults.
+        size: The number of rows; by default one per question, or 1,000 problems.
+        seed: The seed of the order of questions, and of the problems.
+        split: ``"disjoint"`` if training and evaluation share no questions, for which problems are generated up front;
+            ``"all"`` if each gets every question, or any generated problem.
+        eval_fraction: The fraction of questions that ``"disjoint"`` reserves for evaluation, in (0, 1).
+    """
+
+    data: Any
+    columns: Mapping[str, str] | None
+    task: str | Sequence[str] | None
+    difficulty: Difficulty
+
+
+def are_choices(value: Any) -> bool:
+    """Whether a value is a list of 2 to 26 texts, so that letters can label them."""
+    return is_strings(value) and 2 <= len(value) <= len(string.ascii_uppercase)
+
+
+_COLUMNS = {
+    "question": questions.QUESTION,
+    "answer": Column(
+        default="answer", valid=lambda value: is_number()(value) or is_text(value), expected="a string or a number"
+    ),
+    "choices": Column(default="choices", valid=are_choices, expected="a list of 2 to 26 strings", is_optional=True),
+}
+
+
+def task_dataset(
+    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
+) -> Dataset:
+    """Make the rows of a split, with ``env_config`` unchanged."""
+    row_env(env_class, env_config, "extractor", "grader")  # raises if rows cannot store the configuration
+    settings = checked_options(options, _OPTIONS)
+    if settings["data"] is None:
+        given, difficulty = settings["task"], settings["difficulty"]
+        names: list[Any] = [DEFAULT_TASK] if given is None else [given] if isinstance(given, str) else [*given]
+        require("task", names, bool, "the name of a generator, or a non-empty list of names")
+        for name in names:
+            check_generated(name, difficulty)
+        size = _DEFAULT_SIZE if settings["size"] is None else settings["size"]
+        tasks = [{"task": names[index % len(names)], "difficulty": difficulty} for index in range(size)]
+        tasks = [{**task, "item": _item(task, part, settings, index)} for index, task in enumerate(tasks)]
+    elif settings["task"] is None and settings["difficulty"] is None:
+        questions_read = questions.read(settings, _COLUMNS)
+        for index, row in enumerate(questions_read):
+            row["answer"] = _answer(row, index)
+        tasks = questions.of_part(questions_read, part, settings)
+    else:
+        raise ConfigError(
+            "data cannot be combined with task or difficulty, which select generated problems: set only one of the two"
+        )
+    return rows_of(tasks, class_path(env_class), env_config, part, settings)
+
+
+def _answer(row: Mapping[str, Any], index: int) -> str:
+    answer, choices = row["answer"], row.get("choices")
+    if choices is None:
+        return gold_answer(str(answer))
+    letters = string.ascii_uppercase[: len(choices)]
+    if is_int(0)(answer) and answer < len(choices):
+        return letters[answer]
+    text = str(answer).strip()
+    if text in [*letters]:
+        return text
+    if text in choices:
+        return letters[choices.index(text)]
+    raise ConfigError(
+        f"data[{index}]: the answer must be a choice's letter (one of {letters}), index or text, got {shown(answer)}"
+    )
+
+
+def _item(task: Mapping[str, Any], part: Part, settings: Mapping[str, Any], index: int) -> int:
+    """Choose the number of a row's problem: with ``"disjoint"``, the first whose question's hash is in the split."""
+    topic = "agentsgym.envs.ReasoningEvals.ReasoningEvalsEnv item"
+    if settings["split"] == "all":
+        return task_seed(part, "task", topic, settings["seed"], index)
+    share: float = settings["eval_fraction"] if part == "eval" else 1 - settings["eval_fraction"]
+    num_tries = math.ceil(_TRIES_BY_SHARE / share)
+    for attempt in range(num_tries):
+        item = task_seed(part, "task", f"{topic} {attempt}" if attempt else topic, settings["seed"], index)
+        try:
+            question = make_item(task["task"], task["difficulty"], item).question
+        except Exception as error:  # noqa: BLE001  # the generator fails at this problem
+            logger.warning(
+                "%s cannot generate problem %d, which is skipped: %s", task["task"], item, sentence_of(error)
+            )
+            continue
+        if (derive_seed("question split", question) < settings["eval_fraction"] * 2**63) == (part == "eval"):
+            return item
+    raise ConfigError(
+        f"none of {num_tries} problems of {task['task']!r} at the difficulty {shown(task['difficulty'])} is in the "
+        f"{part} split, since there are too few different questions: use split='all'"
+    )

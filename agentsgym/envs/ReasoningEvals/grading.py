@@ -1,15 +1,91 @@
-"""Grade an extracted answer by text, by number, or by computer algebra in the grading process."""
+"""Grade an extracted answer by text, by number, or by computer algebra in a process that is replaced when it hangs."""
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentsgym.envs.ReasoningEvals import generated, grader
+from agentsgym.envs.ReasoningEvals import generated
 from agentsgym.envs.ReasoningEvals.extraction import Kind, brace_depth
+from agentsgym.envs.shared.child_process import ChildExitedError, ChildProcess
 from agentsgym.envs.shared.numbers import as_number, canonical, quantities
+from agentsgym.errors import EnvError
+from agentsgym.texts import shown
+
+_START_LIMIT_S = 120.0  # imports on a busy machine
+_GRACE_S = 3.0  # in addition to a request's limit, which the process normally enforces itself
+_GENERATION_LIMIT_S = 30.0  # to create a generator before an answer is graded
+_MODULE = "agentsgym.envs.ReasoningEvals.grader_main"
+_PACKAGE = {"math": "math_verify", "generated": "reasoning_gym"}
+
+
+class Grader:
+    """A client of the grading process, which handles one request at a time; safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: ChildProcess | None = None
+        self._loaded: set[str] = set()
+
+    def grade(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """Grade an answer.
+
+        Args:
+            request: The request, with ``kind`` ``"math"`` (``gold``, ``answer``) or ``"generated"`` (``task``,
+                ``difficulty``, ``entry``, ``answer``).
+            limit_s: The time limit in seconds.
+
+        Returns:
+            ``{"score": float}``, in [0, 1]. If the answer could not be graded and is therefore wrong, ``note`` is
+            ``"timeout"`` or the exception.
+        """
+        package = _PACKAGE[request["kind"]]
+        extra_s = _GENERATION_LIMIT_S if request["kind"] == "generated" else 0.0
+        with self._lock:
+            for is_last in (False, True):
+                try:
+                    if self._process is None:
+                        self._process, self._loaded = ChildProcess(_MODULE, "the grader's process"), set()
+                    if package not in self._loaded:
+                        reply = self._process.call({"kind": "load", "package": package}, _START_LIMIT_S)
+                        if reply.get("note"):
+                            raise EnvError(f"the grader cannot load {package}: {reply['note']}")
+                        self._loaded.add(package)
+                    return self._process.call({**request, "limit_s": limit_s}, limit_s + _GRACE_S + extra_s)
+                except ChildExitedError as ended:
+                    self._end()
+                    watchdog_fired = ended.returncode == 1 and package in self._loaded  # the watchdog exits with 1
+                    if ended.timed_out or watchdog_fired:
+                        return {"score": 0.0, "note": "timeout"}
+                    if is_last:
+                        raise EnvError(f"the grading process crashed twice on {shown(request)}") from ended
+            raise AssertionError  # the loop returns or raises
+
+    def close(self) -> None:
+        """End the process, if it is running; the next request starts a new one."""
+        with self._lock:
+            self._end()
+
+    def forget(self) -> None:
+        """Forget the process without ending it, since after a fork it belongs to the parent."""
+        self._lock, self._process = threading.Lock(), None
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.end()
+
+
+shared = Grader()
+atexit.register(shared.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=shared.forget)
+
 
 _MAX_LENGTH = 1000  # of an answer passed to computer algebra
 _MAX_DEPTH = 20  # of nested braces: parsing time grows steeply with it
@@ -77,7 +153,7 @@ def by_math(answer: str, gold: str, limit_s: float) -> Verdict:
             verdict = by_auto(side, gold, limit_s)
             if verdict.score < 1.0:
                 return verdict
-    return Verdict(**grader.shared.grade({"kind": "math", "answer": answer, "gold": gold}, limit_s))
+    return Verdict(**shared.grade({"kind": "math", "answer": answer, "gold": gold}, limit_s))
 
 
 def by_auto(answer: str, gold: str, limit_s: float) -> Verdict:
@@ -114,7 +190,7 @@ def by_generator(task_data: Mapping[str, Any], answers: Sequence[str], limit_s: 
         return Verdict(1.0)
     of_problem = {"task": task, "difficulty": difficulty, "entry": generated.pack(problem)}
     requests = [{"kind": "generated", **of_problem, "answer": one} for one in answers]
-    verdicts = [Verdict(**grader.shared.grade(request, limit_s)) for request in requests]
+    verdicts = [Verdict(**shared.grade(request, limit_s)) for request in requests]
     return max(verdicts, key=lambda verdict: verdict.score)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
+import re
+import string
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
@@ -12,10 +15,8 @@ from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.datasets.questions import is_text
 from agentsgym.envs.datasets.sources import EXPECTED_SOURCE, is_source
 from agentsgym.envs.Search import SPEC, formats, world
-from agentsgym.envs.Search.corpus import GENERATED, Passage, as_passages, load_corpus
+from agentsgym.envs.Search.corpus import GENERATED, IndexOptions, Passage, as_passages, load_corpus, open_index
 from agentsgym.envs.Search.formats import TOOL
-from agentsgym.envs.Search.index import IndexOptions, open_index
-from agentsgym.envs.Search.scoring import exact_match, f1, normalized
 from agentsgym.envs.Search.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.Tools.calls import Plan
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
@@ -29,6 +30,48 @@ from agentsgym.types import Action, Message, ToolCall
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalized(answer: str) -> str:
+    """Lowercase, and remove punctuation, articles and extra whitespace, as SQuAD's evaluation does (arXiv:1606.05250).
+
+    >>> normalized(" The  River Tarn. ")
+    'river tarn'
+    """
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, references: Iterable[str]) -> float:
+    """Return 1.0 if the answer equals a reference after normalization, and 0.0 otherwise.
+
+    Texts that normalization would empty are compared without removing punctuation and articles.
+    """
+    own = _compared(answer)
+    return float(any(own == _compared(reference) for reference in references))
+
+
+def f1(answer: str, references: Iterable[str]) -> float:
+    """Return the harmonic mean of the precision and recall of words, in [0, 1], for the best reference.
+
+    A repeated word counts as often as it occurs in both texts (arXiv:1606.05250, section 6.1).
+
+    >>> f1("the long river Tarn", ["Tarn"])
+    0.5
+    """
+    words, best = Counter(_compared(answer).split()), 0.0
+    for reference in references:
+        expected = Counter(_compared(reference).split())
+        common = (words & expected).total()
+        best = max(best, 2 * common / (words.total() + expected.total()) if common else 0.0)
+    return best
+
+
+def _compared(answer: str) -> str:
+    return normalized(answer) or " ".join(answer.lower().split())
+
 
 Retriever = Callable[[str, int], Sequence[Passage]]
 
@@ -88,7 +131,7 @@ class SearchEnv(ToolEnv):
       answer.
     - ``evidence_reward``: the total reward for finding a task's ``evidence``, split evenly among its passages; the
       turn that first finds a passage gets its share.
-    - ``title_weight``, ``stopwords``: indexing options; see :class:`~agentsgym.envs.Search.index.IndexOptions`.
+    - ``title_weight``, ``stopwords``: indexing options; see :class:`~agentsgym.envs.Search.corpus.IndexOptions`.
     - ``cache_dir``: the folder where large indexes are cached; None for the user's cache folder, ``""`` for no cache.
     """
 

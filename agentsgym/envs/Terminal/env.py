@@ -18,9 +18,7 @@ from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.Terminal import SPEC
 from agentsgym.envs.Terminal.checks import Folder, Returns
 from agentsgym.envs.Terminal.launch import HOME
-from agentsgym.envs.Terminal.output import printable
-from agentsgym.envs.Terminal.sandbox import ISOLATIONS, Sandbox, isolation_for
-from agentsgym.envs.Terminal.shell import Result, Shell
+from agentsgym.envs.Terminal.shell import ISOLATIONS, Result, Sandbox, Shell, isolation_for, printable
 from agentsgym.envs.Terminal.tasks import FAMILIES, GROUPS, LEVELS, Task, make_task
 from agentsgym.errors import ConfigError, TaskError
 from agentsgym.fields import Field, choice_field, is_int, is_seconds, is_strings, or_none

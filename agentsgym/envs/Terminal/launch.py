@@ -93,14 +93,14 @@ def _build_root(root: str, home: str, shown: list[str]) -> None:
     _mount(home, root + HOME, "", _BIND)
 
 
-def _change_root(root: str) -> None:
-    _mount("proc", f"{root}/proc", "proc", _NO_SUID)
-    os.chdir(root)
-    _checked(libc().syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
-    _checked(libc().umount2(b".", _DETACH), "umount2")
-
-
-def _drop_privileges(settings: dict[str, Any], *, is_root: bool) -> None:
+def _enter(settings: dict[str, Any], *, is_root: bool) -> None:
+    """Isolate this process, which becomes the program."""
+    if settings["isolation"] == "namespaces":
+        root = settings["root"]
+        _mount("proc", f"{root}/proc", "proc", _NO_SUID)
+        os.chdir(root)
+        _checked(libc().syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
+        _checked(libc().umount2(b".", _DETACH), "umount2")
     isolation, user = settings["isolation"], settings["user"]
     if is_root and isolation != "none":
         os.setgroups([])
@@ -113,13 +113,6 @@ def _drop_privileges(settings: dict[str, Any], *, is_root: bool) -> None:
         for capability in range(64):
             control(_DROP_BOUND, capability)
         control(_NO_NEW_PRIVILEGES, 1)
-
-
-def _enter(settings: dict[str, Any], *, is_root: bool) -> None:
-    """Isolate this process, which becomes the program."""
-    if settings["isolation"] == "namespaces":
-        _change_root(settings["root"])
-    _drop_privileges(settings, is_root=is_root)
     os.umask(0o022)
     os.chdir(HOME if settings["isolation"] == "namespaces" else settings["home"])
     if settings["has_channels"]:  # commands are read from 3 and answered on 4; programs read nothing

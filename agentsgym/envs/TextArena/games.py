@@ -13,12 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from agentsgym.envs.TextArena.catalogue import catalogue
-from agentsgym.envs.TextArena.isolation import GameContext, import_game_module, textarena
+from agentsgym.envs.TextArena.isolation import (
+    GameContext,
+    basic_words,
+    check_nltk,
+    deep_copy,
+    import_game_module,
+    no_downloads,
+    replace_word_data,
+    textarena,
+)
 from agentsgym.envs.TextArena.moves import moves_by_rules
-from agentsgym.envs.TextArena.observations import GAME_ID, text_of, with_sender
-from agentsgym.envs.TextArena.outcomes import is_won, worth
+from agentsgym.envs.TextArena.observations import GAME_ID, is_won, text_of, with_sender, worth
 from agentsgym.envs.TextArena.patches import GAMEMASTER_GAMES, JURY_GAMES, Jury, bind_patches, patched_class
-from agentsgym.envs.TextArena.words import basic_words, check_nltk, deep_copy, no_downloads, replace_word_data
 from agentsgym.errors import ConfigError, EnvError, did_you_mean
 from agentsgym.interruptions import is_interruption
 from agentsgym.seeding import derive_seed

@@ -9,7 +9,7 @@ import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentsgym.envs.TextArena.outcomes import folder_of
+from agentsgym.envs.TextArena.observations import folder_of
 
 _BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _LISTED = re.compile(r"(?:available|legal|valid|possible)[^\n]*", re.IGNORECASE)

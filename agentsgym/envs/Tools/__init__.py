@@ -7,8 +7,8 @@ from agentsgym.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
     from agentsgym.envs.Tools.env import ToolEnv as ToolEnv
-    from agentsgym.envs.Tools.mcp_server import McpServer as McpServer
     from agentsgym.envs.Tools.results import ToolResult as ToolResult
+    from agentsgym.envs.Tools.sources import McpServer as McpServer
     from agentsgym.envs.Tools.sources import SessionTools as SessionTools
     from agentsgym.envs.Tools.sources import parallel as parallel
     from agentsgym.envs.Tools.sources import register_tools as register_tools
@@ -19,9 +19,8 @@ __getattr__, __all__ = lazy(
     __name__,
     {
         ".env": ["ToolEnv"],
-        ".mcp_server": ["McpServer"],
         ".results": ["ToolResult"],
-        ".sources": ["SessionTools", "parallel", "register_tools"],
+        ".sources": ["McpServer", "SessionTools", "parallel", "register_tools"],
         ".tasks": ["tasks_from"],
     },
 )

@@ -20,13 +20,19 @@ from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.conversation import check_tool_use
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.Tools import SPEC
-from agentsgym.envs.Tools.answers import MATCHES, matches
 from agentsgym.envs.Tools.calls import Plan, make_calls, plan_calls
-from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.envs.Tools.process import Process
 from agentsgym.envs.Tools.results import ToolResult, as_text
-from agentsgym.envs.Tools.sources import SessionTools, Source, Sources, as_sources, has_async, registered_tools
-from agentsgym.envs.Tools.tasks import DatasetOptions, task_dataset
+from agentsgym.envs.Tools.sources import (
+    McpServer,
+    SessionTools,
+    Source,
+    Sources,
+    as_sources,
+    has_async,
+    registered_tools,
+)
+from agentsgym.envs.Tools.tasks import MATCHES, DatasetOptions, matches, task_dataset
 from agentsgym.errors import ConfigError, TaskError, did_you_mean
 from agentsgym.event_loop import awaited
 from agentsgym.fields import Field, choice_field, is_int, is_number, is_seconds, is_str, is_strings, or_none

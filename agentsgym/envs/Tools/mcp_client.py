@@ -20,8 +20,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Self, cast
 
 from agentsgym.envs.Tools import SPEC
-from agentsgym.envs.Tools.mcp_server import McpServer
 from agentsgym.envs.Tools.results import ToolResult, as_text, failed_result
+from agentsgym.envs.Tools.sources import McpServer
 from agentsgym.errors import EnvError
 from agentsgym.event_loop import programs_loop
 from agentsgym.texts import sentence_of, shown, visible

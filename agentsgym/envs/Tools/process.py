@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from agentsgym.envs.shared.timed import CallTimeoutError, Runner
 from agentsgym.envs.Tools.mcp_client import Connections
-from agentsgym.envs.Tools.mcp_server import McpServer
-from agentsgym.envs.Tools.sources import Names, SessionTools, Source, Tool, is_named, is_parallel, make_tool
+from agentsgym.envs.Tools.sources import McpServer, Names, SessionTools, Source, Tool, is_named, is_parallel, make_tool
 from agentsgym.errors import ConfigError, EnvError
 from agentsgym.texts import sentence_of
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.dataset_rows import class_path
+from agentsgym.envs.datasets.options import (
+    COMMON_OPTIONS,
+    CommonOptions,
+    Part,
+    checked_options,
+    dataset_of,
+    names_in_part,
+    row_env,
+    shuffled,
+    task_seed,
+)
 from agentsgym.envs.shared.numbers import strip_reasoning
 from agentsgym.envs.TwentyQuestions import SPEC
-from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, REPLIES, UNKNOWN, YES, Gamemaster, load_language, load_reader
-from agentsgym.envs.TwentyQuestions.knowledge import KnowledgeBase, load_knowledge
+from agentsgym.envs.TwentyQuestions.knowledge import Candidates, KnowledgeBase, load_knowledge
 from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question, core, normalize
 from agentsgym.envs.TwentyQuestions.styles import STYLES
-from agentsgym.envs.TwentyQuestions.tasks import DatasetOptions, task_dataset
 from agentsgym.envs.user_checks import is_async
 from agentsgym.errors import ConfigError, EnvError, TaskError, did_you_mean
 from agentsgym.event_loop import awaited
 from agentsgym.fields import Field, choice_field, is_bool, is_number, or_none
+from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 
 if TYPE_CHECKING:
@@ -314,3 +326,34 @@ def _selected_names(key: str, names: str | Sequence[str], known: Mapping[str, An
         if name in chosen[:i]:
             raise ConfigError(f"env_config[{key!r}] must contain each {kind} only once, got {shown(name)} twice")
     return chosen
+
+
+class DatasetOptions(CommonOptions, total=False):
+    """Options of the generated rows.
+
+    Attributes:
+        size: The number of rows; by default one per secret.
+        seed: The seed that determines the order of secrets and the tasks' seeds, but not the split of the secrets.
+        split: ``"disjoint"`` if training and evaluation share no secret; ``"all"`` if both use every secret, with
+            disjoint task seeds.
+        eval_fraction: The fraction of the secrets that ``"disjoint"`` reserves for evaluation, in (0, 1).
+    """
+
+
+def task_dataset(
+    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
+) -> Dataset:
+    """Return rows, each secret equally often (± 1), with ``env_class_path``, ``env_config`` and ``task_data``.
+
+    Raises:
+        ConfigError: An option is unknown or invalid, or there are too few secrets to split.
+    """
+    settings = checked_options(options, COMMON_OPTIONS)
+    secrets: Sequence[str] = row_env(env_class, env_config, "gamemaster").candidates.objects
+    chosen = names_in_part(secrets, part, settings, "objects", topic="twenty questions")
+    generator = random.Random(derive_seed("twenty questions rows", part, settings["seed"]))
+    tasks = [
+        {"solution": solution, "seed": task_seed(part, "twenty questions task", settings["seed"], row)}
+        for row, solution in enumerate(shuffled(chosen, settings["size"], generator))
+    ]
+    return dataset_of(tasks, class_path(env_class), env_config)

@@ -12,12 +12,84 @@ import functools
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentsgym.envs.TwentyQuestions.derived import SIZES, derived_value
 from agentsgym.errors import ConfigError
+
+#: The properties that say how big an object is, from the smallest size to the largest.
+SIZES = ("fist", "shoebox", "bigger", "car", "house")
+
+#: The kind of key that compares the object with another one.
+COMPARISON = "bigger_than"
+
+_NUMBERS = {
+    word: str(n)
+    for n, word in enumerate(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"])
+} | {"single": "1"}
+_NAME = r"(?:it|its name|the name|the name of it|the word|its spelling)"
+_COUNT = r"\d{1,2}|" + "|".join(_NUMBERS)
+#: The group that takes part in the match is the kind of key, and its text is the argument.
+_QUESTION = re.compile(
+    rf"(?:does {_NAME} (?:start|begin|starts|begins) (?:with|in)|is the first letter(?: of {_NAME})?)"
+    r" (?:an? |the )?(?:letter )?(?P<first_letter>[a-z]|vowel|consonant)"
+    rf"|does {_NAME} have (?:more than (?P<letters_over>{_COUNT})|(?:fewer|less) than (?P<letters_under>{_COUNT})"
+    rf"|(?:exactly )?(?P<letters>{_COUNT})) letters"
+    rf"|(?:does {_NAME} (?:have|contain|include)|is there) (?:(?:an? |the )?letter |an? )(?P<letter>[a-z])"
+    rf"(?: in {_NAME})?"
+    rf"|(?:is {_NAME}|does {_NAME} (?:have|consist of)) (?:just |only )?(?:a )?(?P<words>{_COUNT}) words?"
+)
+_COMPARISON = re.compile(r"(?:is it )?(?P<how>bigger|larger|smaller)(?: in size)? than (?:an? |the )?(?P<what>.+)")
+_VALUES: Mapping[str, Callable[[str, str], bool]] = {
+    "first_letter": lambda name, letter: (
+        (name[0] in "aeiou") is (letter == "vowel") if len(letter) > 1 else name[0] == letter
+    ),
+    "letters_over": lambda name, count: sum(map(str.isalpha, name)) > int(count),
+    "letters_under": lambda name, count: sum(map(str.isalpha, name)) < int(count),
+    "letters": lambda name, count: sum(map(str.isalpha, name)) == int(count),
+    "letter": lambda name, letter: letter in name,
+    "words": lambda name, count: len(name.split()) == int(count),
+}
+
+
+def derived_key(text: str, names: Mapping[str, str]) -> tuple[str, bool] | None:
+    """Return the key that a normalized question is about, and whether it is negated; None if there is none.
+
+    Args:
+        text: The question, such as "does it start with b".
+        names: The objects by all their names.
+    """
+    match = _QUESTION.fullmatch(text)
+    if match and match.lastgroup:
+        argument = match[match.lastgroup]
+        return f"{match.lastgroup}:{_NUMBERS.get(argument, argument)}", False
+    match = _COMPARISON.fullmatch(text)
+    if match and match["what"] in names:
+        return f"{COMPARISON}:{names[match['what']]}", match["how"] == "smaller"
+    return None
+
+
+def derived_value(key: str, name: str, sizes: Callable[[str], tuple[str | None, ...]]) -> str | None:
+    """Return the answer to a question for an object, ``"yes"`` or ``"no"``; None if it is unclear.
+
+    Args:
+        key: The key from :func:`derived_key`.
+        name: The object.
+        sizes: Returns the values of :data:`SIZES` for an object.
+    """
+    kind, _, argument = key.partition(":")
+    if kind != COMPARISON:
+        return "yes" if _VALUES[kind](name.lower(), argument) else "no"
+    own, other = sizes(name), sizes(argument)
+    if None in own or None in other:
+        return None
+    least, most = own.count("yes"), len(own) - own.count("no")
+    other_least, other_most = other.count("yes"), len(other) - other.count("no")
+    if name == argument or most < other_least:
+        return "no"
+    return "yes" if least > other_most else None
+
 
 FOLDER = Path(__file__).parent
 OBJECTS_FILE = FOLDER / "knowledge.csv"
@@ -265,3 +337,44 @@ def load_wordings() -> Mapping[str, tuple[str, ...]]:
     for row in read_rows(WORDINGS_FILE):
         wordings[row["means"]] = (*wordings.get(row["means"], ()), *expand_list(row["phrases"]))
     return wordings
+
+
+class Candidates:
+    """The objects and properties of one game as bit masks."""
+
+    def __init__(self, knowledge: KnowledgeBase, objects: Sequence[str], properties: Sequence[str]) -> None:
+        self.objects = tuple(objects)
+        self.properties = tuple(properties)
+        self.all = (1 << len(self.objects)) - 1
+        self.bit = {name: 1 << i for i, name in enumerate(self.objects)}
+        self.mask_by_value = {key: self._masks(knowledge, key) for key in self.properties}
+
+    def mask(self, knowledge: KnowledgeBase, key: str, value: str) -> int:
+        """Return the objects with a value of a property, or of a question that is derived from names or sizes."""
+        if key not in self.mask_by_value:
+            self.mask_by_value[key] = self._masks(knowledge, key)
+        return self.mask_by_value[key][value]
+
+    def _masks(self, knowledge: KnowledgeBase, key: str) -> dict[str, int]:
+        masks: dict[str, int] = dict.fromkeys(VALUES, 0)
+        for name, bit in self.bit.items():
+            value = knowledge.value(name, key)
+            if value is not None:
+                masks[value] |= bit
+        return masks
+
+    def names(self, mask: int) -> list[str]:
+        """Return the objects of a mask, in order."""
+        return [name for name in self.objects if mask & self.bit[name]]
+
+    def indistinguishable_pair(self) -> tuple[str, str] | None:
+        """Return two objects with the same properties; None if all differ."""
+        seen: dict[tuple[bool, ...], str] = {}
+        for name in self.objects:
+            row = tuple(
+                bool(self.mask_by_value[key][value] & self.bit[name]) for key in self.properties for value in VALUES
+            )
+            if row in seen:
+                return seen[row], name
+            seen[row] = name
+        return None

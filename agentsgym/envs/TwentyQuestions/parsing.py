@@ -183,12 +183,6 @@ class Reader:
         bare = self._known(core(text), solution)
         if bare is not None and not (text.endswith("?") and self._is_kind(bare, solution)):
             return Guess(name=bare)
-        moves = self._moves(text, solution)
-        if len(moves) == 1:
-            return moves[0]
-        return Fault.SEVERAL if moves else Fault.NO_QUESTION
-
-    def _moves(self, text: str, solution: str) -> list[Question | Guess]:
         bracketed = [core(inner) for inner in _BRACKETS.findall(text) if core(inner)]
         found: list[Question | Guess] = []
         for inner in bracketed:
@@ -200,7 +194,10 @@ class Reader:
                 found += self._sentence(sentence, solution, end=match[2])
         guesses = [move for move in found if isinstance(move, Guess)]
         is_one_guess = len(guesses) == len(found) and len(set(guesses)) == 1  # "Is it a clock? [clock]"
-        return found[:1] if is_one_guess else found
+        moves = found[:1] if is_one_guess else found
+        if len(moves) == 1:
+            return moves[0]
+        return Fault.SEVERAL if moves else Fault.NO_QUESTION
 
     def _sentence(self, sentence: str, solution: str, *, end: str) -> list[Question | Guess]:
         sure = _SURE_GUESS.fullmatch(sentence)

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from agentsgym.agents import scripted_player
 from agentsgym.envs.anchors import Anchors
-from agentsgym.envs.TwentyQuestions.candidates import Candidates
 from agentsgym.envs.TwentyQuestions.env import TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions.gamemaster import NO, SOMETIMES, YES
+from agentsgym.envs.TwentyQuestions.knowledge import Candidates
 from agentsgym.errors import ConfigError
 from agentsgym.types import TurnRequest
 

@@ -111,7 +111,10 @@ class ChildProcess:
                 self._process.wait(wait_s)
         self._group.end()
         self._process.wait()
-        self._close_pipes()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
 
     def _exchange(self, request: bytes) -> bytes:
         """Send a line and read one, which lacks its newline if the process exited."""
@@ -128,12 +131,6 @@ class ChildProcess:
                 break
             chunks.append(chunk)
         return b"".join(chunks)
-
-    def _close_pipes(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
 
 
 def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

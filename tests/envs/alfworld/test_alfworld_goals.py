@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentsgym.envs.ALFWorld.engine import Fact, parse_expression, parse_goal
 from agentsgym.envs.ALFWorld.env import extract_command
-from agentsgym.envs.ALFWorld.goals import Fact, parse_expression, parse_goal
 from agentsgym.envs.ALFWorld.patches import copy_loaded_part, evaluate
 from agentsgym.errors import EnvError
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentsgym import ConfigError, TaskError, evaluate, make, tiny_policy
 from agentsgym.envs.PriceList import GOODS, ImitationPlayer, PriceListEnv, RandomPlayer, ReferencePlayer
-from agentsgym.envs.PriceList.questions import KINDS, Question
+from agentsgym.envs.PriceList.env import KINDS, Question
 from agentsgym.tiny import call_text
 
 PATH = "agentsgym.envs.PriceList.PriceListEnv"

@@ -14,9 +14,7 @@ import pytest
 
 from agentsgym import ScriptedAgent
 from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv, grading
-from agentsgym.envs.ReasoningEvals import grader as grader_module
-from agentsgym.envs.ReasoningEvals.grader import Grader, shared
-from agentsgym.envs.ReasoningEvals.grading import GRADES, Verdict
+from agentsgym.envs.ReasoningEvals.grading import GRADES, Grader, Verdict, shared
 
 LIMIT_S = 20.0  # an answer takes milliseconds; a busy machine is to fail no test
 
@@ -160,7 +158,7 @@ def test_a_process_that_is_killed_is_replaced() -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="there is no such signal")
 def test_a_process_that_does_not_answer_at_all_is_killed_for_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grader_module, "_GRACE_S", 0.2)
+    monkeypatch.setattr(grading, "_GRACE_S", 0.2)
     grader = Grader()
     request = {"kind": "math", "answer": "1+x", "gold": "x+1"}
     grader.grade(request, LIMIT_S)
@@ -174,7 +172,7 @@ def test_a_process_that_does_not_answer_at_all_is_killed_for_time(monkeypatch: p
 def test_the_process_ends_with_the_one_that_started_it_even_where_that_is_killed() -> None:
     program = (
         "import time\n"
-        "from agentsgym.envs.ReasoningEvals.grader import shared\n"
+        "from agentsgym.envs.ReasoningEvals.grading import shared\n"
         "shared.grade({'kind': 'math', 'answer': '1+x', 'gold': 'x+1'}, 60)\n"
         "print(shared._process.pid, flush=True)\n"
         "shared.grade({'kind': 'math', 'answer': '9^{9^9}', 'gold': 'x+1'}, 1)\n"
@@ -194,7 +192,7 @@ def test_a_fork_starts_a_grader_of_its_own_and_leaves_this_one_alone() -> None:
     own = shared._process
     program = (
         "import os, sys\n"
-        "from agentsgym.envs.ReasoningEvals.grader import shared\n"
+        "from agentsgym.envs.ReasoningEvals.grading import shared\n"
         "request = {'kind': 'math', 'answer': '1+x', 'gold': 'x+1'}\n"
         "shared.grade(request, 60)\n"
         "first = shared._process.pid\n"

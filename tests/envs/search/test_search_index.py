@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agentsgym.envs.Search import index as index_module
-from agentsgym.envs.Search.corpus import Passage
-from agentsgym.envs.Search.index import IndexOptions, forget_indexes, open_index
+from agentsgym.envs.Search import corpus as corpus_module
+from agentsgym.envs.Search.corpus import IndexOptions, Passage, forget_indexes, open_index
 from agentsgym.envs.Search.world import World
 from agentsgym.errors import ConfigError, MissingDependencyError
 
@@ -85,7 +84,7 @@ def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that holds the index of WORLD."""
-    monkeypatch.setattr(index_module, "_MIN_CACHED_PASSAGES", 10)
+    monkeypatch.setattr(corpus_module, "_MIN_CACHED_PASSAGES", 10)
     open_index(WORLD, IndexOptions(), str(tmp_path))
     [folder] = tmp_path.iterdir()
     return folder
@@ -97,8 +96,8 @@ def opened_anew(
     """Whether the index had to be made again in another process, and what it finds."""
     made: list[int] = []
     forget_indexes()
-    new_ranker = index_module._new_ranker
-    monkeypatch.setattr(index_module, "_new_ranker", lambda *given: made.append(1) or new_ranker(*given))
+    new_ranker = corpus_module._new_ranker
+    monkeypatch.setattr(corpus_module, "_new_ranker", lambda *given: made.append(1) or new_ranker(*given))
     found = open_index(passages, IndexOptions(), str(folder.parent))("born town river", 5)
     return bool(made), [one.title for one in found]
 
@@ -140,7 +139,7 @@ def test_a_damaged_index_is_made_anew(
 def test_a_cache_that_cannot_be_written_costs_only_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(index_module, "_MIN_CACHED_PASSAGES", 10)
+    monkeypatch.setattr(corpus_module, "_MIN_CACHED_PASSAGES", 10)
     (tmp_path / "file").write_text("")
     assert open_index(WORLD, IndexOptions(), str(tmp_path / "file" / "inside"))("river", 3)
     assert "cannot be cached in" in caplog.text

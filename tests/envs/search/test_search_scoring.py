@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.envs.Search.scoring import exact_match, f1, normalized
+from agentsgym.envs.Search.env import exact_match, f1, normalized
 
 
 @pytest.mark.parametrize(

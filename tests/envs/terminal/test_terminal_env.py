@@ -11,7 +11,7 @@ from terminal_leaks import nothing_left
 
 from agentsgym import Agent, ConfigError, ScriptedAgent, StopReason, evaluate
 from agentsgym.envs.Terminal import RandomPlayer, ReferencePlayer, TerminalEnv
-from agentsgym.envs.Terminal.sandbox import isolation_for
+from agentsgym.envs.Terminal.shell import isolation_for
 from agentsgym.envs.Terminal.tasks import FAMILIES, make_task
 from agentsgym.types import Trajectory
 
@@ -236,7 +236,7 @@ def test_an_episode_by_hand_is_closed_by_the_next() -> None:
 
 
 def test_the_isolation_is_checked_before_any_episode_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentsgym.envs.Terminal.sandbox._problem_of", lambda isolation: "not permitted")
+    monkeypatch.setattr("agentsgym.envs.Terminal.shell._problem_of", lambda isolation: "not permitted")
     with pytest.raises(ConfigError, match="does not work on this machine: not permitted"):
         env_of(isolation="namespaces").rollout([TASK], ScriptedAgent(["submit"]))
 

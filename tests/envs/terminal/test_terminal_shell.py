@@ -19,10 +19,9 @@ import psutil
 import pytest
 from terminal_leaks import nothing_left
 
-from agentsgym.envs.Terminal import sandbox as sandbox_module
+from agentsgym.envs.Terminal import shell as shell_module
 from agentsgym.envs.Terminal.launch import HOME
-from agentsgym.envs.Terminal.sandbox import ISOLATIONS, Sandbox, isolation_for
-from agentsgym.envs.Terminal.shell import Result, Shell
+from agentsgym.envs.Terminal.shell import ISOLATIONS, Result, Sandbox, Shell, isolation_for
 from agentsgym.errors import ConfigError, EnvError
 
 try:
@@ -170,7 +169,7 @@ def test_the_size_of_files_the_memory_and_open_files_are_limited() -> None:
 
 @pytest.mark.parametrize("isolation", ["namespaces", "user"])
 def test_a_fork_bomb_is_held_and_ends_with_its_shell(isolation: str) -> None:
-    if not working(isolation) or sandbox_module._linux_version() < (5, 14):
+    if not working(isolation) or shell_module._linux_version() < (5, 14):
         pytest.skip(f"processes are not counted with isolation {isolation!r} here")
     bomb, _, after_it = after(":(){ :|:& };:", "exit", "echo ok", isolation=isolation)
     assert not bomb.note
@@ -279,7 +278,7 @@ def test_output_in_the_background_comes_with_the_next_command() -> None:
 
 
 def test_a_shell_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_module, "_LAUNCHER", "/nowhere/launch.py")
+    monkeypatch.setattr(shell_module, "_LAUNCHER", "/nowhere/launch.py")
     with pytest.raises(EnvError, match=r"the shell cannot be started: .*No such file"):
         after("echo")
 
@@ -318,20 +317,20 @@ def test_isolation_that_does_not_work_is_refused_and_a_weaker_one_is_logged(
     def without_namespaces(isolation: str) -> str | None:
         return "unshare: not permitted" if isolation == "namespaces" else None
 
-    monkeypatch.setattr(sandbox_module, "_problem_of", without_namespaces)
+    monkeypatch.setattr(shell_module, "_problem_of", without_namespaces)
     with pytest.raises(
         ConfigError, match=r"'isolation'\] = 'namespaces' does not work on this machine: unshare: not per"
     ):
         isolation_for("namespaces")
     assert isolation_for("auto") == "user"
-    monkeypatch.setattr(sandbox_module, "_problem_of", lambda isolation: None if isolation == "none" else "no")
+    monkeypatch.setattr(shell_module, "_problem_of", lambda isolation: None if isolation == "none" else "no")
     with pytest.raises(ConfigError, match=r"cannot be isolated here: no; .* = 'none' to let agents"):
         isolation_for("auto")
     monkeypatch.undo()
     caplog.set_level(logging.WARNING)
-    sandbox_module._problem_of.cache_clear()
+    shell_module._problem_of.cache_clear()
     weaker = next((one for one in ("none", "user") if working(one)), None)
-    sandbox_module._problem_of.cache_clear()
+    shell_module._problem_of.cache_clear()
     caplog.clear()
     if weaker is not None:
         assert [isolation_for(weaker) for _ in range(2)] == [weaker] * 2

@@ -17,8 +17,8 @@ from agentsgym import ConfigError, TaskError, make
 from agentsgym.envs.Terminal import TerminalEnv
 from agentsgym.envs.Terminal.checks import Check, Folder, HasArchive, HasMode, HasText, Returns
 from agentsgym.envs.Terminal.env import read_command
-from agentsgym.envs.Terminal.output import Capture, printable
 from agentsgym.envs.Terminal.programs import EVALUATION, TRAINING, Program
+from agentsgym.envs.Terminal.shell import Capture, printable
 from agentsgym.envs.Terminal.tasks import _WORDS, FAMILIES, GROUPS, LEVELS, Task, make_task
 
 PROGRAMS = (*TRAINING, *EVALUATION)

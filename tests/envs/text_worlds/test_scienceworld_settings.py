@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentsgym.envs.ScienceWorld import ScienceWorldEnv
-from agentsgym.envs.ScienceWorld.tasks import TASKS
+from agentsgym.envs.ScienceWorld.env import TASKS
 from agentsgym.envs.spec import EnvSpec
 from agentsgym.errors import ConfigError, TaskError
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.envs.TwentyQuestions.gamemaster import load_language, load_reader
+from agentsgym.envs.TwentyQuestions.gamemaster import Meaning, load_language, load_reader
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
-from agentsgym.envs.TwentyQuestions.language import Meaning
 from agentsgym.envs.TwentyQuestions.parsing import Fault, Guess, Question
 
 KNOWLEDGE = load_knowledge()

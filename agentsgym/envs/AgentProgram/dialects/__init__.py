@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from agentsgym.envs.AgentProgram.dialects.chat import CHAT
-from agentsgym.envs.AgentProgram.dialects.completions import COMPLETIONS
+from agentsgym.envs.AgentProgram.dialects.completions import CHAT, COMPLETIONS
 from agentsgym.envs.AgentProgram.dialects.messages import MESSAGES
 from agentsgym.envs.AgentProgram.dialects.responses import RESPONSES
 from agentsgym.envs.AgentProgram.dialects.shared import Dialect, answer_message

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects.parts import Part, whole_body
 from agentsgym.envs.AgentProgram.dialects.shared import (
     Conversations,
     Dialect,
+    Part,
     common_fields,
     conversation,
     event,
@@ -22,6 +22,7 @@ from agentsgym.envs.AgentProgram.dialects.shared import (
     text_of,
     tools_of,
     unreadable,
+    whole_body,
     written_call,
 )
 from agentsgym.fields import is_int, is_str

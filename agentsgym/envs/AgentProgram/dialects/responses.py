@@ -7,10 +7,10 @@ from itertools import count
 from typing import Any, Final
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects.parts import Part, whole_body
 from agentsgym.envs.AgentProgram.dialects.shared import (
     Conversations,
     Dialect,
+    Part,
     arguments_text,
     budget,
     common_fields,
@@ -22,6 +22,7 @@ from agentsgym.envs.AgentProgram.dialects.shared import (
     reject,
     text_of,
     tools_of,
+    whole_body,
     written_call,
 )
 from agentsgym.fields import is_str
