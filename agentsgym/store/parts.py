@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -178,7 +178,7 @@ def _open(file: Path) -> Part | str:
         metadata = pq.read_metadata(file)
     except (OSError, pa.ArrowException, ValueError) as error:
         return f"not a complete parquet file: {sentence_of(error, 200)}"
-    version = (metadata.metadata or {}).get(VERSION_KEY)
+    version = (metadata.metadata or dict[bytes, Any]()).get(VERSION_KEY)
     if version is None:
         return "a parquet file, but not one of a rollout store"
     if version != str(VERSION).encode():

@@ -98,7 +98,7 @@ def _with_components(trajectory: Trajectory, table: Table, row: int, corrections
 
 
 def _corrections(table: Table, row: int) -> Mapping[str, Any]:
-    corrections = _json(table, "corrections", row) or {}
+    corrections = _json(table, "corrections", row) or dict[str, Any]()
     require("corrections", corrections, has_str_keys, "a dict")
     check_numbers(corrections)
     return corrections
