@@ -75,7 +75,7 @@ def encode(table: pa.Table) -> pa.Buffer:
         sink,
         row_group_size=ROWS_PER_GROUP,
         compression="zstd",
-        use_dictionary=[*DICTIONARY, "token_ids.list.element"],  # pyright: ignore[reportArgumentType]  # column names are accepted
+        use_dictionary=[*DICTIONARY, "token_ids.list.element"],  # column names are accepted
         column_encoding=dict.fromkeys(SPLIT, "BYTE_STREAM_SPLIT"),
         write_statistics=False,
         write_page_checksum=True,

@@ -44,7 +44,7 @@ def set_up_reports(callbacks: Iterable[TrainerCallback], tracked: Collection[str
         if name is not None:
             _wrap(callback, _Tracker(name, tracked).pass_on)
         elif _SHOWN & {kind.__name__ for kind in type(callback).__mro__}:
-            _wrap(callback, lambda _event, inner, *args, **kwargs: inner(*args, **_select_groups(kwargs, printed)))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType, reportUnknownMemberType]
+            _wrap(callback, lambda _event, inner, *args, **kwargs: inner(*args, **_select_groups(kwargs, printed)))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
 
 class _Tracker:

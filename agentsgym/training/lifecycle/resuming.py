@@ -151,8 +151,8 @@ def _find(
             )
         logger.info("resuming from %s", folder)
     else:
-        is_path = isinstance(requested, str | Path)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not is_path or not (folder := Path(requested)).is_dir():  # pyright: ignore[reportArgumentType]
+        is_path = isinstance(requested, str | Path)
+        if not is_path or not (folder := Path(requested)).is_dir():
             raise ConfigError(f"resume_from_checkpoint={shown(requested)} is not a folder")
         if damage := problem_with(folder, max_steps):
             raise ConfigError(f"cannot resume from {folder}: {damage}")
