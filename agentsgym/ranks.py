@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.data_loader import IterableDatasetShard
-from accelerate.utils import gather_object, reduce
+from accelerate.utils import gather_object, reduce  # pyright: ignore[reportUnknownVariableType]
 from datasets import IterableDataset
 
 from agentsgym.errors import AgentsGymError
@@ -28,6 +28,11 @@ class RolloutsAbortedError(Exception):
     """The rollouts of this generation batch were aborted on all ranks; no rollout failed."""
 
 
+def process_state() -> Any:
+    """Return accelerate's ``PartialState``, whose attributes it leaves untyped; not collective."""
+    return PartialState()
+
+
 def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> list[T]:
     """Collective: the items of all ranks, in rank order, on every rank; ranks may have different numbers of them.
 
@@ -39,11 +44,11 @@ def all_gather_objects(items: Sequence[T], error: Exception | None = None) -> li
         AgentsGymError: Another rank has an error, or an item of some rank cannot be pickled; every rank raises.
         RolloutsAbortedError: Some rank has this error, and no rank has any other error.
     """
-    state = PartialState()
+    state = process_state()
     if error is None and state.num_processes == 1:
         return list(items)
     if state.num_processes > 1:
-        parts: list[tuple[bytes, str]] = gather_object([_packed(items, error, state.process_index)])
+        parts: list[tuple[bytes, str]] = gather_object([_packed(items, error, state.process_index)])  # pyright: ignore[reportUnknownVariableType]
     else:
         parts = []
     if error is not None and not isinstance(error, RolloutsAbortedError):
@@ -68,7 +73,7 @@ def _packed(items: Sequence[Any], error: Exception | None, rank: int) -> tuple[b
 
 def gather_to_main(items: Sequence[T]) -> list[T]:
     """Collective: the items of all ranks, in rank order, on the main rank; only its own items on each other rank."""
-    state = PartialState()
+    state = process_state()
     if state.num_processes == 1:
         return list(items)
     parts: list[Any] | None = [None] * state.num_processes if state.is_main_process else None
@@ -78,8 +83,8 @@ def gather_to_main(items: Sequence[T]) -> list[T]:
 
 def any_rank(flag: torch.Tensor) -> bool:
     """Collective: whether a flag, a 0-dim bool tensor, is set on some rank; synchronizes with its device once."""
-    if PartialState().num_processes > 1:
-        flag = cast("torch.Tensor", reduce(flag.to(PartialState().device, torch.float32), reduction="sum"))
+    if process_state().num_processes > 1:
+        flag = cast("torch.Tensor", reduce(flag.to(process_state().device, torch.float32), reduction="sum"))
     return bool(flag)
 
 
@@ -138,7 +143,7 @@ def count_real_rollouts(dataloader: Any, num_rollouts: int) -> Generator[Callabl
     """
     dataset = dataloader.dataset
     if isinstance(dataset, IterableDatasetShard):
-        stream = _CountedStream(dataset.dataset)
+        stream = _CountedStream(dataset.dataset)  # pyright: ignore[reportUnknownMemberType]
         dataset.dataset = stream  # pyright: ignore[reportAttributeAccessIssue]  # has everything that the shard reads
         try:
             yield lambda: stream.count

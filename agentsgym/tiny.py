@@ -270,7 +270,7 @@ def _texts_of(source: Any, tasks: Any, agent: Any, num_episodes: int) -> Any:
     own = source.vocabulary_texts() if isinstance(source, HasVocabulary) else source
     rows = [] if isinstance(own, str | Mapping) or not isinstance(own, Iterable) else list(cast("Iterable[Any]", own))
     if not rows or not all(isinstance(row, Mapping) for row in rows):
-        return rows or own
+        return rows or own  # pyright: ignore[reportUnknownVariableType]
     parts: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}  # the rows of each environment
     for row in rows:
         parts.setdefault((label_of(row), *environment_key(row)), []).append(row)

@@ -118,7 +118,7 @@ class LearningCurve(TrainerCallback):
                 left = timedelta(seconds=round(pace_s * (state.max_steps - state.global_step)))
                 progress = f"{state.global_step} of {state.max_steps}, {left} left"
                 logger.info("step %s: %s", progress, ", ".join(shown))
-        win_rate = (logs or {}).get("win_rate")
+        win_rate = (logs or dict[str, Any]()).get("win_rate")
         if win_rate is None:
             return
         self.points.append((self.episodes, win_rate))

@@ -121,12 +121,12 @@ def send_conversations(name: str, conversations: Sequence[Conversation], *, kind
     if name == "wandb":
         import wandb  # noqa: PLC0415  # an extra  # pyright: ignore[reportMissingImports]
 
-        wandb.log({f"{kind}/conversations": wandb.Table(columns=columns, data=rows), _STEP: step})
+        wandb.log({f"{kind}/conversations": wandb.Table(columns=columns, data=rows), _STEP: step})  # pyright: ignore[reportUnknownMemberType]
     elif name == "trackio":
         import trackio  # noqa: PLC0415  # an extra
 
         traces = [trackio.Trace(*trace_of(one, {"step": step})) for one in conversations]
-        trackio.log(
+        trackio.log(  # pyright: ignore[reportUnknownMemberType]
             {
                 f"{kind}/conversations": trackio.Table(columns=columns, data=rows),
                 f"{kind}/rollouts": traces,
@@ -294,9 +294,9 @@ def _each_text(value: Any) -> Any:
     if isinstance(value, str):
         return visible(shortened(value, _MAX_MESSAGE))
     if isinstance(value, list):
-        return [_each_text(item) for item in value]
+        return [_each_text(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, dict):
-        return {visible(key[:_MAX_NAME]): _each_text(item) for key, item in value.items()}
+        return {visible(key[:_MAX_NAME]): _each_text(item) for key, item in value.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return value
 
 

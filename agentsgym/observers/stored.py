@@ -9,13 +9,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from accelerate import PartialState
-
 from agentsgym.credit.rewards import scatter_to_tokens
 from agentsgym.credit.settings import CreditSettings
 from agentsgym.envs.datasets.stored_columns import stored_columns
 from agentsgym.errors import StoreError
-from agentsgym.ranks import DeferredError, all_gather_objects
+from agentsgym.ranks import DeferredError, all_gather_objects, process_state
 from agentsgym.store.reader import RolloutStore
 from agentsgym.training.observing import BatchObserver, ObservedBatch
 
@@ -88,7 +86,7 @@ class TrainingStore(BatchObserver):
                     tokenizer=self._tokenizer,
                     extra={
                         "is_trained": advantages.included[i],
-                        "rank": PartialState().process_index,
+                        "rank": process_state().process_index,
                         "credit": credit,
                     },
                 )

@@ -103,6 +103,7 @@ class TrainingRun:
         Raises:
             ConfigError: vLLM would sample from 4-bit weights.
         """
+        self.model: Any  # with adapters, a PeftModel
         self.model, self.tokenizer = policy
         self.args = args
         self.output = Path(args.output_dir or "outputs")
@@ -122,7 +123,7 @@ class TrainingRun:
     @property
     def is_main(self) -> bool:
         """Whether this is the rank that shows progress and writes files."""
-        return self.args.process_index == 0
+        return self.args.process_index == 0  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def policy(self, *, seed: int | None = None) -> PolicyAgent:
         """Return the current policy as an agent that samples at temperature 1 without top-k or top-p.
@@ -261,7 +262,7 @@ class TrainingRun:
         Raises:
             ConfigError: There is no evaluation with such a name.
         """
-        others = references if isinstance(references, Mapping) else {}
+        others = references if isinstance(references, Mapping) else dict[str, Evaluation]()
         for name in (before, *(name for name in references if name not in others)):
             if name not in self.evaluations:
                 near = did_you_mean(name, self.evaluations) if self.evaluations else "; nothing has been evaluated yet"
@@ -305,7 +306,7 @@ class TrainingRun:
         if self.args.beta or self.args.use_vllm:  # the trainer needs a path, for a reference model or for vLLM
             self.save_policy("start")
             PartialState().wait_for_everyone()
-            self.model = AutoModelForCausalLM.from_pretrained(self.output / "start")
+            self.model = AutoModelForCausalLM.from_pretrained(self.output / "start")  # pyright: ignore[reportUnknownMemberType]
         trainer = GRPOEnvTrainer(
             self.model,
             env,
@@ -328,7 +329,7 @@ class TrainingRun:
             if isinstance(callback, LearningCurve):
                 callback.close()
         if self.peft_config is not None:
-            adapted: Any = trainer.model
+            adapted: Any = trainer.model  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
             self.model = adapted
             self._merge_adapters()
         self.save_policy()
@@ -348,7 +349,7 @@ class TrainingRun:
         if not self.is_main:
             return
         self.model.save_pretrained(self.output / folder)
-        self.tokenizer.save_pretrained(self.output / folder)
+        self.tokenizer.save_pretrained(self.output / folder)  # pyright: ignore[reportUnknownMemberType]
 
     def write_transcripts(self, *names: str) -> None:
         """Write the episodes of evaluations as text to ``transcripts_<name>.txt``, on the first rank."""

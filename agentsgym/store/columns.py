@@ -249,8 +249,8 @@ class _Columns:
             value = getattr(record, name)
             known = self._shared.get(id(value))
             if known is None and value is not None:
-                plain = [*value] if isinstance(value, tuple) else value
-                known = self._shared[id(value)] = (value, to_json(plain))  # referring to the value keeps its id unique
+                plain = [*value] if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownVariableType]
+                known = self._shared[id(value)] = (value, to_json(plain))  # referring to the value keeps its id unique  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
             self._values[name].append(None if known is None else known[1])
         self._values["extra"].append(to_json(record.extra, lost))
 
@@ -284,7 +284,7 @@ class _Columns:
     def _add_tokens(self, record: StoredRollout, lost: list[str], corrections: dict[str, Any]) -> None:
         for name, column in self._lists.items():
             values = getattr(record if name in METADATA_FLOATS else record.trajectory, name)
-            kind = type(values)
+            kind = type(values)  # pyright: ignore[reportUnknownVariableType]
             is_exact = column.add(values)
             if kind in {tuple, np.ndarray} or not is_exact:
                 corrections[name] = values

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -75,7 +75,7 @@ def encode(table: pa.Table) -> pa.Buffer:
         sink,
         row_group_size=ROWS_PER_GROUP,
         compression="zstd",
-        use_dictionary=[*DICTIONARY, "token_ids.list.element"],  # pyright: ignore[reportArgumentType]  # column names are accepted
+        use_dictionary=[*DICTIONARY, "token_ids.list.element"],  # column names are accepted
         column_encoding=dict.fromkeys(SPLIT, "BYTE_STREAM_SPLIT"),
         write_statistics=False,
         write_page_checksum=True,
@@ -178,7 +178,7 @@ def _open(file: Path) -> Part | str:
         metadata = pq.read_metadata(file)
     except (OSError, pa.ArrowException, ValueError) as error:
         return f"not a complete parquet file: {sentence_of(error, 200)}"
-    version = (metadata.metadata or {}).get(VERSION_KEY)
+    version = (metadata.metadata or dict[bytes, Any]()).get(VERSION_KEY)
     if version is None:
         return "a parquet file, but not one of a rollout store"
     if version != str(VERSION).encode():

@@ -152,8 +152,8 @@ class TRLInterface:
     def saving_into(self, folder: Path) -> Generator[None]:
         """Inside the block, write checkpoints to ``folder``, and do not push them to the hub."""
         trainer = self._trainer
-        redirected = {"_get_output_dir": lambda *_, **__: str(folder), "_push_from_checkpoint": lambda *_: None}
-        vars(trainer).update(redirected)
+        redirected = {"_get_output_dir": lambda *_, **__: str(folder), "_push_from_checkpoint": lambda *_: None}  # pyright: ignore[reportUnknownLambdaType, reportUnknownVariableType]
+        vars(trainer).update(redirected)  # pyright: ignore[reportUnknownMemberType]
         try:
             yield
         finally:
@@ -255,9 +255,8 @@ class TRLInterface:
         size, width = self._trainer.args.per_device_train_batch_size, ids.shape[1] - 1
         chunks: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad(), evaluation_mode(model):
-            for rows, attention, kept in zip(
-                ids.split(size), attention_mask.split(size), labeled.split(size), strict=True
-            ):
+            parts: list[Sequence[torch.Tensor]] = [one.split(size) for one in (ids, attention_mask, labeled)]  # pyright: ignore[reportUnknownMemberType]
+            for rows, attention, kept in zip(*parts, strict=True):
                 # The trained model's head always computes entropies; a reference model's head does not.
                 logprobs, entropies, *_ = self._trainer._get_per_token_logps_and_entropies(
                     scoring.mask_labels(model, kept), rows, attention, width, compute_entropy=with_entropies
@@ -359,7 +358,7 @@ class TRLInterface:
         place = trainer._step % len(batches)
         if trainer._step % (len(batches) * trainer.num_iterations) == 0:
             trainer._buffered_inputs = batches = sort(batches)
-        return batches[place]
+        return batches[place]  # pyright: ignore[reportUnknownVariableType]
 
     # Sums over the ranks
 

@@ -92,7 +92,7 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
     gradient_checkpointing: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]  # TRL narrowed it
         default=None, metadata={"help": "Trade compute for memory; by default only with an accelerator."}
     )
-    dataloader_pin_memory: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]  # likewise
+    dataloader_pin_memory: bool | None = field(
         default=None, metadata={"help": "Pin memory; by default only with an accelerator."}
     )
     vllm_importance_sampling_correction: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -119,10 +119,10 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         "a URL that begins with http:// or https://, several distinct ones (a list or comma-separated), or None",
         or_none(are_urls),
     )
-    reward_weights: dict[str, Any] | str | None = field(  # pyright: ignore[reportIncompatibleVariableOverride, reportAssignmentType]
+    reward_weights: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Weights of named rewards, by name, as JSON; 1 by default."}
     )
-    multi_objective_aggregation: str = choice(  # pyright: ignore[reportIncompatibleVariableOverride]
+    multi_objective_aggregation: str = choice(
         "sum_then_normalize",
         "Whether to add up named rewards, or the advantages of each: 'sum_then_normalize' or 'normalize_then_sum'.",
         OBJECTIVE_AGGREGATIONS,
@@ -333,8 +333,8 @@ class GRPOEnvConfig(EnvSettings, GRPOConfig):
         settings = copy.copy(self.with_aligned_saving())
         if self.vllm_server_urls:
             settings.vllm_server_base_url = self.vllm_server_urls[0]  # TRL connects only to the first server
-        settings.reward_weights = None  # pyright: ignore[reportIncompatibleVariableOverride]  # TRL has one reward
-        settings.vllm_importance_sampling_correction = self.corrects_for_sampler  # pyright: ignore[reportIncompatibleVariableOverride]
+        settings.reward_weights = None  # TRL has one reward
+        settings.vllm_importance_sampling_correction = self.corrects_for_sampler
         return settings
 
     def with_aligned_saving(self) -> Self:

@@ -194,7 +194,7 @@ def _raise(problems: Sequence[str], where: str) -> None:
 
 
 def _loss_problem(losses: torch.Tensor, advice: str = LOOK_AT_LOSS) -> str:
-    values = losses.tolist()
+    values: list[float] = losses.tolist()
     broken = [place for place, is_finite in enumerate(losses.isfinite().tolist()) if not is_finite]
     if not broken:
         return ""

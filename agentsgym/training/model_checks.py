@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import DistributedType, str_to_bool
+from accelerate.utils import DistributedType, str_to_bool  # pyright: ignore[reportUnknownVariableType]
 from datasets import IterableDataset
 from torch import nn
 
@@ -108,7 +108,7 @@ def check_parts(
                 "value_head adds weights to the optimizer, but DeepSpeed's optimizer updates only the policy's: "
                 "choose another advantage_estimator, or train without DeepSpeed"
             )
-        check_config(args, accelerator.state.deepspeed_plugin)
+        check_config(args, accelerator.state.deepspeed_plugin)  # pyright: ignore[reportUnknownMemberType]
     shared_vocabulary_size(model, tokenizer)
     _check_precision(model, is_autocast=bool(args.bf16))
     if not args.disable_dropout and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):

@@ -120,7 +120,7 @@ def options_in(name: str, given: Any) -> dict[str, Any]:
         raise ConfigError(
             f"GRPOEnvConfig.{name} must be a dict, or a JSON object from a command line, got {shown(given)}"
         )
-    if unnamed := [key for key in options or () if not isinstance(key, str)]:
+    if unnamed := [key for key in options or () if not isinstance(key, str)]:  # pyright: ignore[reportUnknownVariableType]
         raise ConfigError(f"GRPOEnvConfig.{name} must have strings as keys, got {unnamed[0]!r}")
     return dict(cast("dict[str, Any]", options or {}))
 

@@ -44,7 +44,7 @@ def set_up_reports(callbacks: Iterable[TrainerCallback], tracked: Collection[str
         if name is not None:
             _wrap(callback, _Tracker(name, tracked).pass_on)
         elif _SHOWN & {kind.__name__ for kind in type(callback).__mro__}:
-            _wrap(callback, lambda _event, inner, *args, **kwargs: inner(*args, **_select_groups(kwargs, printed)))
+            _wrap(callback, lambda _event, inner, *args, **kwargs: inner(*args, **_select_groups(kwargs, printed)))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
 
 class _Tracker:
@@ -111,4 +111,4 @@ def begin_trackio(callbacks: Iterable[TrainerCallback], *args: Any, model: Any) 
     """Begin trackio's run if that has not happened: TRL sends it step times, also in a stand-alone evaluation."""
     for callback in callbacks:
         if isinstance(callback, TrackioCallback):
-            callback.on_train_begin(*args, model=model)
+            callback.on_train_begin(*args, model=model)  # pyright: ignore[reportUnknownMemberType]

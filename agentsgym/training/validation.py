@@ -154,7 +154,7 @@ def check_environment(env: MultistepEnv, args: Any, unread: set[str]) -> None:
 def _warn_of_unread_rewards(env: MultistepEnv, estimator: str, warned: set[str]) -> None:
     """Warn of per-token rewards that do not have their default values, which most estimators ignore."""
     name, token_credit = type(env).__name__, env.env_config["token_credit"]
-    is_default = type(env)._calculate_rewards is MultistepEnv._calculate_rewards
+    is_default = type(env)._calculate_rewards is MultistepEnv._calculate_rewards  # pyright: ignore[reportPrivateUsage]
     unread = [] if is_default else [f"{name}._calculate_rewards"]
     unread += [] if token_credit == "spread" else [f"env_config['token_credit']={token_credit!r}"]
     for one in unread:

@@ -97,7 +97,7 @@ def check_config(args: TrainingArguments, plugin: Any) -> None:
         )
 
 
-def backward_of_part(accelerator: Accelerator, loss: torch.Tensor) -> None:
+def backward_of_part(accelerator: Any, loss: torch.Tensor) -> None:
     """Add the gradient of a part of a micro-batch; transformers runs the backward pass of the last part.
 
     DeepSpeed's engine would take an optimizer step after any backward pass of the micro-batch that completes the
@@ -114,12 +114,12 @@ def backward_of_part(accelerator: Accelerator, loss: torch.Tensor) -> None:
         accelerator.gradient_state._set_sync_gradients(completes)
 
 
-def has_skipped_step(accelerator: Accelerator) -> bool:
+def has_skipped_step(accelerator: Any) -> bool:
     """Whether DeepSpeed's engine has just silently skipped an optimizer step because gradients were not finite.
 
     With ``fp16`` such steps adjust the loss scale, as with a ``GradScaler``, and do not count.
     """
-    engine: Any = accelerator.deepspeed_engine_wrapped.engine  # pyright: ignore[reportOptionalMemberAccess]
+    engine = accelerator.deepspeed_engine_wrapped.engine
     return not (engine.was_step_applied() or engine.fp16_enabled())
 
 

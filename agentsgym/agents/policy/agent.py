@@ -107,7 +107,7 @@ class PolicyAgent(Agent, TrainedPolicy):
         self._context, self._positions = context, num_positions(model)
         self._forward: Callable[..., Any] = model  # a subclass may wrap it
         self._sampler = Sampler(self.sampling, shared_vocabulary_size(model, tokenizer))
-        self._stop_text = StopText(self.sampling.stop, lambda ids: str(tokenizer.decode(list(ids))))
+        self._stop_text = StopText(self.sampling.stop, lambda ids: str(tokenizer.decode(list(ids))))  # pyright: ignore[reportUnknownMemberType]
         self._prefixes: WeakSet[CachedPrefix] = WeakSet()
         self._weights: list[tuple[int, int]] = []
         self._step: int | None = None  # optimizer step of the weights, once a trainer has set it
@@ -184,7 +184,7 @@ class PolicyAgent(Agent, TrainedPolicy):
         for state in states:
             ids = state.sampled
             is_ended = state.stopped and ids[-1] in self.stop_token_ids
-            text = str(self.tokenizer.decode(ids[:-1] if is_ended else ids, skip_special_tokens=True))
+            text = str(self.tokenizer.decode(ids[:-1] if is_ended else ids, skip_special_tokens=True))  # pyright: ignore[reportUnknownMemberType]
             actions.append(
                 Action(
                     text=self._stop_text.before(text),

@@ -153,7 +153,7 @@ class Forward:
             unwrapped = unwrapped.get_base_model()
         self.model, self.call, self.device, self.grouped = model, call or model, model.device, grouped
         self.name = type(unwrapped).__name__
-        self.accepted = frozenset(inspect.signature(type(unwrapped).forward).parameters)
+        self.accepted = frozenset(inspect.signature(type(unwrapped).forward).parameters)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
     def __call__(self, ids: Sequence[Sequence[int]], **arguments: Any) -> Any:
         """Run the ids, (N, Q), and return the model's output."""
@@ -188,17 +188,17 @@ class Forward:
 
 
 @contextlib.contextmanager
-def _contiguous_head(model: PreTrainedModel) -> Generator[None]:
+def _contiguous_head(model: Any) -> Generator[None]:
     """Pass contiguous hidden states to the head, (N, 1, H).
 
     The last position's slice is not contiguous. torch then multiplies row by row, and if the head is frozen, as with
     adapters, it first copies the head for every row: gigabytes for a large vocabulary.
     """
-    head: Any = model.get_output_embeddings()
+    head = model.get_output_embeddings()
     if head is None:
         yield
         return
-    hook = head.register_forward_pre_hook(lambda _, inputs: tuple(one.contiguous() for one in inputs))
+    hook = head.register_forward_pre_hook(lambda _, inputs: tuple(one.contiguous() for one in inputs))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType, reportUnknownVariableType, reportUnknownMemberType]
     try:
         yield
     finally:

@@ -109,7 +109,7 @@ _PROBES = ((5, 3, 3, 3), (2, 1, 8, 2), (9, 2, 1, 3), (3, 3, 2, 3))
 
 def _measured_error(forward: Forward, strategy: DecodingStrategy) -> float:
     """Measure how far the logits are from those of a forward pass over the full row, in made-up conversations."""
-    vocabulary_size = forward.model.config.get_text_config().vocab_size
+    vocabulary_size = forward.model.config.get_text_config().vocab_size  # pyright: ignore[reportUnknownMemberType]
     rows = [
         [(7919 * n * n + 31 * row + 13) % vocabulary_size for n in range(sum(probe))]
         for row, probe in enumerate(_PROBES)

@@ -191,7 +191,7 @@ def _fast_gguf() -> Generator[None]:
     """
     import gguf  # noqa: PLC0415
 
-    class Reader(gguf.GGUFReader):  # pyright: ignore[reportUntypedBaseClass]
+    class Reader(gguf.GGUFReader):
         @property
         def data(self) -> Any:
             return self._data

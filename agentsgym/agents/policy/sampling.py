@@ -66,14 +66,14 @@ class Sampler:
         """
         self.vocabulary_size = vocabulary_size
         self.temperature, self.penalty = sampling.temperature, sampling.repetition_penalty
-        cuts = LogitsProcessorList()  # in TRL's order, after the temperature
+        cuts: Any = LogitsProcessorList()  # in TRL's order, after the temperature
         if sampling.top_k:
             cuts.append(TopKLogitsWarper(sampling.top_k))
         if sampling.top_p < 1.0:
             cuts.append(TopPLogitsWarper(sampling.top_p))
         if sampling.min_p:
             cuts.append(MinPLogitsWarper(sampling.min_p))
-        self._cuts: Any = cuts
+        self._cuts = cuts
 
     def draw(
         self, logits: torch.Tensor, uniforms: Sequence[float], seen: torch.Tensor | None = None
@@ -108,12 +108,12 @@ class Sampler:
         # The index exceeds the last token only if the distribution is invalid, which raises below; on a GPU, gathering
         # with it would be fatal.
         drawn = drawn.clamp(max=scores.shape[1] - 1)
-        chosen: list[float] = logprobs.gather(1, drawn)[:, 0].tolist()
+        chosen: list[float] = logprobs.gather(1, drawn)[:, 0].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         if math.isnan(sum(chosen)):
             raise NonFiniteError(LOGITS_NOT_FINITE)
         if seen is not None:
             chosen = [value if value > _NEVER_DRAWN else math.nan for value in chosen]
-        return drawn[:, 0].tolist(), chosen
+        return drawn[:, 0].tolist(), chosen  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def inverse_transform_sample(probabilities: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:

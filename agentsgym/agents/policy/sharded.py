@@ -134,12 +134,11 @@ class ShardedPolicyAgent(PolicyAgent):
             self._lockstep.join(lambda: idle([[0]], use_cache=False))
 
 
-def zero_stage(accelerator: Accelerator) -> int:
+def zero_stage(accelerator: Any) -> int:
     """Return the stage of DeepSpeed ZeRO; 0 without DeepSpeed."""
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
         return 0
-    plugin: Any = accelerator.state.deepspeed_plugin
-    return plugin.zero_stage
+    return accelerator.state.deepspeed_plugin.zero_stage
 
 
 def is_sharded(accelerator: Accelerator) -> bool:

@@ -49,10 +49,11 @@ class LockstepVLLMPolicyAgent(Agent, TrainedPolicy):
         Each call also sets the ``max_completion_length`` of ``generation``.
         """
         self.sampling = VLLMSampling(generation, tokenizer, max_turn_tokens, stop)
-        self.generation, self.tokenizer = generation, tokenizer
+        self.generation: Any = generation
+        self.tokenizer = tokenizer
         self.max_turn_tokens, self.stop_token_ids = max_turn_tokens, self.sampling.stop_token_ids
         self._weights = EngineWeights(generation)
-        self._context: int = generation.llm.llm_engine.model_config.max_model_len
+        self._context: int = self.generation.llm.llm_engine.model_config.max_model_len
 
     def prepare(self, start: BatchStart) -> None:
         """Load new weights, and wake a sleeping engine, as ``VLLMPolicyAgent`` does. Collective."""

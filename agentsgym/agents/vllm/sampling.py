@@ -63,7 +63,7 @@ class VLLMSampling:
         model: Any = generation.accelerator.unwrap_model(generation.model)
         shared_vocabulary_size(model, tokenizer)  # refuses a tokenizer with ids that the model does not have
         self.stop_token_ids = stop_token_ids(model, tokenizer) | as_ids(options.get("stop_token_ids"))
-        decode: Any = tokenizer.decode
+        decode: Any = tokenizer.decode  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         engine_stop: str | Sequence[str] = options.get("stop") or ()
         self._stop_text = StopText((*stop, *([engine_stop] if isinstance(engine_stop, str) else engine_stop)), decode)
         options.update(stop_token_ids=sorted(self.stop_token_ids), stop=list(self._stop_text.stop))
@@ -118,6 +118,6 @@ def engine_params(sampling: VLLMSampling) -> Callable[..., Any]:
         structured: Any = sys.modules[type(defaults).__module__].StructuredOutputsParams
         fields["structured_outputs"] = structured(**({"regex": regex} if regex is not None else configured or {}))
     # Each answer is returned once, when it is complete; it is decoded only if the engine must find stop strings in it.
-    final_only = type(defaults.output_kind).FINAL_ONLY
-    fields = {"detokenize": bool(fields["stop"]), **fields, "n": 1, "output_kind": final_only}
+    final_only: Any = type(defaults.output_kind).FINAL_ONLY  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    fields = {"detokenize": bool(fields["stop"]), **fields, "n": 1, "output_kind": final_only}  # pyright: ignore[reportUnknownVariableType]
     return functools.partial(type(defaults), **fields)

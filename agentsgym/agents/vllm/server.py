@@ -145,7 +145,7 @@ class VLLMServer:
             raise AgentError(f"the vLLM server at {self.url} refused a request: {cause}")
         answer = _json(content)
         choices: Any = answer.get("choices")
-        choice: Any = choices[0] if isinstance(choices, list) and choices else {}
+        choice: Any = cast("list[Any]", choices)[0] if isinstance(choices, list) and choices else {}
         ids, reason = choice.get("token_ids"), choice.get("finish_reason")
         if reason == "abort":
             raise TransientError("it aborted the request", is_connection=False)
@@ -201,6 +201,6 @@ def _message(content: bytes) -> str:
     """Return the message of an error response, from vLLM's JSON where possible."""
     try:
         error: Any = json.loads(content)["error"]
-        return str(error["message"] if isinstance(error, Mapping) else error)[:_MAX_SHOWN]
+        return str(error["message"] if isinstance(error, Mapping) else error)[:_MAX_SHOWN]  # pyright: ignore[reportUnknownArgumentType]
     except (ValueError, KeyError, TypeError):
         return content[:_MAX_SHOWN].decode(errors="replace") or "(empty body)"

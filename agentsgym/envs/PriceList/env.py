@@ -198,7 +198,7 @@ class PriceListEnv(ToolEnv):
 
     def _check_task(self, task_data: Mapping[str, Any]) -> None:
         goods, prices, times = (task_data.get(key) for key in ("goods", "prices", "times"))
-        if not isinstance(prices, Mapping) or not all(is_int(1)(price) for price in prices.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        if not isinstance(prices, Mapping) or not all(is_int(1)(price) for price in prices.values()):  # pyright: ignore[reportUnknownVariableType]
             raise TaskError(f"task_data['prices'] must map goods to positive ints, got {shown(prices)}")  # pyright: ignore[reportUnknownArgumentType]
         if not isinstance(goods, list | tuple) or len(goods) not in (1, 2) or not all(good in prices for good in goods):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
             raise TaskError(f"task_data['goods'] must list one or two of the goods in 'prices', got {shown(goods)}")  # pyright: ignore[reportUnknownArgumentType]

@@ -109,7 +109,7 @@ def patched_state(name: str) -> type[Any]:
 class _Chances(dict[str, float]):
     """The buttons' success probabilities, in a dict that compares equal to the name of the best button."""
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]  # as every dict
+    __hash__ = None  # as every dict
 
     def __eq__(self, other: object) -> bool:
         return other == max(self, key=lambda name: self[name]) if isinstance(other, str) else super().__eq__(other)

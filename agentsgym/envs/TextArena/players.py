@@ -178,7 +178,7 @@ def register_player(name: str, factory: Callable[..., Any]) -> None:
             f"the name of a player must be a non-empty string other than 'random', 'first' and 'self', got "
             f"{shown(name)}"
         )
-    if not callable(factory):  # pyright: ignore[reportUnnecessaryComparison]
+    if not callable(factory):
         raise ConfigError(f"register_player requires a function that returns an agent, got {shown(factory)}")
     _registered[name] = factory
 

@@ -199,7 +199,7 @@ def place_of_tool(env: MultistepEnv, names: Sequence[str]) -> str:
     """File and line of the first of the named tools that is a function; empty if none is."""
     untyped: Any = env
     given = untyped._tools()
-    sources: list[Any] = [*given] if isinstance(given, list | tuple) else [given]  # pyright: ignore[reportUnknownVariableType]
+    sources: list[Any] = [*given] if isinstance(given, list | tuple) else [given]
     tools: list[Any] = [tool for one in sources for tool in (one.methods() if hasattr(one, "methods") else [one])]
     functions = {str(getattr(tool, "__name__", "")): tool for tool in tools if callable(tool)}
     codes = (getattr(functions.get(name), "__code__", None) for name in names)

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from accelerate import PartialState
 from datasets import IterableDataset
 
 from agentsgym.agents.base import Agent, AsyncAgent
@@ -28,7 +27,7 @@ from agentsgym.envs.datasets.environments import group_seeds
 from agentsgym.envs.finished import FinishedRollouts
 from agentsgym.envs.play import prepare_play, retry_of
 from agentsgym.errors import ConfigError
-from agentsgym.ranks import DeferredError, all_gather_objects
+from agentsgym.ranks import DeferredError, all_gather_objects, process_state
 from agentsgym.rollouts.stream import TrialStream
 from agentsgym.training.generation.batch import GenerationBatch, Phase
 from agentsgym.training.generation.generator import RolloutGenerator
@@ -273,7 +272,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
 
     def _prepare(self, phase: Phase, purpose: str) -> None:
         """Update the sampler's weights; later rollouts use different draws on each rank. Collective."""
-        parts = (self._args.seed, purpose, *phase.seed_parts, "rank", PartialState().process_index)
+        parts = (self._args.seed, purpose, *phase.seed_parts, "rank", process_state().process_index)
         self.policy.prepare(BatchStart(seed_parts=parts, session_ids=(), first_session=0, step=phase.step))
 
     @property
@@ -298,7 +297,7 @@ class AsyncRolloutGenerator(RolloutGenerator):
 
     def _groups(self, num_rollouts: int) -> Iterator[Group]:
         """Yield this rank's task groups, in order; a curriculum draws each group when it starts."""
-        state, args = PartialState(), self._args
+        state, args = process_state(), self._args
         for number in self._tasks.untrained(state.process_index, state.num_processes):
             drawn = None if self._curriculum is None else self._curriculum.draw(args.seed, "ahead", number)
             index = self._tasks.row(number) if drawn is None else drawn
@@ -316,10 +315,10 @@ class AsyncRolloutGenerator(RolloutGenerator):
     def _exchange(self, played: Sequence[PlayedGroup], phase: Phase, error: DeferredError) -> GenerationBatch:
         """Exchange the summaries of the groups that the ranks have played. Collective."""
         rows, trajectories = list["DatasetRow"](), list["Trajectory"]()
-        for index, (group, own) in enumerate(played, PartialState().process_index * len(played)):
+        for index, (group, own) in enumerate(played, process_state().process_index * len(played)):
             rows += [group.row] * len(own)
             trajectories += [replace(trajectory, task_index=index) for trajectory in own]
-        first, summaries = PartialState().process_index * len(rows), list[RolloutSummary]()
+        first, summaries = process_state().process_index * len(rows), list[RolloutSummary]()
         facts: list[tuple[list[tuple[int, int]], StalenessSums]] = []  # group number and row index of each; staleness
         with error.capturing():
             summaries = self._summaries(rows, trajectories, [one.task_index for one in trajectories])

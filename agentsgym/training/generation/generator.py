@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from accelerate import PartialState
 from datasets import IterableDataset
 
 from agentsgym.agents.base import as_agent
@@ -24,7 +23,7 @@ from agentsgym.envs.finished import takes_groups
 from agentsgym.envs.play import TrialRounds
 from agentsgym.errors import AgentsGymError, ConfigError, TooManyFailuresError
 from agentsgym.failures import FailureCount, FailureLog, FailurePolicy, RetrySeed
-from agentsgym.ranks import DeferredError, RolloutsAbortedError, all_gather_objects
+from agentsgym.ranks import DeferredError, RolloutsAbortedError, all_gather_objects, process_state
 from agentsgym.seeding import derive_seed
 from agentsgym.training.generation.batch import GenerationBatch, Phase, short_summaries
 from agentsgym.training.metrics.rollouts import RolloutSummary
@@ -154,14 +153,14 @@ class RolloutGenerator:
         Raises:
             AgentsGymError: Too many rollouts failed, or ranks have different numbers of rows.
         """
-        first = PartialState().process_index * len(rows)
+        first = process_state().process_index * len(rows)
         indices = range(first, first + len(rows))
         drawn: dict[int, DatasetRow] = {}
         if self._curriculum is not None and phase.is_training:
-            drawn = self._draw(range(PartialState().num_processes * len(rows) // phase.num_rollouts), phase)
+            drawn = self._draw(range(process_state().num_processes * len(rows) // phase.num_rollouts), phase)
             rows = [drawn[i // phase.num_rollouts] for i in indices]
         trajectories, rollouts = self._play(rows, indices, phase, first)
-        if len(rollouts) != PartialState().num_processes * len(rows):
+        if len(rollouts) != process_state().num_processes * len(rows):
             raise AgentsGymError(
                 "all ranks must play the same number of rows: leave accelerator_config['even_batches'] at True"
             )
@@ -250,7 +249,7 @@ class RolloutGenerator:
             )
             _check_complete_groups(trials, phase.num_rollouts)
         policy = self._failure_policy
-        count = FailureCount(policy, PartialState().num_processes * len(rows))
+        count = FailureCount(policy, process_state().num_processes * len(rows))
         with FailureLog(logger) if self._failures is None else contextlib.nullcontext(self._failures) as log:
             # A nonzero limit applies to the rollouts of all ranks, so it is checked after they have been played.
             rounds = TrialRounds(trials, policy, log, None if args.max_failed_fraction else count.add)
@@ -259,7 +258,7 @@ class RolloutGenerator:
                 counts = all_gather_objects([len(rounds.pending)], error.first)
                 if not any(counts):
                     break
-                self._play_round(rounds, phase, sum(counts[: PartialState().process_index]), error, "retry", attempt)
+                self._play_round(rounds, phase, sum(counts[: process_state().process_index]), error, "retry", attempt)
         with error.capturing():
             if not error.first:
                 trajectories = rounds.trajectories

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
-from accelerate.utils import reduce
 from transformers import TrainerCallback
 
 from agentsgym.ranks import RolloutsAbortedError
@@ -343,8 +342,8 @@ class Preemption(TrainerCallback):
         if self._trl.num_ranks > 1:
             came = [notice is not None and notice.signum == signum for signum in DEFAULTS]
             flags = torch.tensor([has_notice, is_urgent, *came], dtype=torch.int32)
-            total: Any = reduce(flags.to(self._trl.device), reduction="sum")
-            has_notice, is_urgent, *came = (number > 0 for number in total.tolist())
+            total: list[int] = self._trl.sum_over_ranks(flags.to(self._trl.device)).tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            has_notice, is_urgent, *came = (number > 0 for number in total)
             if has_notice:
                 self._watch.note(next(signum for signum, has_come in zip(DEFAULTS, came, strict=True) if has_come))
         if has_notice and self._watch.notice is not None:

@@ -89,16 +89,16 @@ class ResumePoint:
 
 def facts_of(args: GRPOEnvConfig, dataset: Any) -> dict[str, Any]:
     """The facts about a run, as JSON for its checkpoints, that a resumed run is compared with."""
-    order = {
+    order: dict[str, Any] = {
         "num_rows": None if isinstance(dataset, IterableDataset) else len(dataset),
         "generation_batch_size": args.generation_batch_size,
-        "rollouts_per_step": args.train_batch_size * args.world_size * args.gradient_accumulation_steps,
+        "rollouts_per_step": args.train_batch_size * args.world_size * args.gradient_accumulation_steps,  # pyright: ignore[reportUnknownMemberType]
     }
     order |= {name: getattr(args, name) for name in ("num_generations", "num_iterations", "shuffle_dataset", "seed")}
     settings: Any = json.loads(json.dumps(args.to_dict(), default=repr))
     plugin: Any = args.deepspeed_plugin
     stage = 0 if plugin is None else int(plugin.zero_stage)
-    facts = {"num_ranks": args.world_size, "save_only_model": args.save_only_model, "zero_stage": stage}
+    facts: dict[str, Any] = {"num_ranks": args.world_size, "save_only_model": args.save_only_model, "zero_stage": stage}  # pyright: ignore[reportUnknownMemberType]
     return {**facts, "order": order, "settings": settings}
 
 
@@ -151,8 +151,8 @@ def _find(
             )
         logger.info("resuming from %s", folder)
     else:
-        is_path = isinstance(requested, str | Path)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not is_path or not (folder := Path(requested)).is_dir():  # pyright: ignore[reportArgumentType]
+        is_path = isinstance(requested, str | Path)
+        if not is_path or not (folder := Path(requested)).is_dir():
             raise ConfigError(f"resume_from_checkpoint={shown(requested)} is not a folder")
         if damage := problem_with(folder, max_steps):
             raise ConfigError(f"cannot resume from {folder}: {damage}")

@@ -70,7 +70,7 @@ class LossStatistics:
             nothing was recorded.
         """
         log_ratios, self._log_ratios = all_gather_objects(self._log_ratios), []
-        means = sum_over_ranks(torch.stack([*self._means.values()])).tolist()
+        means: list[list[float]] = sum_over_ranks(torch.stack([*self._means.values()])).tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         metrics = self._turns.metrics(sum_over_ranks)
         for name, (total, count) in zip(self._means, means, strict=True):
             self._means[name].zero_()
@@ -126,7 +126,8 @@ class TurnStatistics:
             ``{name}/turn_{k:02d}`` for every turn index that has agent tokens on some rank: the names are the same on
             all ranks.
         """
-        counts, *sums = sum_over_ranks(self._sums[:, : self.num_turns].contiguous()).tolist()
+        rows: list[list[float]] = sum_over_ranks(self._sums[:, : self.num_turns].contiguous()).tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        counts, *sums = rows
         self._sums.zero_()
         return {
             f"{name}/turn_{k:02d}": own[k] / count

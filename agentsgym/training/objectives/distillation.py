@@ -99,7 +99,7 @@ class TeacherAdvantages(Objective):
             return None
         mask, given = batch.mask, self._given
         gaps = self.gaps(batch.tokens, mask, batch.batch.trajectories)
-        total, count = self._trl.sum_over_ranks(torch.stack([gaps.sum(), mask.sum().to(gaps)])).tolist()
+        total, count = map(float, self._trl.sum_over_ranks(torch.stack([gaps.sum(), mask.sum().to(gaps)])))
         self._trl.record_metrics({"distillation/kl": -total / max(1.0, count)}, is_training=True)
         return given.weight * added_advantages(gaps, batch.tokens.turn_index, mask, gate=given.gate, by=given.by)
 
@@ -130,9 +130,8 @@ class TeacherAdvantages(Objective):
             return tokens.ids, tokens.attention_mask, mask
         before = [_context_ids(get_context, one, tokenizer) for one in trajectories]
         columns: list[tuple[list[int], list[int], list[int]]] = []
-        for index, (ids, attention, labels) in enumerate(
-            zip(tokens.ids.tolist(), tokens.attention_mask.tolist(), mask.tolist(), strict=True)
-        ):
+        rows: list[list[list[int]]] = [one.tolist() for one in (tokens.ids, tokens.attention_mask, mask)]  # pyright: ignore[reportUnknownMemberType]
+        for index, (ids, attention, labels) in enumerate(zip(*rows, strict=True)):
             context = before[tokens.rows[index].rollout] if index < len(tokens.rows) else []
             start = int(bool(context) and ids[0] == context[0] == tokenizer.bos_token_id)  # one beginning is enough
             columns.append(

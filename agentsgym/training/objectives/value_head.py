@@ -19,11 +19,11 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
 from agentsgym.agents.policy.model import evaluation_mode
@@ -32,8 +32,6 @@ from agentsgym.training.finite import check_value_gradients
 from agentsgym.training.objectives.objective import ForwardPass, Objective, Terms
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from agentsgym.training._trl import TRLInterface
     from agentsgym.training.observing import ObservedBatch
 
@@ -74,8 +72,8 @@ class ValueModel(nn.Module):
         super().__init__()
         if kind not in KINDS:
             raise ConfigError(f"value_head must be 'shared' or 'separate', got {kind!r}")
-        base = cast("PreTrainedModel", policy.get_base_model() if hasattr(policy, "get_base_model") else policy)
-        lm_head = cast("Any", base.get_output_embeddings())
+        base = policy.get_base_model() if hasattr(policy, "get_base_model") else policy
+        lm_head = base.get_output_embeddings()
         self.learning_rate = learning_rate
         self.loss_weight = loss_weight
         self.head = nn.Linear(lm_head.in_features, 1, dtype=torch.float32, device=lm_head.weight.device)
@@ -186,7 +184,7 @@ class ValueModel(nn.Module):
         for parameter in self.parameters():
             if parameter.grad is None:  # here; another rank may have one
                 parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad)
+            dist.all_reduce(parameter.grad)  # pyright: ignore[reportUnknownMemberType]
             parameter.grad /= num_ranks
 
     def clip(self, max_norm: float) -> torch.Tensor:

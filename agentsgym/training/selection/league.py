@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_model, save_model  # pyright: ignore[reportUnknownVariableType]
 
 from agentsgym.agents.base import Agent
 from agentsgym.agents.policy.agent import PolicyAgent

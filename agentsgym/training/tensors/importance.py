@@ -126,7 +126,7 @@ def row_log_ratios(log_ratio: torch.Tensor, mask: torch.Tensor) -> list[float]:
         One number for each row with agent tokens, in order.
     """
     sums = _difference(log_ratio, mask).sum(-1)
-    return sums[mask.bool().any(-1)].tolist()
+    return sums[mask.bool().any(-1)].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def effective_sample_size(log_ratios: Sequence[float]) -> float:

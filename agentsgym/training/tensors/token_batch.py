@@ -146,7 +146,7 @@ class TokenBatch:
             num_turns: Turns of each rollout.
         """
         nested: list[list[list[float]]] = [[[] for _ in range(count)] for count in num_turns]
-        for row, numbers in zip(self.rows, values.tolist(), strict=False):
+        for row, numbers in zip(self.rows, values.tolist(), strict=False):  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType, reportUnknownVariableType]
             for k, turn in row.turns:
                 nested[row.rollout][k] = numbers[turn.start - row.span.start : turn.stop - row.span.start]
         return nested
