@@ -15,7 +15,7 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from disks import no_room
-from games import GuessNumber, policy, settings, trainer_of
+from games import GuessNumber, policy, settings, trainer_of, weights
 from transformers import TrainerCallback
 
 from agentsgym.errors import CheckpointError, ConfigError
@@ -35,10 +35,6 @@ def run(folder: Path, resume: Any = None, **changes: Any) -> GRPOEnvTrainer:
     trainer = trainer_of(folder, **{"dataset": six_tasks(), "max_steps": 3, **SAVING, **changes})
     trainer.train(resume_from_checkpoint=resume)
     return trainer
-
-
-def weights(trainer: GRPOEnvTrainer) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
 
 
 def assert_equal(one: GRPOEnvTrainer, other: GRPOEnvTrainer) -> None:

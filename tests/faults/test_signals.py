@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from games import policy, settings, tasks
+from games import history, policy, settings, tasks
 from number_games import GuessNumber
 from transformers import TrainerCallback
 
@@ -134,11 +134,6 @@ def ended(trainer: GRPOEnvTrainer, **options: Any) -> Preempted | None:
     except Preempted as preempted:
         return preempted
     return None
-
-
-def history(trainer: GRPOEnvTrainer, key: str = "loss") -> list[dict[str, Any]]:
-    logs = [log for log in trainer.state.log_history if key in log]
-    return [{name: value for name, value in log.items() if name not in CLOCKS} for log in logs]
 
 
 def assert_same_run(one: GRPOEnvTrainer, other: GRPOEnvTrainer) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from games import TextAgent, correcting
+from games import TextAgent, correcting, recording
 from test_sequence_losses import phi
 from test_trl_interface import EPSILON, ROWS, ROWS_WITH_FAILURES, Batch, logp_gradient, only, prepared
 
@@ -56,16 +56,9 @@ class Forgetful(Noisy):
 
 def generated(trainer: GRPOEnvTrainer, rows: Sequence[Any] = ROWS_WITH_FAILURES) -> tuple[Batch, list[Trajectory]]:
     """A generation batch, and the rollouts that it was made of."""
-    kept: list[Trajectory] = []
-    play = trainer.generator.generate
-
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        played = play(*args, **kwargs)
-        kept.extend(played.trajectories)
-        return played
-
-    trainer.generator.generate = recorded  # type: ignore[method-assign]
-    return trainer._generate_and_score_completions(list(rows)), kept
+    played = recording(trainer)
+    batch = trainer._generate_and_score_completions(list(rows))
+    return batch, [*played[0].trajectories]
 
 
 def logps_of(trainer: GRPOEnvTrainer, batch: Batch) -> torch.Tensor:

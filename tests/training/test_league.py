@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from games import logged, settings
+from games import logged, recording, settings
 
 from agentsgym import GRPOEnvTrainer, RandomAgent, ScriptedAgent, tiny_policy
 from agentsgym.envs.TextArena import LegalAgent, TextArenaEnv
@@ -238,14 +238,7 @@ def selfplay_trainer(folder: Path, config: dict[str, Any], **changes: Any) -> GR
 def generated(trainer: GRPOEnvTrainer) -> tuple[list[Trajectory], dict[str, Any]]:
     """The games of one generation batch, and the batch that is trained on."""
     dataset: Any = trainer.train_dataset
-    played: list[Any] = []
-    generate = trainer.generator.generate
-
-    def noted(*args: Any) -> Any:
-        played.append(generate(*args))
-        return played[-1]
-
-    trainer.generator.generate = noted  # type: ignore[method-assign]
+    generate, played = trainer.generator.generate, recording(trainer)
     batch = trainer._generate_and_score_completions([dataset[i // 4] for i in range(8)])
     trainer.generator.generate = generate  # type: ignore[method-assign]
     return list(played[0].trajectories), batch

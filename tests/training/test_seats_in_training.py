@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from games import NUMBERS, logged, policy, settings, tasks
+from games import NUMBERS, logged, policy, recording, settings, tasks
 
 from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
@@ -62,14 +62,7 @@ def trainer_of(folder: Path, *, reported: bool = True, **changes: Any) -> GRPOEn
 def test_each_seats_tokens_get_what_the_seat_earned(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, **PLAIN)
     dataset: Any = trainer.train_dataset
-    played: list[Any] = []
-    generate = trainer.generator.generate
-
-    def noted(*args: Any) -> Any:
-        played.append(generate(*args))
-        return played[-1]
-
-    trainer.generator.generate = noted  # type: ignore[method-assign]
+    played = recording(trainer)
     batch = trainer._generate_and_score_completions([dataset[i // 4] for i in range(8)])
     trajectories: Sequence[Trajectory] = played[0].trajectories
     assert any(one.final_reward for one in trajectories)

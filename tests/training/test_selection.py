@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from games import TextAgent, has_moved, logged, settings, tasks
+from games import TextAgent, has_moved, logged, recording, settings, tasks
 from hypothesis import given
 from hypothesis import strategies as st
 from test_trl_interface import prepared
@@ -143,14 +143,7 @@ def test_whole_groups_are_dropped_and_nothing_else_changes(groups: list[int]) ->
 
 def recorded(trainer: GRPOEnvTrainer, rows: list[dict[str, Any]]) -> tuple[GenerationBatch, dict[str, Any]]:
     """A generation batch and what was played for it."""
-    played: list[GenerationBatch] = []
-    play = trainer.generator.generate
-
-    def noted(*args: Any, **kwargs: Any) -> GenerationBatch:
-        played.append(play(*args, **kwargs))
-        return played[-1]
-
-    trainer.generator.generate = noted  # type: ignore[method-assign]
+    played = recording(trainer)
     batch = trainer._generate_and_score_completions(rows)
     return played[0], batch
 
