@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import GAME, ran
@@ -120,16 +119,12 @@ def test_files_beside_it_can_be_imported(tmp_path: Path, monkeypatch: pytest.Mon
     assert find_env(str(tmp_path / "beside_of_naming.py")).env_class.__name__ == "Guess"
 
 
-def detail(*arguments: Any) -> dict[str, Any]:
-    return ran("check", "TwentyQuestions", "--json", *arguments).json
-
-
 def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("objects: [clock, cat]\nmax_steps_per_episode: 2\n")
     # Two objects and two turns: with objects=all there would be longer episodes.
     arguments = ["--config-file", file, "-c", "max_steps_per_episode=1", "--dataset", "split=all", "--max-tasks", "4"]
-    done = detail(*arguments)
+    done = ran("check", "TwentyQuestions", "--json", *arguments).json
     assert done["ok"]
     assert done["num_turns"] == done["num_episodes"]
 

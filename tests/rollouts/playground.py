@@ -69,7 +69,7 @@ class Parrot(Agent):
         self.requested.append(known)
         turn = request.agent_state[0] if request.agent_state else 0
         # What no process can be sent stays with the agent.
-        words = first_words(request.messages)
+        words = next(one["content"] for one in request.messages if one["role"] == "user").split()
         return Action(text=words[turn % len(words)], agent_state=(turn + 1, threading))
 
     def finish(self) -> None:
@@ -97,10 +97,6 @@ class AsyncParrot(AsyncAgent):
 
     def finish(self) -> None:
         self.finished += 1
-
-
-def first_words(messages: Any) -> list[str]:
-    return next(message["content"] for message in messages if message["role"] == "user").split()
 
 
 def tasks(*scripts: str) -> list[dict[str, Any]]:

@@ -142,10 +142,6 @@ def surprise(trainer: GRPOEnvTrainer, *, observations: bool = False) -> torch.Te
     return -logits.log_softmax(-1).gather(1, ids[0, 1:, None])[mask[1:]].mean()
 
 
-def flat(batch: Batch) -> Batch:
-    return {**batch, "advantages": torch.zeros_like(batch["advantages"])}
-
-
 @pytest.mark.parametrize("observation_loss", [False, True])
 @pytest.mark.parametrize("layout", ["trajectory", "turn"])
 def test_the_weighted_mean_over_the_demonstrations_is_added_to_the_loss(
@@ -162,7 +158,7 @@ def test_the_weighted_mean_over_the_demonstrations_is_added_to_the_loss(
 
 def test_the_gradient_of_demonstrations_is_its_slope(tmp_path: Path) -> None:
     trainer, batch = exact(tmp_path, demonstrations=demonstrated(1, weight=0.3))
-    slope = parameter_gradients(trainer, loss(trainer, flat(batch)))
+    slope = parameter_gradients(trainer, loss(trainer, {**batch, "advantages": torch.zeros_like(batch["advantages"])}))
     assert_is_slope_of(slope, trainer, lambda: 0.3 * surprise(trainer))
 
 

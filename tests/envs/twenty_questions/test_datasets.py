@@ -18,10 +18,6 @@ def secrets(dataset: Any) -> list[str]:
     return [row["task_data"]["solution"] for row in dataset]
 
 
-def seeds(dataset: Any) -> list[int]:
-    return [row["task_data"]["seed"] for row in dataset]
-
-
 def test_rows_name_the_class_the_configuration_and_the_task() -> None:
     dataset = TwentyQuestionsEnv.get_train_dataset(TWENTY, size=5)
     assert dataset.column_names == ["env_class_path", "env_config", "task_data"]
@@ -45,7 +41,9 @@ def test_all_gives_both_every_secret_and_seeds_that_never_meet() -> None:
     train = [TwentyQuestionsEnv.get_train_dataset(TWENTY, seed=seed, **options) for seed in range(3)]
     held_out = [TwentyQuestionsEnv.get_eval_dataset(TWENTY, seed=seed, **options) for seed in range(3)]
     assert set(secrets(train[0])) == set(secrets(held_out[0])) == set(TWENTY["objects"])
-    train_seeds, eval_seeds = ({seed for part in parts for seed in seeds(part)} for parts in (train, held_out))
+    train_seeds, eval_seeds = (
+        {row["task_data"]["seed"] for part in parts for row in part} for parts in (train, held_out)
+    )
     assert len(train_seeds) == len(eval_seeds) == 600
     assert not train_seeds & eval_seeds
 
