@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers.utils import logging as transformers_logging
@@ -24,6 +25,10 @@ TIMEOUT_S = 240
 
 def _command(name: str, output: Path, options: tuple[str, ...]) -> list[str]:
     return [sys.executable, str(FOLDER / f"{name}.py"), *options, "--output_dir", str(output)]
+
+
+def summary_of(output: Path) -> dict[str, Any]:
+    return json.loads((output / "summary.json").read_text(encoding="utf-8"))
 
 
 def call_example(name: str, output: Path, *options: str) -> str:
@@ -71,7 +76,7 @@ def stop_example(name: str, output: Path, signum: signal.Signals, *options: str)
     printed = "".join(lines) + rest
     assert process.returncode == (0 if signum == signal.SIGINT else 128 + signum), printed[-2000:]
     assert "keeping the policy as it is now" in printed
-    assert json.loads((output / "summary.json").read_text(encoding="utf-8"))["interrupted"] is True
+    assert summary_of(output)["interrupted"] is True
     assert (output / "model" / "model.safetensors").exists()
     return printed
 

@@ -98,10 +98,14 @@ def calls_of(*arguments: Any, first: int = 0) -> list[ToolCall]:
     ]
 
 
+def results_of(*contents: str) -> list[Message]:
+    return [{"role": "tool", "content": content} for content in contents]
+
+
 def one_round(
     transcript: Transcript, arguments: Sequence[Any], results: Sequence[str], **output: Any
 ) -> tuple[int, int]:
     """Call a tool for each argument, and be given the results."""
     span = transcript.act(Action(text=output.pop("text", ""), tool_calls=calls_of(*arguments), **output))
-    transcript.observe([{"role": "tool", "content": content} for content in results])
+    transcript.observe(results_of(*results))
     return span
