@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from agentsgym.agents.base import Agent, AsyncAgent, as_agent
-from agentsgym.agents.policy.agent import PolicyAgent
-from agentsgym.errors import AgentError, ConfigError
-from agentsgym.tiny import tiny_policy
-from agentsgym.types import TurnRequest
+from agentsgym import Agent, AgentError, AsyncAgent, ConfigError, PolicyAgent, TurnRequest, tiny_policy
+from agentsgym.agents.base import as_agent
 
 REQUEST = TurnRequest(session_id="s", messages=[], token_ids=())
 

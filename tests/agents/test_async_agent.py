@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from guess_game import GuessEnv, tasks
 
-from agentsgym.agents.base import Agent, AsyncAgent, as_agent
-from agentsgym.errors import AgentError, ConfigError
+from agentsgym import Action, Agent, AgentError, AsyncAgent, ConfigError, TurnRequest
+from agentsgym.agents.base import as_agent
 from agentsgym.event_loop import agents_loop, run_coroutine
-from agentsgym.types import Action, TurnRequest
 
 
 def requests(*names: str, agent_state: Any = None) -> list[TurnRequest]:

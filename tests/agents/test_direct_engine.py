@@ -9,11 +9,9 @@ import pytest
 from guess_game import GuessEnv, tasks
 from http_server import ToyModel
 
-from agentsgym.agents.direct import DirectOutputAgent
+from agentsgym import Action, AgentError, ConfigError, DirectOutputAgent, TurnRequest
 from agentsgym.agents.vllm.engine import FailFastEngine
-from agentsgym.errors import AgentError, ConfigError
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, TurnRequest
 
 TOKENIZER: Any = chat_tokenizer("llama3")
 END: int = TOKENIZER.convert_tokens_to_ids("<|eot_id|>")

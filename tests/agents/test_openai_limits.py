@@ -20,10 +20,8 @@ from http_server import Reply, Served, chat, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentsgym import Action, AgentError, ConfigError, OpenAIAgent, TurnRequest
 from agentsgym.agents.key_mask import KeyMask, url_secrets, without_credentials
-from agentsgym.agents.openai import OpenAIAgent
-from agentsgym.errors import AgentError, ConfigError
-from agentsgym.types import Action, TurnRequest
 
 KEY = "key-that-nobody-may-see"
 GOOD = chat("fine")

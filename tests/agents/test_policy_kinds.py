@@ -22,14 +22,12 @@ from tokenizers import Tokenizer, models
 from torch import nn
 from transformers import BertConfig, BertLMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
-from agentsgym.agents.policy import PolicyAgent, decoding_strategy
-from agentsgym.agents.policy.sampling import Sampler, SamplingParams
+from agentsgym import ConfigError, PolicyAgent, SamplingParams, StopReason, logprob_gap
+from agentsgym.agents.policy import decoding_strategy
+from agentsgym.agents.policy.sampling import Sampler
 from agentsgym.agents.policy.vocabulary import shared_vocabulary_size
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.errors import ConfigError
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.testing import chat_tokenizer
-from agentsgym.training.drift import logprob_gap
-from agentsgym.types import StopReason
 
 
 def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -10,12 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.agents.base import Agent
-from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
+from agentsgym import Action, Agent, AgentError, ConfigError, RandomAgent, ScriptedAgent, TurnRequest
 from agentsgym.agents.scripted_player import Notes, ScriptedPlayer
-from agentsgym.errors import AgentError, ConfigError
 from agentsgym.seeding import derive_seed
-from agentsgym.types import Action, TurnRequest
 
 
 def request(session_id: str, agent_state: Any = None) -> TurnRequest:

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentsgym import ConfigError, Message, StopReason, Trajectory, Turn
 from agentsgym.batch.transitions import TRANSITION_KEYS, flatten, transitions
-from agentsgym.errors import ConfigError
-from agentsgym.types import Message, StopReason, Trajectory, Turn
 
 
 def drawn(picture: str, *, failed: bool = False) -> Trajectory:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import GAME, ran
 
-from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
+from agentsgym import RandomAgent, ScriptedAgent, evaluate
 from agentsgym.cli.options import find_env
-from agentsgym.evaluation.run import evaluate
 
 
 @pytest.fixture

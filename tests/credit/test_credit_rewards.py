@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentsgym import ConfigError, StopReason, Trajectory, Turn
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS, check_credit, credited_rewards, per_token_rewards
 from agentsgym.credit.role_rewards import attribute_rewards, reward_mismatch
-from agentsgym.errors import ConfigError
-from agentsgym.types import StopReason, Trajectory, Turn
 
 PAIRS = [
     (turn_credit, token_credit)

@@ -28,18 +28,11 @@ from scored_batches import (
 )
 from two_seats import LOGITS, ROLES, Episode, episodes, expected, scored, seat_gradient, value
 
-from agentsgym.credit.advantages import (
-    ESTIMATORS,
-    Scale,
-    ScoredRollout,
-    get_estimator,
-    step_group_sizes,
-    zero_variance_groups,
-)
+from agentsgym import ConfigError, ScoredRollout
+from agentsgym.credit.advantages import ESTIMATORS, Scale, get_estimator, step_group_sizes, zero_variance_groups
 from agentsgym.credit.gae import turn_gae
 from agentsgym.credit.returns import gigpo, return_to_go
 from agentsgym.credit.roles import split_roles
-from agentsgym.errors import ConfigError
 
 TOLERANCE = 1e-12
 GRADIENT = np.add(seat_gradient("X"), seat_gradient("O"))

@@ -8,11 +8,8 @@ from guess_game import MISS, WIN, Counting, GuessEnv, tasks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.agents.base import Agent
-from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.errors import ConfigError
+from agentsgym import Action, Agent, ConfigError, ScriptedAgent, StopReason, TurnRequest
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, StopReason, TurnRequest
 
 TOKENIZER = chat_tokenizer("chatml")
 limits = st.none() | st.integers(1, 90)

@@ -6,9 +6,8 @@ from typing import Any, Literal
 import pytest
 from transformers import cache_utils
 
+from agentsgym import ConfigError, ToolCall
 from agentsgym.envs.calls.schemas import check_call, schemas_of
-from agentsgym.errors import ConfigError
-from agentsgym.types import ToolCall
 
 PROPERTIES = {
     "query": {"type": "string", "minLength": 1},

@@ -16,13 +16,11 @@ from test_text_answers import TOKENIZERS
 from tool_chat import tool_family
 from tool_functions import Calls, call
 
-from agentsgym import ContractError, ExploringAgent, check_env
+from agentsgym import ConfigError, ContractError, ExploringAgent, check_env, tiny_policy
+from agentsgym.envs import ToolEnv, TwentyQuestionsEnv
 from agentsgym.envs.check.report import EnvReport
-from agentsgym.envs.Tools import ToolEnv
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.errors import ConfigError
 from agentsgym.testing import chat_tokenizer
-from agentsgym.tiny import tiny_policy, tiny_tokenizer
+from agentsgym.tiny import tiny_tokenizer
 from agentsgym.tokens.chat_format import ChatFormat
 
 TASKS: list[dict[str, Any]] = [{"seed": seed} for seed in range(4)]

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from agentsgym.record_audit import audit
+from agentsgym import StopReason, Trajectory, Turn, audit
 from agentsgym.reports.frames import rollouts_frame
 from agentsgym.statistics.metrics import summarize
-from agentsgym.types import StopReason, Trajectory, Turn
 
 
 def played(task: int, components: dict[str, float] | None, **fields: Any) -> Trajectory:

@@ -12,15 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym import MultistepEnv, RandomAgent, evaluate
+from agentsgym import ConfigError, MultistepEnv, RandomAgent, StopReason, Trajectory, Turn, evaluate
+from agentsgym.envs import TextArenaEnv
 from agentsgym.envs.anchors import Anchors
-from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.TextArena.references import reference_for
-from agentsgym.errors import ConfigError
 from agentsgym.evaluation import Estimate, summarize
 from agentsgym.statistics.metrics import fraction_of_optimal
 from agentsgym.statistics.optimality import anchors_of_task, fraction_with_interval
-from agentsgym.types import StopReason, Trajectory, Turn
 
 NUMBERS = st.floats(-10, 10)
 

@@ -18,9 +18,8 @@ from disks import no_room
 from games import GuessNumber, policy, settings, trainer_of, weights
 from transformers import TrainerCallback
 
-from agentsgym.errors import CheckpointError, ConfigError
+from agentsgym import CheckpointError, ConfigError, GRPOEnvTrainer
 from agentsgym.training.lifecycle.checkpoint_files import MANIFEST, UNFINISHED, problem_with
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 SAVING = {"save_strategy": "steps", "save_steps": 1}
 FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "config.json"]

@@ -19,12 +19,9 @@ from games import history, policy, settings, tasks
 from number_games import GuessNumber
 from transformers import TrainerCallback
 
-from agentsgym import Preempted
-from agentsgym.errors import ConfigError
-from agentsgym.rollouts.thread_pool import EnvThreadPool
+from agentsgym import ConfigError, EnvThreadPool, GRPOEnvTrainer, Preempted
 from agentsgym.training.lifecycle import signals
 from agentsgym.training.lifecycle.preemption import CyclePace
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "in step": {},

@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 from outcomes import fuzzed, survives
 from values import plain, texts
 
+from agentsgym import RolloutStore, audit
 from agentsgym.evaluation.compare import compare
 from agentsgym.evaluation.replay import replay_all
 from agentsgym.export import dpo_examples, kto_examples, sft_examples
-from agentsgym.record_audit import audit
 from agentsgym.reports.frames import rollouts_frame
 from agentsgym.reports.html import rollouts_html, trajectory_html
 from agentsgym.store.jsonl import record_to_line
-from agentsgym.store.reader import RolloutStore
 from agentsgym.store.rows import record_from_row
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.written import write_page

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from transformers.utils import get_json_schema
 
 import agentsgym
-from agentsgym.envs.Tools import ToolEnv
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.errors import ConfigError, TaskError
+from agentsgym import ConfigError, TaskError
+from agentsgym.envs import ToolEnv, TwentyQuestionsEnv
 from agentsgym.interop import as_environment_factory, as_prompt, prompt_dataset
 from agentsgym.interop.prompts import row_of
 

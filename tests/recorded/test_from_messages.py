@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tool_episodes_exact import canonical
 
-from agentsgym import ConfigError, StopReason, TemplateError, Trajectory, audit
+from agentsgym import ConfigError, StopReason, TemplateError, Trajectory, audit, tiny_policy
 from agentsgym.testing import chat_tokenizer
-from agentsgym.tiny import tiny_policy
 
 CHAT = [
     {"role": "system", "content": "You play."},

@@ -21,15 +21,13 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from stored import rollout
 
-from agentsgym.errors import ConfigError, MissingDependencyError
+from agentsgym import ConfigError, MissingDependencyError, RolloutStore, StopReason, Trajectory, Turn
 from agentsgym.removed import REMOVED
 from agentsgym.reports import plots
 from agentsgym.reports.colors import BLUE, REFERENCES, VERMILION
 from agentsgym.reports.plots import curve_of, learning_curve, moving_average, spread
 from agentsgym.statistics.metrics import Estimate, summarize
-from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
-from agentsgym.types import StopReason, Trajectory, Turn
 
 POINTS = [(float(64 * batch), 0.4 + 0.004 * batch) for batch in range(1, 100)]
 BEFORE, AFTER = Estimate(mean=0.4, low=0.36, high=0.44), Estimate(mean=0.8, low=0.77, high=0.83)

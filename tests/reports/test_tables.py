@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.errors import ConfigError
+from agentsgym import ConfigError, ScriptedAgent, StopReason, Trajectory, Turn
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.reports.frames import rollouts_frame
 from agentsgym.reports.tables import comparison_table, text_table
 from agentsgym.statistics.metrics import Estimate, Evaluation, summarize
-from agentsgym.types import StopReason, Trajectory, Turn
 
 
 def evaluation(**fields: Any) -> Evaluation:

@@ -11,9 +11,7 @@ import threading
 import time
 from typing import Any
 
-from agentsgym.agents.base import Agent, AsyncAgent
-from agentsgym.envs.base import MultistepEnv
-from agentsgym.types import Action, Message, Trajectory, TurnRequest
+from agentsgym import Action, Agent, AsyncAgent, Message, MultistepEnv, Trajectory, TurnRequest
 
 RELEASE = threading.Event()  # ends what hangs
 PAIR = threading.Barrier(2)

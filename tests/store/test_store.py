@@ -18,17 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 from stored import indices_of, rollout, stored
 
-from agentsgym import RolloutStore
-from agentsgym.agents.policy.agent import PolicyAgent
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.errors import ConfigError, StoreError
-from agentsgym.evaluation.run import evaluate
+from agentsgym import ConfigError, PolicyAgent, RolloutStore, StopReason, StoreError, evaluate, tiny_policy
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.store import parts
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.schema import ADDED_LATER, SCHEMA, VERSION_KEY
 from agentsgym.store.stored_tokenizers import read_stored_tokenizer, read_tokenizer
-from agentsgym.tiny import tiny_policy
-from agentsgym.types import StopReason
 
 
 def test_parts_of_several_writers_are_one_store_in_the_order_of_writing(tmp_path: Path) -> None:

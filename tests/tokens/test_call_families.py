@@ -7,14 +7,11 @@ from chat_families import tokenizer_for
 from faulty_envs import HasATool
 from test_tool_calls import CALLS, TOOLS, read, written_turn
 
-from agentsgym import ScriptedAgent
-from agentsgym.envs.check.run import check_env
-from agentsgym.envs.Tools import ToolEnv
-from agentsgym.errors import ConfigError
+from agentsgym import Action, ConfigError, ScriptedAgent, ToolCall, check_env
+from agentsgym.envs import ToolEnv
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tokens.calls.reader import CallReader
 from agentsgym.tokens.transcript import ChatFormat, Transcript
-from agentsgym.types import Action, ToolCall
 
 _TURNS = (
     "{{% for m in messages %}}{{% if m.role == 'tool' %}}<|im_start|>tool\n{result}<|im_end|>\n{{% else %}}"

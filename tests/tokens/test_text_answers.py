@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from recorded_chat import record, user
 from tokenizers import AddedToken
 
-from agentsgym.errors import TemplateError
+from agentsgym import Action, TemplateError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tokens.transcript import ChatFormat, Transcript
-from agentsgym.types import Action
 
 _HEADER = "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
 _ASSISTANT = "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"

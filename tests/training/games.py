@@ -12,12 +12,8 @@ from datasets import Dataset
 from number_games import NUMBERS, GuessNumber, SayBlue
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
-from agentsgym.agents.base import Agent
-from agentsgym.tiny import tiny_policy
-from agentsgym.training.config import GRPOEnvConfig
+from agentsgym import Agent, Demonstrations, GRPOEnvConfig, GRPOEnvTrainer, tiny_policy
 from agentsgym.training.generation.batch import GenerationBatch
-from agentsgym.training.objectives.demonstrations import Demonstrations
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 __all__ = ["NUMBERS", "GuessNumber", "SayBlue"]  # the games, beside what stands here
 # Before transformers 5.23, the setting has its earlier name.

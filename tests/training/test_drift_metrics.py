@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from test_drift import perturbed, sampled
 from trl import GRPOTrainer
 
+from agentsgym import audit, logprob_gap
 from agentsgym.batch.layouts import trajectory_rows
-from agentsgym.record_audit import audit
-from agentsgym.training.drift import logprob_gap
 from agentsgym.training.tensors.importance import LogprobGapSums, difference_metrics, gap_metrics
 from agentsgym.training.tensors.token_batch import TokenBatch
 

@@ -15,15 +15,12 @@ from games import GuessNumber, policy, settings, tasks, trainer_of
 from test_guard_rails import rollout
 from test_resume import assert_equal_weights, history, trained
 
+from agentsgym import ConfigError, GRPOEnvTrainer, ScoredRollout, register
 from agentsgym.credit.assignment import AdvantageAssigner, advantage_metrics
 from agentsgym.credit.gae import turn_gae
 from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.roles import split_roles
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.envs.datasets.registry import register
-from agentsgym.errors import ConfigError
 from agentsgym.training.lifecycle.checkpoint_files import MANIFEST
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 
 def unsure(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> list[list[float]]:

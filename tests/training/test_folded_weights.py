@@ -15,15 +15,12 @@ from test_resume import unseeded
 from test_sequence_losses import phi
 from test_trl_interface import EPSILON, ROWS, ROWS_WITH_FAILURES, Batch, logp_gradient, only, prepared
 
-from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym import Action, ConfigError, GRPOEnvTrainer, PolicyAgent, Trajectory
 from agentsgym.credit.weights import AGGREGATIONS
-from agentsgym.errors import ConfigError
 from agentsgym.training import trainer as trainer_module
 from agentsgym.training._trl import TRLInterface
 from agentsgym.training.loss import sort_by_length
 from agentsgym.training.tensors.importance import CORRECTIONS
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import Action, Trajectory
 
 MAX_LENGTH = 100  # as games.settings has it
 GROUPS = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])

@@ -29,11 +29,9 @@ from test_trl_interface import (
 )
 from torch.overrides import TorchFunctionMode
 
-from agentsgym import Distillation, PolicyAgent
+from agentsgym import Action, Distillation, GRPOEnvTrainer, PolicyAgent, Trajectory, TurnRequest
 from agentsgym.credit.weights import AGGREGATIONS
 from agentsgym.training.tensors.scoring import plain_logprobs
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import Action, Trajectory, TurnRequest
 
 STEP = 1e-5
 SPLIT = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentsgym import ScoredRollout, StopReason, Trajectory, Turn
 from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.credit.advantages import step_group_sizes
 from agentsgym.credit.returns import gigpo
-from agentsgym.credit.scored import ScoredRollout
 from agentsgym.statistics.metrics import summarize
 from agentsgym.training.generation.summaries import packed_values, short_key, short_summaries, unpacked_values
 from agentsgym.training.metrics.rollouts import CompletionRow, RolloutSummary, evaluation_metrics, rollout_metrics
-from agentsgym.types import StopReason, Trajectory, Turn
 
 
 def drawn(picture: str, rewards: list[float], stop_reason: StopReason = StopReason.DONE, **fields: Any) -> Trajectory:

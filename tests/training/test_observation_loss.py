@@ -12,11 +12,9 @@ from test_loss_gradients import SPLIT, assert_is_slope_of, exact, logps, loss, o
 from test_trl_interface import Batch, parameter_gradients
 from test_turn_layout import newest
 
-from agentsgym.errors import ConfigError
-from agentsgym.tiny import tiny_policy
-from agentsgym.training.objectives.demonstrations import DemonstrationLoss, Demonstrations
+from agentsgym import ConfigError, Demonstrations, GRPOEnvTrainer, tiny_policy
+from agentsgym.training.objectives.demonstrations import DemonstrationLoss
 from agentsgym.training.objectives.observations import observation_weights
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 
 def without(batch: Batch) -> Batch:

@@ -14,11 +14,10 @@ from games import TextAgent, has_moved, history, logged, tasks, trainer_of
 from test_selection import IMPOSSIBLE
 from test_trl_interface import prepared
 
+from agentsgym import AgentsGymError, ConfigError, GRPOEnvTrainer
 from agentsgym.credit.filters import uninformative_task_groups
-from agentsgym.errors import AgentsGymError, ConfigError
 from agentsgym.training.generation import generator
 from agentsgym.training.generation.batch import GenerationBatch
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 RESAMPLE: dict[str, Any] = {"zero_variance_groups": "resample"}
 

@@ -14,9 +14,8 @@ from datasets import Dataset
 from games import RECOMPUTED, GuessNumber, SayBlue, demonstrated, history, policy, settings, tasks, trainer_of, weights
 from transformers import TrainerCallback
 
-from agentsgym.errors import ConfigError
+from agentsgym import ConfigError, GRPOEnvTrainer
 from agentsgym.training.lifecycle.checkpoint_files import MANIFEST
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 LAG = {"per_device_train_batch_size": 4, "steps_per_generation": 2}
 SCHEDULES = {

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from games import GuessNumber, policy, settings, tasks
 
-from agentsgym.errors import TooManyFailuresError
-from agentsgym.training.trainer import GRPOEnvTrainer
+from agentsgym import GRPOEnvTrainer, TooManyFailuresError
 
 
 class Flaky(GuessNumber):

@@ -17,8 +17,7 @@ from games import RECOMPUTED, GuessNumber, TextAgent, policy, settings, tasks, t
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import ModelConfig
 
-from agentsgym import ConfigError, TrainingRun, register
-from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
+from agentsgym import ConfigError, PolicyAgent, SamplingParams, TrainingRun, register
 from agentsgym.recipes import scripts
 
 

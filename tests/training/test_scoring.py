@@ -12,13 +12,9 @@ import pytest
 import torch
 from games import GuessNumber, TextAgent, logged, policy, settings, tasks, trainer_of
 
-from agentsgym import RolloutStore, Trajectory
-from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym import Action, ConfigError, GRPOEnvTrainer, PolicyAgent, RolloutStore, TaskError, Trajectory
 from agentsgym.envs.recorded import RecordedEnv
-from agentsgym.errors import ConfigError, TaskError
 from agentsgym.training._trl import TRLInterface
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import Action
 
 DRIFT = ("sampling/sampling_logp_difference/max", "sampling/importance_sampling_ratio/mean", "sampling/kl/k3")
 

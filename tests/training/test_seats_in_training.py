@@ -10,16 +10,12 @@ from typing import Any, ClassVar
 import pytest
 from games import NUMBERS, logged, policy, recording, settings, tasks
 
+from agentsgym import ConfigError, GRPOEnvTrainer, MultistepEnv, ScoredRollout, StopReason, Trajectory, Turn
 from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages
 from agentsgym.credit.filters import uninformative_task_groups
 from agentsgym.credit.role_rewards import attribute_rewards
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.envs.base import MultistepEnv
-from agentsgym.errors import ConfigError
 from agentsgym.training.metrics.rollouts import RolloutSummary, rollout_metrics
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import StopReason, Trajectory, Turn
 
 PLAIN: dict[str, Any] = {
     "advantage_estimator": "return_to_go",

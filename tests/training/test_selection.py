@@ -13,14 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_trl_interface import prepared
 
+from agentsgym import GRPOEnvConfig, GRPOEnvTrainer, ScoredRollout, StopReason, Trajectory, Turn
 from agentsgym.credit.assignment import AdvantageAssigner
 from agentsgym.credit.filters import filter_rollouts, uninformative_task_groups
 from agentsgym.credit.registry import get_estimator
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.generation.batch import GenerationBatch
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import StopReason, Trajectory, Turn
 
 IMPOSSIBLE = 99  # no number that anybody can express, so that all rollouts of the task have one reward
 ROWS = [{"task_data": {"seed": seed}} for seed in (0, 0, 0, 0, 1, 1, 1, 1)]

@@ -18,13 +18,11 @@ from trl import GRPOTrainer
 
 import agentsgym
 import agentsgym.training
+from agentsgym import ConfigError, GRPOEnvTrainer, TooManyFailuresError, Trajectory
+from agentsgym.envs import ToolEnv
 from agentsgym.envs.dataset_rows import class_path
-from agentsgym.envs.Tools import ToolEnv
-from agentsgym.errors import ConfigError, TooManyFailuresError
 from agentsgym.interop import as_environment_factory, prompt_dataset, rollout_func
 from agentsgym.testing import chat_tokenizer
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import Trajectory
 
 KEYS = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "action_mask", "step_rewards", "final_reward")
 

@@ -9,12 +9,9 @@ import pytest
 from datasets import Dataset
 from games import GuessNumber, policy, settings
 
+from agentsgym import ConfigError, GRPOEnvConfig, GRPOEnvTrainer, register
 from agentsgym.envs.datasets.environments import Environments
-from agentsgym.envs.datasets.registry import register
-from agentsgym.errors import ConfigError
-from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.generation.preflight import build_environments
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 TOKENIZER = policy()[1]
 GUESS = "tests.GuessNumber"

@@ -15,14 +15,9 @@ from datasets import Dataset, IterableDataset
 from games import NUMBERS, GuessNumber, SayBlue, TextAgent, has_moved, logged, policy, settings, tasks, trainer_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentsgym.agents.base import Agent
-from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym import Agent, AgentsGymError, GRPOEnvTrainer, PolicyAgent, ScoredRollout, register
 from agentsgym.credit.registry import ESTIMATORS, get_estimator
 from agentsgym.credit.returns import gigpo
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.envs.datasets.registry import register
-from agentsgym.errors import AgentsGymError
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 
 def half_of_the_reward(rollouts: Sequence[ScoredRollout], *, discount: float, scale: str) -> Sequence[Sequence[float]]:

@@ -13,14 +13,11 @@ from datasets import Dataset, IterableDataset
 from games import WORDS, GuessNumber, TextAgent, has_moved, logged, policy, settings, tasks, trainer_of
 from trl import GRPOConfig
 
+from agentsgym import ConfigError, GRPOEnvTrainer, MissingDependencyError, StopReason, TaskError, tiny_policy
 from agentsgym.agents.policy import loading
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.errors import ConfigError, MissingDependencyError, TaskError
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.statistics.metrics import summarize
 from agentsgym.testing import chat_tokenizer
-from agentsgym.tiny import tiny_policy
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import StopReason
 
 
 def built(folder: Path, **arguments: Any) -> GRPOEnvTrainer:

@@ -13,16 +13,12 @@ import torch
 from games import GuessNumber, policy, recording, settings, tasks
 from test_trl_interface import ROWS, ROWS_WITH_FAILURES, Batch, logp_gradient, prepared
 
-from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym import ConfigError, GRPOEnvTrainer, Message, PolicyAgent, ScoredRollout, Trajectory
 from agentsgym.batch.layouts import LAYOUTS, turn_rows
 from agentsgym.batch.transitions import transitions
 from agentsgym.credit.registry import get_estimator
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.errors import ConfigError
 from agentsgym.training._trl import TRLInterface
 from agentsgym.training.generation.batch import GenerationBatch
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import Message, Trajectory
 
 LOSS_TYPES = ["dapo", "cispo", "dr_grpo", "luspo", "grpo", "sapo"]
 SCHEDULES: dict[str, dict[str, int]] = {

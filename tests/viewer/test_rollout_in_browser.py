@@ -10,8 +10,7 @@ import pytest
 from browsing import HOSTILE, HOSTILE_GROUP, LONG, WORDS, Opened, opened, record_of, settled, write_store
 from playwright.sync_api import Browser, expect
 
-from agentsgym.store.reader import RolloutStore
-from agentsgym.types import StopReason, Trajectory, Turn
+from agentsgym import RolloutStore, StopReason, Trajectory, Turn
 
 ROW = 14
 

@@ -21,10 +21,8 @@ from playwright.sync_api import Browser, expect
 from stored import rollout
 from test_round_trip import RECORDS
 
-from agentsgym.errors import ConfigError
-from agentsgym.store.reader import RolloutStore
+from agentsgym import ConfigError, Message, RolloutStore, StopReason, Trajectory, Turn
 from agentsgym.store.records import StoredRollout
-from agentsgym.types import Message, StopReason, Trajectory, Turn
 from agentsgym.viewer import write_page
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.page import Assets, begin, end

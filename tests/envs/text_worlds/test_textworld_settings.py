@@ -11,15 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentsgym import ConfigError, TaskError
+from agentsgym.envs import EnvSpec, ScienceWorldEnv, TextWorldEnv
 from agentsgym.envs.datasets.naming import find_env, known_names
-from agentsgym.envs.ScienceWorld import ScienceWorldEnv
 from agentsgym.envs.ScienceWorld.tasks import TASKS
 from agentsgym.envs.shared.text_worlds.env import MAX_COMMAND_CHARS, format_commands, read_command
-from agentsgym.envs.spec import EnvSpec
-from agentsgym.envs.TextWorld import TextWorldEnv
 from agentsgym.envs.TextWorld.engine import narrative, opening
 from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
-from agentsgym.errors import ConfigError, TaskError
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.envs.datasets.registry import make
-from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
+from agentsgym import ConfigError, ScriptedAgent, TaskError, make
+from agentsgym.envs import TwentyQuestionsEnv
+from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES
 from agentsgym.envs.TwentyQuestions.knowledge import load_knowledge
-from agentsgym.errors import ConfigError, TaskError
 
 TWENTY = {"objects": list(load_knowledge().objects)[:20], "max_steps_per_episode": 7}
 

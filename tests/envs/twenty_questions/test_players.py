@@ -10,17 +10,10 @@ from typing import Any
 import pytest
 from small_game import OBJECTS, PROPERTIES
 
-from agentsgym import evaluate
+from agentsgym import ConfigError, Trajectory, evaluate
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.envs.players import anchors_of
-from agentsgym.envs.TwentyQuestions import (
-    GreedyPlayer,
-    ImitationPlayer,
-    RandomPlayer,
-    TwentyQuestionsEnv,
-    lower_bound_questions,
-)
-from agentsgym.errors import ConfigError
-from agentsgym.types import Trajectory
+from agentsgym.envs.TwentyQuestions import GreedyPlayer, ImitationPlayer, RandomPlayer, lower_bound_questions
 
 GAME = {"objects": OBJECTS, "properties": PROPERTIES, "max_steps_per_episode": 7, "final_guess": True}
 ENV = TwentyQuestionsEnv(None, GAME)
