@@ -68,7 +68,6 @@ LONG = (
     "tests/faults/test_signals.py::test_a_run_that_is_signaled_anywhere_goes_on_exactly[two",
     "tests/faults/test_signals.py::test_a_run_that_is_signaled_anywhere_goes_on_exactly[with",
     "tests/faults/test_signals.py::test_an_environment_that_hangs_does_not_hold_the_run[threads",
-    "tests/faults/test_signals_on_ranks.py",
     "tests/faults/test_workers.py::test_a_signal_to_the_process_that_workers_are_forked_from_costs_no_session[SIGKILL]",
     "tests/fuzz",
     "tests/recipes/test_train_recipe.py::test_evaluations_alone",

@@ -6,6 +6,7 @@ import pytest
 from chat_families import tokenizer_for
 from faulty_envs import HasATool
 from test_tool_calls import CALLS, TOOLS, read, written_turn
+from tool_game import add
 
 from agentsgym import Action, ConfigError, ScriptedAgent, ToolCall, check_env
 from agentsgym.envs import ToolEnv
@@ -128,16 +129,6 @@ def test_a_call_whose_id_names_the_tool_has_such_an_id_on_record() -> None:
         assert text.count(f"<|tool_call_begin|>functions.{named}<|tool_call_argument_begin|>") == 1
         assert text.count(f"## Return of functions.{named}\n") == 1
     assert transcript.token_ids == transcript.chat_format.render(transcript.messages)
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: The first.
-        b: The second.
-    """
-    return a + b
 
 
 TASK = {"question": "1 + 2?", "answer": "3"}
