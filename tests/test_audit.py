@@ -90,10 +90,6 @@ class Breaking(Agent):
         return "Is it an animal?", 1
 
 
-def newest(messages: list[Message]) -> list[Message]:
-    return messages[-1:]
-
-
 @cache
 def small_policy() -> tuple[Any, Any]:
     return tiny_policy(TwentyQuestionsEnv(), hidden_size=16, num_heads=2)
@@ -125,7 +121,7 @@ def test_a_good_trajectory_has_no_problem(picture: str) -> None:
         {"max_trajectory_tokens": 160},
         {"episodes_per_trial": 3, "free_shots": 1},
         {"episodes_per_trial": 3, "free_shots": 2, "keep_history": True},
-        {"history": newest},
+        {"history": lambda messages: messages[-1:]},
         {"history": "rerender"},
     ],
     ids=lambda config: str({key: getattr(value, "__name__", value) for key, value in config.items()}),

@@ -3,8 +3,7 @@
 import pytest
 from test_audit import FAILED, GOOD, put, with_turn
 
-from agentsgym.errors import AgentsGymError
-from agentsgym.record_audit import audit
+from agentsgym import AgentsGymError, audit
 
 
 def test_nothing_is_fine() -> None:

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentsgym.agents.base import Agent
-from agentsgym.errors import AgentError, EnvError
+from agentsgym import Agent, AgentError, EnvError, StopReason, Trajectory
 from agentsgym.failures import FailureLog, describe, failure_of, headline, kind_of
-from agentsgym.types import StopReason, Trajectory
 
 
 def hook(text: str) -> Any:

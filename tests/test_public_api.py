@@ -51,16 +51,13 @@ def test_a_type_checker_reads_the_names_and_modules_that_are_imported(package: A
         for alias in node.names
         if alias.asname == alias.name  # which exports it
     }
-    (table,) = [ast.literal_eval(node.value.args[1]) for node in tree.body if _calls_lazy(node)]
+    calls = [node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+    (table,) = [ast.literal_eval(call.args[1]) for call in calls if ast.unparse(call.func) == "lazy"]
     modules = {importlib.util.resolve_name(module, package.__name__): names for module, names in table.items()}
     assert read == {name: module for module, names in modules.items() for name in names}
     assert package.__all__ == sorted(read)
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'Environment'"):
         _ = package.Environment
-
-
-def _calls_lazy(node: Any) -> bool:
-    return isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("lazy(")
 
 
 @pytest.mark.parametrize("package", [agentsgym.agents, agentsgym.envs], ids=lambda package: package.__name__)

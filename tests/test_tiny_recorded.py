@@ -11,10 +11,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "envs"))
 from mixed_envs import Guess, LookUp, SayTheColor
 
-from agentsgym import Action, Agent, ConfigError, ExploringAgent, PolicyAgent, mix, tiny_policy
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
+from agentsgym import Action, Agent, ConfigError, ExploringAgent, PolicyAgent, ToolCall, mix, tiny_policy
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.tiny import call_text
-from agentsgym.types import ToolCall
 
 TASKS = [{"word": "one"}, {"word": "two"}]
 SMALL: dict[str, Any] = {"hidden_size": 16, "num_heads": 2, "num_layers": 1}

@@ -50,7 +50,7 @@ _SMOKE_TESTS = (
     "test_public_api.py",
     "test_types.py",
     "test_tiny.py",
-    "cli/test_removed_commands.py",
+    "cli/test_naming.py",
     "credit/test_credit_returns.py",
     "store/test_store.py",
 )

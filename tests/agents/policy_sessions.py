@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from agentsgym import Action, PolicyAgent, SamplingParams, TurnRequest
 from agentsgym.agents.answers import stop_token_ids
-from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
 from agentsgym.agents.policy.decoding_strategy import select_strategy
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, TurnRequest
 
 TOKENIZER = chat_tokenizer("chatml")
 STOPS = list(range(0, 60))  # many, so that turns end early at different places

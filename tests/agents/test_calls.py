@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from agentsgym import Agent, AgentError, AsyncAgent, ConfigError
+from agentsgym import Action, Agent, AgentError, AsyncAgent, ConfigError, Message, TurnRequest
 from agentsgym.agents.calls import Caller, Cost, UnreadableError
 from agentsgym.agents.usage import Meter
 from agentsgym.event_loop import agents_loop, gathered, is_on_agents_loop, run_coroutine
-from agentsgym.types import Action, Message, TurnRequest
 
 OPTIONS: dict[str, Any] = {
     "cache": None,

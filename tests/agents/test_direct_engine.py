@@ -9,10 +9,9 @@ import pytest
 from guess_game import GuessEnv, tasks
 from http_server import ToyModel
 
-from agentsgym.agents.direct import DirectOutputAgent
-from agentsgym.errors import AgentError, ConfigError
+from agentsgym import Action, AgentError, ConfigError, DirectOutputAgent, TurnRequest
+from agentsgym.agents.direct import FailFastEngine
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, TurnRequest
 
 TOKENIZER: Any = chat_tokenizer("llama3")
 END: int = TOKENIZER.convert_tokens_to_ids("<|eot_id|>")
@@ -148,3 +147,40 @@ def test_another_tokenizer_and_other_stops_may_be_given() -> None:
 def test_what_cannot_work_is_refused_at_once(options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DirectOutputAgent(ToyLLM(), **options)
+
+
+class LLM:
+    """What a ``vllm.LLM`` is queried for after an error: whether it still holds requests."""
+
+    def __init__(self, *, is_busy: bool) -> None:
+        self.llm_engine = self
+        self.is_busy = is_busy
+        self.calls: list[int] = []
+
+    def has_unfinished_requests(self) -> bool:
+        return self.is_busy
+
+    def generate(self, number: int) -> int:
+        self.calls.append(number)
+        if number == 1:
+            raise RuntimeError("out of memory")
+        return number
+
+
+def test_an_engine_that_broke_at_its_work_is_not_called_again() -> None:
+    llm = LLM(is_busy=True)
+    call = FailFastEngine(llm)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        call(llm.generate, 1)
+    with pytest.raises(AgentError, match="failed in an earlier call and is not called again: RuntimeError: out of mem"):
+        call(llm.generate, 2)
+    assert llm.calls == [1]
+
+
+@pytest.mark.parametrize("engine", [LLM(is_busy=False), object(), None])
+def test_an_engine_that_refused_a_request_is_called_again(engine: Any) -> None:
+    llm = LLM(is_busy=False)
+    call = FailFastEngine(engine)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        call(llm.generate, 1)
+    assert call(llm.generate, 2) == 2

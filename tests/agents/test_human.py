@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentsgym import ConfigError, TurnRequest
 from agentsgym.agents.human import HumanAgent, PlayerLeft, read_calls, signature
-from agentsgym.envs.PriceList import PriceListEnv
-from agentsgym.errors import ConfigError
-from agentsgym.types import TurnRequest
+from agentsgym.envs import PriceListEnv
 
 TOOLS: list[dict[str, Any]] = [
     {"function": {"name": "price", "parameters": {"properties": {"good": {}}}}},

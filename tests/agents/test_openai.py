@@ -14,13 +14,11 @@ import pytest
 from guess_game import GuessEnv, tasks
 from http_server import Asked, Reply, Served, chat, serving
 
-from agentsgym.agents.openai import OpenAIAgent
+from agentsgym import Action, AgentError, ConfigError, OpenAIAgent, StopReason, TurnRequest
 from agentsgym.agents.openai_server import Server
 from agentsgym.agents.usage import Usage
-from agentsgym.errors import AgentError, ConfigError
 from agentsgym.event_loop import agents_loop, run_coroutine
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, StopReason, TurnRequest
 
 
 def request(text: str = "hello", **fields: Any) -> TurnRequest:

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from http_server import HANG_UP, Asked, Reply, Served, chat, serving
 
-from agentsgym.agents.openai import OpenAIAgent
+from agentsgym import Action, AgentError, ConfigError, OpenAIAgent, TurnRequest
 from agentsgym.agents.openai_client import _retry_after_s
-from agentsgym.errors import AgentError, ConfigError
-from agentsgym.types import Action, TurnRequest
 
 GOOD = chat("fine", usage={"prompt_tokens": 3, "completion_tokens": 1})
 KEY = "key-that-nobody-may-see"

@@ -9,13 +9,9 @@ import pytest
 from guess_game import GuessEnv, tasks
 from http_server import Asked, Reply, Served, chat, serving
 
+from agentsgym import Action, Agent, AgentError, ConfigError, OpenAIAgent, ScriptedAgent, Trajectory, TurnRequest
 from agentsgym.agents import openai_client
-from agentsgym.agents.base import Agent
-from agentsgym.agents.openai import OpenAIAgent
-from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.errors import AgentError, ConfigError
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, Trajectory, TurnRequest
 
 KEY = "key-that-nobody-may-see"
 NUM_SLOTS = 3

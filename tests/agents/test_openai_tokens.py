@@ -12,10 +12,8 @@ import pytest
 from guess_game import GuessEnv, tasks
 from http_server import HANG_UP, Asked, Reply, ToyModel, chat, completion, serving
 
-from agentsgym.agents.openai import OpenAIAgent
-from agentsgym.errors import AgentError, ConfigError
+from agentsgym import Action, AgentError, ConfigError, OpenAIAgent, TurnRequest
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, TurnRequest
 
 TOKENIZER: Any = chat_tokenizer("llama3")
 END: int = TOKENIZER.convert_tokens_to_ids("<|eot_id|>")

@@ -7,12 +7,10 @@ import pytest
 from http_server import Asked, Reply, Served, chat, serving
 from tool_game import SumEnv
 
-from agentsgym import ScriptedAgent
-from agentsgym.agents.openai import OpenAIAgent, as_sent
-from agentsgym.envs.Search import SearchEnv
-from agentsgym.errors import ConfigError
+from agentsgym import Action, ConfigError, Message, OpenAIAgent, ScriptedAgent, ToolCall, TurnRequest
+from agentsgym.agents.openai import as_sent
+from agentsgym.envs import SearchEnv
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, Message, ToolCall, TurnRequest
 
 SCHEMAS = SumEnv().tool_schemas
 

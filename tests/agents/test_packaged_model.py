@@ -15,12 +15,11 @@ from gguf_files import TOKENS, write_gguf
 from peft import LoraConfig, get_peft_model
 
 import agentsgym
+from agentsgym import ConfigError, MissingDependencyError, TurnRequest, packaged_model
 from agentsgym.agents.policy import loading, packaged
 from agentsgym.agents.policy.loading import load_model, load_policy, load_tokenizer
-from agentsgym.agents.policy.packaged import PACKAGED, adapted_base, converted, packaged_model
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.errors import ConfigError, MissingDependencyError
-from agentsgym.types import TurnRequest
+from agentsgym.agents.policy.packaged import PACKAGED, adapted_base, converted
+from agentsgym.envs import TwentyQuestionsEnv
 
 
 @pytest.fixture(autouse=True)

@@ -26,11 +26,9 @@ from policy_sessions import (
 )
 from transformers import AutoConfig, T5Config, T5ForConditionalGeneration
 
+from agentsgym import AgentError, ConfigError, CopiedPolicyAgent, PolicyAgent, SamplingParams, TurnRequest
 from agentsgym.agents.answers import stop_token_ids
-from agentsgym.agents.policy.agent import CopiedPolicyAgent, PolicyAgent, SamplingParams
 from agentsgym.agents.policy.model import num_positions
-from agentsgym.errors import AgentError, ConfigError
-from agentsgym.types import TurnRequest
 
 
 @settings(max_examples=15)

@@ -20,11 +20,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from agentsgym.agents.policy.agent import PolicyAgent
-from agentsgym.agents.policy.sampling import SamplingParams, StopText, inverse_transform_sample, penalized, seen_tokens
-from agentsgym.errors import ConfigError
+from agentsgym import ConfigError, PolicyAgent, SamplingParams, TurnRequest
+from agentsgym.agents.policy.sampling import StopText, inverse_transform_sample, penalized, seen_tokens
 from agentsgym.seeding import derive_seed
-from agentsgym.types import TurnRequest
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])

@@ -1,4 +1,4 @@
-"""The players without a model, under any interleaving."""
+"""The players without a model, and players written for one environment, under any interleaving."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.agents.base import Agent
-from agentsgym.agents.scripted import RandomAgent, ScriptedAgent
-from agentsgym.errors import AgentError, ConfigError
-from agentsgym.types import Action, TurnRequest
+from agentsgym import Action, Agent, AgentError, ConfigError, RandomAgent, ScriptedAgent, TurnRequest
+from agentsgym.agents.scripted_player import Notes, ScriptedPlayer
+from agentsgym.seeding import derive_seed
 
 
 def request(session_id: str, agent_state: Any = None) -> TurnRequest:
@@ -143,3 +142,63 @@ def test_finish_forgets_sessions_and_the_next_rollout_draws_afresh() -> None:
 def test_choices_must_be_texts(choices: Any) -> None:
     with pytest.raises(ConfigError, match="choices must be a list of at least one string, got"):
         RandomAgent(choices)
+
+
+class Env:
+    env_config = {"max_steps_per_episode": 3}  # noqa: RUF012  # as an environment has it
+
+
+class Drawer(ScriptedPlayer[Notes]):
+    """Answers the turn and a number that it draws."""
+
+    def _is_new_episode(self, request_of: TurnRequest) -> bool:
+        return request_of.messages[-1]["content"] == "again"
+
+    def _begin(self, request_of: TurnRequest, generator: random.Random) -> Notes:
+        return Notes(generator=generator)
+
+    def _play(self, request_of: TurnRequest, notes: Notes) -> str:
+        if request_of.messages[-1]["content"] == "fail":
+            raise AgentError("nothing fits")
+        return f"{notes.turn} {notes.generator.random()}"
+
+
+def request_of(session: str, output: str = "go", state: Any = None) -> TurnRequest:
+    return TurnRequest(
+        session_id=session, messages=[{"role": "user", "content": output}], token_ids=(), agent_state=state
+    )
+
+
+def act(player: Drawer, *requests: TurnRequest) -> list[Action]:
+    return [answer for answer in player.act(requests) if isinstance(answer, Action)]
+
+
+def test_a_conversation_draws_the_same_however_it_is_interleaved() -> None:
+    together, apart = Drawer(Env(), 3), Drawer(Env(), 3)
+    a, b = act(together, request_of("a"), request_of("b"))
+    [a_again], [b_again] = act(apart, request_of("x")), act(apart, request_of("y"))
+    assert (a.text, b.text) == (a_again.text, b_again.text)
+    assert a.text != b.text
+    [b2] = act(together, request_of("b", state=b.agent_state))
+    [a2] = act(apart, request_of("x", state=a_again.agent_state))
+    assert (b2.text, a2.text) == (
+        act(apart, request_of("y", state=b_again.agent_state))[0].text,
+        act(together, request_of("a", state=a.agent_state))[0].text,
+    )
+    assert act(Drawer(Env(), 4), request_of("a"))[0].text != a.text
+
+
+def test_the_next_episode_of_a_conversation_has_new_notes_and_the_same_stream() -> None:
+    player = Drawer(Env(), 0)
+    [first] = act(player, request_of("a"))
+    [second] = act(player, request_of("a", state=first.agent_state))
+    [again] = act(player, request_of("a", "again", second.agent_state))
+    stream = random.Random(derive_seed("Drawer", 0, 0))
+    drawn = [stream.random() for _ in range(3)]
+    assert [one.text for one in (first, second, again)] == [f"{t} {x}" for t, x in zip((0, 1, 0), drawn, strict=True)]
+
+
+def test_a_move_that_cannot_be_chosen_fails_its_session_alone() -> None:
+    failed, played = Drawer(Env()).act([request_of("a", "fail"), request_of("b")])
+    assert isinstance(failed, AgentError)
+    assert isinstance(played, Action)

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from agentsgym.envs.base import MultistepEnv
-from agentsgym.types import Action, Message
+from agentsgym import Action, Message, MultistepEnv
 
 Stepped = tuple[dict[str, Any], float, bool, dict[str, Any]]
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentsgym import ConfigError, StopReason, Trajectory, Turn
 from agentsgym.batch.layouts import LAYOUTS, Layout, TrainingRow, trajectory_rows, turn_rows
-from agentsgym.errors import ConfigError
-from agentsgym.types import StopReason, Trajectory, Turn
 
 unmerged = partial(turn_rows, merge=False)
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentsgym import Agent, ConfigError, MultistepEnv
-from agentsgym.agents.scripted import ScriptedAgent
+from agentsgym import Agent, ConfigError, MultistepEnv, ScriptedAgent
 from agentsgym.envs.TwentyQuestions import GreedyPlayer
 from benchmarks import credit
 from benchmarks.credit_games import HIGHER, LOWER, BlindPlayer, CoinMaze, GuessTheNumber, guess_values, read_maze

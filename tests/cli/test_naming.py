@@ -1,20 +1,27 @@
-"""Which environment a name means, and what is reported of names that mean none."""
+"""Which environment a name means, and what is reported of names that mean none, or no longer any."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from command_line import GAME, ran
+from command_line import GAME, ROOT, ran
 
+import agentsgym
+import agentsgym.envs
+from agentsgym import ConfigError, RolloutStore, ScriptedAgent, make
 from agentsgym.cli.console import UsageError
 from agentsgym.cli.options import find_env
 from agentsgym.envs.datasets.naming import known_names
+from agentsgym.envs.players import reference_player
 from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
+from agentsgym.removed import REMOVED
+from agentsgym.store.records import StoredRollout
+from examples.waiter import WaiterEnv
 
 
 @pytest.fixture
@@ -120,16 +127,12 @@ def test_files_beside_it_can_be_imported(tmp_path: Path, monkeypatch: pytest.Mon
     assert find_env(str(tmp_path / "beside_of_naming.py")).env_class.__name__ == "Guess"
 
 
-def detail(*arguments: Any) -> dict[str, Any]:
-    return ran("check", "TwentyQuestions", "--json", *arguments).json
-
-
 def test_configuration_comes_from_options_and_files(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("objects: [clock, cat]\nmax_steps_per_episode: 2\n")
     # Two objects and two turns: with objects=all there would be longer episodes.
     arguments = ["--config-file", file, "-c", "max_steps_per_episode=1", "--dataset", "split=all", "--max-tasks", "4"]
-    done = detail(*arguments)
+    done = ran("check", "TwentyQuestions", "--json", *arguments).json
     assert done["ok"]
     assert done["num_turns"] == done["num_episodes"]
 
@@ -191,3 +194,89 @@ def test_tasks_of_a_file_are_played(game: Path, tmp_path: Path) -> None:
     assert done.json["num_tasks"] == 3
     assert done.json["agents"][0]["results"]["win_rate"] == 1.0
     assert done.json["agents"][0]["results"]["mean_turns"] == 2.0
+
+
+WAITER = "use examples/waiter.py:WaiterEnv"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (["push"], "hf upload USER/NAME FOLDER"),
+        (["push", "guess.py", "alice/game", "--private"], "hf upload USER/NAME FOLDER"),
+        (["pull", "alice/game", "--revision", "v1"], "hf download USER/NAME --local-dir FOLDER"),
+        (["audit", "--help"], "agentsgym check STORE"),
+        (["audit", "runs/first", "--where", "success=true", "--json"], "agentsgym check STORE"),
+    ],
+)
+def test_a_removed_command_names_its_successor(arguments: list[str], remedy: str) -> None:
+    done = ran(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert remedy in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_removed_commands_are_not_listed() -> None:
+    listed = {line.split()[0] for line in ran("--help").out.splitlines() if line.startswith("  ")}
+    assert "check" in listed
+    assert not listed & {name.partition(" ")[2] for name in REMOVED}
+
+
+def test_an_option_that_does_not_apply_is_refused(tmp_path: Path) -> None:
+    done = ran("check", tmp_path, "--max-tasks", "3")
+    assert (done.code, done.words) == (2, f"error: --max-tasks applies to environments, but {tmp_path} is a store")
+    done = ran("check", "TwentyQuestions", "--where", "success=true")
+    assert (done.code, done.words) == (2, "error: --where applies to stores, but TwentyQuestions is no folder")
+
+
+@pytest.mark.parametrize("command", [("eval", "Waiter", "-a", "random"), ("envs", "WaiterEnv"), ("check", "Waiter:x")])
+def test_a_removed_environment_names_its_place_on_the_command_line(command: tuple[str, ...]) -> None:
+    done = ran(*command)
+    assert done.code == 2
+    assert WAITER in done.words
+
+
+def test_a_row_of_a_removed_environment_names_its_place() -> None:
+    with pytest.raises(ConfigError, match=WAITER):
+        make({"env_class_path": "agentsgym.envs.Waiter.WaiterEnv"})
+
+
+def test_imports_of_what_was_removed_name_its_place() -> None:
+    with pytest.raises(ImportError, match=WAITER):
+        _ = agentsgym.envs.WaiterEnv
+    with pytest.raises(ImportError, match=WAITER):
+        from agentsgym.envs import WaiterEnv  # noqa: F401, PLC0415
+    with pytest.raises(ModuleNotFoundError, match=WAITER):
+        importlib.import_module("agentsgym.envs.Waiter")
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'agentsgym.envs.Writer'$"):
+        importlib.import_module("agentsgym.envs.Writer")
+    with pytest.raises(AttributeError, match="has no attribute 'WriterEnv'"):
+        _ = agentsgym.WriterEnv
+
+
+def test_a_store_of_a_removed_environment_is_read_and_only_replay_needs_its_class(tmp_path: Path) -> None:
+    env, store = WaiterEnv(), tmp_path / "store"
+    tasks = env.tasks(2)
+    played = {
+        "reference": env.rollout(tasks, reference_player(env)),
+        "tea": env.rollout(tasks, ScriptedAgent(["tea"], repeat_last=True)),
+    }
+    with RolloutStore.writer(store) as writer:
+        for agent, trajectories in played.items():
+            for trajectory in trajectories:
+                path = "agentsgym.envs.Waiter.WaiterEnv"
+                record = StoredRollout(
+                    trajectory=trajectory, agent=agent, env_class_path=path, env_config=dict(env.env_config)
+                )
+                writer.add_record(record)
+    assert len(RolloutStore(store).filter(agent="tea")) == 2
+    checked = ran("check", store, "--where", "agent=reference")
+    assert (checked.code, "WaiterEnv is not a known environment" in checked.words) == (0, True)
+    compared = ran("compare", store, "--where-a", "agent=tea", "--where-b", "agent=reference")
+    assert (compared.code, "2 shared tasks" in compared.words) == (0, True)
+    assert ran("view", store, "--out", tmp_path / "page.html").code == 0
+    assert "Anna orders" in str(RolloutStore(store).record(0).trajectory._repr_html_())
+    replayed = ran("replay", store)
+    assert (replayed.code, WAITER in replayed.words) == (1, True)
+    again = ran("replay", store, "--env", f"{ROOT / 'examples' / 'waiter.py'}:WaiterEnv")
+    assert (again.code, "4 same, 0 different" in again.words) == (0, True)

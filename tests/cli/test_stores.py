@@ -16,14 +16,13 @@ import pytest
 from command_line import GAME, Ran, ran, shell
 from http_server import Asked, Reply, chat, serving
 
+from agentsgym import RolloutStore, StopReason, Trajectory, Turn
 from agentsgym.cli.stores import COLUMNS
 from agentsgym.export import dpo_examples, kto_examples, sft_examples
 from agentsgym.removed import REMOVED
 from agentsgym.store import writer
-from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
 from agentsgym.store.schema import SCALARS
-from agentsgym.types import StopReason, Trajectory, Turn
 
 
 @pytest.fixture

@@ -20,10 +20,9 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from agentsgym import ScoredRollout, StopReason, Trajectory, Turn
 from agentsgym.credit.rewards import scatter_to_tokens
-from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.weights import aggregation_weights
-from agentsgym.types import StopReason, Trajectory, Turn
 
 Array = NDArray[np.float64]
 Word = tuple[int, ...]

@@ -23,10 +23,10 @@ from scored_batches import (
     scales,
 )
 
+from agentsgym import ConfigError, ScoredRollout
 from agentsgym.credit.advantages import (
     ESTIMATORS,
     Scale,
-    ScoredRollout,
     gigpo,
     grpo,
     mt_grpo,
@@ -39,7 +39,6 @@ from agentsgym.credit.advantages import (
 )
 from agentsgym.credit.registry import get_estimator
 from agentsgym.credit.returns import Baseline, discounted_returns
-from agentsgym.errors import ConfigError
 
 NEEDS_VALUES = ("turn_gae", "bilevel_gae")
 ALL: dict[str, Any] = {name: estimator for name, estimator in ESTIMATORS.items() if name not in NEEDS_VALUES} | {

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scored_batches import QUARTERS, discounts, scales
 
-from agentsgym.credit.advantages import Scale, ScoredRollout, get_estimator, return_to_go
+from agentsgym import ConfigError, ScoredRollout, StopReason, Trajectory, Turn
+from agentsgym.credit.advantages import Scale, get_estimator, return_to_go
 from agentsgym.credit.assignment import AdvantageAssigner
 from agentsgym.credit.returns import call_returns, discounted_returns
 from agentsgym.credit.settings import CreditSettings
-from agentsgym.errors import ConfigError
-from agentsgym.types import StopReason, Trajectory, Turn
 
 Parents = list[int | None]
 

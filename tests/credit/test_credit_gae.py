@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from agentsgym import ConfigError, ScoredRollout
 from agentsgym.credit.gae import bilevel_gae, gae, turn_gae
 from agentsgym.credit.registry import get_estimator
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.errors import ConfigError
 
 Array = NDArray[np.float64]
 ESTIMATORS: tuple[Any, ...] = (turn_gae, bilevel_gae)

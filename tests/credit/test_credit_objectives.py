@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 from scored_batches import QUARTERS, Batch, assert_close, batches, discounts, rollout, scales
 from tabular import Play, at_turns, expected, fit, game, largest
 
+from agentsgym import ConfigError, ScoredRollout, StopReason, Trajectory, Turn
 from agentsgym.credit.assignment import AdvantageAssigner, filter_rollouts
 from agentsgym.credit.components import amounts_of, by_name, sum_components
 from agentsgym.credit.objectives import add_component, component, weighted
 from agentsgym.credit.registry import ESTIMATORS
 from agentsgym.credit.rewards import TURN_CREDITS, RewardComponent, credited_components, credited_rewards
-from agentsgym.credit.scored import ScoredRollout
 from agentsgym.credit.settings import CreditSettings
-from agentsgym.errors import ConfigError
-from agentsgym.types import StopReason, Trajectory, Turn
 
 SEPARATE = "normalize_then_sum"
 COMPARING = ("grpo", "rloo", "return_to_go", "rebn", "mt_grpo", "gigpo")

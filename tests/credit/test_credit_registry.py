@@ -11,18 +11,9 @@ from typing import Any
 import pytest
 from scored_batches import rollout
 
-from agentsgym.credit.advantages import (
-    ESTIMATORS,
-    BoundEstimator,
-    Scale,
-    ScoredRollout,
-    get_estimator,
-    gigpo,
-    grpo,
-    rae,
-)
+from agentsgym import ConfigError, ScoredRollout
+from agentsgym.credit.advantages import ESTIMATORS, BoundEstimator, Scale, get_estimator, gigpo, grpo, rae
 from agentsgym.credit.ema import EMABaselines
-from agentsgym.errors import ConfigError
 
 KEEPS_SOMETHING = {"rae"}
 

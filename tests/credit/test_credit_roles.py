@@ -28,18 +28,11 @@ from scored_batches import (
 )
 from two_seats import LOGITS, ROLES, Episode, episodes, expected, scored, seat_gradient, value
 
-from agentsgym.credit.advantages import (
-    ESTIMATORS,
-    Scale,
-    ScoredRollout,
-    get_estimator,
-    step_group_sizes,
-    zero_variance_groups,
-)
+from agentsgym import ConfigError, ScoredRollout
+from agentsgym.credit.advantages import ESTIMATORS, Scale, get_estimator, step_group_sizes, zero_variance_groups
 from agentsgym.credit.gae import turn_gae
 from agentsgym.credit.returns import gigpo, return_to_go
 from agentsgym.credit.roles import split_roles
-from agentsgym.errors import ConfigError
 
 TOLERANCE = 1e-12
 GRADIENT = np.add(seat_gradient("X"), seat_gradient("O"))
@@ -89,15 +82,14 @@ UNBIASED: dict[str, tuple[Any, float]] = {
     "return_to_go_none": (bound("return_to_go", baseline="none"), 1.0),
     "gigpo_others": (bound("gigpo", baseline="others"), 2.0),
     "turn_gae": (bound("turn_gae", gae_lambda=1.0), 1.0),
-    "bilevel_gae": (lambda rollouts: flat(bound("bilevel_gae", gae_lambda=1.0)(rollouts)), 1.0),
+    "bilevel_gae": (
+        lambda rollouts: [[number for [number] in row] for row in bound("bilevel_gae", gae_lambda=1.0)(rollouts)],
+        1.0,
+    ),
     "shaped_return_to_go": (shaped(return_to_go), 1.0),
     "shaped_gigpo_others": (shaped(gigpo, baseline="others"), 2.0),
     "shaped_turn_gae": (shaped(turn_gae, gae_lambda=1.0), 1.0),
 }
-
-
-def flat(entries: Sequence[Sequence[Sequence[float]]]) -> Numbers:
-    return [[number for [number] in row] for row in entries]
 
 
 def seen(estimator: Callable[[Batch], Any]) -> Callable[[Sequence[Episode]], Any]:
@@ -220,10 +212,6 @@ def total(one: Numbers, other: Numbers) -> Numbers:
     return [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(one, other, strict=True)]
 
 
-def is_last(one: ScoredRollout, k: int) -> bool:
-    return one.roles[k] not in one.roles[k + 1 :]
-
-
 @settings(deadline=None)
 @given(games, scales)
 def test_every_comparison_is_with_the_same_role(given_games: list[tuple[int, Game]], scale: Scale) -> None:
@@ -243,7 +231,7 @@ def test_every_comparison_is_with_the_same_role(given_games: list[tuple[int, Gam
     before_last = step(
         batch,
         lambda one, k: one.turn_rewards[k],
-        lambda one, k: None if is_last(one, k) else own_index(one, k),
+        lambda one, k: own_index(one, k) if one.roles[k] in one.roles[k + 1 :] else None,
         others=False,
         scale=scale,
     )

@@ -15,11 +15,10 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from scored_batches import SCALES, rollout
 
-from agentsgym.credit.advantages import Scale, ScoredRollout, return_to_go, token_advantages
+from agentsgym import ConfigError, ScoredRollout, StopReason, Trajectory, Turn, estimator_traits
+from agentsgym.credit.advantages import Scale, return_to_go, token_advantages
 from agentsgym.credit.gae import turn_gae, turn_value_targets
-from agentsgym.credit.registry import ESTIMATORS, EstimatorTraits, Use, estimator_traits, get_estimator, traits_of
-from agentsgym.errors import ConfigError
-from agentsgym.types import StopReason, Trajectory, Turn
+from agentsgym.credit.registry import ESTIMATORS, EstimatorTraits, Use, get_estimator, traits_of
 
 USES: tuple[Use, ...] = get_args(Use)
 # Name, options, weight of potential shaping; words that are used, whether it compares in task groups.

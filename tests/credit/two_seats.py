@@ -18,9 +18,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from agentsgym import ScoredRollout, StopReason, Trajectory, Turn
 from agentsgym.credit.components import attribute_rewards
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.types import StopReason, Trajectory, Turn
 
 Array = NDArray[np.float64]
 

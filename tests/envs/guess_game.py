@@ -4,12 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from agentsgym.agents.base import Agent
-from agentsgym.envs.base import MultistepEnv
-from agentsgym.errors import TaskError
-from agentsgym.fields import Field, is_int
+from agentsgym import Agent, Field, Message, MultistepEnv, TaskError, Trajectory
+from agentsgym.fields import is_int
 from agentsgym.seeding import derive_seed
-from agentsgym.types import Message, Trajectory
 
 WIN, MISS, INVALID = 1.0, -0.25, -1.0
 

@@ -7,6 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tool_game import add
+
 from agentsgym.agents.base import Agent
 from agentsgym.agents.exploring import random_call, random_phrase
 from agentsgym.envs.base import MultistepEnv
@@ -22,16 +24,6 @@ from agentsgym.seeding import derive_seed
 from agentsgym.types import Action, TurnRequest
 
 Tasks = list[dict[str, Any]]
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: One.
-        b: The other.
-    """
-    return a + b
 
 
 def spell(word: str) -> list[str]:

@@ -11,9 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agentsgym.envs.base import MultistepEnv
-from agentsgym.errors import EnvError
-from agentsgym.fields import Field, is_str
+from agentsgym import EnvError, Field, MultistepEnv
+from agentsgym.fields import is_str
 
 RELEASE = threading.Event()  # ends what hangs in a thread
 

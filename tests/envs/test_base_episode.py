@@ -4,11 +4,9 @@ from typing import Any
 import pytest
 from guess_game import INVALID, MISS, WIN, Counting, GuessEnv, tasks
 
-from agentsgym.agents.scripted import ScriptedAgent
+from agentsgym import Action, AgentError, ConfigError, EnvError, ScriptedAgent, StopReason, Trajectory
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS
-from agentsgym.errors import AgentError, ConfigError, EnvError
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, StopReason, Trajectory
 
 KINDS: Any = ["chatml", "llama3", "inst", "default_system", "trimming", "none"]
 RECORDED = ("full_token_ids", "full_attention_mask", "agent_token_mask", "per_token_rewards")

@@ -8,11 +8,9 @@ from guess_game import Counting, GuessEnv, bare, tasks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.agents.base import Agent
+from agentsgym import Action, Agent, ConfigError, Message, StopReason, Trajectory, TurnRequest
 from agentsgym.batch.views import transitions
-from agentsgym.errors import ConfigError
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, Message, StopReason, Trajectory, TurnRequest
 
 TOKENIZER = chat_tokenizer("chatml")
 END: Any = TOKENIZER.eos_token_id

@@ -8,10 +8,8 @@ from guess_game import INVALID, MISS, WIN, GuessEnv, tasks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.errors import ConfigError, EnvError, TaskError
+from agentsgym import Action, ConfigError, EnvError, Message, ScriptedAgent, StopReason, TaskError
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, Message, StopReason
 
 TOKENIZER = chat_tokenizer("chatml")
 

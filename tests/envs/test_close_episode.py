@@ -12,13 +12,8 @@ from typing import Any
 import pytest
 from sandbox_game import RELEASE, Sandbox, noted, sandbox_tasks
 
-from agentsgym.agents.base import Agent, AsyncAgent
-from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.errors import EnvError
-from agentsgym.rollouts.process_pool import EnvProcessPool
-from agentsgym.rollouts.thread_pool import EnvThreadPool
+from agentsgym import Action, Agent, AsyncAgent, EnvError, EnvProcessPool, EnvThreadPool, ScriptedAgent, StopReason
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, StopReason
 
 
 class Reader(Agent):

@@ -10,13 +10,12 @@ import pytest
 from datasets import Dataset, DatasetDict, Features, Json, Value
 from guess_game import Counting, GuessEnv, tasks
 
+from agentsgym import ConfigError, Field, TaskError, evaluate, make, register
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.envs.dataset_rows import check_row, drop_null_columns, tasks_of_rows
 from agentsgym.envs.datasets.environments import Environments
-from agentsgym.envs.datasets.registry import class_path, make, register
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.errors import ConfigError, TaskError
-from agentsgym.evaluation.run import evaluate
-from agentsgym.fields import Field, is_int, is_str, or_none
+from agentsgym.envs.datasets.registry import class_path
+from agentsgym.fields import is_int, is_str, or_none
 from agentsgym.testing import chat_tokenizer
 
 PATH = class_path(GuessEnv)

@@ -4,11 +4,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agentsgym.envs.base import MultistepEnv
+from agentsgym import ConfigError, Field, MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.envs.conversation import DEFAULT_PROMPT
-from agentsgym.errors import ConfigError
-from agentsgym.fields import Field, choice_field, is_bool, is_int, is_number, or_none
+from agentsgym.fields import choice_field, is_bool, is_int, is_number, or_none
 from agentsgym.testing import chat_tokenizer
 
 

@@ -5,16 +5,11 @@ from typing import Any
 import pytest
 from guess_game import GuessEnv, tasks
 
-from agentsgym.agents.scripted import ScriptedAgent
+from agentsgym import ContractError, Message, RolloutStore, ScriptedAgent, StopReason, Trajectory, check_env, evaluate
 from agentsgym.batch.layouts import trajectory_rows, turn_rows
-from agentsgym.envs.check.run import check_env
-from agentsgym.errors import ContractError
+from agentsgym.evaluation import render_transcript
 from agentsgym.evaluation.replay import replay
-from agentsgym.evaluation.run import evaluate
-from agentsgym.evaluation.transcripts import render_transcript
-from agentsgym.store.reader import RolloutStore
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Message, StopReason, Trajectory
 
 TOKENIZER = chat_tokenizer("chatml")
 

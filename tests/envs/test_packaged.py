@@ -12,12 +12,9 @@ from mcp_stdio_server import __file__ as mcp_script
 from packaged import OF_ENGINES, OF_SERVERS, PACKAGED, QUESTIONS, Listener, add, packaged, packaged_tasks
 from tool_chat import tool_family
 
-from agentsgym import ScriptedAgent, check_env, envs
+from agentsgym import Action, EnvProcessPool, EnvThreadPool, ScriptedAgent, ToolCall, Trajectory, check_env, envs
+from agentsgym.envs import McpServer, ToolEnv
 from agentsgym.envs.dataset_rows import class_path
-from agentsgym.envs.Tools import McpServer, ToolEnv
-from agentsgym.rollouts.process_pool import EnvProcessPool
-from agentsgym.rollouts.thread_pool import EnvThreadPool
-from agentsgym.types import Action, ToolCall, Trajectory
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,10 @@ import pytest
 from guess_game import GuessEnv
 from packaged import PACKAGED, packaged, packaged_tasks
 
-from agentsgym.agents.exploring import ExploringAgent
-from agentsgym.agents.scripted import RandomAgent
+from agentsgym import ConfigError, ExploringAgent, RandomAgent
+from agentsgym.envs import TextArenaEnv
 from agentsgym.envs.anchors import Anchors
 from agentsgym.envs.players import anchors_of, has_random_player, random_player, reference_player
-from agentsgym.envs.TextArena import TextArenaEnv
-from agentsgym.errors import ConfigError
 
 WITH_REFERENCE = {
     "TwentyQuestions",

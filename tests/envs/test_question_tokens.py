@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from agentsgym import audit
-from agentsgym.agents.base import Agent
-from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.envs.ReasoningEvals import ReasoningEvalsEnv
-from agentsgym.envs.Search import ReferencePlayer, SearchEnv
+from agentsgym import Action, Agent, ScriptedAgent, audit
+from agentsgym.envs import ReasoningEvalsEnv, SearchEnv
+from agentsgym.envs.Search import ReferencePlayer
 from agentsgym.testing import ChatKind, chat_tokenizer
 from agentsgym.tiny import tiny_tokenizer
-from agentsgym.types import Action
 
 
 class Sampler(Agent):

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentsgym import ScriptedAgent
-from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.datasets.registry import class_path, find, make, register
-from agentsgym.errors import ConfigError, TaskError
+from agentsgym import ConfigError, MultistepEnv, ScriptedAgent, TaskError, make, register
+from agentsgym.envs.datasets.registry import class_path, find
 
 SOURCE = """
     import sys

@@ -1,16 +1,19 @@
-"""What every environment's datasets have in common: options, their errors, and rows that name the class they are of."""
+"""What every environment's datasets have in common: options, rows that name their class, the tasks of commands."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import pytest
+from guess_game import GuessEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.datasets.default_tasks import tasks_of
 from agentsgym.envs.datasets.options import shuffled, task_seed
 from agentsgym.envs.datasets.registry import class_path
 from agentsgym.envs.Gymnasium import GymnasiumEnv
@@ -95,3 +98,40 @@ def test_each_task_comes_as_often_as_the_others(num_tasks: int, size: int | None
 def test_seeds_of_training_and_evaluation_never_meet(one: int, other: int) -> None:
     assert task_seed("train", "topic", one) % 2 == 0
     assert task_seed("eval", "topic", other) % 2 == 1
+
+
+class Lazy(GuessEnv):
+    """Its train dataset is a generator that raises at its first row; its eval dataset has a bug."""
+
+    calls: ClassVar = 0
+
+    @classmethod
+    def get_train_dataset(cls, env_config: Any = None, *, size: int = 3, **options: Any) -> Any:
+        return cls._rows()
+
+    @classmethod
+    def _rows(cls) -> Iterator[Any]:
+        raise NotImplementedError("no rows")
+        yield {}
+
+    @classmethod
+    def get_eval_dataset(cls, env_config: Any = None, **options: Any) -> Any:
+        cls.calls += 1
+        raise TypeError("a bug")
+
+
+def test_a_generator_without_rows_gives_seeds() -> None:
+    tasks = tasks_of(Lazy(), "train", {}, 3)
+    assert [list(task) for task in tasks] == [["seed"]] * 3
+
+
+def test_options_without_a_dataset_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no options, got size"):
+        tasks_of(Lazy(), "train", {"size": 2}, 3)
+
+
+def test_a_dataset_that_fails_with_options_is_created_once() -> None:
+    env, Lazy.calls = Lazy(), 0
+    with pytest.raises(ConfigError, match="a bug"):
+        tasks_of(env, "eval", {"size": 4}, 3)
+    assert env.calls == 1

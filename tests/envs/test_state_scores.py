@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agentsgym import ConfigError, MultistepEnv, ScriptedAgent, check_env
+from agentsgym import ConfigError, MultistepEnv, ScriptedAgent, StopReason, Trajectory, check_env
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import StopReason, Trajectory
 
 MOVES = ("1", "2", "no")
 

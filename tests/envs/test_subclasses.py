@@ -10,10 +10,9 @@ import pytest
 from datasets import Dataset
 from guess_game import Counting, GuessEnv
 
-from agentsgym.envs.base import MultistepEnv
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.errors import ConfigError
-from agentsgym.fields import Field, is_int
+from agentsgym import ConfigError, Field, MultistepEnv
+from agentsgym.envs import TwentyQuestionsEnv
+from agentsgym.fields import is_int
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ from typing import Any
 import nltk
 import pytest
 
-from agentsgym import ScriptedAgent, Trajectory, make
-from agentsgym.envs.TextArena import TextArenaEnv, catalogue
+from agentsgym import ConfigError, ScriptedAgent, StopReason, TaskError, Trajectory, make
+from agentsgym.envs import TextArenaEnv
+from agentsgym.envs.TextArena import catalogue
 from agentsgym.envs.TextArena.observations import NOTHING_NEW, text_of
-from agentsgym.errors import ConfigError, TaskError
-from agentsgym.types import StopReason
 
 
 def play(game: str, actions: list[str], seed: int = 1, **config: Any) -> Trajectory:

@@ -14,15 +14,11 @@ from test_tool_conversations import EXACT, THINKING
 from tool_chat import tool_family
 from tool_functions import Calls, call
 
+from agentsgym import Action, Agent, ConfigError, TemplateError, Trajectory, TurnRequest
 from agentsgym.agents.answers import stop_token_ids
-from agentsgym.agents.base import Agent
-from agentsgym.envs.PriceList import PriceListEnv
+from agentsgym.envs import PriceListEnv, SearchEnv, ToolEnv
 from agentsgym.envs.PriceList import ReferencePlayer as Shopper
 from agentsgym.envs.Search import ReferencePlayer as Searcher
-from agentsgym.envs.Search import SearchEnv
-from agentsgym.envs.Tools import ToolEnv
-from agentsgym.errors import ConfigError, TemplateError
-from agentsgym.types import Action, Trajectory, TurnRequest
 
 WORLD = {"num_people": 8, "num_firms": 3, "num_towns": 3, "num_rivers": 2, "num_seas": 2}
 SUMS = [{"question": "What is 3 + 4?", "answer": 7}, {"question": "What is 3 + 4 again?", "answer": "7"}]

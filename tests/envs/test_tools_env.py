@@ -17,13 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tool_functions import Calls, add, call, divide, play, results
 
-from agentsgym import ConfigError, EnvProcessPool, EnvThreadPool, TaskError, make
-from agentsgym.envs.PriceList import PriceListEnv
-from agentsgym.envs.Tools import SessionTools, ToolEnv, ToolResult, register_tools, tasks_from
+from agentsgym import ConfigError, EnvProcessPool, EnvThreadPool, StopReason, TaskError, ToolCall, make
+from agentsgym.envs import PriceListEnv, SessionTools, ToolEnv, ToolResult, register_tools
+from agentsgym.envs.Tools import tasks_from
 from agentsgym.envs.Tools.process import Process
 from agentsgym.envs.Tools.tasks import is_same, matches
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import StopReason, ToolCall
 
 ADD = [call("add", a=3, b=4)]
 PATH = "agentsgym.envs.Tools.ToolEnv"

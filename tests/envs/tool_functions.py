@@ -7,9 +7,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from agentsgym import Agent
-from agentsgym.envs.Tools import ToolEnv
-from agentsgym.types import Action, ToolCall, Trajectory, TurnRequest
+from agentsgym import Action, Agent, ToolCall, Trajectory, TurnRequest
+from agentsgym.envs import ToolEnv
 
 
 def add(a: int, b: int) -> int:

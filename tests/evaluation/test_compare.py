@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentsgym.errors import ConfigError
+from agentsgym import ConfigError, RolloutStore, StopReason, Trajectory
 from agentsgym.evaluation.compare import PairedDifference, compare
-from agentsgym.store.reader import RolloutStore
-from agentsgym.types import StopReason, Trajectory
 
 
 def rollout(task: Mapping[str, Any], won: bool | None, reward: float | None = None, **fields: Any) -> Trajectory:

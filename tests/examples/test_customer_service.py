@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from example_runs import call_example, summary_of
 
-from agentsgym import Action, Agent, AsyncAgent, ScriptedAgent, TurnRequest, check_env, evaluate
-from agentsgym.types import ToolCall, Trajectory
+from agentsgym import Action, Agent, AsyncAgent, ScriptedAgent, ToolCall, Trajectory, TurnRequest, check_env, evaluate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ORDER = {"number": 12, "item": "lamp", "status": "delivered", "days": 20}

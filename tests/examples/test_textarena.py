@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from example_runs import FOLDER, call_example, run_example, summary_of
 
-from agentsgym import ScriptedAgent, evaluate
-from agentsgym.envs.TextArena import TextArenaEnv
+from agentsgym import Message, ScriptedAgent, Trajectory, evaluate
+from agentsgym.envs import TextArenaEnv
 from agentsgym.envs.TextArena.references import reference_for
-from agentsgym.types import Message, Trajectory
 
 SCRIPT = str(FOLDER / "textarena.py")
 SHORT = ["--num_games", "16", "--num_demonstrations", "64", "--warm_start_steps", "3"]

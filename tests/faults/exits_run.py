@@ -12,8 +12,7 @@ from typing import Any
 from accelerate import PartialState
 from games import has_moved, trainer_of
 
-from agentsgym.errors import AgentsGymError
-from agentsgym.training.trainer import GRPOEnvTrainer
+from agentsgym import AgentsGymError, GRPOEnvTrainer
 
 SETTINGS: dict[str, Any] = {"per_device_train_batch_size": 4, "max_steps": 1}
 

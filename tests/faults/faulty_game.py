@@ -9,9 +9,7 @@ import asyncio
 import threading
 from typing import Any, NoReturn
 
-from agentsgym.agents.base import Agent, AsyncAgent
-from agentsgym.envs.base import MultistepEnv
-from agentsgym.types import Action, Message, Trajectory, TurnRequest
+from agentsgym import Action, Agent, AsyncAgent, Message, MultistepEnv, Trajectory, TurnRequest
 
 
 class Foreign(BaseException):

@@ -15,9 +15,8 @@ import torch
 from exits_run import broken
 from signaled import TURN, at_rank_1, checkpoints, training, while_rank_0_waits
 
-from agentsgym.agents.policy.agent import CopiedPolicyAgent
+from agentsgym import CopiedPolicyAgent, GRPOEnvTrainer
 from agentsgym.training.lifecycle.checkpoint_files import problem_with
-from agentsgym.training.trainer import GRPOEnvTrainer
 from benchmarks.fault_scenarios.runs import NEWEST, Run, digest, held_weights, tell, trainer_of
 
 NUM_STEPS = 4  # the third of them in a second pass

@@ -15,12 +15,11 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from disks import no_room
-from games import GuessNumber, policy, settings, trainer_of
+from games import GuessNumber, policy, settings, trainer_of, weights
 from transformers import TrainerCallback
 
-from agentsgym.errors import CheckpointError, ConfigError
+from agentsgym import CheckpointError, ConfigError, GRPOEnvTrainer
 from agentsgym.training.lifecycle.checkpoint_files import MANIFEST, UNFINISHED, problem_with
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 SAVING = {"save_strategy": "steps", "save_steps": 1}
 FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "config.json"]
@@ -35,10 +34,6 @@ def run(folder: Path, resume: Any = None, **changes: Any) -> GRPOEnvTrainer:
     trainer = trainer_of(folder, **{"dataset": six_tasks(), "max_steps": 3, **SAVING, **changes})
     trainer.train(resume_from_checkpoint=resume)
     return trainer
-
-
-def weights(trainer: GRPOEnvTrainer) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
 
 
 def assert_equal(one: GRPOEnvTrainer, other: GRPOEnvTrainer) -> None:

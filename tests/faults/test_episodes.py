@@ -24,13 +24,9 @@ from faulty_game import (
     tasks,
 )
 
-from agentsgym.agents.base import Agent
-from agentsgym.errors import TaskError
+from agentsgym import Action, Agent, EnvProcessPool, EnvThreadPool, TaskError
 from agentsgym.interruptions import Interruption, is_interruption, process_exit
-from agentsgym.rollouts.process_pool import EnvProcessPool
-from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action
 
 CONFIG = {"history": break_history}
 

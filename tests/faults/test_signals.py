@@ -15,16 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from games import policy, settings, tasks
+from games import history, policy, settings, tasks
 from number_games import GuessNumber
 from transformers import TrainerCallback
 
-from agentsgym import Preempted
-from agentsgym.errors import ConfigError
-from agentsgym.rollouts.thread_pool import EnvThreadPool
+from agentsgym import ConfigError, EnvThreadPool, GRPOEnvTrainer, Preempted
 from agentsgym.training.lifecycle import signals
 from agentsgym.training.lifecycle.preemption import CyclePace
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "in step": {},
@@ -134,11 +131,6 @@ def ended(trainer: GRPOEnvTrainer, **options: Any) -> Preempted | None:
     except Preempted as preempted:
         return preempted
     return None
-
-
-def history(trainer: GRPOEnvTrainer, key: str = "loss") -> list[dict[str, Any]]:
-    logs = [log for log in trainer.state.log_history if key in log]
-    return [{name: value for name, value in log.items() if name not in CLOCKS} for log in logs]
 
 
 def assert_same_run(one: GRPOEnvTrainer, other: GRPOEnvTrainer) -> None:

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from agentsgym import ConfigError, EnvProcessPool, EnvThreadPool
-from agentsgym.errors import AgentsGymError
+from agentsgym import AgentsGymError, ConfigError, EnvProcessPool, EnvThreadPool
 from benchmarks.fault_scenarios.breaking import NUM_TURNS, BreakingEnv, GoOn, is_alive, processes_below, wait_until_told
 
 ROOT = Path(__file__).parent.parent.parent

@@ -14,13 +14,10 @@ from outcomes import fuzzed, survives
 from values import anything, numbers, plain, texts
 
 import agentsgym
-from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.envs.base import MultistepEnv
+from agentsgym import Action, AgentsGymError, MultistepEnv, ScriptedAgent, ToolCall
 from agentsgym.envs.config import COMMON_FIELDS
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.naming import find_env
-from agentsgym.errors import AgentsGymError
-from agentsgym.types import Action, ToolCall
 
 _NAMES = [
     "PriceList",

@@ -12,11 +12,9 @@ from outcomes import fuzzed, survives
 from values import anything, floats, numbers, texts
 
 import agentsgym
-from agentsgym.agents.scripted import ScriptedAgent
+from agentsgym import MultistepEnv, ScoredRollout, ScriptedAgent
 from agentsgym.credit.registry import ESTIMATORS, get_estimator
 from agentsgym.credit.rewards import TOKEN_CREDITS, TURN_CREDITS
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.envs.base import MultistepEnv
 
 _info = st.fixed_dictionaries(
     {},

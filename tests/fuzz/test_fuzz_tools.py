@@ -15,13 +15,12 @@ from outcomes import fuzzed, survives
 from values import anything, floats, ints, plain, texts
 
 import agentsgym
+from agentsgym import Action, AgentsGymError, ToolCall, Trajectory
+from agentsgym.envs import PriceListEnv
 from agentsgym.envs.calls.checks import check_call
 from agentsgym.envs.calls.schemas import schemas_of
-from agentsgym.envs.PriceList import PriceListEnv
-from agentsgym.errors import AgentsGymError
 from agentsgym.tokens.calls.reader import with_calls
 from agentsgym.tokens.transcript import ChatFormat
-from agentsgym.types import Action, ToolCall, Trajectory
 
 _WORDS = [
     "type",

@@ -8,9 +8,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from agentsgym import Agent, AsyncAgent, MultistepEnv, StopReason, Trajectory, Turn
+from agentsgym import Action, Agent, AsyncAgent, Message, MultistepEnv, StopReason, Trajectory, Turn, TurnRequest
 from agentsgym.agents.calls import MARK
-from agentsgym.types import Action, Message, TurnRequest
 
 
 class Greeting(MultistepEnv):

@@ -15,14 +15,12 @@ from number_games import GuessNumber
 from transformers import AutoModelForCausalLM
 
 import agentsgym
-from agentsgym import ConfigError, PolicyAgent, RolloutStore, evaluate, tiny_policy
-from agentsgym.envs import TwentyQuestionsEnv
-from agentsgym.envs.PriceList import PriceListEnv, ReferencePlayer
+from agentsgym import ConfigError, LearningCurve, PolicyAgent, RolloutStore, TrainingRun, evaluate, tiny_policy
+from agentsgym.envs import PriceListEnv, TwentyQuestionsEnv
+from agentsgym.envs.PriceList import ReferencePlayer
 from agentsgym.envs.TwentyQuestions import ImitationPlayer
 from agentsgym.evaluation.compare import compare
-from agentsgym.observers.learning_curve import LearningCurve
 from agentsgym.recipes import run as run_module
-from agentsgym.recipes.run import TrainingRun
 from agentsgym.recipes.train import prepare
 from agentsgym.recipes.warm_start import play_demonstrations, stored_demonstrations
 from agentsgym.reports.plots import curve_of

@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tool_episodes_exact import canonical
 
-from agentsgym import ConfigError, StopReason, TemplateError, Trajectory, audit
+from agentsgym import ConfigError, StopReason, TemplateError, Trajectory, audit, tiny_policy
 from agentsgym.testing import chat_tokenizer
-from agentsgym.tiny import tiny_policy
 
 CHAT = [
     {"role": "system", "content": "You play."},
@@ -28,10 +27,6 @@ CHAT = [
     {"role": "assistant", "content": "Eight."},
 ]
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"where": "north"}'}}
-
-
-def again(tokenizer: Any, played: Trajectory, **options: Any) -> Trajectory:
-    return Trajectory.from_messages(tokenizer, played.messages, played.turn_rewards, **options)
 
 
 @settings(max_examples=60, deadline=None)
@@ -46,7 +41,7 @@ def test_the_messages_of_a_rollout_give_its_record(name: str, seed: int, history
         with pytest.raises(TemplateError, match=re.escape(str(refused))):
             Trajectory.from_messages(tokenizer, CHAT[1:], 1.0, history=history)
         return
-    made = again(tokenizer, played, history=history)
+    made = Trajectory.from_messages(tokenizer, played.messages, played.turn_rewards, history=history)
     assert made.token_ids == played.token_ids
     assert made.agent_token_mask == played.agent_token_mask
     assert made.per_token_rewards == played.per_token_rewards

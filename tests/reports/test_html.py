@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.errors import ConfigError
+from agentsgym import ConfigError, StopReason, Trajectory, Turn
 from agentsgym.reports.html import rollouts_html, trajectory_html
 from agentsgym.statistics.metrics import summarize
 from agentsgym.tiny import tiny_tokenizer
-from agentsgym.types import StopReason, Trajectory, Turn
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;\x1b[2J\u202e</style></div>{}"
 ALLOWED = {"div", "style", "p", "b", "i", "code", "span", "details", "summary"}

@@ -11,9 +11,7 @@ import threading
 import time
 from typing import Any
 
-from agentsgym.agents.base import Agent, AsyncAgent
-from agentsgym.envs.base import MultistepEnv
-from agentsgym.types import Action, Message, Trajectory, TurnRequest
+from agentsgym import Action, Agent, AsyncAgent, Message, MultistepEnv, Trajectory, TurnRequest
 
 RELEASE = threading.Event()  # ends what hangs
 PAIR = threading.Barrier(2)
@@ -69,7 +67,7 @@ class Parrot(Agent):
         self.requested.append(known)
         turn = request.agent_state[0] if request.agent_state else 0
         # What no process can be sent stays with the agent.
-        words = first_words(request.messages)
+        words = next(one["content"] for one in request.messages if one["role"] == "user").split()
         return Action(text=words[turn % len(words)], agent_state=(turn + 1, threading))
 
     def finish(self) -> None:
@@ -97,10 +95,6 @@ class AsyncParrot(AsyncAgent):
 
     def finish(self) -> None:
         self.finished += 1
-
-
-def first_words(messages: Any) -> list[str]:
-    return next(message["content"] for message in messages if message["role"] == "user").split()
 
 
 def tasks(*scripts: str) -> list[dict[str, Any]]:

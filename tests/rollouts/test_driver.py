@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.errors import AgentError, ConfigError
+from agentsgym import Action, AgentError, ConfigError, TurnRequest
 from agentsgym.interruptions import Interruption
 from agentsgym.rollouts.driver import drive
-from agentsgym.types import Action, TurnRequest
 
 
 def episode(name: str, num_turns: int, log: list[str] | None = None) -> Generator[TurnRequest, Action, Any]:

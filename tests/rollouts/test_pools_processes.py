@@ -16,11 +16,9 @@ import psutil
 import pytest
 from playground import AsyncParrot, Parrot, Playground, tasks, texts
 
-from agentsgym.errors import ConfigError
-from agentsgym.rollouts.process_pool import EnvProcessPool
+from agentsgym import Action, ConfigError, EnvProcessPool, StopReason, ToolCall, Trajectory
 from agentsgym.rollouts.workers.wire import WireAction, to_wire
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, StopReason, ToolCall, Trajectory
 
 ROOT = Path(__file__).parent.parent.parent
 TOKENIZER = chat_tokenizer()

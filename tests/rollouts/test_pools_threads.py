@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 from playground import RELEASE, AsyncParrot, Parrot, Playground, tasks, texts
 
-from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.errors import ConfigError
-from agentsgym.rollouts.thread_pool import EnvThreadPool
+from agentsgym import Action, ConfigError, EnvThreadPool, ScriptedAgent, StopReason
 from agentsgym.testing import chat_tokenizer
-from agentsgym.types import Action, StopReason
 
 LIMIT = 0.3
 

@@ -17,9 +17,8 @@ from served_games import Game, guesses, live, running
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from agentsgym import Action, EnvThreadPool, ScriptedAgent, ToolCall, check_env
+from agentsgym import Action, ConfigError, EnvThreadPool, ScriptedAgent, ToolCall, check_env
 from agentsgym.envs import OpenEnvEnv
-from agentsgym.errors import ConfigError
 from agentsgym.serving.server import MAX_MESSAGE_BYTES, EpisodeServer
 
 

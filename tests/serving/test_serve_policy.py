@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from program_client import Client, RecordingAgent, user
 
-from agentsgym import Action, RolloutStore, TurnRequest, serve_policy
-from agentsgym.errors import AgentsGymError, ConfigError, EnvError
+from agentsgym import Action, AgentsGymError, ConfigError, EnvError, RolloutStore, TurnRequest, serve_policy
 from agentsgym.testing import chat_tokenizer
 
 TOKENIZER = chat_tokenizer()

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentsgym.store.reader import RolloutStore
-from agentsgym.types import StopReason, Trajectory, Turn
+from agentsgym import RolloutStore, StopReason, Trajectory, Turn
 
 ROOT = Path(__file__).parents[2]
 

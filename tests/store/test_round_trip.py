@@ -20,12 +20,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.errors import ConfigError, StoreError
+from agentsgym import ConfigError, RolloutStore, StopReason, StoreError, Trajectory, Turn
 from agentsgym.store.columns import record_from_row, rollouts_to_table
-from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout, record_from_line, record_to_line
 from agentsgym.store.values import Unkept, from_json, to_json
-from agentsgym.types import StopReason, Trajectory, Turn
 
 FLOATS = st.floats(width=64) | st.sampled_from([math.nan, -0.0, math.inf, -math.inf])
 TEXTS = st.text(st.characters(), max_size=6) | st.just("\ud83d\ude00")  # halves that are not to become one character

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from stored import indices_of, rollout, run_python, stored
 
-from agentsgym.errors import ConfigError, StoreError
+from agentsgym import ConfigError, RolloutStore, StoreError
 from agentsgym.store import parts, writer
-from agentsgym.store.reader import RolloutStore
 
 
 def num_parts(path: Path) -> int:

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_chat import tokenizer_of, user
 
-from agentsgym.errors import TemplateError
+from agentsgym import Action, TemplateError, ToolCall
 from agentsgym.tokens.branches import BranchingTranscript
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.tokens.transcript import Transcript
-from agentsgym.types import Action, ToolCall
 
 KINDS = ["chatml", "llama3", "inst"]
 LOOK: Any = {

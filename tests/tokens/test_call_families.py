@@ -6,15 +6,13 @@ import pytest
 from chat_families import tokenizer_for
 from faulty_envs import HasATool
 from test_tool_calls import CALLS, TOOLS, read, written_turn
+from tool_game import add
 
-from agentsgym import ScriptedAgent
-from agentsgym.envs.check.run import check_env
-from agentsgym.envs.Tools import ToolEnv
-from agentsgym.errors import ConfigError
+from agentsgym import Action, ConfigError, ScriptedAgent, ToolCall, check_env
+from agentsgym.envs import ToolEnv
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tokens.calls.reader import CallReader
 from agentsgym.tokens.transcript import ChatFormat, Transcript
-from agentsgym.types import Action, ToolCall
 
 _TURNS = (
     "{{% for m in messages %}}{{% if m.role == 'tool' %}}<|im_start|>tool\n{result}<|im_end|>\n{{% else %}}"
@@ -131,16 +129,6 @@ def test_a_call_whose_id_names_the_tool_has_such_an_id_on_record() -> None:
         assert text.count(f"<|tool_call_begin|>functions.{named}<|tool_call_argument_begin|>") == 1
         assert text.count(f"## Return of functions.{named}\n") == 1
     assert transcript.token_ids == transcript.chat_format.render(transcript.messages)
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: The first.
-        b: The second.
-    """
-    return a + b
 
 
 TASK = {"question": "1 + 2?", "answer": "3"}

@@ -9,9 +9,8 @@ from chat_families import TRL_TEMPLATES, family, full_render, text_of
 from recorded_chat import user
 from tool_chat import TOOLS, one_round, tool_family
 
-from agentsgym.errors import TemplateError
+from agentsgym import Action, TemplateError
 from agentsgym.tokens.transcript import ChatFormat, Transcript
-from agentsgym.types import Action
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exact_tokens.md").read_text(encoding="utf-8")
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from recorded_chat import record, user
 from tokenizers import AddedToken
 
-from agentsgym.errors import TemplateError
+from agentsgym import Action, TemplateError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tokens.transcript import ChatFormat, Transcript
-from agentsgym.types import Action
 
 _HEADER = "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
 _ASSISTANT = "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
@@ -155,13 +154,10 @@ def test_a_control_token_that_swallows_the_space_in_front_of_an_answer_does_so_h
     template = TEMPLATES["Zephyr"]
     tokenizer = tokenizer_for(template)
     names = CONTROL.findall(template.replace("{{ m.role }}", "user") + "<|assistant|>")
-    tokenizer.add_tokens([*map(_swallowing, {*names} - {"</s>"})], special_tokens=True)
+    added = [AddedToken(name, special=True, rstrip=True) for name in {*names} - {"</s>"}]
+    tokenizer.add_tokens(added, special_tokens=True)
     transcript = record(tokenizer, (None, "go", [(" left", "on"), ("\n", " now")]))
     assert transcript.token_ids == full_render(tokenizer, transcript.messages)
-
-
-def _swallowing(name: str) -> Any:
-    return AddedToken(name, special=True, rstrip=True)
 
 
 def test_gpt_oss_writes_its_text_in_the_channel_of_answers() -> None:

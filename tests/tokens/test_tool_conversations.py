@@ -18,9 +18,8 @@ from tool_chat import (
     tool_render,
 )
 
-from agentsgym.errors import TemplateError
+from agentsgym import Action, TemplateError, ToolCall
 from agentsgym.tokens.transcript import ChatFormat, Transcript
-from agentsgym.types import Action, ToolCall
 
 PRINTING = [
     name for name in [*OWN_TEMPLATES, *TRL_TEMPLATES] if ChatFormat.of(tool_family(name), append=False).prints_calls

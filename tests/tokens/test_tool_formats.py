@@ -22,13 +22,11 @@ from tool_chat import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from agentsgym import Action, MultistepEnv, ScriptedAgent, StopReason
-from agentsgym.errors import TemplateError
+from agentsgym import Action, MultistepEnv, ScriptedAgent, StopReason, TemplateError, ToolCall
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tokens import chat_format as chat_format_module
 from agentsgym.tokens.tool_messages import short_id, strings_in, with_strings
 from agentsgym.tokens.transcript import ChatFormat, Transcript
-from agentsgym.types import ToolCall
 
 UNMARKED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 

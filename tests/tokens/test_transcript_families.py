@@ -10,9 +10,8 @@ from chat_families import FAMILIES, NAMES, TRL_TEMPLATES, family, full_render, t
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentsgym.errors import TemplateError
+from agentsgym import Action, Message, TemplateError
 from agentsgym.tokens.transcript import ChatFormat, Transcript
-from agentsgym.types import Action, Message
 
 ANOTHER = "set tokenizer.chat_template to one that prints every message once"
 RERENDER = 'env_config["history"] = "rerender"'

@@ -7,15 +7,11 @@ import pytest
 from guess_game import Counting, GuessEnv, tasks
 from test_transcript_formats import LetterTokenizer
 
-from agentsgym import evaluate
-from agentsgym.agents.policy.agent import PolicyAgent
-from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.envs.check.run import check_env
-from agentsgym.errors import ConfigError
+from agentsgym import ConfigError, PolicyAgent, ScriptedAgent, check_env, evaluate, imitate, tiny_policy
 from agentsgym.testing import chat_tokenizer
-from agentsgym.tiny import tiny_policy, tiny_tokenizer
+from agentsgym.tiny import tiny_tokenizer
 from agentsgym.tokens.unknown_words import unknown_id, unknown_words
-from agentsgym.training.selection.imitate import imitate, tiny_imitation_config
+from agentsgym.training import tiny_imitation_config
 
 WORDS = ["You are in the hall.", "It is a clock?", *"123456789"]
 

@@ -11,13 +11,12 @@ from recorded_chat import user
 from tokenizers import AddedToken
 from tool_chat import TOOLS
 
-from agentsgym.errors import ConfigError
+from agentsgym import Action, ConfigError
 from agentsgym.testing import chat_tokenizer
 from agentsgym.tokens.chat_format import ChatFormat
 from agentsgym.tokens.chat_template import Template
 from agentsgym.tokens.control_tokens import unmarked_controls
 from agentsgym.tokens.transcript import Transcript
-from agentsgym.types import Action
 
 THINKING = ("<think>", "</think>")
 CALLS = ("<tool_call>", "</tool_call>")

@@ -13,10 +13,7 @@ from games import policy, settings, tasks
 from launch import leave
 from test_asynchronous import UnevenGame
 
-from agentsgym.agents.policy.agent import CopiedPolicyAgent
-from agentsgym.store.reader import RolloutStore
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import Action, TurnRequest
+from agentsgym import Action, CopiedPolicyAgent, GRPOEnvTrainer, RolloutStore, TurnRequest
 
 
 def main(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,22 @@ from typing import Any
 import torch
 from datasets import Dataset
 from number_games import NUMBERS, GuessNumber, SayBlue
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainingArguments
 
-from agentsgym.agents.base import Agent
-from agentsgym.tiny import tiny_policy
-from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.training.objectives.demonstrations import Demonstrations
-from agentsgym.training.trainer import GRPOEnvTrainer
+from agentsgym import Agent, Demonstrations, GRPOEnvConfig, GRPOEnvTrainer, tiny_policy
+from agentsgym.training.generation.batch import GenerationBatch
 
 __all__ = ["NUMBERS", "GuessNumber", "SayBlue"]  # the games, beside what stands here
 # Before transformers 5.23, the setting has its earlier name.
 NEW_NAME = hasattr(TrainingArguments, "activation_checkpointing")
+CLOCKS = {
+    "step_time",
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+    "train_loss",
+    "total_flos",
+}
 RECOMPUTED: dict[str, Any] = {"activation_checkpointing" if NEW_NAME else "gradient_checkpointing": True}
 WORDS = [
     f"Guess a number from one to six. Higher. Lower. A number, please. {' '.join(NUMBERS)}",
@@ -107,6 +113,40 @@ def trainer_of(
 def logged(trainer: GRPOEnvTrainer, name: str) -> list[float]:
     """What was logged under a name, oldest first."""
     return [log[name] for log in trainer.state.log_history if name in log]
+
+
+def history(trainer: GRPOEnvTrainer, key: str = "loss") -> list[dict[str, Any]]:
+    """What was logged of training, or with another key, clocks left out."""
+    logs = [log for log in trainer.state.log_history if key in log]
+    return [{name: value for name, value in log.items() if name not in CLOCKS} for log in logs]
+
+
+def weights(trainer: GRPOEnvTrainer) -> dict[str, torch.Tensor]:
+    """Copies of the policy's weights."""
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def recording(trainer: GRPOEnvTrainer) -> list[GenerationBatch]:
+    """What the trainer plays from now on."""
+    played: list[GenerationBatch] = []
+    play = trainer.generator.generate
+
+    def recorded(*args: Any, **kwargs: Any) -> GenerationBatch:
+        played.append(play(*args, **kwargs))
+        return played[-1]
+
+    trainer.generator.generate = recorded  # type: ignore[method-assign]
+    return played
+
+
+class Snapshots(TrainerCallback):
+    """The weights after each optimizer step."""
+
+    def __init__(self, model: Any) -> None:
+        self.weights = {0: copy.deepcopy(model.state_dict())}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.weights[state.global_step] = copy.deepcopy(model.state_dict())
 
 
 def has_moved(trainer: GRPOEnvTrainer, weights: int = 0) -> bool:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from games import GuessNumber
 
-from agentsgym import Agent, AsyncAgent, Criterion, Judge
-from agentsgym.types import Action, TurnRequest
+from agentsgym import Action, Agent, AsyncAgent, Criterion, Judge, TurnRequest
 
 
 def verdict(request: TurnRequest) -> Action:

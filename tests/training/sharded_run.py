@@ -26,12 +26,10 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
+from agentsgym import GRPOEnvTrainer, NonFiniteError, PolicyAgent, SamplingParams
 from agentsgym.agents.policy.sharded import ShardedPolicyAgent
 from agentsgym.agents.trained import BatchStart
-from agentsgym.errors import NonFiniteError
 from agentsgym.rollouts.driver import drive
-from agentsgym.training.trainer import GRPOEnvTrainer
 from agentsgym.versions import CACHE_NAMES
 
 NUM_RANKS = int(os.environ.get("WORLD_SIZE", "1"))

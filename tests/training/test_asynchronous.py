@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from datasets import Dataset
-from games import GuessNumber, policy, settings, tasks
+from games import GuessNumber, Snapshots, policy, settings, tasks
 from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 
@@ -44,16 +44,6 @@ class UnevenGame(GuessNumber):
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
         self.seeds = {**getattr(self, "seeds", {}), session_id: task_data["seed"]}
         return super()._initialize_episode(session_id, task_data)
-
-
-class Snapshots(TrainerCallback):
-    """The weights after each optimizer step."""
-
-    def __init__(self, model: Any) -> None:
-        self.weights = {0: copy.deepcopy(model.state_dict())}
-
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self.weights[state.global_step] = copy.deepcopy(model.state_dict())
 
 
 class Slow(TrainerCallback):

@@ -20,7 +20,7 @@ from peft import LoraConfig
 from test_trl_interface import LOSS_TYPES, Batch, parameter_gradients, played, prepared
 from trl import GRPOConfig, GRPOTrainer
 
-from agentsgym.errors import ConfigError
+from agentsgym import ConfigError, GRPOEnvTrainer
 from agentsgym.training._trl import TRLInterface
 from agentsgym.training.tensors.importance import (
     CORRECTIONS,
@@ -30,7 +30,6 @@ from agentsgym.training.tensors.importance import (
     importance_sampling_ratio,
     row_log_ratios,
 )
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 TRL_MODES = [mode for mode in CORRECTIONS if mode != "geometric_mask"]
 

@@ -13,8 +13,7 @@ import pytest
 from datasets import Dataset, IterableDataset
 from games import GuessNumber, logged, trainer_of
 
-from agentsgym.errors import ConfigError
-from agentsgym.training.selection.curriculum import Curriculum
+from agentsgym import ConfigError, Curriculum
 
 pytestmark = pytest.mark.filterwarnings("default")
 

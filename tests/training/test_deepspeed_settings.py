@@ -12,9 +12,8 @@ import pytest
 from accelerate.utils import DistributedType
 from games import policy, settings
 
-from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym import ConfigError, MissingDependencyError, PolicyAgent
 from agentsgym.agents.policy.sharded import ShardedPolicyAgent, policy_agent_type
-from agentsgym.errors import ConfigError, MissingDependencyError
 from agentsgym.training import zero
 from agentsgym.training.lifecycle.checkpoint_files import write_manifest
 from agentsgym.training.lifecycle.resuming import facts_of, find_resume_point

@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_trl_interface import ROWS_WITH_FAILURES, prepared
 
-from agentsgym import Distillation, PolicyAgent
+from agentsgym import ConfigError, Distillation, PolicyAgent, tiny_policy
 from agentsgym.batch.layouts import trajectory_rows
-from agentsgym.errors import ConfigError
-from agentsgym.tiny import tiny_policy
 from agentsgym.training.objectives.distillation import TeacherAdvantages, added_advantages
 from agentsgym.training.tensors.scoring import plain_logprobs
 from agentsgym.training.tensors.token_batch import TokenBatch

@@ -10,11 +10,9 @@ import torch
 from games import GuessNumber, TextAgent, policy
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from agentsgym.agents.policy.agent import PolicyAgent, SamplingParams
+from agentsgym import ConfigError, Message, PolicyAgent, SamplingParams, StopReason, Trajectory, Turn, logprob_gap
 from agentsgym.batch.views import transitions
-from agentsgym.errors import ConfigError
-from agentsgym.training.drift import Drift, logprob_gap
-from agentsgym.types import Message, StopReason, Trajectory, Turn
+from agentsgym.training.drift import Drift
 
 TASKS = [{"seed": seed} for seed in range(3)]
 

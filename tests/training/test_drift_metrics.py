@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from test_drift import perturbed, sampled
 from trl import GRPOTrainer
 
+from agentsgym import audit, logprob_gap
 from agentsgym.batch.layouts import trajectory_rows
-from agentsgym.record_audit import audit
-from agentsgym.training.drift import logprob_gap
 from agentsgym.training.tensors.importance import LogprobGapSums, difference_metrics, gap_metrics
 from agentsgym.training.tensors.token_batch import TokenBatch
 
@@ -94,17 +93,16 @@ def test_without_a_token_there_is_no_drift_and_every_name(shape: tuple[int, int]
 @given(st.lists(st.tuples(st.floats(-30, 0), st.floats(-30, 0)), min_size=1, max_size=20))
 def test_the_metrics_hold_their_inequalities(pairs: list[tuple[float, float]]) -> None:
     recorded, recomputed = (torch.tensor([row], dtype=torch.float64) for row in zip(*pairs, strict=True))
-    metrics = {name.removeprefix("sampling/"): value for name, value in _of(recorded, recomputed).items()}
+    metrics = {
+        name.removeprefix("sampling/"): value
+        for name, value in drift_metrics(recorded, recomputed, torch.ones_like(recorded)).items()
+    }
     low, mean, high = (metrics[f"importance_sampling_ratio/{what}"] for what in ("min", "mean", "max"))
     assert 0 < low <= mean * (1 + 1e-9)
     assert mean <= high * (1 + 1e-9)
     assert metrics["kl/k3"] >= 0
     assert abs(metrics["kl/k1"]) <= metrics["sampling_logp_difference/mean"] * (1 + 1e-9) + 1e-12
     assert metrics["sampling_logp_difference/mean"] <= metrics["sampling_logp_difference/max"] * (1 + 1e-9)
-
-
-def _of(recorded: torch.Tensor, recomputed: torch.Tensor) -> dict[str, float]:
-    return drift_metrics(recorded, recomputed, torch.ones_like(recorded))
 
 
 def test_the_metrics_of_a_batch_are_the_gap_of_its_trajectories() -> None:

@@ -15,10 +15,8 @@ import torch
 from games import GuessNumber, logged, policy, settings, tasks, trainer_of
 from transformers import TrainerCallback
 
-from agentsgym.errors import ConfigError
-from agentsgym.rollouts.process_pool import EnvProcessPool
+from agentsgym import ConfigError, EnvProcessPool, GRPOEnvTrainer
 from agentsgym.rollouts.worker_set import WorkerLimits
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 
 class SometimesStuck(GuessNumber):

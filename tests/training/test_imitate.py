@@ -14,16 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from trl import SFTTrainer
 from trl.trainer import base_trainer
 
-from agentsgym.errors import ConfigError
-from agentsgym.tiny import tiny_policy
-from agentsgym.training.selection.imitate import (
-    bucketed_order,
-    imitate,
-    imitation_config,
-    imitation_rows,
-    tiny_imitation_config,
-)
-from agentsgym.types import StopReason, Trajectory, Turn
+from agentsgym import ConfigError, StopReason, Trajectory, Turn, imitate, tiny_policy
+from agentsgym.training import tiny_imitation_config
+from agentsgym.training.selection.imitate import bucketed_order, imitation_config, imitation_rows
 
 QUESTIONS = ["Is it alive?", "Is it red?", "Is it a clock?", "Is it a dog?"]
 IGNORED = -100

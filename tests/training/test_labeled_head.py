@@ -19,11 +19,10 @@ from transformers import AutoModelForCausalLM
 from trl.kernels import chunked_logprob
 from trl.trainer.utils import add_fused_lm_head
 
+from agentsgym import GRPOEnvTrainer, logprob_gap
 from agentsgym.training._trl import TRLInterface
-from agentsgym.training.drift import logprob_gap
 from agentsgym.training.tensors import scoring
 from agentsgym.training.tensors.scoring import head_logits, score_labeled_only, trunk_of
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 PICTURES = ["....AA..A.", "...AAAAAAA", "AA........"]  # '.' given, 'A' an agent's
 TEMPERATURE = 0.7

@@ -16,9 +16,7 @@ from games import SayBlue, correcting, policy, settings, tasks, trainer_of
 from test_folded_weights import Noisy
 from test_trl_interface import EPSILON, Batch
 
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import Trajectory
+from agentsgym import GRPOEnvTrainer, ScoredRollout, Trajectory
 
 STEPS = {
     "num_iterations": 2,

@@ -11,9 +11,8 @@ import torch
 from games import GuessNumber, logged, policy, settings, tasks
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 
-from agentsgym.errors import ConfigError
+from agentsgym import ConfigError, GRPOEnvTrainer
 from agentsgym.training._trl import TRLInterface
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 
 def lora(**changes: Any) -> LoraConfig:

@@ -10,8 +10,7 @@ import torch
 from games import logged, policy, settings, tasks
 from programs import SayBlueTwice
 
-from agentsgym import CopiedPolicyAgent, GRPOEnvTrainer, RolloutStore
-from agentsgym.errors import ConfigError
+from agentsgym import ConfigError, CopiedPolicyAgent, GRPOEnvTrainer, RolloutStore
 
 
 def trainer_of(folder: Path, *, is_ahead: bool = False, **changes: Any) -> GRPOEnvTrainer:

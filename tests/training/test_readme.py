@@ -10,8 +10,7 @@ from typing import Any, cast
 import pytest
 from trl import GRPOConfig
 
-from agentsgym.tiny import tiny_policy
-from agentsgym.training.config import GRPOEnvConfig
+from agentsgym import GRPOEnvConfig, tiny_policy
 
 README = Path(__file__).parents[2] / "README.md"
 # What a game returns, and numbers that a policy may answer.

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from games import TextAgent, has_moved, logged, tasks, trainer_of
+from games import TextAgent, has_moved, history, logged, tasks, trainer_of
 from test_selection import IMPOSSIBLE
 from test_trl_interface import prepared
 
+from agentsgym import AgentsGymError, ConfigError, GRPOEnvTrainer
 from agentsgym.credit.assignment import uninformative_task_groups
-from agentsgym.errors import AgentsGymError, ConfigError
 from agentsgym.training.generation import generator
 from agentsgym.training.generation.batch import GenerationBatch
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 RESAMPLE: dict[str, Any] = {"zero_variance_groups": "resample"}
 
@@ -169,11 +168,6 @@ def test_equal_seeds_draw_equal_tasks_and_others_do_not(tmp_path: Path) -> None:
     assert len({tuple(drawn[0][start : start + 8]) for start in (0, 8, 16)}) == 3  # each generation draws its own
 
 
-def without_clocks(trainer: GRPOEnvTrainer) -> list[dict[str, Any]]:
-    logs = [log for log in trainer.state.log_history if "loss" in log]
-    return [{name: value for name, value in log.items() if name != "step_time"} for log in logs]
-
-
 @pytest.mark.parametrize("layout", ["trajectory", "turn"])
 def test_two_runs_are_equal_and_so_is_a_resumed_one(layout: str, tmp_path: Path) -> None:
     changes = {"dataset": mixed(20, 8), "max_steps": 4, "layout": layout, **RESAMPLE}
@@ -183,8 +177,8 @@ def test_two_runs_are_equal_and_so_is_a_resumed_one(layout: str, tmp_path: Path)
     second.train()
     resumed = trainer_of(tmp_path / "resumed", weights=1, **changes)
     resumed.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-2"))
-    assert without_clocks(first) == without_clocks(second)
-    assert without_clocks(resumed)[2:] == without_clocks(second)[2:]
+    assert history(first) == history(second)
+    assert history(resumed)[2:] == history(second)[2:]
     assert sum(logged(first, "groups/resampled")) > 0
     assert has_moved(first)
     assert all(map(torch.equal, resumed.model.parameters(), second.model.parameters()))

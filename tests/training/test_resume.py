@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from games import RECOMPUTED, GuessNumber, SayBlue, demonstrated, policy, settings, tasks, trainer_of
+from games import RECOMPUTED, GuessNumber, SayBlue, demonstrated, history, policy, settings, tasks, trainer_of, weights
 from transformers import TrainerCallback
 
-from agentsgym.errors import ConfigError
+from agentsgym import ConfigError, GRPOEnvTrainer
 from agentsgym.training.lifecycle.checkpoint_files import MANIFEST
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 LAG = {"per_device_train_batch_size": 4, "steps_per_generation": 2}
 SCHEDULES = {
@@ -35,29 +34,11 @@ SCHEDULES = {
         "demonstrations": demonstrated(batch_size=2),
     },
 }
-CLOCKS = {
-    "step_time",
-    "train_runtime",
-    "train_samples_per_second",
-    "train_steps_per_second",
-    "train_loss",
-    "total_flos",
-}
 
 
 def unseeded(num_tasks: int = 8) -> Dataset:
     """Tasks whose seeds the trainer chooses."""
     return Dataset.from_list([{"task_data": {"number": number}} for number in range(num_tasks)])
-
-
-def history(trainer: GRPOEnvTrainer) -> list[dict[str, Any]]:
-    """What was logged of training, clocks left out."""
-    logs = [log for log in trainer.state.log_history if "loss" in log]
-    return [{name: value for name, value in log.items() if name not in CLOCKS} for log in logs]
-
-
-def weights(trainer: GRPOEnvTrainer) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
 
 
 def assert_equal_weights(one: GRPOEnvTrainer, other: GRPOEnvTrainer) -> None:

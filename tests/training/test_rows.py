@@ -12,17 +12,14 @@ from games import GuessNumber, SayBlue, policy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentsgym.agents.base import Agent
+from agentsgym import Agent, ConfigError, StopReason, TaskError, Trajectory, Turn, register
 from agentsgym.batch.layouts import Layout, trajectory_rows, turn_rows
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.envs.datasets.environments import Environments, group_seeds
-from agentsgym.envs.datasets.registry import register
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.errors import ConfigError, TaskError
 from agentsgym.rollouts.driver import drive
 from agentsgym.testing import chat_tokenizer
 from agentsgym.training.tensors.loss_types import LOSS_TYPES
 from agentsgym.training.tensors.token_batch import TokenBatch
-from agentsgym.types import StopReason, Trajectory, Turn
 
 TOKENIZER = policy()[1]
 GUESS, BLUE = "tests.GuessNumber", "tests.SayBlue"

@@ -1,7 +1,8 @@
-"""A whole training run through its one object: what it keeps, what it writes, and what a signal leaves of it."""
+"""A whole training run through its one object: what it keeps and writes, what a signal and its end leave."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -12,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from games import GuessNumber, TextAgent, policy, settings, tasks
-from transformers import AutoModelForCausalLM, TrainerCallback
+from games import RECOMPUTED, GuessNumber, TextAgent, policy, settings, tasks, trainer_of
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import ModelConfig
 
-from agentsgym import ConfigError, TrainingRun, register
+from agentsgym import ConfigError, PolicyAgent, SamplingParams, TrainingRun, register
 from agentsgym.recipes import scripts
 
 
@@ -192,3 +193,49 @@ def test_the_whole_run_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert written == {
         "model", "learning_curve.png", "transcripts_before.txt", "transcripts_after.txt", "summary.json",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{}, RECOMPUTED, {"num_iterations": 2}])
+def test_a_trained_model_is_saved_as_it_plays(changes: dict[str, Any], tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, **changes)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "model"))
+    trained, reloaded = trainer.model, AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert trained.config.use_cache
+    assert reloaded.config.use_cache
+    games = []
+    for model in (trained, reloaded):
+        agent = PolicyAgent(model, tokenizer, sampling=SamplingParams(temperature=0.0), max_turn_tokens=4)
+        played = GuessNumber(tokenizer).rollout([{"seed": seed} for seed in range(4)], agent)
+        games.append([game.token_ids for game in played])
+    assert games[0] == games[1]
+    ids = torch.tensor([games[0][0]])
+    with torch.no_grad():
+        assert torch.equal(trained.eval()(input_ids=ids).logits, reloaded(input_ids=ids).logits)
+
+
+def test_a_trained_model_generates_with_its_cache(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    trainer.train()
+    widths: list[int] = []
+    trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    prompt = {"input_ids": torch.tensor([[6, 7, 8]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    trainer.model.eval().generate(**prompt, do_sample=False, max_new_tokens=4, min_new_tokens=4)
+    assert widths == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_copy_of_a_trained_model_runs_on_its_own_weights(bf16: bool, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, bf16=bf16)
+    trainer.train()
+    model, ids = trainer.model.eval(), torch.tensor([[6, 7, 8]])
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+        twin = copy.deepcopy(model)
+        assert torch.allclose(twin(input_ids=ids).logits, before, atol=0.1 if bf16 else 0.0)
+        twin.lm_head.weight.zero_()
+        assert (twin(input_ids=ids).logits == 0).all()
+        assert torch.equal(model(input_ids=ids).logits, before)

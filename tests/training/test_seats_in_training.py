@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from games import NUMBERS, logged, policy, settings, tasks
+from games import NUMBERS, logged, policy, recording, settings, tasks
 
+from agentsgym import ConfigError, GRPOEnvTrainer, MultistepEnv, ScoredRollout, StopReason, Trajectory, Turn
 from agentsgym.batch.layouts import trajectory_rows
 from agentsgym.credit.assignment import AdvantageAssigner, TokenAdvantages, uninformative_task_groups
 from agentsgym.credit.components import attribute_rewards
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.envs.base import MultistepEnv
-from agentsgym.errors import ConfigError
 from agentsgym.training.metrics.rollouts import RolloutSummary, rollout_metrics
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import StopReason, Trajectory, Turn
 
 PLAIN: dict[str, Any] = {
     "advantage_estimator": "return_to_go",
@@ -61,14 +57,7 @@ def trainer_of(folder: Path, *, reported: bool = True, **changes: Any) -> GRPOEn
 def test_each_seats_tokens_get_what_the_seat_earned(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, **PLAIN)
     dataset: Any = trainer.train_dataset
-    played: list[Any] = []
-    generate = trainer.generator.generate
-
-    def noted(*args: Any) -> Any:
-        played.append(generate(*args))
-        return played[-1]
-
-    trainer.generator.generate = noted  # type: ignore[method-assign]
+    played = recording(trainer)
     batch = trainer._generate_and_score_completions([dataset[i // 4] for i in range(8)])
     trajectories: Sequence[Trajectory] = played[0].trajectories
     assert any(one.final_reward for one in trajectories)

@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from games import TextAgent, has_moved, logged, settings, tasks
+from games import TextAgent, has_moved, logged, recording, settings, tasks
 from hypothesis import given
 from hypothesis import strategies as st
 from test_trl_interface import prepared
 
+from agentsgym import GRPOEnvConfig, GRPOEnvTrainer, ScoredRollout, StopReason, Trajectory, Turn
 from agentsgym.credit.assignment import AdvantageAssigner, filter_rollouts, uninformative_task_groups
 from agentsgym.credit.registry import get_estimator
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.generation.batch import GenerationBatch
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import StopReason, Trajectory, Turn
 
 IMPOSSIBLE = 99  # no number that anybody can express, so that all rollouts of the task have one reward
 ROWS = [{"task_data": {"seed": seed}} for seed in (0, 0, 0, 0, 1, 1, 1, 1)]
@@ -142,14 +139,7 @@ def test_whole_groups_are_dropped_and_nothing_else_changes(groups: list[int]) ->
 
 def recorded(trainer: GRPOEnvTrainer, rows: list[dict[str, Any]]) -> tuple[GenerationBatch, dict[str, Any]]:
     """A generation batch and what was played for it."""
-    played: list[GenerationBatch] = []
-    play = trainer.generator.generate
-
-    def noted(*args: Any, **kwargs: Any) -> GenerationBatch:
-        played.append(play(*args, **kwargs))
-        return played[-1]
-
-    trainer.generator.generate = noted  # type: ignore[method-assign]
+    played = recording(trainer)
     batch = trainer._generate_and_score_completions(rows)
     return played[0], batch
 

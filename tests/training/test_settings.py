@@ -14,11 +14,9 @@ from games import settings
 from transformers import HfArgumentParser
 from trl import GRPOConfig, TrlParser
 
+from agentsgym import ConfigError, EnvThreadPool, GRPOEnvConfig
 from agentsgym.credit.gae import turn_gae
 from agentsgym.credit.registry import get_estimator
-from agentsgym.errors import ConfigError
-from agentsgym.rollouts.thread_pool import EnvThreadPool
-from agentsgym.training.config import GRPOEnvConfig
 from agentsgym.training.tensors.importance import ImportanceCorrection
 from agentsgym.training.validation import _TRL_CHECKS, _UNSUPPORTED
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from games import correcting, settings
 
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.errors import ConfigError
+from agentsgym import ConfigError, ScoredRollout
 from agentsgym.training.tensors.loss_types import LOSS_TYPES
 from agentsgym.training.validation import _COMBINATIONS
 

@@ -12,11 +12,9 @@ import torch
 from games import GuessNumber, logged, settings, tasks, trainer_of
 from transformers import HfArgumentParser
 
+from agentsgym import GRPOEnvConfig, RolloutStore, StoreError
 from agentsgym.envs.datasets.registry import class_path
-from agentsgym.errors import StoreError
 from agentsgym.store import parts
-from agentsgym.store.reader import RolloutStore
-from agentsgym.training.config import GRPOEnvConfig
 
 
 def test_every_rollout_is_kept_as_it_was_trained_on(tmp_path: Path) -> None:

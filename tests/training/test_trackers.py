@@ -17,12 +17,10 @@ from trackio.sqlite_storage import SQLiteStorage
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TrackioCallback
 
-from agentsgym.errors import ConfigError
+from agentsgym import ConfigError, GRPOEnvTrainer, StopReason, Trajectory
 from agentsgym.observers.shown import COLUMNS, Conversation, send_conversations
 from agentsgym.training.metrics.registry import GROUPS, metric_of
 from agentsgym.training.trackers import choose_metrics
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import StopReason, Trajectory
 
 
 class Watching(TrainerCallback):

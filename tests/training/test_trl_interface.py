@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -256,10 +255,6 @@ def test_trl_still_has_the_attribute(name: str, tmp_path: Path) -> None:
     assert hasattr(trainer, name), f"TRL no longer has GRPOTrainer.{name}: mend agentsgym/training/_trl.py"
 
 
-def first_arguments(method: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(inspect.unwrap(method)).parameters)
-
-
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -272,7 +267,7 @@ def first_arguments(method: Callable[..., Any]) -> list[str]:
 def test_trl_still_has_the_method(name: str, arguments: list[str]) -> None:
     method = getattr(GRPOTrainer, name, None)
     assert method is not None, f"TRL no longer has GRPOTrainer.{name}: mend agentsgym/training"
-    given = first_arguments(method)[: len(arguments)]
+    given = list(inspect.signature(inspect.unwrap(method)).parameters)[: len(arguments)]
     assert given == arguments, f"TRL's GRPOTrainer.{name} now takes {given}: mend agentsgym/training"
 
 

@@ -10,19 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from games import GuessNumber, policy, settings, tasks
+from games import GuessNumber, policy, recording, settings, tasks
 from test_trl_interface import ROWS, ROWS_WITH_FAILURES, Batch, logp_gradient, prepared
 
-from agentsgym.agents.policy.agent import PolicyAgent
+from agentsgym import ConfigError, GRPOEnvTrainer, Message, PolicyAgent, ScoredRollout, Trajectory
 from agentsgym.batch.layouts import LAYOUTS, turn_rows
 from agentsgym.batch.views import transitions
 from agentsgym.credit.registry import get_estimator
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.errors import ConfigError
 from agentsgym.training._trl import TRLInterface
 from agentsgym.training.generation.batch import GenerationBatch
-from agentsgym.training.trainer import GRPOEnvTrainer
-from agentsgym.types import Message, Trajectory
 
 LOSS_TYPES = ["dapo", "cispo", "dr_grpo", "luspo", "grpo", "sapo"]
 SCHEDULES: dict[str, dict[str, int]] = {
@@ -64,19 +60,6 @@ def rewriting(folder: Path, history: Any = newest, **changes: Any) -> GRPOEnvTra
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     return trainer
-
-
-def recording(trainer: GRPOEnvTrainer) -> list[GenerationBatch]:
-    """What the trainer plays from now on."""
-    played: list[GenerationBatch] = []
-    play = trainer.generator.generate
-
-    def recorded(*args: Any, **kwargs: Any) -> GenerationBatch:
-        played.append(play(*args, **kwargs))
-        return played[-1]
-
-    trainer.generator.generate = recorded  # type: ignore[method-assign]
-    return played
 
 
 def generation_gradient(trainer: GRPOEnvTrainer, rows: list[dict[str, Any]] = ROWS) -> list[torch.Tensor]:

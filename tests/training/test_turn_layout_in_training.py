@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from games import has_moved, logged, tasks, trainer_of
+from games import has_moved, history, logged, tasks, trainer_of
 from test_turn_layout import HISTORIES, SCHEDULES, newest, rewriting
 
 from agentsgym.training.trainer import GRPOEnvTrainer
@@ -47,11 +47,6 @@ def test_an_evaluation_of_rewritten_games_counts_each_of_them(history: Any, tmp_
     assert max(len(trajectory.segments) for trajectory in trainer.last_evaluation.trajectories) > 1
 
 
-def history_of(trainer: GRPOEnvTrainer) -> list[dict[str, Any]]:
-    logs = [log for log in trainer.state.log_history if "loss" in log]
-    return [{name: value for name, value in log.items() if name != "step_time"} for log in logs]
-
-
 def with_rewritten_games(folder: Path, **changes: Any) -> GRPOEnvTrainer:
     dataset = tasks(20)  # more than are played: where a dataset is gone through again, a resumed run shuffles it anew
     return trainer_of(folder, env_config={"history": newest}, layout="turn", **{"dataset": dataset, **changes})
@@ -66,8 +61,8 @@ def test_a_run_that_was_interrupted_goes_on_as_if_nothing_had_happened(schedule:
     first.train()
     resumed = with_rewritten_games(tmp_path / "second", weights=1, **changes)
     resumed.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-2"))
-    assert history_of(resumed)[2:] == history_of(straight)[2:]
-    assert any(abs(log["loss"]) > 0 for log in history_of(resumed)[2:])
+    assert history(resumed)[2:] == history(straight)[2:]
+    assert any(abs(log["loss"]) > 0 for log in history(resumed)[2:])
     ours, theirs = resumed.model.state_dict(), straight.model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
@@ -79,7 +74,7 @@ def test_an_evaluation_on_the_way_changes_no_number(tmp_path: Path) -> None:
     evaluated = with_rewritten_games(tmp_path, eval_strategy="steps", eval_steps=1, eval_dataset=tasks(3), **changes)
     evaluated.train()
     assert len(logged(evaluated, "eval_win_rate")) == 4
-    assert history_of(evaluated) == history_of(plain)
+    assert history(evaluated) == history(plain)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "luspo", "dapo"])

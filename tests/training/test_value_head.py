@@ -33,8 +33,7 @@ from value_heads import (
     with_some_head,
 )
 
-from agentsgym.errors import ConfigError
-from agentsgym.tiny import tiny_policy
+from agentsgym import ConfigError, tiny_policy
 from agentsgym.training.objectives.value_head import VALUE_HEAD_FILE
 
 both = pytest.mark.parametrize("kind", ["shared", "separate"])

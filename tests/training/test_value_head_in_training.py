@@ -13,9 +13,8 @@ from datasets import Dataset
 from games import GuessNumber, logged, policy, settings, tasks, trainer_of
 from test_resume import Interruption, assert_equal_weights, history, trained
 
-from agentsgym.errors import ConfigError
+from agentsgym import ConfigError, GRPOEnvTrainer
 from agentsgym.training.model_checks import check_parts
-from agentsgym.training.trainer import GRPOEnvTrainer
 
 KINDS = [
     {"advantage_estimator": "turn_gae", "value_head": "shared", "value_head_kwargs": {"learning_rate": 0.02}},

@@ -13,9 +13,8 @@ import pytest
 from vllm_engines import agent_of, scripted, started, wait_less
 from vllm_stub import StubServer, stub_servers
 
-from agentsgym.errors import AgentError, AgentsGymError, ConfigError
+from agentsgym import AgentError, AgentsGymError, ConfigError, TurnRequest
 from agentsgym.event_loop import agents_loop
-from agentsgym.types import TurnRequest
 
 
 @pytest.fixture(autouse=True)

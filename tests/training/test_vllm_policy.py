@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 from torch import multiprocessing
 from vllm_engines import MEETINGS, NUM_RANKS, UNEVEN, Engine, ScriptedGeneration, meet, scripted, session, started
 
+from agentsgym import Action, AgentError, AgentsGymError, ConfigError, GRPOEnvConfig, TurnRequest
 from agentsgym.agents.build import SamplingSettings, build_policy
 from agentsgym.agents.vllm import policy as vllm_policy
 from agentsgym.agents.vllm.lockstep import LockstepVLLMPolicyAgent
 from agentsgym.agents.vllm.policy import VLLMPolicyAgent
-from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.event_loop import run_coroutine
 from agentsgym.rollouts.driver import drive
-from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.types import Action, TurnRequest
 
 END = 2
 OF_SERVERS: dict[str, Any] = {"vllm_server_urls": (), "max_staleness": 0}

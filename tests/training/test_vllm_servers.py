@@ -19,11 +19,9 @@ from torch import multiprocessing
 from vllm_engines import BuiltGeneration, Engine, ScriptedGeneration, agent_of, scripted, session, started, wait_less
 from vllm_stub import StubServer, stub_server, stub_servers
 
+from agentsgym import Action, AgentError, AgentsGymError, ConfigError, GRPOEnvConfig, TurnRequest
 from agentsgym.agents.vllm.policy import VLLMPolicyAgent
-from agentsgym.errors import AgentError, AgentsGymError, ConfigError
 from agentsgym.rollouts.driver import drive
-from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.types import Action, TurnRequest
 
 
 @pytest.fixture(autouse=True)

@@ -25,15 +25,13 @@ from games import NUMBERS, policy
 from trl.generation.vllm_generation import VLLMGeneration
 from vllm_stub import StubServer, ended
 
+from agentsgym import Action, AgentError, AgentsGymError, TurnRequest, tiny_policy
 from agentsgym.agents.trained import BatchStart
 from agentsgym.agents.vllm import fleet as vllm_servers
 from agentsgym.agents.vllm import weights as vllm_weights
 from agentsgym.agents.vllm.lockstep import LockstepVLLMPolicyAgent
 from agentsgym.agents.vllm.policy import VLLMPolicyAgent
-from agentsgym.errors import AgentError, AgentsGymError
 from agentsgym.rollouts.driver import drive
-from agentsgym.tiny import tiny_policy
-from agentsgym.types import Action, TurnRequest
 
 WORDS = "one two three four five six seven eight nine ten stop here."
 NUM_RANKS = 2

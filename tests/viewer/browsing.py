@@ -18,8 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from agentsgym.store.reader import RolloutStore
-from agentsgym.types import StopReason, Trajectory, Turn
+from agentsgym import RolloutStore, StopReason, Trajectory, Turn
 from agentsgym.viewer import write_page
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.server import SERVED_LIMIT, ViewerServer

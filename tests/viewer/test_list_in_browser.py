@@ -9,8 +9,7 @@ from pathlib import Path
 from browsing import HOSTILE_GROUP, Opened, opened, record_of, settled
 from playwright.sync_api import Browser, Page, expect
 
-from agentsgym.store.reader import RolloutStore
-from agentsgym.types import StopReason
+from agentsgym import RolloutStore, StopReason
 
 
 def shown_rows(page: Page) -> list[int]:

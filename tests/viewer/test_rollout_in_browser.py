@@ -8,18 +8,11 @@ from pathlib import Path
 
 import pytest
 from browsing import HOSTILE, HOSTILE_GROUP, LONG, WORDS, Opened, opened, record_of, settled, write_store
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
-from agentsgym.store.reader import RolloutStore
-from agentsgym.types import StopReason, Trajectory, Turn
+from agentsgym import RolloutStore, StopReason, Trajectory, Turn
 
 ROW = 14
-
-
-def values_of(page: Page) -> dict[str, str]:
-    return dict(
-        page.eval_on_selector_all(".hint dd", "nodes => nodes.map(node => [node.dataset.name, node.textContent])")
-    )
 
 
 def test_a_conversation_shows_boards_thoughts_calls_and_why_it_stopped(either: Opened) -> None:
@@ -55,7 +48,9 @@ def test_every_value_of_a_token_is_the_stores(either: Opened) -> None:
     for at in (trajectory.turns[0].start, trajectory.turns[1].stop - 1):
         tokens.nth(at).hover()
         expect(page.locator(".hint dd[data-name='token']")).to_have_text(str(at))
-        values = values_of(page)
+        values = dict(
+            page.eval_on_selector_all(".hint dd", "nodes => nodes.map(node => [node.dataset.name, node.textContent])")
+        )
         assert int(values["id"]) == trajectory.token_ids[at]
         assert float(values["reward"]) == trajectory.per_token_rewards[at]
         assert float(values["advantage"]) == record.advantages[at]

@@ -19,12 +19,9 @@ from stored import rollout
 from test_round_trip import RECORDS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from agentsgym.errors import ConfigError, StoreError
+from agentsgym import ConfigError, RolloutStore, StopReason, StoreError, Trajectory, Turn, tiny_policy
 from agentsgym.store.columns import record_from_row, rollouts_to_table
-from agentsgym.store.reader import RolloutStore
 from agentsgym.store.records import StoredRollout
-from agentsgym.tiny import tiny_policy
-from agentsgym.types import StopReason, Trajectory, Turn
 from agentsgym.viewer.answers import Answers, turn_summaries
 from agentsgym.viewer.index import environment_label
 from agentsgym.viewer.plain import dumped, entries, number

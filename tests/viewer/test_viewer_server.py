@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from stored import rollout, stored
 
-from agentsgym.errors import ConfigError
-from agentsgym.store.reader import RolloutStore
+from agentsgym import ConfigError, RolloutStore
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.server import ViewerServer
 

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 from games import settings, tasks, trainer_of
 
+from agentsgym import ConfigError, GRPOEnvConfig, RolloutStore, Trajectory
 from agentsgym.credit.assignment import AdvantageAssigner
 from agentsgym.credit.settings import CreditSettings
-from agentsgym.errors import ConfigError
-from agentsgym.store.reader import RolloutStore
-from agentsgym.training.config import GRPOEnvConfig
-from agentsgym.types import Trajectory
 from agentsgym.viewer.answers import Answers
 from agentsgym.viewer.server import included_requests
 from agentsgym.viewer.what_if import available, options_of

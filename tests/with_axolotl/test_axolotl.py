@@ -14,9 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentsgym import PolicyAgent
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.tiny import tiny_policy
+from agentsgym import PolicyAgent, tiny_policy
+from agentsgym.envs import TwentyQuestionsEnv
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "axolotl"

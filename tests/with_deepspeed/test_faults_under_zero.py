@@ -14,8 +14,7 @@ from signaled import training
 from test_zero import write_config
 from zero_run import gathered
 
-from agentsgym.errors import AgentsGymError, ConfigError
-from agentsgym.training.trainer import GRPOEnvTrainer
+from agentsgym import AgentsGymError, ConfigError, GRPOEnvTrainer
 from benchmarks.fault_scenarios.runs import tell
 
 

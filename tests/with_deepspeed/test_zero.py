@@ -1,4 +1,4 @@
-"""Two ranks under DeepSpeed ZeRO against one process that holds everything."""
+"""Two ranks under DeepSpeed ZeRO, in tests and in examples/launch, against one process that holds everything."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 import zero_run
 from games import policy
 from launch import launch
+from launched_runs import check_as_one_process, make_policy, train_alone, train_on_two_ranks
 from transformers import AutoModelForCausalLM
 
 WAYS = {1: ["whole"], 2: ["whole"], 3: ["gathered", "in_step"]}  # how the policy is sampled
@@ -118,3 +119,29 @@ def test_what_is_saved_is_the_whole_model(stage: int, way: str, ranks: Any) -> N
     folder, (first, _) = ranks(stage)
     saved = AutoModelForCausalLM.from_pretrained(folder / way / "dapo" / "saved")
     assert first[f"{way} dapo"]["weights"] == {key: weights.tolist() for key, weights in saved.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The policy that all training begins with."""
+    return make_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, policy_folder: Path) -> Path:
+    """The run in one process."""
+    return train_alone(tmp_path_factory.mktemp("alone") / "run", policy_folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_gathered", "agent"),
+    [("zero2", True, "PolicyAgent"), ("zero3", True, "PolicyAgent"), ("zero3", False, "ShardedPolicyAgent")],
+)
+def test_two_ranks_train_what_one_process_does(
+    name: str, is_gathered: bool, agent: str, alone: Path, policy_folder: Path, tmp_path: Path
+) -> None:
+    on_cpu = {"use_cpu": False, "bf16": False, "ddp_backend": "gloo", "ds3_gather_for_generation": is_gathered}
+    variables = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    printed = train_on_two_ranks(name, tmp_path / "run", policy_folder, variables, **on_cpu)
+    assert "DEEPSPEED, 2 processes: step 2" in printed
+    check_as_one_process(name, tmp_path / "run", alone, agent=agent)

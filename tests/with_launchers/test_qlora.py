@@ -10,9 +10,8 @@ from games import WORDS, GuessNumber, settings, tasks
 from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
-from agentsgym import ConfigError, TrainingRun
+from agentsgym import ConfigError, TrainingRun, tiny_policy
 from agentsgym.recipes.scripts import load_policy
-from agentsgym.tiny import tiny_policy
 
 pytest.importorskip("bitsandbytes")
 SETTINGS = ModelConfig(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import signal
 import threading
 from collections.abc import Generator
@@ -13,7 +12,8 @@ import pytest
 import torch
 from cpu_support import CPUGeneration, Server, saved_policy, served
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from games import Snapshots
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.trainer import grpo_trainer
 
 from agentsgym.envs.TwentyQuestions import DEMO_OBJECTS, DEMO_PROPERTIES, TwentyQuestionsEnv
@@ -43,16 +43,6 @@ def servers(model_folder: Path) -> Generator[list[Server]]:
     """Two of them."""
     with served(model_folder) as one, served(model_folder) as other:
         yield [one, other]
-
-
-class Snapshots(TrainerCallback):
-    """The weights after each optimizer step."""
-
-    def __init__(self, model: Any) -> None:
-        self.weights = {0: copy.deepcopy(model.state_dict())}
-
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self.weights[state.global_step] = copy.deepcopy(model.state_dict())
 
 
 class DeadlyGame(TwentyQuestionsEnv):

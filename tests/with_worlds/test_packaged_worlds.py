@@ -13,14 +13,10 @@ import pytest
 from packaged import OF_ENGINES
 from tool_chat import tool_family
 
-from agentsgym import check_env
-from agentsgym.agents.base import Agent
+from agentsgym import Action, Agent, EnvProcessPool, EnvThreadPool, Trajectory, TurnRequest, check_env
 from agentsgym.envs import ALFWorldEnv, ScienceWorldEnv, TextWorldEnv
 from agentsgym.envs.dataset_rows import class_path
-from agentsgym.rollouts.process_pool import EnvProcessPool
-from agentsgym.rollouts.thread_pool import EnvThreadPool
 from agentsgym.seeding import derive_seed
-from agentsgym.types import Action, Trajectory, TurnRequest
 
 WORLDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ALFWorld": (ALFWorldEnv, {"show_commands": "here"}),

@@ -11,15 +11,12 @@ import pytest
 
 pytest.importorskip("scienceworld")
 
-from agentsgym import MissingDependencyError, check_env
-from agentsgym.agents.base import Agent
-from agentsgym.agents.scripted import ScriptedAgent
+from agentsgym import Agent, ConfigError, MissingDependencyError, ScriptedAgent, check_env
+from agentsgym.envs import ScienceWorldEnv
 from agentsgym.envs.players import imitation_player, random_player, reference_player
-from agentsgym.envs.ScienceWorld import ScienceWorldEnv
 from agentsgym.envs.ScienceWorld.engine import find_java, java_machine
 from agentsgym.envs.ScienceWorld.env import TASKS
 from agentsgym.envs.shared.engines import close_shared
-from agentsgym.errors import ConfigError
 
 if shutil.which("java") is None:
     pytest.skip("there is no Java here", allow_module_level=True)

@@ -12,13 +12,10 @@ import pytest
 
 pytest.importorskip("textworld")
 
-from agentsgym import EnvProcessPool, EnvThreadPool, check_env, evaluate
-from agentsgym.agents.base import Agent
-from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.envs.datasets.registry import make
+from agentsgym import Agent, EnvProcessPool, EnvThreadPool, ScriptedAgent, check_env, evaluate, make
+from agentsgym.envs import TextWorldEnv
 from agentsgym.envs.players import imitation_player, random_player, reference_player
 from agentsgym.envs.shared.engines import shared_processes
-from agentsgym.envs.TextWorld import TextWorldEnv
 from agentsgym.envs.TextWorld.engine import TextWorldEngine, game_key
 from agentsgym.envs.TextWorld.kinds import checked_game_options
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from agentsgym import check_env
+from agentsgym import ConfigError, TaskError, check_env
 from agentsgym.envs import ALFWorldEnv
 from agentsgym.envs.ALFWorld.env import find_games, game_file
-from agentsgym.errors import ConfigError, TaskError
 
 PICK, HEAT = "pick_and_place_simple", "pick_heat_then_place_in_recep"
 GAME = {"pddl_domain": "", "grammar": "", "pddl_problem": "", "solvable": True, "walkthrough": ["look"]}

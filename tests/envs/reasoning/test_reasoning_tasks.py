@@ -13,14 +13,11 @@ import numpy as np
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from agentsgym import evaluate
-from agentsgym.agents import ScriptedAgent
-from agentsgym.agents.base import Agent
-from agentsgym.envs.datasets.registry import make
-from agentsgym.envs.ReasoningEvals import UNSOUND, WITHOUT_SOLUTION, ReasoningEvalsEnv, task_names
+from agentsgym import Agent, ConfigError, ScriptedAgent, evaluate, make
+from agentsgym.envs import ReasoningEvalsEnv
+from agentsgym.envs.ReasoningEvals import UNSOUND, WITHOUT_SOLUTION, task_names
 from agentsgym.envs.ReasoningEvals.generated import _make_item, make_item, score
 from agentsgym.envs.ReasoningEvals.grading import Verdict, by_generator
-from agentsgym.errors import ConfigError
 
 SLOW = (
     "arc_agi",

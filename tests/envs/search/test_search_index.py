@@ -1,4 +1,4 @@
-"""BM25: ranks against the formula, finds nothing where nothing matches, and is kept on disk whole or not at all."""
+"""Search without an environment: BM25 by its formula, exact match and F1 by hand, and the generated world."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentsgym.envs.Search import corpus as corpus_module
 from agentsgym.envs.Search.corpus import IndexOptions, Passage, forget_indexes, open_index
-from agentsgym.envs.Search.world import World
+from agentsgym.envs.Search.env import exact_match, f1, normalized
+from agentsgym.envs.Search.world import FACTS, QUESTIONS, World, path_of_question, paths_of
 from agentsgym.errors import ConfigError, MissingDependencyError
 
 WORLD = [Passage(one["title"], one["text"]) for one in World(seed=3).passages]
@@ -143,3 +146,70 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     (tmp_path / "file").write_text("")
     assert open_index(WORLD, IndexOptions(), str(tmp_path / "file" / "inside"))("river", 3)
     assert "cannot be cached in" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "references", "match", "overlap"),
+    [
+        ("The Tarn.", ["tarn"], 1.0, 1.0),
+        ("river tarn", ["Tarn"], 0.0, 2 / 3),
+        ("Tarn", ["Velda", "an Tarn!"], 1.0, 1.0),
+        ("Belmora", ["Tarn"], 0.0, 0.0),
+        ("one two two", ["two two three"], 0.0, 2 / 3),  # words count as often as in both: 2 of 3 and 2 of 3
+        ("", ["Tarn"], 0.0, 0.0),
+        ("The", ["A"], 0.0, 0.0),  # normalization would leave nothing of both
+        ("The", ["the"], 1.0, 1.0),
+    ],
+)
+def test_answers_score_as_worked_out(answer: str, references: list[str], match: float, overlap: float) -> None:
+    assert exact_match(answer, references) == match
+    assert f1(answer, references) == pytest.approx(overlap)
+
+
+@given(st.text(), st.text())
+def test_scores_are_bounded_symmetric_and_agree_on_equality(one: str, other: str) -> None:
+    assert normalized(normalized(one)) == normalized(one) or "a" in one.lower()  # "tahe" may hold an article anew
+    assert 0.0 <= f1(one, [other]) <= 1.0
+    assert f1(one, [other]) == pytest.approx(f1(other, [one]))
+    assert exact_match(one, [other]) == exact_match(other, [one])
+    if exact_match(one, [other]) and normalized(one):
+        assert f1(one, [other]) == pytest.approx(1.0)
+
+
+def test_a_seed_makes_the_same_world_and_another_one_another() -> None:
+    assert World(seed=5).passages == World(seed=5).passages
+    assert World(seed=5).passages != World(seed=6).passages
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_answer_follows_from_the_passages_alone(seed: int) -> None:
+    world = World(seed=seed, num_people=30)
+    text_of = {one["title"]: one["text"] for one in world.passages}
+    for person in world.people:
+        for path in QUESTIONS:
+            task = world.task(person, path)
+            entity = person
+            for title, relation in zip(task["evidence"], path, strict=True):
+                assert entity == title
+                [entity] = FACTS[relation].findall(text_of[title])
+            assert entity == task["answers"][0]
+            assert path_of_question(task["question"]) == (person, path)
+
+
+def test_no_two_names_share_a_word() -> None:
+    world = World(num_people=3000, num_firms=1)
+    words = [word for one in world.people for word in one.split()]
+    assert len(set(words)) == 6000
+
+
+@pytest.mark.parametrize("text", ["", "Who is it?", "Which firm does x work for?", "Which firm does A B C work for?"])
+def test_other_questions_are_not_understood(text: str) -> None:
+    assert path_of_question(text) is None
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ConfigError, match="num_towns must be an int from 1"):
+        World(num_towns=0)
+    with pytest.raises(ConfigError, match=r"hops must be a subset of \[1, 2, 3, 4\], got \[5\]"):
+        paths_of([5])
+    assert {len(path) for path in paths_of([2])} == {2}

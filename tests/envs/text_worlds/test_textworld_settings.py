@@ -1,4 +1,4 @@
-"""TextWorldEnv without TextWorld: what is checked before anything is made, and the rows of its datasets."""
+"""Settings and commands of TextWorld and ScienceWorld, without their engines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentsgym import ConfigError, TaskError
+from agentsgym.envs import EnvSpec, ScienceWorldEnv, TextWorldEnv
 from agentsgym.envs.datasets.naming import find_env, known_names
-from agentsgym.envs.spec import EnvSpec
-from agentsgym.envs.TextWorld import TextWorldEnv
+from agentsgym.envs.ScienceWorld.env import TASKS
+from agentsgym.envs.shared.text_worlds.env import MAX_COMMAND_CHARS, format_commands, read_command
 from agentsgym.envs.TextWorld.engine import narrative, opening
 from agentsgym.envs.TextWorld.kinds import FILES, KINDS, checked_game_options
-from agentsgym.errors import ConfigError, TaskError
 
 
 @pytest.mark.parametrize(
@@ -144,3 +145,108 @@ def test_feedback_is_cut_down_to_its_message() -> None:
     assert opening("\n".join(FEEDBACK)) == "Find the coin!\n\n-= Attic =-\nAn attic."
     ended = "\nYou take it.\n\n\n   *** The End ***\n\nWould you like to RESTART, RESTORE a saved game, QUIT or UNDO "
     assert narrative(f"{ended}the last command?\n>  -= Attic =-0/5") == "You take it.\n\n   *** The End ***"
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"simplifications": ["eazy"]}, "a list of distinct names from easy, noElectricalAction, openContainers"),
+        ({"simplifications": "easy"}, "must be a list of distinct names from easy, "),
+        ({"simplifications": ["easy", "easy"]}, "must be a list of distinct names from easy, "),
+        ({"memory_mb": 100}, "env_config['memory_mb'] must be an int of at least 256, got 100"),
+        ({"failure_score": "0"}, "env_config['failure_score'] must be a number, got '0'"),
+        ({"gold_paths": True}, "env_config['gold_paths'] is unknown; did you mean 'gold_path'?"),
+    ],
+)
+def test_scienceworld_settings_that_do_not_go_are_refused(config: dict[str, Any], problem: str) -> None:
+    for build in (lambda: ScienceWorldEnv(env_config=config), lambda: ScienceWorldEnv.get_train_dataset(config)):
+        with pytest.raises(ConfigError) as caught:
+            build()
+        assert problem in str(caught.value)
+
+
+@pytest.fixture
+def scienceworld(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An environment whose engine is never started, wherever the tests run."""
+    monkeypatch.setattr(ScienceWorldEnv, "spec", EnvSpec())
+    monkeypatch.setattr("agentsgym.envs.ScienceWorld.env.find_java", lambda: "java")
+    return partial(ScienceWorldEnv, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "problem"),
+    [
+        ({}, {"task": "boyl"}, r"must be the name of a ScienceWorld task, got 'boyl'; did you mean 'boil'\?"),
+        ({}, {}, "must be the name of a ScienceWorld task, got None"),
+        ({}, {"task": ["boil"]}, r"must be the name of a ScienceWorld task, got \['boil'\]"),
+        ({}, {"task": "boil", "variation": 30}, r"of 'boil' must be an int from 0 to 29, got 30"),
+        ({}, {"task": "boil", "variation": True}, r"of 'boil' must be an int from 0 to 29, got True"),
+        ({"simplifications": ["noElectricalAction"]}, {"task": "test-conductivity"}, "needs wires, which"),
+    ],
+)
+def test_scienceworld_tasks_that_cannot_be_played_are_refused(
+    scienceworld: Any, config: dict[str, Any], task: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(TaskError, match=problem):
+        scienceworld(config).check_task(task)
+
+
+def test_the_splits_share_no_variation_and_leave_none_out() -> None:
+    assert len(TASKS) == 30
+    for one in TASKS.values():
+        assert [*one.indices("train"), *one.indices("dev"), *one.indices("test")] == [*range(one.num)]
+
+
+def variations(rows: Any) -> set[tuple[str, int]]:
+    return {(row["task_data"]["task"], row["task_data"]["variation"]) for row in rows}
+
+
+def test_rows_have_the_variations_of_their_split() -> None:
+    names = ["boil", "find-plant"]
+    train = variations(ScienceWorldEnv.get_train_dataset(tasks=names))
+    dev, test = (variations(ScienceWorldEnv.get_eval_dataset(tasks=names, split=split)) for split in ("dev", "test"))
+    assert len(train | dev | test) == len(train) + len(dev) + len(test) == 330
+    assert variations(ScienceWorldEnv.get_eval_dataset(tasks=names)) == dev
+    assert len(ScienceWorldEnv.get_train_dataset()) == sum(one.train for one in TASKS.values())
+    few = ScienceWorldEnv.get_train_dataset(num_variations=4)
+    assert len(few) == 120
+    with pytest.raises(ConfigError, match=r"got 'boyl'; did you mean 'boil'\?"):
+        ScienceWorldEnv.get_train_dataset(tasks=["boyl"])
+    with pytest.raises(ConfigError, match="split must be 'dev' or 'test', got 'train'"):
+        ScienceWorldEnv.get_eval_dataset(split="train")
+
+
+@pytest.mark.parametrize(
+    ("message", "command"),
+    [
+        ("go east", "go east"),
+        ("  Take  the\tkey. ", "Take the key"),
+        ("I go there.\n\n> go east\n", "go east"),
+        ("<think>Not north.</think>go east", "go east"),
+        ("<action>open door</action> or <ACTION>\nlook\n</ACTION> because", "look"),
+        ("I open it. <action>open door", "open door"),  # cut at a stop string
+        ("take \0coin\x07", "take coin"),  # a NUL ends TextWorld's interpreter
+        ("[go east]", "go east"),
+        ("`go east`", "go east"),
+        ('" go east. "', "go east"),
+        ("<think>go east", None),
+        ("", None),
+        (" \n>. \n", None),
+        ("go " * 100, None),
+    ],
+)
+def test_one_command_is_read(message: str, command: str | None) -> None:
+    assert read_command(message) == command
+
+
+@given(st.text())
+def test_whatever_is_answered_a_command_is_one_short_line(message: str) -> None:
+    command = read_command(message)
+    assert command is None or (0 < len(command) <= MAX_COMMAND_CHARS and len(command.splitlines()) == 1)
+    assert command is None or (command == " ".join(command.split()) and command.isprintable())
+
+
+@given(st.lists(st.from_regex(r"[a-z]+( [a-z]+){0,3}", fullmatch=True), min_size=1))
+def test_every_command_that_is_listed_is_read_as_it_stands(commands: list[str]) -> None:
+    assert format_commands(commands).removeprefix("Possible commands: ").split(", ") == commands
+    assert [read_command(command) for command in commands] == commands

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agentsgym import ScriptedAgent, evaluate
+from agentsgym import AgentError, ConfigError, ScriptedAgent, evaluate
+from agentsgym.envs import TextArenaEnv
 from agentsgym.envs.players import reference_player
-from agentsgym.envs.TextArena import TextArenaEnv
 from agentsgym.envs.TextArena.references import Reference, ReferencePlayer, reference_for
 from agentsgym.envs.TextArena.references.tic_tac_toe import SafeTicTacToe
-from agentsgym.errors import AgentError, ConfigError
 
 GAMES = [
     ("GuessTheNumber-v0", 100, None),

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_game import OBJECTS, PROPERTIES
 
-from agentsgym.agents.scripted import ScriptedAgent
+from agentsgym import ScoredRollout, ScriptedAgent, StopReason
 from agentsgym.credit.bound import shaped
-from agentsgym.credit.scored import ScoredRollout
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.envs.TwentyQuestions.styles import FIRST_PROMPT, LAST_TURN
-from agentsgym.types import StopReason
 
 GAME = {"objects": OBJECTS, "properties": PROPERTIES, "max_steps_per_episode": 7}
 ENV = TwentyQuestionsEnv(None, GAME)

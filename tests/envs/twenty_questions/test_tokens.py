@@ -8,14 +8,10 @@ import pytest
 import torch
 from small_game import OBJECTS, PROPERTIES
 
-from agentsgym.agents.base import Agent
-from agentsgym.agents.policy import PolicyAgent
-from agentsgym.agents.scripted import ScriptedAgent
-from agentsgym.envs.TwentyQuestions import TwentyQuestionsEnv
-from agentsgym.errors import TemplateError
+from agentsgym import Action, Agent, PolicyAgent, ScriptedAgent, TemplateError, tiny_policy
+from agentsgym.envs import TwentyQuestionsEnv
 from agentsgym.testing import chat_tokenizer
-from agentsgym.tiny import tiny_policy, tiny_tokenizer
-from agentsgym.types import Action
+from agentsgym.tiny import tiny_tokenizer
 
 GAME = {"objects": OBJECTS, "properties": PROPERTIES, "max_steps_per_episode": 4}
 TASKS = [{"solution": "bee", "seed": 0}, {"solution": "kite", "seed": 1}]
