@@ -403,13 +403,13 @@ def self_play(*moves: str, gained: Sequence[float]) -> Trajectory:
 
 
 def test_in_self_play_the_answers_of_the_loser_are_none_of_a_winner() -> None:
-    lost, won = self_play("a", "b", earned=[-1.0, 1.0]), self_play("a", "c", earned=[1.0, -1.0])
+    lost, won = self_play("a", "b", gained=[-1.0, 1.0]), self_play("a", "c", gained=[1.0, -1.0])
     assert [row["label"] for row in kto_examples(records(lost), min_reward=1.0)] == [False, True]
     assert [row["label"] for row in kto_examples(records(replace(lost, info={"success": False})))] == [
         False
     ]  # of role 0
     assert [*sft_examples(records(lost, won), min_reward=1.0)] == []
-    assert len([*sft_examples(records(self_play("a", "b", earned=[1.0, 1.0])), min_reward=1.0)]) == 1
+    assert len([*sft_examples(records(self_play("a", "b", gained=[1.0, 1.0])), min_reward=1.0)]) == 1
     [pair] = dpo_examples(records(lost, won))
     assert [pair[name][0]["content"] for name in ("chosen", "rejected")] == ["b", "c"]  # of role 1, which won with b
 

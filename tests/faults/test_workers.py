@@ -229,7 +229,7 @@ from agentsgym import EnvProcessPool
 from benchmarks.fault_scenarios.breaking import BreakingEnv, GoOn
 
 if __name__ == "__main__":
-    tasks = [{{"seed": 0, "fault": fault, "turn": 1, "tell": "{told}"}} for fault in (None, "{fault}")]
+    tasks = [{{"seed": 0, "fault": fault, "turn": 1, "tell": "{reported}"}} for fault in (None, "{fault}")]
     print(len(BreakingEnv().rollout(tasks, GoOn(), pool=EnvProcessPool(2))))
 """
 

@@ -103,7 +103,7 @@ def test_calls_of_tools_are_shown() -> None:
 
 def test_what_a_terminal_would_obey_is_written_out() -> None:
     shown = Conversation.of(
-        played(HOSTILE, shown=HOSTILE, task_data={HOSTILE: [HOSTILE]}, error=HOSTILE, stop_reason=StopReason.FAILED),
+        played(HOSTILE, text=HOSTILE, task_data={HOSTILE: [HOSTILE]}, error=HOSTILE, stop_reason=StopReason.FAILED),
         environment=visible(HOSTILE),
     )
     for text in (printed(shown), shown.text, json.dumps(shown.row(1), ensure_ascii=False), json.dumps(shown.facts)):
@@ -131,7 +131,7 @@ def test_long_ones_lose_their_middle() -> None:
 
 @given(st.text(), st.integers(20, 200))
 def test_no_text_breaks_the_frame(text: str, width: int) -> None:
-    lines = printed(Conversation.of(played(text, shown=text)), width).splitlines()
+    lines = printed(Conversation.of(played(text, text=text)), width).splitlines()
     assert lines == [visible(one) for one in lines]
     assert all(one[0] in "│╭╰t" for one in lines if one.strip())
 

@@ -387,6 +387,7 @@ def test_it_is_warned_of_by_its_traits(
 ) -> None:
     head = {"value_head": "shared"} if estimator is critical else {}
     args = settings(tmp_path, advantage_estimator=estimator, discount=0.5, **head)
+    caplog.clear()  # of what the settings themselves warn of
     with caplog.at_level(logging.WARNING, logger="agentsgym"):
         Diagnostics(args, args.estimator()).check([scored(3.0, group=group) for group in (0, 0, 1)])
     messages = [record.getMessage() for record in caplog.records]

@@ -422,7 +422,7 @@ def test_the_agreement_is_a_table_with_the_worst_disagreements(tmp_path: Path) -
     shown = CliRunner().invoke(app, ["--agent", f"scripted:{tmp_path / 'script'}", *options])
     assert shown.exit_code == 0, shown.output
     lines = shown.output.splitlines()
-    assert lines[0].split() == ["property", "requested", "same", "opposite", "sometimes", "unknown", "failed"]
+    assert lines[0].split() == ["property", "asked", "same", "opposite", "sometimes", "unknown", "failed"]
     assert lines[3].split()[:2] == ["all", "12"]
     assert lines[4].endswith("Agent: Yes. Knowledge base: No.")
     assert len([*(tmp_path / "answers").rglob("*.json")]) == 12
