@@ -113,7 +113,7 @@ def _trajectory(table: Table, row: int, corrections: Mapping[str, Any]) -> Traje
 
 
 def _corrections(table: Table, row: int) -> Mapping[str, Any]:
-    corrections = _json(table, "corrections", row) or {}
+    corrections = _json(table, "corrections", row) or dict[str, Any]()
     require("corrections", corrections, has_str_keys, "a dict")
     check_numbers(corrections)
     return corrections

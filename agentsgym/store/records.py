@@ -238,7 +238,7 @@ def record_from_line(line: str) -> StoredRollout:
     check_numbers(trajectory)
     check_numbers(values)
     turns = trajectory["turns"]
-    trajectory["turns"] = (tuple if isinstance(turns, tuple) else list)(Turn(**turn) for turn in turns)
+    trajectory["turns"] = (tuple if isinstance(turns, tuple) else list)(Turn(**turn) for turn in turns)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     trajectory["stop_reason"] = StopReason(trajectory["stop_reason"])
     values["trajectory"] = Trajectory(**trajectory)
     values["created_at"] = datetime.fromisoformat(values["created_at"])

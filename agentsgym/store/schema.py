@@ -129,7 +129,7 @@ def with_components(trajectory: Trajectory, names: Any, numbers: Mapping[str, Se
     """Restore the components of a trajectory from the values of its columns."""
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):  # pyright: ignore[reportUnknownVariableType]
         raise StoreError(f"component_names must be a list of names, got {names!r}")
-    keys: list[str] = names
+    keys: list[str] = names  # pyright: ignore[reportUnknownVariableType]
     turns = trajectory.turns
     num_roles = sum(len(turn.role_rewards or ()) for turn in turns)
     counts = dict(zip(COMPONENTS, (1, len(turns), num_roles), strict=True))
@@ -162,12 +162,12 @@ def _by_role(turn: Turn) -> list[Components]:
     roles = [*(turn.role_rewards or ())]
     if type(named) is not dict or not named or [*named] != [role for role in roles if role in named]:
         raise ValueError("role_components must be a dict of roles that have rewards, in their order")
-    return [named.get(role) for role in roles]
+    return [named.get(role) for role in roles]  # pyright: ignore[reportUnknownMemberType]
 
 
 def _is_exact(components: Mapping[str, Any], names: Sequence[str]) -> bool:
-    is_plain = type(components) is dict and bool(components)
-    are_finite = all(type(value) is float and math.isfinite(value) for value in components.values())
+    is_plain = type(components) is dict and bool(components)  # pyright: ignore[reportUnknownArgumentType]
+    are_finite = all(type(value) is float and math.isfinite(value) for value in components.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return is_plain and are_finite and [*components] == [name for name in names if name in components]
 
 

@@ -282,7 +282,7 @@ class CopiedPolicyAgent(PolicyAgent):
         """
         check_is_model(model, "CopiedPolicyAgent(model, tokenizer)")
         copied = copy.deepcopy(model).requires_grad_(requires_grad=False).eval()
-        super().__init__(copied if device is None else copied.to(device), tokenizer, **settings)  # pyright: ignore[reportArgumentType]  # torch's `to`
+        super().__init__(copied if device is None else copied.to(device), tokenizer, **settings)  # pyright: ignore[reportArgumentType, reportUnknownMemberType]  # torch's `to`
         self._trained, self._copied_step = model, -1
         self._lock = threading.Lock()
 

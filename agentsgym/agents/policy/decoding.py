@@ -56,7 +56,7 @@ def grouped_sdpa(
     # The mask is repeated instead of the keys and values; with many queries, it is the larger of the two.
     saves_memory = num_queries <= num_groups * width
     if attention_mask is None or attention_mask.shape[1] > 1 or not is_plain or not saves_memory:
-        return ALL_ATTENTION_FUNCTIONS[_SDPA](module, query, key, value, attention_mask, **options)
+        return ALL_ATTENTION_FUNCTIONS[_SDPA](module, query, key, value, attention_mask, **options)  # pyright: ignore[reportUnknownVariableType]
     output = torch.nn.functional.scaled_dot_product_attention(
         query.reshape(num_rows, num_groups, num_repeats * num_queries, width),
         key,
@@ -68,8 +68,8 @@ def grouped_sdpa(
     return output.reshape(num_rows, num_heads, num_queries, -1).transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(_GROUPED, grouped_sdpa)
-AttentionMaskInterface.register(_GROUPED, ALL_MASK_ATTENTION_FUNCTIONS[_SDPA])
+AttentionInterface.register(_GROUPED, grouped_sdpa)  # pyright: ignore[reportUnknownMemberType]
+AttentionMaskInterface.register(_GROUPED, ALL_MASK_ATTENTION_FUNCTIONS[_SDPA])  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
 
 def has_grouped_sdpa(model: PreTrainedModel) -> bool:
@@ -88,7 +88,7 @@ def has_grouped_sdpa(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def grouped_attention(model: PreTrainedModel) -> Generator[None]:
+def grouped_attention(model: Any) -> Generator[None]:
     """Make a model whose attention implementation is ``sdpa`` use :func:`grouped_sdpa` inside the ``with`` block."""
     if model.config._attn_implementation != _SDPA:  # it may have been changed since it was checked
         yield

@@ -73,7 +73,7 @@ def num_positions(model: Any) -> int | None:
     if not isinstance(rope, Mapping):
         return positions
     parameters = cast("Mapping[str, Any]", rope)
-    by_layer_type = [one for one in parameters.values() if isinstance(one, Mapping)]  # Gemma 3
+    by_layer_type: list[Mapping[str, Any]] = [one for one in parameters.values() if isinstance(one, Mapping)]  # Gemma 3
     longest = positions
     for one in by_layer_type or [parameters]:
         if one.get("rope_type") not in ("llama3", "longrope"):  # for these, max_position_embeddings is already scaled
