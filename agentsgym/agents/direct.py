@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from agentsgym.agents.answers import action_from_ids, as_ids, sampled_action, stop_token_ids, with_calls_of_ids
 from agentsgym.agents.base import Agent
-from agentsgym.agents.policy.model import evaluation_mode
 from agentsgym.errors import AgentError, ConfigError, TemplateError
 from agentsgym.fields import is_int, require
 from agentsgym.texts import sentence_of, shown
@@ -113,6 +112,8 @@ class DirectOutputAgent(Agent):
         if self._engine is not None:
             return self._engine.generate(requests, prompts, budgets)
         import torch  # noqa: PLC0415  # not needed for functions
+
+        from agentsgym.agents.policy.model import evaluation_mode  # noqa: PLC0415  # loads torch
 
         end_ids = self._end_ids()
         pad_id: int | None = self._options.get("pad_token_id", self._tokenizer.pad_token_id)

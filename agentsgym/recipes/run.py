@@ -262,7 +262,7 @@ class TrainingRun:
         Raises:
             ConfigError: There is no evaluation with such a name.
         """
-        others = references if isinstance(references, Mapping) else dict[str, Evaluation]()
+        others: Mapping[str, Evaluation] = references if isinstance(references, Mapping) else {}
         for name in (before, *(name for name in references if name not in others)):
             if name not in self.evaluations:
                 near = did_you_mean(name, self.evaluations) if self.evaluations else "; nothing has been evaluated yet"

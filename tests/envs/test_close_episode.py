@@ -263,6 +263,7 @@ def test_an_exception_while_closing_is_logged_and_counted_and_changes_no_result(
 
 def test_every_episode_that_does_not_close_is_counted(sandbox: Any, caplog: pytest.LogCaptureFixture) -> None:
     env = sandbox(episodes_per_trial=3)
+    caplog.clear()  # of the warning of episodes that are not recorded
     [trajectory] = env.rollout(sandbox_tasks("stop leaky"), ScriptedAgent(["stop"], repeat_last=True))
     assert trajectory.num_close_errors == 3
     first, rest = (record.getMessage() for record in caplog.records)

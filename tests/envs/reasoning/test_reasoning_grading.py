@@ -119,7 +119,7 @@ def test_a_scaled_answer_is_right_however_it_is_written(answer: str, gold: str) 
 
 
 def test_what_is_cheap_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grading.grader, "shared", None)
+    monkeypatch.setattr(grading, "shared", None)
     for answer, gold in (
         ("18", "18.0"),
         ("17", "18"),
