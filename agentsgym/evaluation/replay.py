@@ -242,7 +242,7 @@ def _play(recorded: Trajectory, env: MultistepEnv, episodes: range | None, finis
             for turn in range(last + 1):
                 action = recorded_action(recorded, turn, finishes[turn], has_tokens=env.chat_format is not None)
                 if turn == last and is_cut:
-                    trial.budget = _ExhaustedBudget()
+                    trial.budget = trial.exchange.budget = _ExhaustedBudget()
                 episode.send(action)
         except StopIteration as end:
             return Played(trajectory=_with_recorded_scores(end.value, recorded), continues=False)
