@@ -9,6 +9,8 @@ A call continues the recorded tokens of the call whose conversation it extends, 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import math
 from collections.abc import Coroutine, Generator, Mapping, Sequence
@@ -160,10 +162,6 @@ class ProgramEnv(PlayableEnv, Protocol):
 
     def _reject(self, state: State, call: ProgramCall, error: CallError, /) -> Coroutine[Any, Any, None]: ...
 
-    def _counts(self, state: State, tree: CallTree, /) -> dict[str, Any]: ...
-
-    def _finish(self, state: State, /) -> Coroutine[Any, Any, ProgramOutcome]: ...
-
     def _graded(
         self, task_data: dict[str, Any], outcome: ProgramOutcome, /
     ) -> Coroutine[Any, Any, tuple[GivenReward, dict[str, Any]]]: ...
@@ -258,7 +256,7 @@ class CallExchange(Exchange):
         self.parent = self._tree.add(call.call_id, prompt, returned, transcript.parent, call.parent)
         reply = self._reply(call, action, returned)
         is_over = call_environment(self._programs._deliver, state, call, reply)
-        self.conversation.info = self._programs._counts(state, self._tree)
+        self.conversation.info = self._counts(state)
         return Step(done=is_over)
 
     def _reply(self, call: ProgramCall, action: Action, returned: Message) -> Reply:
@@ -283,10 +281,34 @@ class CallExchange(Exchange):
             logprobs=logprobs,
         )
 
+    def _counts(self, state: State) -> dict[str, Any]:
+        """The numbers of ``info``."""
+        return {
+            "num_calls": len(self._tree.parents),
+            "num_conversations": self._tree.num_conversations,
+            "num_rejected_calls": state["num_rejected"],
+            "num_undelivered_calls": state["num_undelivered"],
+        }
+
+    async def _finish(self, state: State) -> ProgramOutcome:
+        """End the program if it still runs, and wait for late rewards.
+
+        Raises:
+            Exception: What the program raised.
+        """
+        session, running = state["session"], state["running"]
+        if not running.outcome.done():
+            session.close("the episode is over: it has no turns or tokens left")
+            await running.stop()
+        if timeout_s := self.env.env_config["reward_timeout_s"]:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(session.has_all_rewards.wait(), timeout_s)
+        return await running.outcome
+
     def _outcome(self, state: State) -> ProgramOutcome:
         """Wait for the outcome; a program may raise if the budget of turns or tokens has ended its episode."""
         try:
-            return awaited(self._programs._finish(state))
+            return awaited(self._finish(state))
         except BaseException as error:
             if is_interruption(error):
                 raise
@@ -298,7 +320,7 @@ class CallExchange(Exchange):
         """End the program, and add the rewards of its calls and of its outcome."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
         reward, info = call_environment(self._programs._graded, self.task_data, self._outcome(state))
-        conversation.info = {**self._programs._counts(state, self._tree), **info}
+        conversation.info = {**self._counts(state), **info}
         by_turn: dict[int, list[GivenReward]] = {len(turns) - 1: [reward]}
         for call_id, reward in state["session"].rewards:
             place = self._tree.index(call_id)

@@ -115,31 +115,20 @@ class PolicyEndpoint:
             connection.transport.close()
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        """Check where a request comes from, and turn a rejection into the error of the API."""
         from starlette.requests import Request  # noqa: PLC0415  # an extra
 
-        response = await self._response(Request(scope, receive))
-        await response(scope, receive, send)
-
-    async def _response(self, request: Request) -> Response:
-        """Check where a request comes from, and turn a rejection into the error of the API."""
-        path: str = request.scope["path"]
-        unknown = request.method, self._no_handler, MESSAGES if "/messages" in path else CHAT
+        request, path = Request(scope, receive), str(scope["path"])
+        unknown = "", self._call, MESSAGES if "/messages" in path else CHAT
         method, handler, dialect = self._handlers.get(path, unknown)
         try:
-            session = await self._session(request)
-            if request.method != method:
-                handler = self._other_method
-            return await handler(request, session, dialect)
+            response = await handler(request, await self._session(request, method), dialect)
         except CallError as error:
-            return _json(dialect.error(error), error.status, {"allow": method} if error.status == 405 else None)
+            response = _json(dialect.error(error), error.status, {"allow": method} if error.status == 405 else None)
+        await response(scope, receive, send)
 
-    async def _no_handler(self, request: Request, session: Session, dialect: Dialect) -> Response:
-        raise CallError("there is nothing at this path; the base URL of OpenAI clients ends with /v1", status=404)
-
-    async def _other_method(self, request: Request, session: Session, dialect: Dialect) -> Response:
-        raise CallError(f"{request.method} requests are not answered at this path", status=405)
-
-    async def _session(self, request: Request) -> Session:
+    async def _session(self, request: Request, method: str) -> Session:
+        """Find the session of a request, which must have the method of its path; empty for an unknown path."""
         hosts = request.headers.getlist("host")
         port = self.url.rpartition(":")[2]
         if len(hosts) != 1 or hosts[0].lower() not in {f"{HOST}:{port}", f"localhost:{port}"}:
@@ -152,6 +141,10 @@ class PolicyEndpoint:
             session = await self.openers[key](request.headers.get(SESSION_HEADER, ""))
         if session is None:
             raise CallError("the API key is not that of a running session", status=401, code="invalid_api_key")
+        if not method:
+            raise CallError("there is nothing at this path; the base URL of OpenAI clients ends with /v1", status=404)
+        if request.method != method:
+            raise CallError(f"{request.method} requests are not answered at this path", status=405)
         return session
 
     async def _models(self, request: Request, session: Session, dialect: Dialect) -> Response:

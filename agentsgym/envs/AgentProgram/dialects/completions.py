@@ -17,18 +17,12 @@ from agentsgym.envs.AgentProgram.dialects.shared import (
     Dialect,
     Part,
     arguments_text,
-    budget,
     common_fields,
     conversation,
     event,
     finite,
-    has_text,
-    is_true,
     json_schema_of,
     record,
-    reject,
-    stop_texts,
-    text_of,
     tools_of,
     whole_body,
     written_call,
@@ -56,10 +50,10 @@ def choice_fields(body: Part) -> Fields:
         raise body.at("n").wrong(f"at most {_MAX_ANSWERS}")
     return {
         **common_fields(body),
-        "max_new_tokens": budget(body.at("max_tokens")),
-        "stop": stop_texts(body.at("stop")),
+        "max_new_tokens": body.at("max_tokens").budget(),
+        "stop": body.at("stop").stop_texts(),
         "n": n,
-        "include_usage": is_true(body.at("stream_options").at("include_usage")),
+        "include_usage": body.at("stream_options").at("include_usage").is_true(),
     }
 
 
@@ -127,7 +121,7 @@ class _Completions(ChoicesDialect):
 
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
         whole = whole_body(body)
-        reject(whole, _UNSUPPORTED)
+        whole.reject(_UNSUPPORTED)
         whole.at("best_of").optional(lambda value: value == 1, "1, since each answer is returned: give n")
         return CallRequest(
             **choice_fields(whole),
@@ -149,11 +143,10 @@ def _prompt(part: Part) -> str | Sequence[int]:
         if others:
             problem = f"prompt must be one prompt, got {len(others) + 1}: send a request for each"
             raise CallError(problem, param="prompt")
-    return part.required(_is_prompt, "a non-empty string or list of token ids")
-
-
-def _is_prompt(value: Any) -> bool:
-    return bool(value) and (is_str(value) or (is_list(value) and all(map(is_int(0), value))))
+    return part.required(
+        lambda value: bool(value) and (is_str(value) or (is_list(value) and all(map(is_int(0), value)))),
+        "a non-empty string or list of token ids",
+    )
 
 
 def _logprobs(request: CallRequest, reply: Reply) -> dict[str, Any] | None:
@@ -178,16 +171,16 @@ class _Chat(ChoicesDialect):
 
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
         whole = whole_body(body)
-        reject(whole, _UNSUPPORTED_CHAT)
+        whole.reject(_UNSUPPORTED_CHAT)
         messages = whole.at("messages")
         fields = choice_fields(whole)
-        fields["max_new_tokens"] = budget(whole.at("max_completion_tokens")) or fields["max_new_tokens"]
+        fields["max_new_tokens"] = whole.at("max_completion_tokens").budget() or fields["max_new_tokens"]
         form = whole.at("response_format")
         return CallRequest(
             **fields,
             messages=conversation(messages, [_message(item) for item in messages.items("a list of messages")]),
             tools=tools_of(whole, ("function",), "parameters", inner="function"),
-            logprobs=is_true(whole.at("logprobs")),
+            logprobs=whole.at("logprobs").is_true(),
             json_schema=json_schema_of(form, form.at("json_schema").at("schema")),
         )
 
@@ -207,11 +200,11 @@ def _message(part: Part) -> dict[str, Any]:
     role = part.at("role").choice(_ROLES)
     content = part.at("content")
     if role == "assistant":
-        text = "" if content.value is None else text_of(content)
+        text = "" if content.value is None else content.text()
         named = [part.at(key).optional(is_str, "a string") for key in ("reasoning_content", "reasoning")]
         thoughts = {"reasoning_content": named[0] or named[1]} if any(named) else {}
         return {"role": role, "content": text, **thoughts, **_calls(part)}
-    message = {"role": "system" if role == "developer" else role, "content": text_of(content)}
+    message = {"role": "system" if role == "developer" else role, "content": content.text()}
     if role == "tool":
         message["tool_call_id"] = part.at("tool_call_id").required(is_str, "the id of a tool call")
     return message
@@ -223,7 +216,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _calls(part: Part) -> dict[str, Any]:
-    reject(part, {"function_call": "give it as one of tool_calls"})
+    part.reject({"function_call": "give it as one of tool_calls"})
     calls: list[dict[str, Any]] = []
     for call in part.at("tool_calls").items("a list of tool calls"):
         function = call.at("function")
@@ -232,7 +225,7 @@ def _calls(part: Part) -> dict[str, Any]:
 
 
 def _written(reply: Reply) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text if has_text(reply) else None}
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text if reply.has_text else None}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
     if reply.tool_calls:

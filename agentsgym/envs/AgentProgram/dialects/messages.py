@@ -14,14 +14,9 @@ from agentsgym.envs.AgentProgram.dialects.shared import (
     common_fields,
     conversation,
     event,
-    has_text,
     json_schema_of,
-    part_text,
     record,
-    stop_texts,
-    text_of,
     tools_of,
-    unreadable,
     whole_body,
     written_call,
 )
@@ -50,14 +45,14 @@ class _Messages(Dialect):
             raise CallError(problem, param="thread", code="thread_unsupported_request")
         given, system, form = whole.at("messages"), whole.at("system"), whole.at("output_config").at("format")
         messages = [message for item in given.items("a list of messages") for message in _parsed(item)]
-        instructions = "" if system.value is None else text_of(system)
+        instructions = "" if system.value is None else system.text()
         head: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         return CallRequest(
             **common_fields(whole),
             messages=conversation(given, messages, head),
             tools=tools_of(whole, ("custom", ""), "input_schema"),
             max_new_tokens=whole.at("max_tokens").required(is_int(1), "a positive int"),
-            stop=stop_texts(whole.at("stop_sequences")),
+            stop=whole.at("stop_sequences").stop_texts(),
             json_schema=json_schema_of(form, form.at("schema")),
         )
 
@@ -96,7 +91,7 @@ def _parsed(part: Part) -> list[Fields]:
     role = part.at("role").choice(_ROLES)
     content = part.at("content")
     if not isinstance(content.value, list) or role == "system":
-        return [{"role": role, "content": text_of(content)}]
+        return [{"role": role, "content": content.text()}]
     blocks = content.items()
     return [_assistant(blocks)] if role == "assistant" else _from_user(blocks)
 
@@ -111,7 +106,7 @@ def _assistant(blocks: Sequence[Part]) -> Fields:
         elif kind in texts:
             texts[kind].append(block.at(kind).required(is_str, "a string"))
         elif kind != "redacted_thinking":
-            raise unreadable(block)
+            raise block.unreadable()
     message: Fields = {"role": "assistant", "content": "\n".join(texts["text"])}
     thinking = {"reasoning_content": "\n".join(texts["thinking"])} if any(texts["thinking"]) else {}
     return {**message, **thinking, **({"tool_calls": calls} if calls else {})}
@@ -124,10 +119,10 @@ def _from_user(blocks: Sequence[Part]) -> list[Fields]:
         if block.kind() == "tool_result":
             call_id = block.at("tool_use_id").required(is_str, "the id of a tool_use block")
             content = block.at("content")
-            text = "" if content.value is None else text_of(content)
+            text = "" if content.value is None else content.text()
             messages.append({"role": "tool", "content": text, "tool_call_id": call_id})
         else:
-            text = part_text(block)
+            text = block.own_text()
             if messages and messages[-1]["role"] == "user":
                 messages[-1]["content"] += f"\n{text}"
             else:
@@ -137,7 +132,7 @@ def _from_user(blocks: Sequence[Part]) -> list[Fields]:
 
 def _blocks(reply: Reply) -> list[Fields]:
     thinking = [{"type": "thinking", "thinking": reply.reasoning, "signature": ""}] if reply.reasoning else []
-    text = [{"type": "text", "text": reply.text}] if has_text(reply) else []
+    text = [{"type": "text", "text": reply.text}] if reply.has_text else []
     calls = [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}
         for call in reply.tool_calls
