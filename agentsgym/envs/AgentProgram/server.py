@@ -22,7 +22,6 @@ from agentsgym.envs.AgentProgram.session import GONE, NOTHING_TO_REWARD, Session
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_number
 from agentsgym.texts import sentence_of
-from agentsgym.types import Message
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -177,17 +176,12 @@ class PolicyEndpoint:
             if number is not None and not leaving.done():  # otherwise it may send the call and the header once more
                 session.add_reward(number, rewarded)
             leaving.cancel()
-        if dialect is RESPONSES:
-            _store(session.conversations, call, replies)
+        if dialect is RESPONSES:  # ``previous_response_id`` may continue these conversations
+            stored = session.conversations
+            stored.update((reply.call_id, [*call.messages, answer_message(reply)]) for reply in replies)
+            while len(stored) > _MAX_STORED:
+                del stored[next(iter(stored))]
         return _answer(dialect, call, replies)
-
-
-def _store(stored: dict[str, Sequence[Message]], call: CallRequest, replies: Sequence[Reply]) -> None:
-    """Keep the conversations that ``previous_response_id`` may continue."""
-    for reply in replies:
-        stored[reply.call_id] = [*call.messages, answer_message(reply)]
-    while len(stored) > _MAX_STORED:
-        del stored[next(iter(stored))]
 
 
 def _answer(dialect: Dialect, call: CallRequest, replies: Sequence[Reply]) -> Response:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
-from agentsgym.credit.components import GivenReward
-from agentsgym.envs.contract import State
+from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.datasets.options import DrawnOptions, drawn_dataset
 from agentsgym.envs.PriceList import SPEC
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
@@ -213,9 +212,7 @@ class PriceListEnv(ToolEnv):
         task = {**task_data, "question": question.text(), "answer": question.answer(task_data["prices"])}
         return super()._initialize_episode(session_id, task)
 
-    def _step_action(
-        self, session_id: str, state: State, action: Action
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _step_action(self, session_id: str, state: State, action: Action) -> Stepped:
         next_state, reward, done, info = super()._step_action(session_id, state, action)
         # Random play draws an answer uniformly; optimal play gives the right one.
         config, share = self.env_config, 1.0 / self.max_answer

@@ -30,6 +30,17 @@ ISOLATIONS = ("namespaces", "user", "none")
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix")
 _PYTHON_PREFIX, _PYTHON = os.path.realpath(sys.base_prefix), Path(os.path.realpath(sys.executable))
 _PATH = os.pathsep.join((str(_PYTHON.parent), "/usr/local/bin", "/usr/bin", "/bin"))
+_ENVIRONMENT = {
+    "USER": "agent",
+    "LANG": "C.UTF-8",
+    "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "TIME_STYLE": "+",  # listings without the times of changes
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+}
 _LAUNCHER = str(Path(__file__).with_name("launch.py"))
 _MTIME = 1_704_067_200  # 2024-01-01, so that listings are equal in all replays
 _FIRST_USER, _NUM_USERS = 60_000, 5_000  # ids that Linux distributions leave unused
@@ -83,7 +94,7 @@ class Sandbox:
             "root": str(base / "root"),
             "shown": [*_SYSTEM_FOLDERS, _PYTHON_PREFIX],
             "limits": limits,
-            "environment": self._environment(),
+            "environment": {"PATH": _PATH, "HOME": self.shown_home, **_ENVIRONMENT},
         }
 
     def group(self, program: Sequence[str], *, has_channels: bool = False) -> ProcessGroup:
@@ -115,21 +126,6 @@ class Sandbox:
         if self.isolation == "user":
             text = text.replace(f"{self._owner} {self._owner}", "agent agent")
         return text.replace(str(self.home), HOME).replace(str(self._base), str(Path(HOME).parent))
-
-    def _environment(self) -> dict[str, str]:
-        return {
-            "PATH": _PATH,
-            "HOME": self.shown_home,
-            "USER": "agent",
-            "LANG": "C.UTF-8",
-            "LC_ALL": "C.UTF-8",
-            "TZ": "UTC",
-            "TERM": "dumb",
-            "PAGER": "cat",
-            "TIME_STYLE": "+",  # listings without the times of changes
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONHASHSEED": "0",
-        }
 
 
 def _remove(base: Path, owner: int) -> None:

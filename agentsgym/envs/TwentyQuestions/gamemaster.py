@@ -86,17 +86,14 @@ class Gamemaster:
     def __call__(self, solution: str, question: str) -> str:
         """Answer with one of :data:`REPLIES`; the knowledge base need not contain the object named ``solution``."""
         meaning = load_language().understand(question)
-        if meaning is None or not self._is_answered(meaning.key):
+        if meaning is None:
             return UNKNOWN
-        value = load_knowledge().value(solution, meaning.key)
+        key = meaning.key
+        # Sizes are compared if the game has all sizes, names in any game.
+        needed = SIZES if key.startswith(COMPARISON) else () if ":" in key else (key,)
+        value = load_knowledge().value(solution, key) if self._properties.issuperset(needed) else None
         reply = UNKNOWN if value is None else _REPLY_OF_VALUE[value]
         return _OPPOSITE.get(reply, reply) if meaning.opposite else reply
-
-    def _is_answered(self, key: str) -> bool:
-        """Return whether the game has the property; sizes are compared if it has all sizes, names in any game."""
-        if key.startswith(COMPARISON):
-            return self._properties.issuperset(SIZES)
-        return key in self._properties or ":" in key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
