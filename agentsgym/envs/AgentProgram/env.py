@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram import SPEC
-from agentsgym.envs.AgentProgram.calls import CallError, Reply
+from agentsgym.envs.AgentProgram.calls import Reply
 from agentsgym.envs.AgentProgram.exchange import CallExchange
 from agentsgym.envs.AgentProgram.programs import Endpoint, Program, ProgramOutcome, RunningCommand, RunningFunction
 from agentsgym.envs.AgentProgram.server import current_endpoint
@@ -134,24 +134,19 @@ class AgentProgramEnv(MultistepEnv):
             base_url=f"{server.url}/v1", api_key=session.key, session=session, loop=asyncio.get_running_loop()
         )
         try:
-            running = await self._started(task_data, endpoint)
+            running = (
+                RunningFunction(self._program, task_data, endpoint)
+                if callable(self._program)
+                else await RunningCommand.start(
+                    self._program, task_data, endpoint, limits=self._limits, prepare=self._prepare_folder
+                )
+            )
         except BaseException:
             server.forget(session)
             raise
         running.outcome.add_done_callback(lambda _: session.ended())
         counts = {"num_rejected": 0, "num_undelivered": 0}
         return {"done": False, "server": server, "session": session, "running": running, **counts}
-
-    async def _started(self, task_data: dict[str, Any], endpoint: Endpoint) -> RunningFunction | RunningCommand:
-        if callable(self._program):
-            return RunningFunction(self._program, task_data, endpoint)
-        return await RunningCommand.start(
-            self._program,
-            task_data,
-            endpoint,
-            limits=self._limits,
-            prepare=lambda folder: self._prepare_folder(folder, task_data),
-        )
 
     def _format_prompt(self, state: State, step: int) -> str:
         raise NotImplementedError("the prompts are the calls of the program")
@@ -187,11 +182,6 @@ class AgentProgramEnv(MultistepEnv):
         state["num_undelivered"] += not call.answer(reply)
         state["next"] = await state["session"].next_call()
         return state["next"] is None
-
-    async def _reject(self, state: State, call: ProgramCall, error: CallError) -> None:
-        """Send an error to the program."""
-        state["num_rejected"] += 1
-        call.reject(error)
 
     async def _graded(self, task_data: dict[str, Any], outcome: ProgramOutcome) -> tuple[GivenReward, dict[str, Any]]:
         """Grade the outcome: the reward that the last turn receives, and what the grade adds to ``info``."""

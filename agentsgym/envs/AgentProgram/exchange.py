@@ -105,19 +105,13 @@ class CallTree:
         if key in self._prompts:
             return self.parents[self._prompts[key]]
         text, last = _text(prompt), prompt[-1]["content"].strip()
-        latest = [*range(len(self.parents))][::-1]
+        latest = range(len(self.parents) - 1, -1, -1)
         tool_calls = _tool_calls(prompt)
-        found = next(
-            (
-                index
-                for index in latest
-                if self._tool_calls[index] & tool_calls or any(line in text for line in self._lines[index])
-            ),
-            None,
-        )
-        if found is None and len(last) >= _SHORTEST:
-            found = next((index for index in latest if last in self._answers[index]), None)
-        return found
+        for index in latest:
+            if self._tool_calls[index] & tool_calls or any(line in text for line in self._lines[index]):
+                return index
+        is_part = len(last) >= _SHORTEST
+        return next((index for index in latest if is_part and last in self._answers[index]), None)
 
 
 def _tool_calls(messages: Sequence[Message]) -> frozenset[str]:
@@ -159,8 +153,6 @@ class ProgramEnv(PlayableEnv, Protocol):
     def _next_call(self, state: State, /) -> Coroutine[Any, Any, ProgramCall | None]: ...
 
     def _deliver(self, state: State, call: ProgramCall, reply: Reply, /) -> Coroutine[Any, Any, bool]: ...
-
-    def _reject(self, state: State, call: ProgramCall, error: CallError, /) -> Coroutine[Any, Any, None]: ...
 
     def _graded(
         self, task_data: dict[str, Any], outcome: ProgramOutcome, /
@@ -224,22 +216,23 @@ class CallExchange(Exchange):
             else:
                 transcript.observe_text(request.prompt)
         except (TemplateError, ConfigError) as error:  # the tools, too, are the program's
-            self._reject(call, CallError(f"the prompt cannot be recorded: {error}"))
+            awaited(self._reject(call, CallError(f"the prompt cannot be recorded: {error}")))
             return 0
         length = len(transcript.token_ids)
         room = self.budget.room(length=length, prompt_length=transcript.prompt_length)
         if room is not None and room <= 0:
             transcript.retract()
             sentence = f"the prompt of {length} tokens leaves no token for an answer within the budget, {self.budget}"
-            self._reject(call, CallError(sentence, code="context_length_exceeded"))
+            awaited(self._reject(call, CallError(sentence, code="context_length_exceeded")))
             self._is_cut = True
             return 0
         self._is_cut = False
         limits = [limit for limit in (room, request.max_new_tokens) if limit is not None]
         return min(limits, default=None)
 
-    def _reject(self, call: ProgramCall, error: CallError) -> None:
-        call_environment(self._programs._reject, self.env.active_states[self.session_id], call, error)
+    async def _reject(self, call: ProgramCall, error: CallError) -> None:
+        self.env.active_states[self.session_id]["num_rejected"] += 1
+        call.reject(error)
 
     def record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
         """Record the action up to the first of the texts at which the call stops."""

@@ -345,10 +345,10 @@ def _num_players(game: str, entry: GameEntry | None, given: int | None) -> int:
         if given is None:
             raise ConfigError(f"env_config['num_players'] must be set for {game}, which is not in the catalogue")
         return given
+    few, many = entry.min_players, entry.max_players
     if given is None:
-        return entry.min_players
-    if not entry.min_players <= given <= entry.max_players:
-        few, many = entry.min_players, entry.max_players
+        return few
+    if not few <= given <= many:
         wanted = str(few) if few == many else f"{few} to {many}"
         raise ConfigError(f"env_config['num_players'] must be {wanted} for {game}, got {given}")
     return given

@@ -22,8 +22,9 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
 
@@ -51,6 +52,7 @@ _PYTHON_DRAWS = tuple(
 )
 
 
+@dataclass(slots=True, eq=False)
 class GameContext:
     """The randomness and data that a game uses; every call into the game is made inside ``with context:``.
 
@@ -60,16 +62,11 @@ class GameContext:
         gamemaster: The function that responds to a prompt, in games that use a language model; None for no gamemaster.
     """
 
-    __slots__ = ("_numpy", "_outer", "gamemaster", "rng", "word_list")
-
-    def __init__(
-        self, rng: random.Random, *, word_list: str = "hunspell", gamemaster: Callable[[str], str] | None = None
-    ) -> None:
-        self.rng = rng
-        self.word_list = word_list
-        self.gamemaster = gamemaster
-        self._numpy: Any = None
-        self._outer: GameContext | None = None
+    rng: random.Random
+    word_list: str = "hunspell"
+    gamemaster: Callable[[str], str] | None = None
+    _numpy: Any = None
+    _outer: GameContext | None = None
 
     def numpy(self) -> Any:
         """Return the stand-in for numpy's global generator, which is created at the game's first draw from it."""
@@ -266,14 +263,8 @@ def _nltk(real: Any) -> Standin:
 class _AllWords:
     """Stands in for ``set(words.words())``, which a module computes at import."""
 
-    def __contains__(self, word: object) -> bool:
+    def __contains__(self, word: object) -> bool:  # all that a game does with it
         return word in _word_set(_uses_nltk())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(_word_set(_uses_nltk())))
-
-    def __len__(self) -> int:
-        return len(_word_set(_uses_nltk()))
 
 
 @functools.cache

@@ -11,22 +11,8 @@ from itertools import accumulate
 from typing import Any, ClassVar, Final
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects.shared import (
-    UNKNOWN_LOGPROB,
-    Conversations,
-    Dialect,
-    Part,
-    arguments_text,
-    common_fields,
-    conversation,
-    event,
-    finite,
-    json_schema_of,
-    record,
-    tools_of,
-    whole_body,
-    written_call,
-)
+from agentsgym.envs.AgentProgram.dialects import shared
+from agentsgym.envs.AgentProgram.dialects.shared import Conversations, Dialect, Part
 from agentsgym.fields import is_dict, is_int, is_list, is_str
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -49,7 +35,7 @@ def choice_fields(body: Part) -> Fields:
     if n > _MAX_ANSWERS:
         raise body.at("n").wrong(f"at most {_MAX_ANSWERS}")
     return {
-        **common_fields(body),
+        **shared.common_fields(body),
         "max_new_tokens": body.at("max_tokens").budget(),
         "stop": body.at("stop").stop_texts(),
         "n": n,
@@ -85,7 +71,7 @@ class ChoicesDialect(Dialect):
             for index, reply in enumerate(replies)
         ]
         head = self._head(request, replies, created, self.kind)
-        return {**head, "choices": choices, "usage": _usage(replies), **record(request, replies)}
+        return {**head, "choices": choices, "usage": _usage(replies), **shared.record(request, replies)}
 
     def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
         """Return the events: those of each choice, the usage if it was requested, and the end."""
@@ -96,9 +82,9 @@ class ChoicesDialect(Dialect):
             deltas = self.deltas(request, reply)
             for fields in deltas:
                 reason = _finish(reply) if fields is deltas[-1] else None
-                yield event({**head, "choices": [{"index": index, "finish_reason": reason, **fields}]})
+                yield shared.event({**head, "choices": [{"index": index, "finish_reason": reason, **fields}]})
         if request.include_usage:
-            yield event({**head, "choices": [], "usage": _usage(replies)})
+            yield shared.event({**head, "choices": [], "usage": _usage(replies)})
         yield "data: [DONE]\n\n"
 
     def _head(self, request: CallRequest, replies: Sequence[Reply], created: int, kind: str) -> Fields:
@@ -120,7 +106,7 @@ class _Completions(ChoicesDialect):
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
-        whole = whole_body(body)
+        whole = shared.whole_body(body)
         whole.reject(_UNSUPPORTED)
         whole.at("best_of").optional(lambda value: value == 1, "1, since each answer is returned: give n")
         return CallRequest(
@@ -153,7 +139,7 @@ def _logprobs(request: CallRequest, reply: Reply) -> dict[str, Any] | None:
     """Return the log-probability of each sampled token, which is also the only one of its alternatives."""
     if not request.logprobs or reply.logprobs is None:
         return None
-    texts, logprobs = list(reply.token_texts), finite(reply.logprobs, UNKNOWN_LOGPROB)
+    texts, logprobs = list(reply.token_texts), shared.finite(reply.logprobs, shared.UNKNOWN_LOGPROB)
     return {
         "tokens": texts,
         "token_logprobs": logprobs,
@@ -170,7 +156,7 @@ class _Chat(ChoicesDialect):
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
-        whole = whole_body(body)
+        whole = shared.whole_body(body)
         whole.reject(_UNSUPPORTED_CHAT)
         messages = whole.at("messages")
         fields = choice_fields(whole)
@@ -178,10 +164,10 @@ class _Chat(ChoicesDialect):
         form = whole.at("response_format")
         return CallRequest(
             **fields,
-            messages=conversation(messages, [_message(item) for item in messages.items("a list of messages")]),
-            tools=tools_of(whole, ("function",), "parameters", inner="function"),
+            messages=shared.conversation(messages, [_message(item) for item in messages.items("a list of messages")]),
+            tools=shared.tools_of(whole, ("function",), "parameters", inner="function"),
             logprobs=whole.at("logprobs").is_true(),
-            json_schema=json_schema_of(form, form.at("json_schema").at("schema")),
+            json_schema=shared.json_schema_of(form, form.at("json_schema").at("schema")),
         )
 
     def answer(self, request: CallRequest, reply: Reply) -> dict[str, Any]:
@@ -220,7 +206,7 @@ def _calls(part: Part) -> dict[str, Any]:
     calls: list[dict[str, Any]] = []
     for call in part.at("tool_calls").items("a list of tool calls"):
         function = call.at("function")
-        calls.append(written_call(call.at("id"), function.at("name"), function.at("arguments")))
+        calls.append(shared.written_call(call.at("id"), function.at("name"), function.at("arguments")))
     return {"tool_calls": calls} if calls else {}
 
 
@@ -230,7 +216,11 @@ def _written(reply: Reply) -> dict[str, Any]:
         message["reasoning_content"] = reply.reasoning
     if reply.tool_calls:
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": shared.arguments_text(call)},
+            }
             for call in reply.tool_calls
         ]
     return message
@@ -241,7 +231,7 @@ def _chat_logprobs(request: CallRequest, reply: Reply) -> dict[str, Any] | None:
     if not request.logprobs or reply.logprobs is None:
         return None
     tokens: list[dict[str, Any]] = []
-    for text, logprob in zip(reply.token_texts, finite(reply.logprobs, UNKNOWN_LOGPROB), strict=True):
+    for text, logprob in zip(reply.token_texts, shared.finite(reply.logprobs, shared.UNKNOWN_LOGPROB), strict=True):
         token = {"token": text, "bytes": list(text.encode(errors="replace")), "logprob": logprob}
         tokens.append({**token, "top_logprobs": [token]})
     return {"content": tokens, "refusal": None}

@@ -7,19 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects.shared import (
-    Conversations,
-    Dialect,
-    Part,
-    common_fields,
-    conversation,
-    event,
-    json_schema_of,
-    record,
-    tools_of,
-    whole_body,
-    written_call,
-)
+from agentsgym.envs.AgentProgram.dialects import shared
+from agentsgym.envs.AgentProgram.dialects.shared import Conversations, Dialect, Part
 from agentsgym.fields import is_int, is_str
 from agentsgym.types import Message
 
@@ -39,7 +28,7 @@ class _Messages(Dialect):
     path = "/v1/messages"
 
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
-        whole = whole_body(body)
+        whole = shared.whole_body(body)
         if whole.at("thread").value is not None:  # the SDK then sends the conversation again, without a thread
             problem = "thread is not supported: send the whole conversation"
             raise CallError(problem, param="thread", code="thread_unsupported_request")
@@ -48,23 +37,23 @@ class _Messages(Dialect):
         instructions = "" if system.value is None else system.text()
         head: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         return CallRequest(
-            **common_fields(whole),
-            messages=conversation(given, messages, head),
-            tools=tools_of(whole, ("custom", ""), "input_schema"),
+            **shared.common_fields(whole),
+            messages=shared.conversation(given, messages, head),
+            tools=shared.tools_of(whole, ("custom", ""), "input_schema"),
             max_new_tokens=whole.at("max_tokens").required(is_int(1), "a positive int"),
             stop=whole.at("stop_sequences").stop_texts(),
-            json_schema=json_schema_of(form, form.at("schema")),
+            json_schema=shared.json_schema_of(form, form.at("schema")),
         )
 
     def respond(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Fields:
         (reply,) = replies
         usage = {"input_tokens": len(reply.prompt_ids), "output_tokens": len(reply.token_ids)}
         head = {"id": f"msg_{reply.call_id}", "type": "message", "role": "assistant", "model": request.model}
-        return {**head, "content": _blocks(reply), **_end(reply), "usage": usage, **record(request, replies)}
+        return {**head, "content": _blocks(reply), **_end(reply), "usage": usage, **shared.record(request, replies)}
 
     def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
         for data in self._events(self.respond(request, replies, created)):
-            yield event(data, data["type"])
+            yield shared.event(data, data["type"])
 
     def error(self, error: CallError) -> Fields:
         kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
@@ -102,7 +91,7 @@ def _assistant(blocks: Sequence[Part]) -> Fields:
     for block in blocks:
         kind = block.kind()
         if kind == "tool_use":
-            calls.append(written_call(block.at("id"), block.at("name"), block.at("input")))
+            calls.append(shared.written_call(block.at("id"), block.at("name"), block.at("input")))
         elif kind in texts:
             texts[kind].append(block.at(kind).required(is_str, "a string"))
         elif kind != "redacted_thinking":

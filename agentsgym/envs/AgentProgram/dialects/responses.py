@@ -6,20 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects.shared import (
-    Conversations,
-    Dialect,
-    Part,
-    arguments_text,
-    common_fields,
-    conversation,
-    event,
-    json_schema_of,
-    record,
-    tools_of,
-    whole_body,
-    written_call,
-)
+from agentsgym.envs.AgentProgram.dialects import shared
+from agentsgym.envs.AgentProgram.dialects.shared import Conversations, Dialect, Part
 from agentsgym.fields import is_str
 from agentsgym.texts import shown
 from agentsgym.types import Message
@@ -49,7 +37,7 @@ class _Responses(Dialect):
     path = "/v1/responses"
 
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
-        whole = whole_body(body)
+        whole = shared.whole_body(body)
         whole.reject(_UNSUPPORTED)
         instructions = whole.at("instructions").optional(is_str, "a string")
         earlier = _earlier(whole.at("previous_response_id"), conversations)
@@ -58,11 +46,11 @@ class _Responses(Dialect):
             earlier = (Message(role="system", content=instructions), *kept)
         given, form = whole.at("input"), whole.at("text").at("format")
         return CallRequest(
-            **common_fields(whole),
-            messages=conversation(given, _messages(given), earlier),
-            tools=tools_of(whole, ("function",), "parameters"),
+            **shared.common_fields(whole),
+            messages=shared.conversation(given, _messages(given), earlier),
+            tools=shared.tools_of(whole, ("function",), "parameters"),
             max_new_tokens=whole.at("max_output_tokens").budget(),
-            json_schema=json_schema_of(form, form.at("schema")),
+            json_schema=shared.json_schema_of(form, form.at("schema")),
             extra={key: default if body.get(key) is None else body[key] for key, default in _REPEATED.items()},
         )
 
@@ -82,12 +70,12 @@ class _Responses(Dialect):
             "incomplete_details": None if reply.finish_reason == "stop" else {"reason": "max_output_tokens"},
             "output": _output(reply),
             "usage": usage,
-            **record(request, replies),
+            **shared.record(request, replies),
         }
 
     def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
         for number, data in enumerate(self._events(request, replies, created)):
-            yield event({**data, "sequence_number": number}, data["type"])
+            yield shared.event({**data, "sequence_number": number}, data["type"])
 
     def _events(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[Fields]:
         begun: Fields = {**_head(request, replies[0], created), "status": "in_progress", "output": [], "usage": None}
@@ -143,7 +131,7 @@ def _add_reasoning(item: Part, messages: list[Fields]) -> None:
 
 
 def _add_call(item: Part, messages: list[Fields]) -> None:
-    call = written_call(item.at("call_id"), item.at("name"), item.at("arguments"))
+    call = shared.written_call(item.at("call_id"), item.at("name"), item.at("arguments"))
     _answer(messages).setdefault("tool_calls", []).append(call)
 
 
@@ -179,7 +167,7 @@ def _output(reply: Reply) -> list[Fields]:
         items.append({"id": f"msg_{reply.call_id}", "type": "message", "role": "assistant", "content": content})
     for index, call in enumerate(reply.tool_calls):
         names = {"id": f"fc_{reply.call_id}_{index}", "call_id": call.id, "name": call.name}
-        items.append({"type": "function_call", **names, "arguments": arguments_text(call)})
+        items.append({"type": "function_call", **names, "arguments": shared.arguments_text(call)})
     return [{**item, "status": _status(reply) if item is items[-1] else "completed"} for item in items]
 
 
