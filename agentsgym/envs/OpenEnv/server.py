@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import string
@@ -111,13 +112,11 @@ class OpenEnvServer:
 
 
 def _check_url(url: Any) -> None:
-    try:
-        parts = urlsplit(url) if isinstance(url, str) else None
-        is_valid = parts is not None and parts.scheme in {"http", "https", "ws", "wss"} and bool(parts.hostname)
-        is_valid = is_valid and (parts is None or parts.port != 0)
-    except ValueError:  # an invalid port
-        parts, is_valid = None, False
-    if not is_valid or parts is None:
+    parts, is_valid = urlsplit(""), False
+    with contextlib.suppress(ValueError):  # an invalid port
+        parts = urlsplit(url if isinstance(url, str) else "")
+        is_valid = parts.scheme in {"http", "https", "ws", "wss"} and bool(parts.hostname) and parts.port != 0
+    if not is_valid:
         raise ConfigError(
             f"OpenEnvServer.url must be a URL such as 'http://localhost:8000' (http, https, ws or wss), "
             f"got {shown(url)}"

@@ -24,7 +24,6 @@ from agentsgym.types import Action
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 Kind = Literal["price", "sum", "product"]
 KINDS: tuple[Kind, ...] = ("price", "sum", "product")
@@ -151,16 +150,6 @@ class PriceListEnv(ToolEnv):
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 6, "tool_timeout_s": None}
     task_fields = ("goods", "times", "prices")
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
-    ) -> None:
-        """Check the configuration; the arguments are those of every environment.
-
-        Raises:
-            ConfigError: A key is unknown, or its value is invalid.
-        """
-        super().__init__(tokenizer, env_config, tools=SessionTools(tools_class=Till))
-
     @property
     def max_answer(self) -> int:
         """The largest possible answer; the smallest is 1."""
@@ -206,6 +195,9 @@ class PriceListEnv(ToolEnv):
                 "task_data['times'] must be None, or a positive int if there is only one good, got "
                 f"{shown(times)} with {len(goods)} goods"  # pyright: ignore[reportUnknownArgumentType]
             )
+
+    def _tools(self) -> Any:
+        return [SessionTools(tools_class=Till), *super()._tools()]
 
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         question = Question(goods=tuple(task_data["goods"]), times=task_data.get("times"))

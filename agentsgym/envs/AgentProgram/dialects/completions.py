@@ -211,18 +211,9 @@ def _calls(part: Part) -> dict[str, Any]:
 
 
 def _written(reply: Reply) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text if reply.has_text else None}
-    if reply.reasoning:
-        message["reasoning_content"] = reply.reasoning
-    if reply.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": shared.arguments_text(call)},
-            }
-            for call in reply.tool_calls
-        ]
+    message = {**shared.answer_message(reply), "content": reply.text if reply.has_text else None}
+    for call in message.get("tool_calls", ()):
+        call["function"]["arguments"] = shared.arguments_text(call["function"]["arguments"])
     return message
 
 

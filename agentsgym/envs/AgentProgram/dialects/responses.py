@@ -167,7 +167,7 @@ def _output(reply: Reply) -> list[Fields]:
         items.append({"id": f"msg_{reply.call_id}", "type": "message", "role": "assistant", "content": content})
     for index, call in enumerate(reply.tool_calls):
         names = {"id": f"fc_{reply.call_id}_{index}", "call_id": call.id, "name": call.name}
-        items.append({"type": "function_call", **names, "arguments": shared.arguments_text(call)})
+        items.append({"type": "function_call", **names, "arguments": shared.arguments_text(call.arguments)})
     return [{**item, "status": _status(reply) if item is items[-1] else "completed"} for item in items]
 
 

@@ -16,7 +16,7 @@ from agentsgym.fields import Check, is_bool, is_dict, is_int, is_number, is_str,
 from agentsgym.texts import shown, visible
 from agentsgym.tokens.calls.values import MAX_DEPTH, MalformedCallError, whole_json
 from agentsgym.tokens.tool_messages import structured_calls
-from agentsgym.types import Message, ToolCall
+from agentsgym.types import Message
 
 _MAX_BITS: Final = 1023  # of an int; larger ones are not finite as a float
 _LARGEST: Final = 1e300  # of numbers that need no closer look
@@ -328,9 +328,9 @@ def answer_message(reply: Reply) -> Message:
     return message
 
 
-def arguments_text(call: ToolCall) -> str:
+def arguments_text(arguments: Mapping[str, Any]) -> str:
     """Return the arguments of a call as JSON."""
-    return json.dumps(dict(call.arguments), ensure_ascii=False)
+    return json.dumps(dict(arguments), ensure_ascii=False)
 
 
 def record(request: CallRequest, replies: Sequence[Reply]) -> dict[str, Any]:
