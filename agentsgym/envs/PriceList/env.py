@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.datasets.options import DrawnOptions, drawn_dataset
@@ -25,8 +25,7 @@ from agentsgym.types import Action
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Kind = Literal["price", "sum", "product"]
-KINDS: tuple[Kind, ...] = ("price", "sum", "product")
+KINDS = ("price", "sum", "product")
 MAX_TIMES = 4
 
 _QUESTION = re.compile(

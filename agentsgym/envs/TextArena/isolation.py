@@ -46,11 +46,6 @@ _DICTIONARY_MODULE = "textarena.envs.utils.word_lists"
 
 logger = logging.getLogger(__name__)
 
-#: Functions that draw from Python's global generator, or set its state.
-_PYTHON_DRAWS = tuple(
-    name for name in dir(random.Random) if not name.startswith("_") and callable(getattr(random, name, None))
-)
-
 
 @dataclass(slots=True, eq=False)
 class GameContext:
@@ -116,21 +111,20 @@ class Standin:
         return self
 
 
-class _NumpyRandomStandin(Standin):
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(self._real, name)
-        is_draw = hasattr(self._real.RandomState, name)
-        return _late_draw(self._real, name, GameContext.numpy) if is_draw else real
-
-
 def random_standin() -> Standin:
     """Make a stand-in for the module ``random``."""
-    return Standin(random, **{name: _late_draw(random, name, lambda context: context.rng) for name in _PYTHON_DRAWS})
+    return _with_late_draws(random, random.Random, lambda context: context.rng)
 
 
 def numpy_standin(real: ModuleType) -> Standin:
     """Make a stand-in for the package ``numpy``, whose ``numpy.random`` draws from the game's own generator."""
-    return Standin(real, random=_NumpyRandomStandin(real.random))
+    return Standin(real, random=_with_late_draws(real.random, real.random.RandomState, GameContext.numpy))
+
+
+def _with_late_draws(real: Any, kind: type[Any], generator: Callable[[GameContext], Any]) -> Standin:
+    """Make a stand-in for a module with the methods of a global generator of this kind: they draw, or set its state."""
+    draws = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+    return Standin(real, **{name: _late_draw(real, name, generator) for name in draws})
 
 
 def _late_draw(real: Any, name: str, generator: Callable[[GameContext], Any]) -> Callable[..., Any]:
