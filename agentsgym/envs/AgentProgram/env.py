@@ -134,19 +134,20 @@ class AgentProgramEnv(MultistepEnv):
             base_url=f"{server.url}/v1", api_key=session.key, session=session, loop=asyncio.get_running_loop()
         )
         try:
-            running = (
-                RunningFunction(self._program, task_data, endpoint)
-                if callable(self._program)
-                else await RunningCommand.start(
-                    self._program, task_data, endpoint, limits=self._limits, prepare=self._prepare_folder
-                )
-            )
+            running = await self._started(task_data, endpoint)
         except BaseException:
             server.forget(session)
             raise
         running.outcome.add_done_callback(lambda _: session.ended())
         counts = {"num_rejected": 0, "num_undelivered": 0}
         return {"done": False, "server": server, "session": session, "running": running, **counts}
+
+    async def _started(self, task_data: dict[str, Any], endpoint: Endpoint) -> RunningFunction | RunningCommand:
+        if callable(self._program):
+            return RunningFunction(self._program, task_data, endpoint)
+        return await RunningCommand.start(
+            self._program, task_data, endpoint, limits=self._limits, prepare=self._prepare_folder
+        )
 
     def _format_prompt(self, state: State, step: int) -> str:
         raise NotImplementedError("the prompts are the calls of the program")

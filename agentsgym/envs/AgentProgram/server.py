@@ -12,11 +12,11 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.envs.AgentProgram import SPEC
-from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
+from agentsgym.envs.AgentProgram.calls import CallError
 from agentsgym.envs.AgentProgram.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect, answer_message
 from agentsgym.envs.AgentProgram.session import GONE, NOTHING_TO_REWARD, Session
 from agentsgym.errors import ConfigError
@@ -181,25 +181,21 @@ class PolicyEndpoint:
             stored.update((reply.call_id, [*call.messages, answer_message(reply)]) for reply in replies)
             while len(stored) > _MAX_STORED:
                 del stored[next(iter(stored))]
-        return _answer(dialect, call, replies)
-
-
-def _answer(dialect: Dialect, call: CallRequest, replies: Sequence[Reply]) -> Response:
-    from starlette.responses import Response  # noqa: PLC0415  # an extra
-
-    created = int(time.time())
-    headers = {CALL_HEADER: replies[0].call_id}
-    if call.streams:
-        text = "".join(dialect.stream(call, replies, created))
-        return Response(text, headers={**headers, "cache-control": "no-store"}, media_type="text/event-stream")
-    return _json(dialect.respond(call, replies, created), headers=headers)
+        created, headers = int(time.time()), {CALL_HEADER: replies[0].call_id}
+        if call.streams:
+            text = "".join(dialect.stream(call, replies, created))
+            return _text(text, 200, {**headers, "cache-control": "no-store"}, "text/event-stream")
+        return _json(dialect.respond(call, replies, created), headers=headers)
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return _text(json.dumps(value, ensure_ascii=True, separators=(",", ":")), status, headers, "application/json")
+
+
+def _text(text: str, status: int, headers: Mapping[str, str] | None, media_type: str) -> Response:
     from starlette.responses import Response  # noqa: PLC0415  # an extra
 
-    body = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
-    return Response(body, status, headers, "application/json")
+    return Response(text, status, headers, media_type)
 
 
 async def _body(request: Request) -> dict[str, Any]:
