@@ -211,7 +211,7 @@ def _calls(part: Part) -> dict[str, Any]:
 
 
 def _written(reply: Reply) -> dict[str, Any]:
-    message = {**shared.answer_message(reply), "content": reply.text if reply.has_text else None}
+    message: dict[str, Any] = {**shared.answer_message(reply), "content": reply.text if reply.has_text else None}
     for call in message.get("tool_calls", ()):
         call["function"]["arguments"] = shared.arguments_text(call["function"]["arguments"])
     return message
