@@ -91,3 +91,8 @@ class Reply:
     token_ids: Sequence[int] = ()
     token_texts: Sequence[str] = ()
     logprobs: Sequence[float] | None = None
+
+    @property
+    def has_text(self) -> bool:
+        """Whether a response contains the text, which is omitted if it is empty and there are tool calls."""
+        return bool(self.text) or not self.tool_calls

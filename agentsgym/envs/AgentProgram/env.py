@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import json
 import sys
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from agentsgym.credit.components import GivenReward
 from agentsgym.envs.AgentProgram import SPEC
-from agentsgym.envs.AgentProgram.calls import CallError, Reply
-from agentsgym.envs.AgentProgram.exchange import CallExchange, CallTree
+from agentsgym.envs.AgentProgram.calls import Reply
+from agentsgym.envs.AgentProgram.exchange import CallExchange
 from agentsgym.envs.AgentProgram.programs import Endpoint, Program, ProgramOutcome, RunningCommand, RunningFunction
 from agentsgym.envs.AgentProgram.server import current_endpoint
 from agentsgym.envs.AgentProgram.session import ProgramCall
@@ -144,15 +143,10 @@ class AgentProgramEnv(MultistepEnv):
         return {"done": False, "server": server, "session": session, "running": running, **counts}
 
     async def _started(self, task_data: dict[str, Any], endpoint: Endpoint) -> RunningFunction | RunningCommand:
-        program = self._program
-        if callable(program):
-            return RunningFunction(program, task_data, endpoint)
+        if callable(self._program):
+            return RunningFunction(self._program, task_data, endpoint)
         return await RunningCommand.start(
-            program,
-            task_data,
-            endpoint,
-            limits=self._limits,
-            prepare=lambda folder: self._prepare_folder(folder, task_data),
+            self._program, task_data, endpoint, limits=self._limits, prepare=self._prepare_folder
         )
 
     def _format_prompt(self, state: State, step: int) -> str:
@@ -189,36 +183,6 @@ class AgentProgramEnv(MultistepEnv):
         state["num_undelivered"] += not call.answer(reply)
         state["next"] = await state["session"].next_call()
         return state["next"] is None
-
-    async def _reject(self, state: State, call: ProgramCall, error: CallError) -> None:
-        """Send an error to the program."""
-        state["num_rejected"] += 1
-        call.reject(error)
-
-    def _counts(self, state: State, tree: CallTree) -> dict[str, Any]:
-        """The numbers of ``info``."""
-        return {
-            "num_calls": len(tree.parents),
-            "num_conversations": tree.num_conversations,
-            "num_rejected_calls": state["num_rejected"],
-            "num_undelivered_calls": state["num_undelivered"],
-        }
-
-    async def _finish(self, state: State) -> ProgramOutcome:
-        """End the program if it still runs, and wait for late rewards.
-
-        Raises:
-            Exception: What the program raised.
-        """
-        session, running = state["session"], state["running"]
-        if not running.outcome.done():
-            session.close("the episode is over: it has no turns or tokens left")
-            await running.stop()
-        timeout_s = self.env_config["reward_timeout_s"]
-        if timeout_s:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(session.has_all_rewards.wait(), timeout_s)
-        return await running.outcome
 
     async def _graded(self, task_data: dict[str, Any], outcome: ProgramOutcome) -> tuple[GivenReward, dict[str, Any]]:
         """Grade the outcome: the reward that the last turn receives, and what the grade adds to ``info``."""

@@ -9,6 +9,8 @@ A call continues the recorded tokens of the call whose conversation it extends, 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import math
 from collections.abc import Coroutine, Generator, Mapping, Sequence
@@ -103,19 +105,13 @@ class CallTree:
         if key in self._prompts:
             return self.parents[self._prompts[key]]
         text, last = _text(prompt), prompt[-1]["content"].strip()
-        latest = [*range(len(self.parents))][::-1]
+        latest = range(len(self.parents) - 1, -1, -1)
         tool_calls = _tool_calls(prompt)
-        found = next(
-            (
-                index
-                for index in latest
-                if self._tool_calls[index] & tool_calls or any(line in text for line in self._lines[index])
-            ),
-            None,
-        )
-        if found is None and len(last) >= _SHORTEST:
-            found = next((index for index in latest if last in self._answers[index]), None)
-        return found
+        for index in latest:
+            if self._tool_calls[index] & tool_calls or any(line in text for line in self._lines[index]):
+                return index
+        is_part = len(last) >= _SHORTEST
+        return next((index for index in latest if is_part and last in self._answers[index]), None)
 
 
 def _tool_calls(messages: Sequence[Message]) -> frozenset[str]:
@@ -157,12 +153,6 @@ class ProgramEnv(PlayableEnv, Protocol):
     def _next_call(self, state: State, /) -> Coroutine[Any, Any, ProgramCall | None]: ...
 
     def _deliver(self, state: State, call: ProgramCall, reply: Reply, /) -> Coroutine[Any, Any, bool]: ...
-
-    def _reject(self, state: State, call: ProgramCall, error: CallError, /) -> Coroutine[Any, Any, None]: ...
-
-    def _counts(self, state: State, tree: CallTree, /) -> dict[str, Any]: ...
-
-    def _finish(self, state: State, /) -> Coroutine[Any, Any, ProgramOutcome]: ...
 
     def _graded(
         self, task_data: dict[str, Any], outcome: ProgramOutcome, /
@@ -226,22 +216,23 @@ class CallExchange(Exchange):
             else:
                 transcript.observe_text(request.prompt)
         except (TemplateError, ConfigError) as error:  # the tools, too, are the program's
-            self._reject(call, CallError(f"the prompt cannot be recorded: {error}"))
+            awaited(self._reject(call, CallError(f"the prompt cannot be recorded: {error}")))
             return 0
         length = len(transcript.token_ids)
         room = self.budget.room(length=length, prompt_length=transcript.prompt_length)
         if room is not None and room <= 0:
             transcript.retract()
             sentence = f"the prompt of {length} tokens leaves no token for an answer within the budget, {self.budget}"
-            self._reject(call, CallError(sentence, code="context_length_exceeded"))
+            awaited(self._reject(call, CallError(sentence, code="context_length_exceeded")))
             self._is_cut = True
             return 0
         self._is_cut = False
         limits = [limit for limit in (room, request.max_new_tokens) if limit is not None]
         return min(limits, default=None)
 
-    def _reject(self, call: ProgramCall, error: CallError) -> None:
-        call_environment(self._programs._reject, self.env.active_states[self.session_id], call, error)
+    async def _reject(self, call: ProgramCall, error: CallError) -> None:
+        self.env.active_states[self.session_id]["num_rejected"] += 1
+        call.reject(error)
 
     def record(self, action: Action, room: int | None, *, reads_calls: bool = True) -> tuple[Action, tuple[int, int]]:
         """Record the action up to the first of the texts at which the call stops."""
@@ -258,7 +249,7 @@ class CallExchange(Exchange):
         self.parent = self._tree.add(call.call_id, prompt, returned, transcript.parent, call.parent)
         reply = self._reply(call, action, returned)
         is_over = call_environment(self._programs._deliver, state, call, reply)
-        self.conversation.info = self._programs._counts(state, self._tree)
+        self.conversation.info = self._counts(state)
         return Step(done=is_over)
 
     def _reply(self, call: ProgramCall, action: Action, returned: Message) -> Reply:
@@ -283,10 +274,34 @@ class CallExchange(Exchange):
             logprobs=logprobs,
         )
 
+    def _counts(self, state: State) -> dict[str, Any]:
+        """The numbers of ``info``."""
+        return {
+            "num_calls": len(self._tree.parents),
+            "num_conversations": self._tree.num_conversations,
+            "num_rejected_calls": state["num_rejected"],
+            "num_undelivered_calls": state["num_undelivered"],
+        }
+
+    async def _finish(self, state: State) -> ProgramOutcome:
+        """End the program if it still runs, and wait for late rewards.
+
+        Raises:
+            Exception: What the program raised.
+        """
+        session, running = state["session"], state["running"]
+        if not running.outcome.done():
+            session.close("the episode is over: it has no turns or tokens left")
+            await running.stop()
+        if timeout_s := self.env.env_config["reward_timeout_s"]:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(session.has_all_rewards.wait(), timeout_s)
+        return await running.outcome
+
     def _outcome(self, state: State) -> ProgramOutcome:
         """Wait for the outcome; a program may raise if the budget of turns or tokens has ended its episode."""
         try:
-            return awaited(self._programs._finish(state))
+            return awaited(self._finish(state))
         except BaseException as error:
             if is_interruption(error):
                 raise
@@ -298,7 +313,7 @@ class CallExchange(Exchange):
         """End the program, and add the rewards of its calls and of its outcome."""
         conversation, state = self.conversation, self.env.active_states[self.session_id]
         reward, info = call_environment(self._programs._graded, self.task_data, self._outcome(state))
-        conversation.info = {**self._programs._counts(state, self._tree), **info}
+        conversation.info = {**self._counts(state), **info}
         by_turn: dict[int, list[GivenReward]] = {len(turns) - 1: [reward]}
         for call_id, reward in state["session"].rewards:
             place = self._tree.index(call_id)

@@ -174,11 +174,11 @@ class RunningCommand:
     async def start(
         cls,
         command: Sequence[str],
-        task_data: Mapping[str, Any],
+        task_data: dict[str, Any],
         endpoint: Endpoint,
         *,
         limits: Mapping[str, int | None],
-        prepare: Callable[[Path], None],
+        prepare: Callable[[Path, dict[str, Any]], None],
     ) -> RunningCommand:
         """Start it.
 
@@ -187,12 +187,12 @@ class RunningCommand:
             task_data: The task, which is also written to ``task.json`` in the folder.
             endpoint: The endpoint, which the environment's variables name.
             limits: The limits of each of its processes, as in :class:`~agentsgym.processes.ProcessGroup`.
-            prepare: Writes files into the folder.
+            prepare: Writes files for the task into the folder.
         """
         folder = Path(tempfile.mkdtemp(prefix="agentsgym-program-"))
         try:
             (folder / "task.json").write_text(json.dumps(task_data), encoding="utf-8")
-            prepare(folder)
+            prepare(folder, task_data)
             filled = [_filled(argument, task_data) for argument in command]
             group = ProcessGroup(filled, limits=limits, grace_s=_TERMINATING_S)
             process = await group.start_on_loop(

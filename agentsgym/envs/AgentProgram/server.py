@@ -12,17 +12,16 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentsgym.envs.AgentProgram import SPEC
-from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
+from agentsgym.envs.AgentProgram.calls import CallError
 from agentsgym.envs.AgentProgram.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect, answer_message
 from agentsgym.envs.AgentProgram.session import GONE, NOTHING_TO_REWARD, Session
 from agentsgym.errors import ConfigError
 from agentsgym.fields import is_number
 from agentsgym.texts import sentence_of
-from agentsgym.types import Message
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -115,31 +114,20 @@ class PolicyEndpoint:
             connection.transport.close()
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        """Check where a request comes from, and turn a rejection into the error of the API."""
         from starlette.requests import Request  # noqa: PLC0415  # an extra
 
-        response = await self._response(Request(scope, receive))
-        await response(scope, receive, send)
-
-    async def _response(self, request: Request) -> Response:
-        """Check where a request comes from, and turn a rejection into the error of the API."""
-        path: str = request.scope["path"]
-        unknown = request.method, self._no_handler, MESSAGES if "/messages" in path else CHAT
+        request, path = Request(scope, receive), str(scope["path"])
+        unknown = "", self._call, MESSAGES if "/messages" in path else CHAT
         method, handler, dialect = self._handlers.get(path, unknown)
         try:
-            session = await self._session(request)
-            if request.method != method:
-                handler = self._other_method
-            return await handler(request, session, dialect)
+            response = await handler(request, await self._session(request, method), dialect)
         except CallError as error:
-            return _json(dialect.error(error), error.status, {"allow": method} if error.status == 405 else None)
+            response = _json(dialect.error(error), error.status, {"allow": method} if error.status == 405 else None)
+        await response(scope, receive, send)
 
-    async def _no_handler(self, request: Request, session: Session, dialect: Dialect) -> Response:
-        raise CallError("there is nothing at this path; the base URL of OpenAI clients ends with /v1", status=404)
-
-    async def _other_method(self, request: Request, session: Session, dialect: Dialect) -> Response:
-        raise CallError(f"{request.method} requests are not answered at this path", status=405)
-
-    async def _session(self, request: Request) -> Session:
+    async def _session(self, request: Request, method: str) -> Session:
+        """Find the session of a request, which must have the method of its path; empty for an unknown path."""
         hosts = request.headers.getlist("host")
         port = self.url.rpartition(":")[2]
         if len(hosts) != 1 or hosts[0].lower() not in {f"{HOST}:{port}", f"localhost:{port}"}:
@@ -152,6 +140,10 @@ class PolicyEndpoint:
             session = await self.openers[key](request.headers.get(SESSION_HEADER, ""))
         if session is None:
             raise CallError("the API key is not that of a running session", status=401, code="invalid_api_key")
+        if not method:
+            raise CallError("there is nothing at this path; the base URL of OpenAI clients ends with /v1", status=404)
+        if request.method != method:
+            raise CallError(f"{request.method} requests are not answered at this path", status=405)
         return session
 
     async def _models(self, request: Request, session: Session, dialect: Dialect) -> Response:
@@ -184,35 +176,26 @@ class PolicyEndpoint:
             if number is not None and not leaving.done():  # otherwise it may send the call and the header once more
                 session.add_reward(number, rewarded)
             leaving.cancel()
-        if dialect is RESPONSES:
-            _store(session.conversations, call, replies)
-        return _answer(dialect, call, replies)
-
-
-def _store(stored: dict[str, Sequence[Message]], call: CallRequest, replies: Sequence[Reply]) -> None:
-    """Keep the conversations that ``previous_response_id`` may continue."""
-    for reply in replies:
-        stored[reply.call_id] = [*call.messages, answer_message(reply)]
-    while len(stored) > _MAX_STORED:
-        del stored[next(iter(stored))]
-
-
-def _answer(dialect: Dialect, call: CallRequest, replies: Sequence[Reply]) -> Response:
-    from starlette.responses import Response  # noqa: PLC0415  # an extra
-
-    created = int(time.time())
-    headers = {CALL_HEADER: replies[0].call_id}
-    if call.streams:
-        text = "".join(dialect.stream(call, replies, created))
-        return Response(text, headers={**headers, "cache-control": "no-store"}, media_type="text/event-stream")
-    return _json(dialect.respond(call, replies, created), headers=headers)
+        if dialect is RESPONSES:  # ``previous_response_id`` may continue these conversations
+            stored = session.conversations
+            stored.update((reply.call_id, [*call.messages, answer_message(reply)]) for reply in replies)
+            while len(stored) > _MAX_STORED:
+                del stored[next(iter(stored))]
+        created, headers = int(time.time()), {CALL_HEADER: replies[0].call_id}
+        if call.streams:
+            text = "".join(dialect.stream(call, replies, created))
+            return _text(text, 200, {**headers, "cache-control": "no-store"}, "text/event-stream")
+        return _json(dialect.respond(call, replies, created), headers=headers)
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return _text(json.dumps(value, ensure_ascii=True, separators=(",", ":")), status, headers, "application/json")
+
+
+def _text(text: str, status: int, headers: Mapping[str, str] | None, media_type: str) -> Response:
     from starlette.responses import Response  # noqa: PLC0415  # an extra
 
-    body = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
-    return Response(body, status, headers, "application/json")
+    return Response(text, status, headers, media_type)
 
 
 async def _body(request: Request) -> dict[str, Any]:

@@ -150,9 +150,8 @@ class OpenEnvEnv(MultistepEnv):
             raise ConfigError(
                 f"OpenEnvEnv got both server={server!r} and env_config['server']={named!r}: pass only one"
             )
-        self._given_server = None if server is None else as_server(server, "OpenEnvEnv(server=…)")
-        if named is not None:
-            self._given_server = registered_server(named)
+        given = server if named is None else registered_server(named)
+        self._given_server = None if given is None else as_server(given, "OpenEnvEnv(server=…)")
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for another process, which opens separate connections, to a program that runs here."""

@@ -23,7 +23,7 @@ from agentsgym.envs.OpenEnv.server import OpenEnvServer
 from agentsgym.envs.OpenEnv.wire import Connection, RejectedActionError, get_json
 from agentsgym.envs.Tools.results import as_text
 from agentsgym.errors import ConfigError, EnvError
-from agentsgym.fields import Field, or_none
+from agentsgym.fields import Field, is_dict, is_list, or_none
 from agentsgym.texts import sentence_of, shown
 
 if TYPE_CHECKING:
@@ -182,14 +182,11 @@ def _about(field: Mapping[str, Any]) -> str:
 
 
 class DatasetOptions(CommonOptions, total=False):
-    """Options of the dataset.
+    """Options of the dataset, in addition to the common ones.
 
     Attributes:
-        tasks: Reset arguments, one dict per task, such as ``[{"index": 0}, {"index": 1}]``; None for only seeds.
-        size: Number of rows; by default one per task, or 256 without ``tasks``.
-        seed: Random seed of the tasks' order and seeds; it never moves a task between training and evaluation.
-        split: Whether the splits share tasks: ``"disjoint"`` (they share none) or ``"all"`` (each has all of them).
-        eval_fraction: Fraction of tasks that ``"disjoint"`` reserves for evaluation, in (0, 1).
+        tasks: Reset arguments, one dict per task, such as ``[{"index": 0}, {"index": 1}]``; None for only seeds, of
+            which there are 256 by default.
     """
 
     tasks: Sequence[Mapping[str, Any]] | None
@@ -200,13 +197,7 @@ _OPTIONS: Mapping[str, Field] = {
     "tasks": Field(
         default=None,
         expected="a list of at least one dict, or None",
-        valid=or_none(
-            lambda value: (
-                isinstance(value, Sequence)
-                and len(cast("Sequence[Any]", value)) > 0
-                and all(isinstance(one, Mapping) for one in cast("Sequence[Any]", value))
-            )
-        ),
+        valid=or_none(lambda value: is_list(value) and len(value) > 0 and all(map(is_dict, value))),
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import string
@@ -11,13 +12,21 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agentsgym.errors import ConfigError, did_you_mean
-from agentsgym.fields import has_str_keys, is_int, is_seconds, is_strings, require
+from agentsgym.fields import has_str_keys, is_int, is_seconds, is_strings, or_none, require
 from agentsgym.texts import shown
 
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 _HEADER_TEXT = re.compile(r"[\t -~]*")
 _TIMES = ("connect_timeout_s", "start_timeout_s", "reset_timeout_s", "step_timeout_s")
+
+
+def _are_strings(value: Any) -> bool:
+    return has_str_keys(value) and is_strings([*value.values()])
+
+
+def _are_headers(value: Mapping[str, str]) -> bool:
+    return all(map(_HEADER_NAME.fullmatch, value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,25 +68,15 @@ class OpenEnvServer:
             )
         if self.url is not None:
             _check_url(self.url)
-        elif not is_strings(self.command) or not self.command:
-            given = shown(self.command)
-            raise ConfigError(f"OpenEnvServer.command must be a list of program and arguments, got {given}")
-        for name in ("env", "headers"):
-            require(
-                f"OpenEnvServer.{name}",
-                getattr(self, name),
-                lambda value: has_str_keys(value) and is_strings([*value.values()]),
-                "a dict of strings",
-            )
-        require(
-            "OpenEnvServer.headers",
-            self.headers,
-            lambda headers: all(map(_HEADER_NAME.fullmatch, headers)),
-            "a dict with header names (without spaces) as keys",
-        )
-        for name in _TIMES:
-            require(f"OpenEnvServer.{name}", getattr(self, name), is_seconds, "a positive number")
-        require("OpenEnvServer.max_message_bytes", self.max_message_bytes, is_int(1), "a positive int")
+        for name, valid, expected in (
+            ("command", or_none(lambda value: is_strings(value) and len(value) > 0), "a list of program and arguments"),
+            ("env", _are_strings, "a dict of strings"),
+            ("headers", _are_strings, "a dict of strings"),
+            ("headers", _are_headers, "a dict with header names (without spaces) as keys"),
+            *((name, is_seconds, "a positive number") for name in _TIMES),
+            ("max_message_bytes", is_int(1), "a positive int"),
+        ):
+            require(f"OpenEnvServer.{name}", getattr(self, name), valid, expected)
 
     @property
     def label(self) -> str:
@@ -113,13 +112,11 @@ class OpenEnvServer:
 
 
 def _check_url(url: Any) -> None:
-    try:
-        parts = urlsplit(url) if isinstance(url, str) else None
-        is_valid = parts is not None and parts.scheme in {"http", "https", "ws", "wss"} and bool(parts.hostname)
-        is_valid = is_valid and (parts is None or parts.port != 0)
-    except ValueError:  # an invalid port
-        parts, is_valid = None, False
-    if not is_valid or parts is None:
+    parts, is_valid = urlsplit(""), False
+    with contextlib.suppress(ValueError):  # an invalid port
+        parts = urlsplit(url if isinstance(url, str) else "")
+        is_valid = parts.scheme in {"http", "https", "ws", "wss"} and bool(parts.hostname) and parts.port != 0
+    if not is_valid:
         raise ConfigError(
             f"OpenEnvServer.url must be a URL such as 'http://localhost:8000' (http, https, ws or wss), "
             f"got {shown(url)}"

@@ -9,10 +9,9 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from agentsgym.credit.components import GivenReward
-from agentsgym.envs.contract import State
+from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.datasets.options import DrawnOptions, drawn_dataset
 from agentsgym.envs.PriceList import SPEC
 from agentsgym.envs.Tools.env import TOOL_FIELDS, ToolEnv
@@ -25,10 +24,8 @@ from agentsgym.types import Action
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
-Kind = Literal["price", "sum", "product"]
-KINDS: tuple[Kind, ...] = ("price", "sum", "product")
+KINDS = ("price", "sum", "product")
 MAX_TIMES = 4
 
 _QUESTION = re.compile(
@@ -152,16 +149,6 @@ class PriceListEnv(ToolEnv):
     default_config: ClassVar[Mapping[str, Any]] = {"max_steps_per_episode": 6, "tool_timeout_s": None}
     task_fields = ("goods", "times", "prices")
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None = None, env_config: dict[str, Any] | None = None
-    ) -> None:
-        """Check the configuration; the arguments are those of every environment.
-
-        Raises:
-            ConfigError: A key is unknown, or its value is invalid.
-        """
-        super().__init__(tokenizer, env_config, tools=SessionTools(tools_class=Till))
-
     @property
     def max_answer(self) -> int:
         """The largest possible answer; the smallest is 1."""
@@ -208,14 +195,15 @@ class PriceListEnv(ToolEnv):
                 f"{shown(times)} with {len(goods)} goods"  # pyright: ignore[reportUnknownArgumentType]
             )
 
+    def _tools(self) -> Any:
+        return [SessionTools(tools_class=Till), *super()._tools()]
+
     def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         question = Question(goods=tuple(task_data["goods"]), times=task_data.get("times"))
         task = {**task_data, "question": question.text(), "answer": question.answer(task_data["prices"])}
         return super()._initialize_episode(session_id, task)
 
-    def _step_action(
-        self, session_id: str, state: State, action: Action
-    ) -> tuple[State, GivenReward, bool, dict[str, Any]]:
+    def _step_action(self, session_id: str, state: State, action: Action) -> Stepped:
         next_state, reward, done, info = super()._step_action(session_id, state, action)
         # Random play draws an answer uniformly; optimal play gives the right one.
         config, share = self.env_config, 1.0 / self.max_answer

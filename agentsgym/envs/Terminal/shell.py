@@ -30,6 +30,17 @@ ISOLATIONS = ("namespaces", "user", "none")
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix")
 _PYTHON_PREFIX, _PYTHON = os.path.realpath(sys.base_prefix), Path(os.path.realpath(sys.executable))
 _PATH = os.pathsep.join((str(_PYTHON.parent), "/usr/local/bin", "/usr/bin", "/bin"))
+_ENVIRONMENT = {
+    "USER": "agent",
+    "LANG": "C.UTF-8",
+    "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "TIME_STYLE": "+",  # listings without the times of changes
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+}
 _LAUNCHER = str(Path(__file__).with_name("launch.py"))
 _MTIME = 1_704_067_200  # 2024-01-01, so that listings are equal in all replays
 _FIRST_USER, _NUM_USERS = 60_000, 5_000  # ids that Linux distributions leave unused
@@ -49,17 +60,7 @@ class Sandbox:
     """
 
     # Also hides what differs between replays, such as paths, from comparisons of states.
-    __slots__ = (
-        "__weakref__",
-        "_base",
-        "_changes_owner",
-        "_finalizer",
-        "_owner",
-        "_settings",
-        "home",
-        "isolation",
-        "shown_home",
-    )
+    __slots__ = ("__weakref__", "_base", "_changes_owner", "_finalizer", "_settings", "home", "isolation", "shown_home")
 
     def __init__(self, isolation: str, memory_mb: int) -> None:
         self.isolation = isolation
@@ -69,7 +70,6 @@ class Sandbox:
         (base / "root").mkdir()
         self.shown_home = HOME if isolation == "namespaces" else str(self.home)
         self._finalizer = weakref.finalize(self, _remove, base, os.getpid())
-        self._owner = _FIRST_USER + next(_users) % _NUM_USERS
         is_alone = isolation == "user" or (os.geteuid() == 0 and isolation == "namespaces")
         limits = {"RLIMIT_CPU": 60, "RLIMIT_FSIZE": 32 << 20, "RLIMIT_NOFILE": 256, "RLIMIT_CORE": 0}
         limits["RLIMIT_AS"] = memory_mb << 20
@@ -78,12 +78,12 @@ class Sandbox:
         self._changes_owner = is_alone
         self._settings: dict[str, Any] = {
             "isolation": isolation,
-            "user": self._owner,
+            "user": _FIRST_USER + next(_users) % _NUM_USERS,
             "home": str(self.home),
             "root": str(base / "root"),
             "shown": [*_SYSTEM_FOLDERS, _PYTHON_PREFIX],
             "limits": limits,
-            "environment": self._environment(),
+            "environment": {"PATH": _PATH, "HOME": self.shown_home, **_ENVIRONMENT},
         }
 
     def group(self, program: Sequence[str], *, has_channels: bool = False) -> ProcessGroup:
@@ -104,7 +104,7 @@ class Sandbox:
             os.utime(path, (_MTIME, _MTIME))
         if self._changes_owner:
             for path in (*paths, self._base):
-                os.chown(path, self._owner, self._owner)
+                os.chown(path, self._settings["user"], self._settings["user"])
 
     def remove(self) -> None:
         """Delete the folder, whatever permissions its parts were given."""
@@ -113,23 +113,8 @@ class Sandbox:
     def masked(self, text: str) -> str:
         """Replace the folder's path on this machine, and its owner in listings, by constant names."""
         if self.isolation == "user":
-            text = text.replace(f"{self._owner} {self._owner}", "agent agent")
+            text = text.replace(f"{self._settings['user']} {self._settings['user']}", "agent agent")
         return text.replace(str(self.home), HOME).replace(str(self._base), str(Path(HOME).parent))
-
-    def _environment(self) -> dict[str, str]:
-        return {
-            "PATH": _PATH,
-            "HOME": self.shown_home,
-            "USER": "agent",
-            "LANG": "C.UTF-8",
-            "LC_ALL": "C.UTF-8",
-            "TZ": "UTC",
-            "TERM": "dumb",
-            "PAGER": "cat",
-            "TIME_STYLE": "+",  # listings without the times of changes
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONHASHSEED": "0",
-        }
 
 
 def _remove(base: Path, owner: int) -> None:

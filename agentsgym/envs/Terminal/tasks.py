@@ -416,47 +416,46 @@ def _unit_tests(check: Returns) -> str:
     return "\n".join([*lines, "", "if __name__ == '__main__':", "    unittest.main()", ""])
 
 
-def _program_task(draw: Draw, instruction: str, *, has_source: bool) -> Task:
+def _program_task(draw: Draw, *, has_source: bool) -> Task:
     programs = draw.stream.sample(TRAINING if draw.part == "train" else EVALUATION, draw.level)
     checks = [_calls(program, draw) for program in programs]
     tests = {f"test_{program.name}.py": _unit_tests(check) for program, check in zip(programs, checks, strict=True)}
     sources = {f"{program.name}.py": program.source(has_bug=True) for program in programs} if has_source else {}
+    what = "Write Python functions for the unit tests in this folder."
+    if has_source:
+        what = "Fix the bugs in the Python files of this folder."
     parts = [
         f"{program.name}({', '.join(program.parameters)}) in {program.name}.py returns {program.sentence}."
         for program in programs
     ]
     return Task(
-        instruction=" ".join([instruction, *parts, "Run the unit tests with python3 -m unittest."]),
+        instruction=" ".join([what, *parts, "Run the unit tests with python3 -m unittest."]),
         files={**tests, **sources},
         checks=checks,
         solution=[f"cat > {program.name}.py <<'END'\n{program.source()}END" for program in programs],
     )
 
 
-_fix = partial(_program_task, instruction="Fix the bugs in the Python files of this folder.", has_source=True)
-_write = partial(
-    _program_task, instruction="Write Python functions for the unit tests in this folder.", has_source=False
-)
-
-#: The families of tasks: what they are about, and the function that draws a task.
-FAMILIES: Mapping[str, tuple[str, Callable[[Draw], Task]]] = {
-    "rename": ("change the endings of files in a tree", _rename),
-    "move": ("sort files into folders by the year in their names", _move),
-    "find": ("find the files that contain a word", _find),
-    "count": ("count files, lines, or lines with a word", _count),
-    "permissions": ("give scripts and keys the right permissions", _permissions),
-    "archive": ("extract, create or repack a tar archive", _archive),
-    "grep": ("select lines and messages of a log", _grep),
-    "totals": ("sum a column of a CSV file, by key", _totals),
-    "join": ("join two CSV files", _join),
-    "top": ("find the addresses with the most requests in a log", _top),
-    "replace": ("replace a word in some files of a tree", _replace),
-    "fix": ("fix bugs in short Python functions with unit tests", _fix),
-    "write": ("write short Python functions from a sentence", _write),
+#: The families of tasks by group: what they are about, and the function that draws a task.
+GROUPS: Mapping[str, Mapping[str, tuple[str, Callable[[Draw], Task]]]] = {
+    "files": {
+        "rename": ("change the endings of files in a tree", _rename),
+        "move": ("sort files into folders by the year in their names", _move),
+        "find": ("find the files that contain a word", _find),
+        "count": ("count files, lines, or lines with a word", _count),
+        "permissions": ("give scripts and keys the right permissions", _permissions),
+        "archive": ("extract, create or repack a tar archive", _archive),
+    },
+    "text": {
+        "grep": ("select lines and messages of a log", _grep),
+        "totals": ("sum a column of a CSV file, by key", _totals),
+        "join": ("join two CSV files", _join),
+        "top": ("find the addresses with the most requests in a log", _top),
+        "replace": ("replace a word in some files of a tree", _replace),
+    },
+    "programs": {
+        "fix": ("fix bugs in short Python functions with unit tests", partial(_program_task, has_source=True)),
+        "write": ("write short Python functions from a sentence", partial(_program_task, has_source=False)),
+    },
 }
-#: The groups of families.
-GROUPS: Mapping[str, Sequence[str]] = {
-    "files": ("rename", "move", "find", "count", "permissions", "archive"),
-    "text": ("grep", "totals", "join", "top", "replace"),
-    "programs": ("fix", "write"),
-}
+FAMILIES = {name: family for families in GROUPS.values() for name, family in families.items()}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.config import COMMON_FIELDS, validated_config
-from agentsgym.envs.contract import Stepped
+from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import DrawnOptions, Part, checked_options, dataset_of, drawn_options, task_seed
 from agentsgym.envs.shared.numbers import strip_reasoning
@@ -120,7 +120,9 @@ class TextArenaEnv(MultistepEnv):
         if isinstance(given, str):
             given = named_agent(given, "env_config['gamemaster']")
         self._gamemaster = given if given is None or isinstance(given, SeededAgent) else as_agent(given)
-        self._factory = self._new_factory()
+        self._factory = GameFactory(
+            self.game, config["game_options"], word_list=config["word_list"], has_gamemaster=given is not None
+        )
         self._factory.check_start(self.num_players)
         self.plays_itself = self.num_players > 1 and SELF in self._opponents.values()
         self.shares_conversation = self._shares_conversation()
@@ -168,24 +170,9 @@ class TextArenaEnv(MultistepEnv):
         if seat is not None:
             self._check_opponents(seat, TaskError)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Omit the game factory, which another process rebuilds."""
-        return {**super().__getstate__(), "_factory": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._factory = self._new_factory()
-
-    def _new_factory(self) -> GameFactory:
-        config = self.env_config
-        has_gamemaster = self._gamemaster is not None
-        return GameFactory(
-            self.game, config["game_options"], word_list=config["word_list"], has_gamemaster=has_gamemaster
-        )
-
     # The hooks
 
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         rng = self.rng(session_id)
         given = task_data.get("seat", self.env_config["seat"])
         drawn = rng.randrange(self.num_players)
@@ -202,7 +189,7 @@ class TextArenaEnv(MultistepEnv):
             "found no legal move: use an opponent that can play the game, or the seat that moves first"
         )
 
-    def _start(self, session_id: str, rng: random.Random, seat: int) -> dict[str, Any]:
+    def _start(self, session_id: str, rng: random.Random, seat: int) -> State:
         config = self.env_config
         context = GameContext(random.Random(rng.getrandbits(63)), word_list=config["word_list"])
         if self._gamemaster is not None:
@@ -233,15 +220,15 @@ class TextArenaEnv(MultistepEnv):
                 players[other] = AgentPlayer(opponent, f"{session_id}/player {other}", stream, self.chat_format)
             else:
                 players[other] = LegalPlayer(None if opponent == "first" else stream)
-        state: dict[str, Any] = {"done": False, "is_stalled": False, "game": game, "seat": seat, "num_invalid": 0}
-        state.update(num_turns=0, players=players, views={})
+        state: State = {"done": False, "is_stalled": False, "game": game, "seat": seat, "num_invalid": 0}
+        state |= {"num_turns": 0, "players": players, "views": {}}
         self._to_agents_turn(state)
         return state
 
-    def _format_prompt(self, state: dict[str, Any], step: int) -> str | list[Message]:
+    def _format_prompt(self, state: State, step: int) -> str | list[Message]:
         return state["observation"]
 
-    def _step_episode(self, session_id: str, state: dict[str, Any], action: str) -> Stepped:
+    def _step_episode(self, session_id: str, state: State, action: str) -> Stepped:
         game: PlayedGame = state["game"]
         seat = game.player
         config = self.env_config
@@ -261,7 +248,7 @@ class TextArenaEnv(MultistepEnv):
             info["invalid"] = True
         return state, reward, game.done or state["is_stalled"], info
 
-    def _to_agents_turn(self, state: dict[str, Any]) -> None:
+    def _to_agents_turn(self, state: State) -> None:
         """Let the other players move until it is the agent's turn, and set its observation."""
         game: PlayedGame = state["game"]
         players: Mapping[int, Player] = state["players"]
@@ -283,7 +270,7 @@ class TextArenaEnv(MultistepEnv):
             view.append({"role": "user", "content": text if view else with_header(game.player, text)})
             state["observation"] = [*view]
 
-    def _result(self, state: dict[str, Any], seat: int) -> tuple[float, dict[str, Any]]:
+    def _result(self, state: State, seat: int) -> tuple[float, dict[str, Any]]:
         game: PlayedGame = state["game"]
         if not game.done:
             is_last = state["num_turns"] >= self.env_config["max_steps_per_episode"]
@@ -302,11 +289,11 @@ class TextArenaEnv(MultistepEnv):
             return rewards[seat], {**info, "rewards": rewards}
         return rewards[seat], {**info, "success": game.is_won(seat)}
 
-    def _role(self, state: dict[str, Any]) -> Hashable | None:
+    def _role(self, state: State) -> Hashable | None:
         """The agent's seat, in multiplayer games."""
         return None if self.num_players == 1 else state["game"].player
 
-    def _close_episode(self, session_id: str, state: dict[str, Any]) -> None:
+    def _close_episode(self, session_id: str, state: State) -> None:
         for player in state["players"].values():
             if isinstance(player, AgentPlayer):
                 player.finish()
@@ -318,22 +305,24 @@ class TextArenaEnv(MultistepEnv):
     # Datasets
 
     @classmethod
-    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Return rows to train on; the options are those of :class:`DatasetOptions`."""
-        return task_dataset(cls, cls._checked(env_config), "train", options)
+    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:
+        """Return rows to train on; the options are ``size`` (1000 by default) and ``seed``."""
+        return cls._rows(env_config, "train", options)
 
     @classmethod
-    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Return rows to evaluate on, which share no task with :meth:`get_train_dataset`; otherwise the same."""
-        return task_dataset(cls, cls._checked(env_config), "eval", options)
+    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DrawnOptions]) -> Dataset:
+        """Return rows to evaluate on (100 by default), which share no task with :meth:`get_train_dataset`."""
+        return cls._rows(env_config, "eval", options)
 
     @classmethod
-    def _checked(cls, env_config: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Check the configuration except its players, which may be passed as objects that a row cannot contain."""
+    def _rows(cls, env_config: dict[str, Any] | None, part: Part, options: Mapping[str, Any]) -> Dataset:
+        """Make rows; the players are not checked, since they may be passed as objects that a row cannot contain."""
         config = validated_config(env_config, {**COMMON_FIELDS, **cls.config_fields}, cls.default_config)
         game = base_id(config["game"])
         _num_players(game, catalogue().get(game), config["num_players"])
-        return env_config
+        settings = checked_options(options, drawn_options(1000 if part == "train" else 100))
+        seeds = (task_seed(part, "textarena task", settings["seed"], row) for row in range(settings["size"]))
+        return dataset_of(({"seed": seed} for seed in seeds), class_path(cls), env_config)
 
 
 def _stream(what: str, rng: random.Random) -> random.Random:
@@ -356,10 +345,10 @@ def _num_players(game: str, entry: GameEntry | None, given: int | None) -> int:
         if given is None:
             raise ConfigError(f"env_config['num_players'] must be set for {game}, which is not in the catalogue")
         return given
+    few, many = entry.min_players, entry.max_players
     if given is None:
-        return entry.min_players
-    if not entry.min_players <= given <= entry.max_players:
-        few, many = entry.min_players, entry.max_players
+        return few
+    if not few <= given <= many:
         wanted = str(few) if few == many else f"{few} to {many}"
         raise ConfigError(f"env_config['num_players'] must be {wanted} for {game}, got {given}")
     return given
@@ -380,25 +369,3 @@ def _opponents(given: Any, num_players: int) -> dict[int | None, Agent | SeededA
             f"env_config['opponent'] must be only 'self' for the agent to play all seats, got {shown(given)}"
         )
     return found
-
-
-class DatasetOptions(DrawnOptions, total=False):
-    """Options of the generated rows.
-
-    Attributes:
-        size: The number of rows; by default 1000 for training and 100 for evaluation.
-        seed: The seed from which the tasks' seeds are derived.
-    """
-
-
-def task_dataset(
-    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
-) -> Dataset:
-    """Create the rows for training or evaluation.
-
-    Raises:
-        ConfigError: An option is unknown or invalid.
-    """
-    settings = checked_options(options, drawn_options(1000 if part == "train" else 100))
-    seeds = (task_seed(part, "textarena task", settings["seed"], row) for row in range(settings["size"]))
-    return dataset_of(({"seed": seed} for seed in seeds), class_path(env_class), env_config)

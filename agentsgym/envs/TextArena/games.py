@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import json
 import os
@@ -135,7 +136,9 @@ class GameFactory:
         return GameContext(random.Random(0), word_list=self.word_list, gamemaster=gamemaster)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a GameFactory cannot be pickled: create one in each process")
+        """Let another process, in which games are built anew, make a factory from the same arguments."""
+        options = {"word_list": self.word_list, "has_gamemaster": self._has_gamemaster}
+        return functools.partial(GameFactory, self.game, self._given, **options), ()
 
     def _build(self) -> Any:
         with _lock, no_downloads():

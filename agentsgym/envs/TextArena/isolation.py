@@ -22,8 +22,9 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
 
@@ -45,12 +46,8 @@ _DICTIONARY_MODULE = "textarena.envs.utils.word_lists"
 
 logger = logging.getLogger(__name__)
 
-#: Functions that draw from Python's global generator, or set its state.
-_PYTHON_DRAWS = tuple(
-    name for name in dir(random.Random) if not name.startswith("_") and callable(getattr(random, name, None))
-)
 
-
+@dataclass(slots=True, eq=False)
 class GameContext:
     """The randomness and data that a game uses; every call into the game is made inside ``with context:``.
 
@@ -60,16 +57,11 @@ class GameContext:
         gamemaster: The function that responds to a prompt, in games that use a language model; None for no gamemaster.
     """
 
-    __slots__ = ("_numpy", "_outer", "gamemaster", "rng", "word_list")
-
-    def __init__(
-        self, rng: random.Random, *, word_list: str = "hunspell", gamemaster: Callable[[str], str] | None = None
-    ) -> None:
-        self.rng = rng
-        self.word_list = word_list
-        self.gamemaster = gamemaster
-        self._numpy: Any = None
-        self._outer: GameContext | None = None
+    rng: random.Random
+    word_list: str = "hunspell"
+    gamemaster: Callable[[str], str] | None = None
+    _numpy: Any = None
+    _outer: GameContext | None = None
 
     def numpy(self) -> Any:
         """Return the stand-in for numpy's global generator, which is created at the game's first draw from it."""
@@ -119,21 +111,20 @@ class Standin:
         return self
 
 
-class _NumpyRandomStandin(Standin):
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(self._real, name)
-        is_draw = hasattr(self._real.RandomState, name)
-        return _late_draw(self._real, name, GameContext.numpy) if is_draw else real
-
-
 def random_standin() -> Standin:
     """Make a stand-in for the module ``random``."""
-    return Standin(random, **{name: _late_draw(random, name, lambda context: context.rng) for name in _PYTHON_DRAWS})
+    return _with_late_draws(random, random.Random, lambda context: context.rng)
 
 
 def numpy_standin(real: ModuleType) -> Standin:
     """Make a stand-in for the package ``numpy``, whose ``numpy.random`` draws from the game's own generator."""
-    return Standin(real, random=_NumpyRandomStandin(real.random))
+    return Standin(real, random=_with_late_draws(real.random, real.random.RandomState, GameContext.numpy))
+
+
+def _with_late_draws(real: Any, kind: type[Any], generator: Callable[[GameContext], Any]) -> Standin:
+    """Make a stand-in for a module with the methods of a global generator of this kind: they draw, or set its state."""
+    draws = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+    return Standin(real, **{name: _late_draw(real, name, generator) for name in draws})
 
 
 def _late_draw(real: Any, name: str, generator: Callable[[GameContext], Any]) -> Callable[..., Any]:
@@ -266,14 +257,8 @@ def _nltk(real: Any) -> Standin:
 class _AllWords:
     """Stands in for ``set(words.words())``, which a module computes at import."""
 
-    def __contains__(self, word: object) -> bool:
+    def __contains__(self, word: object) -> bool:  # all that a game does with it
         return word in _word_set(_uses_nltk())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(_word_set(_uses_nltk())))
-
-    def __len__(self) -> int:
-        return len(_word_set(_uses_nltk()))
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from agentsgym.agents.base import Agent, as_agent
 from agentsgym.envs.base import MultistepEnv
@@ -242,9 +242,8 @@ def by_seat(given: Any) -> dict[int | None, Any]:
     """
     if not isinstance(given, Mapping):
         return {None: given}
-    seats: dict[int | None, Any] = {}
-    for seat, one in given.items():  # pyright: ignore[reportUnknownVariableType]
-        if not (is_int(0)(seat) or str(seat).isdecimal()):  # pyright: ignore[reportUnknownArgumentType]
-            raise ConfigError(f"an opponent's seat must be an int, got {shown(seat)}")  # pyright: ignore[reportUnknownArgumentType]
-        seats[int(seat)] = one  # pyright: ignore[reportUnknownArgumentType]
-    return seats
+    seats = cast("Mapping[Any, Any]", given)
+    for seat in seats:
+        if not (is_int(0)(seat) or str(seat).isdecimal()):
+            raise ConfigError(f"an opponent's seat must be an int, got {shown(seat)}")
+    return {int(seat): one for seat, one in seats.items()}

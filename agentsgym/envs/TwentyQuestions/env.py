@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from agentsgym.envs.base import MultistepEnv
+from agentsgym.envs.contract import State, Stepped
 from agentsgym.envs.dataset_rows import class_path
 from agentsgym.envs.datasets.options import (
     COMMON_OPTIONS,
@@ -29,7 +30,7 @@ from agentsgym.envs.TwentyQuestions.styles import STYLES
 from agentsgym.envs.user_checks import is_async
 from agentsgym.errors import ConfigError, EnvError, TaskError, did_you_mean
 from agentsgym.event_loop import awaited
-from agentsgym.fields import Field, choice_field, is_bool, is_number, or_none
+from agentsgym.fields import Field, choice_field, is_bool, is_number, is_strings, or_none
 from agentsgym.seeding import derive_seed
 from agentsgym.texts import shown
 
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
 
 
 def _is_choice(value: Any) -> bool:
-    is_names = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)  # pyright: ignore[reportUnknownVariableType]
-    return value == "all" or (is_names and len(value) > 0)  # pyright: ignore[reportUnknownArgumentType]
+    return value == "all" or (is_strings(value) and len(value) > 0)
 
 
 _PENALTY = Field(default=None, expected="a number >= 0, or None for the scheme's default", valid=or_none(is_number(0)))
@@ -138,7 +138,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         if not (isinstance(solution, str) and load_reader().canonical(solution)):
             raise TaskError(f"task_data['solution'] must be one or more words, got {shown(solution)}")
 
-    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> dict[str, Any]:
+    def _initialize_episode(self, session_id: str, task_data: dict[str, Any]) -> State:
         self._check_task(task_data)
         solution = load_reader().canonical(task_data["solution"])
         is_candidate = solution in self.candidates.bit
@@ -156,13 +156,11 @@ class TwentyQuestionsEnv(MultistepEnv):
             "done": False,
         }
 
-    def _format_prompt(self, state: dict[str, Any], step: int) -> str:
+    def _format_prompt(self, state: State, step: int) -> str:
         is_last = step >= self.env_config["max_steps_per_episode"] - 1
         return f"{state['observation']} {self.style.last_turn}" if is_last else state["observation"]
 
-    def _step_episode(
-        self, session_id: str, state: dict[str, Any], action: str
-    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+    def _step_episode(self, session_id: str, state: State, action: str) -> Stepped:
         move = self.style.parse(load_reader(), action, state["solution"])
         state = {**state, "turns_left": state["turns_left"] - 1}
         if isinstance(move, Fault):
@@ -170,7 +168,8 @@ class TwentyQuestionsEnv(MultistepEnv):
             info = {"success": False, "invalid": True, "reason": move.name.lower()}
             return {**state, "observation": move.value}, reward, False, info
         if isinstance(move, Question):
-            if not move.name or self._is_answered(move.text):
+            meaning = load_language().understand(move.text)
+            if not move.name or (meaning and meaning.key in self.candidates.properties):
                 return self._step_question(state, move, action)
             move = Guess(name=move.name)  # this game knows only the object of that name
         info = {"success": move.name == state["solution"], "guess": move.name}
@@ -184,11 +183,11 @@ class TwentyQuestionsEnv(MultistepEnv):
         next_state, reward = self._rule_out(state, f"guess {move.name}", kept=kept, penalty=0.0)
         return {**next_state, "observation": self.style.replies[NO]}, reward, is_final, info
 
-    def _state_key(self, state: dict[str, Any]) -> Hashable:
+    def _state_key(self, state: State) -> Hashable:
         """The objects that are consistent with all answers; states with equal sets have the same remaining task."""
         return state["candidates"]
 
-    def _potential(self, state: dict[str, Any]) -> float:
+    def _potential(self, state: State) -> float:
         """Minus the fraction of information that is missing, ``-log2(n) / log2(n_0)`` if n objects remain.
 
         Undiscounted shaping with this potential rewards each turn with the fraction of information gained, and the last
@@ -199,13 +198,7 @@ class TwentyQuestionsEnv(MultistepEnv):
     def _system_prompt(self) -> str | None:
         return self.style.system_prompt()
 
-    def _is_answered(self, question: str) -> bool:
-        meaning = load_language().understand(question)
-        return meaning is not None and meaning.key in self.candidates.properties
-
-    def _step_question(
-        self, state: dict[str, Any], question: Question, action: str
-    ) -> tuple[dict[str, Any], float, bool, dict[str, Any]]:
+    def _step_question(self, state: State, question: Question, action: str) -> Stepped:
         meaning = load_language().understand(question.text)
         expected = self.style.allowed(self._gamemaster(state["solution"], question.text))
         reply = expected
@@ -232,9 +225,7 @@ class TwentyQuestionsEnv(MultistepEnv):
     def _reward(self, *, is_correct: bool = False, information: float = 0.0, penalty: float = 0.0) -> float:
         return REWARD_SCHEMES[self.env_config["reward_scheme"]](is_correct, information) - penalty
 
-    def _rule_out(
-        self, state: dict[str, Any], topic: str, *, kept: int, penalty: float
-    ) -> tuple[dict[str, Any], float]:
+    def _rule_out(self, state: State, topic: str, *, kept: int, penalty: float) -> tuple[State, float]:
         """Rule out the objects that are not in the mask ``kept``, record the topic, and return the reward.
 
         Information is worth nothing once the game is over: rewarding it teaches a policy to ask until the end.
@@ -266,21 +257,34 @@ class TwentyQuestionsEnv(MultistepEnv):
         return [text for text in (*prompts, *questions, *guesses) if text]
 
     @classmethod
-    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
-        """Return rows to train on; the options are those of :class:`~.tasks.DatasetOptions`.
+    def get_train_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[CommonOptions]) -> Dataset:
+        """Return rows to train on, each secret equally often (± 1); the options are those of :class:`CommonOptions`.
 
         A row is JSON and cannot contain a ``gamemaster``. If this is called on an environment that has one, the rows do
         not include it; an environment created from such a row uses the built-in gamemaster.
 
         Raises:
-            ConfigError: The configuration or an option is invalid, or ``env_config`` has a ``gamemaster``.
+            ConfigError: The configuration or an option is invalid, ``env_config`` has a ``gamemaster``, or there are
+                too few secrets to split.
         """
-        return task_dataset(cls, env_config, "train", options)
+        return cls._rows(env_config, "train", options)
 
     @classmethod
-    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[DatasetOptions]) -> Dataset:
+    def get_eval_dataset(cls, env_config: dict[str, Any] | None = None, **options: Unpack[CommonOptions]) -> Dataset:
         """Return rows to evaluate on, which share no secret with :meth:`get_train_dataset` unless ``split="all"``."""
-        return task_dataset(cls, env_config, "eval", options)
+        return cls._rows(env_config, "eval", options)
+
+    @classmethod
+    def _rows(cls, env_config: dict[str, Any] | None, part: Part, options: Mapping[str, Any]) -> Dataset:
+        settings = checked_options(options, COMMON_OPTIONS)
+        secrets: Sequence[str] = row_env(cls, env_config, "gamemaster").candidates.objects
+        chosen = names_in_part(secrets, part, settings, "objects", topic="twenty questions")
+        generator = random.Random(derive_seed("twenty questions rows", part, settings["seed"]))
+        tasks = [
+            {"solution": solution, "seed": task_seed(part, "twenty questions task", settings["seed"], row)}
+            for row, solution in enumerate(shuffled(chosen, settings["size"], generator))
+        ]
+        return dataset_of(tasks, class_path(cls), env_config)
 
 
 def information_fraction(before: int, after: int, at_start: int) -> float:
@@ -326,34 +330,3 @@ def _selected_names(key: str, names: str | Sequence[str], known: Mapping[str, An
         if name in chosen[:i]:
             raise ConfigError(f"env_config[{key!r}] must contain each {kind} only once, got {shown(name)} twice")
     return chosen
-
-
-class DatasetOptions(CommonOptions, total=False):
-    """Options of the generated rows.
-
-    Attributes:
-        size: The number of rows; by default one per secret.
-        seed: The seed that determines the order of secrets and the tasks' seeds, but not the split of the secrets.
-        split: ``"disjoint"`` if training and evaluation share no secret; ``"all"`` if both use every secret, with
-            disjoint task seeds.
-        eval_fraction: The fraction of the secrets that ``"disjoint"`` reserves for evaluation, in (0, 1).
-    """
-
-
-def task_dataset(
-    env_class: type[Any], env_config: Mapping[str, Any] | None, part: Part, options: Mapping[str, Any]
-) -> Dataset:
-    """Return rows, each secret equally often (± 1), with ``env_class_path``, ``env_config`` and ``task_data``.
-
-    Raises:
-        ConfigError: An option is unknown or invalid, or there are too few secrets to split.
-    """
-    settings = checked_options(options, COMMON_OPTIONS)
-    secrets: Sequence[str] = row_env(env_class, env_config, "gamemaster").candidates.objects
-    chosen = names_in_part(secrets, part, settings, "objects", topic="twenty questions")
-    generator = random.Random(derive_seed("twenty questions rows", part, settings["seed"]))
-    tasks = [
-        {"solution": solution, "seed": task_seed(part, "twenty questions task", settings["seed"], row)}
-        for row, solution in enumerate(shuffled(chosen, settings["size"], generator))
-    ]
-    return dataset_of(tasks, class_path(env_class), env_config)

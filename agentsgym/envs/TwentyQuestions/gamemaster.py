@@ -19,7 +19,6 @@ from agentsgym.envs.TwentyQuestions.knowledge import (
     SIZES,
     KnowledgeBase,
     Property,
-    derived_key,
     load_knowledge,
     load_wordings,
 )
@@ -57,6 +56,23 @@ _SECOND = re.compile(rf",? (?:and|or),? (?=(?:{AUXILIARY}) {PRONOUN}\b)")
 _ASIDE = re.compile(
     r"(?:,? (?:such as|for example|for instance)|, (?:like|say|because|since|so|assuming|as)| like(?=.* or ))\b.*"
 )
+_NUMBERS = {
+    word: str(n)
+    for n, word in enumerate(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"])
+} | {"single": "1"}
+_NAME = r"(?:it|its name|the name|the name of it|the word|its spelling)"
+_COUNT = r"\d{1,2}|" + "|".join(_NUMBERS)
+#: The group that takes part in the match is the kind of key, and its text is the argument.
+_DERIVED = re.compile(
+    rf"(?:does {_NAME} (?:start|begin|starts|begins) (?:with|in)|is the first letter(?: of {_NAME})?)"
+    r" (?:an? |the )?(?:letter )?(?P<first_letter>[a-z]|vowel|consonant)"
+    rf"|does {_NAME} have (?:more than (?P<letters_over>{_COUNT})|(?:fewer|less) than (?P<letters_under>{_COUNT})"
+    rf"|(?:exactly )?(?P<letters>{_COUNT})) letters"
+    rf"|(?:does {_NAME} (?:have|contain|include)|is there) (?:(?:an? |the )?letter |an? )(?P<letter>[a-z])"
+    rf"(?: in {_NAME})?"
+    rf"|(?:is {_NAME}|does {_NAME} (?:have|consist of)) (?:just |only )?(?:a )?(?P<words>{_COUNT}) words?"
+)
+_COMPARISON = re.compile(r"(?:is it )?(?P<how>bigger|larger|smaller)(?: in size)? than (?:an? |the )?(?P<what>.+)")
 _WORD = re.compile(r"[a-z0-9']+|[^\s\w.,:;!?()/\[\]'\"&-]|\w+")
 _LISTING = frozenset(("or", "and"))
 # Terms that may stand between the phrases of a property
@@ -86,17 +102,14 @@ class Gamemaster:
     def __call__(self, solution: str, question: str) -> str:
         """Answer with one of :data:`REPLIES`; the knowledge base need not contain the object named ``solution``."""
         meaning = load_language().understand(question)
-        if meaning is None or not self._is_answered(meaning.key):
+        if meaning is None:
             return UNKNOWN
-        value = load_knowledge().value(solution, meaning.key)
+        key = meaning.key
+        # Sizes are compared if the game has all sizes, names in any game.
+        needed = SIZES if key.startswith(COMPARISON) else () if ":" in key else (key,)
+        value = load_knowledge().value(solution, key) if self._properties.issuperset(needed) else None
         reply = UNKNOWN if value is None else _REPLY_OF_VALUE[value]
         return _OPPOSITE.get(reply, reply) if meaning.opposite else reply
-
-    def _is_answered(self, key: str) -> bool:
-        """Return whether the game has the property; sizes are compared if it has all sizes, names in any game."""
-        if key.startswith(COMPARISON):
-            return self._properties.issuperset(SIZES)
-        return key in self._properties or ":" in key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +212,14 @@ class Language:
 
     def _derived(self, text: str) -> tuple[Meaning, ...]:
         """Return the meaning of a question about the name or of a comparison with an object; empty if it is neither."""
-        found = derived_key(text, self._names)
-        return (Meaning(key=found[0], opposite=found[1]),) if found else ()
+        match = _DERIVED.fullmatch(text)
+        if match and match.lastgroup:
+            argument = match[match.lastgroup]
+            return (Meaning(key=f"{match.lastgroup}:{_NUMBERS.get(argument, argument)}"),)
+        match = _COMPARISON.fullmatch(text)
+        if match and match["what"] in self._names:
+            return (Meaning(key=f"{COMPARISON}:{self._names[match['what']]}", opposite=match["how"] == "smaller"),)
+        return ()
 
     def _meanings(self, terms: Sequence[str]) -> tuple[Meaning, ...]:
         """Return the meaning whose phrases account for all terms; the one with the longest phrases if there are more.

@@ -24,23 +24,6 @@ SIZES = ("fist", "shoebox", "bigger", "car", "house")
 #: The kind of key that compares the object with another one.
 COMPARISON = "bigger_than"
 
-_NUMBERS = {
-    word: str(n)
-    for n, word in enumerate(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"])
-} | {"single": "1"}
-_NAME = r"(?:it|its name|the name|the name of it|the word|its spelling)"
-_COUNT = r"\d{1,2}|" + "|".join(_NUMBERS)
-#: The group that takes part in the match is the kind of key, and its text is the argument.
-_QUESTION = re.compile(
-    rf"(?:does {_NAME} (?:start|begin|starts|begins) (?:with|in)|is the first letter(?: of {_NAME})?)"
-    r" (?:an? |the )?(?:letter )?(?P<first_letter>[a-z]|vowel|consonant)"
-    rf"|does {_NAME} have (?:more than (?P<letters_over>{_COUNT})|(?:fewer|less) than (?P<letters_under>{_COUNT})"
-    rf"|(?:exactly )?(?P<letters>{_COUNT})) letters"
-    rf"|(?:does {_NAME} (?:have|contain|include)|is there) (?:(?:an? |the )?letter |an? )(?P<letter>[a-z])"
-    rf"(?: in {_NAME})?"
-    rf"|(?:is {_NAME}|does {_NAME} (?:have|consist of)) (?:just |only )?(?:a )?(?P<words>{_COUNT}) words?"
-)
-_COMPARISON = re.compile(r"(?:is it )?(?P<how>bigger|larger|smaller)(?: in size)? than (?:an? |the )?(?P<what>.+)")
 _VALUES: Mapping[str, Callable[[str, str], bool]] = {
     "first_letter": lambda name, letter: (
         (name[0] in "aeiou") is (letter == "vowel") if len(letter) > 1 else name[0] == letter
@@ -51,45 +34,6 @@ _VALUES: Mapping[str, Callable[[str, str], bool]] = {
     "letter": lambda name, letter: letter in name,
     "words": lambda name, count: len(name.split()) == int(count),
 }
-
-
-def derived_key(text: str, names: Mapping[str, str]) -> tuple[str, bool] | None:
-    """Return the key that a normalized question is about, and whether it is negated; None if there is none.
-
-    Args:
-        text: The question, such as "does it start with b".
-        names: The objects by all their names.
-    """
-    match = _QUESTION.fullmatch(text)
-    if match and match.lastgroup:
-        argument = match[match.lastgroup]
-        return f"{match.lastgroup}:{_NUMBERS.get(argument, argument)}", False
-    match = _COMPARISON.fullmatch(text)
-    if match and match["what"] in names:
-        return f"{COMPARISON}:{names[match['what']]}", match["how"] == "smaller"
-    return None
-
-
-def derived_value(key: str, name: str, sizes: Callable[[str], tuple[str | None, ...]]) -> str | None:
-    """Return the answer to a question for an object, ``"yes"`` or ``"no"``; None if it is unclear.
-
-    Args:
-        key: The key from :func:`derived_key`.
-        name: The object.
-        sizes: Returns the values of :data:`SIZES` for an object.
-    """
-    kind, _, argument = key.partition(":")
-    if kind != COMPARISON:
-        return "yes" if _VALUES[kind](name.lower(), argument) else "no"
-    own, other = sizes(name), sizes(argument)
-    if None in own or None in other:
-        return None
-    least, most = own.count("yes"), len(own) - own.count("no")
-    other_least, other_most = other.count("yes"), len(other) - other.count("no")
-    if name == argument or most < other_least:
-        return "no"
-    return "yes" if least > other_most else None
-
 
 FOLDER = Path(__file__).parent
 OBJECTS_FILE = FOLDER / "knowledge.csv"
@@ -176,11 +120,21 @@ class KnowledgeBase:
     categories: frozenset[str]
 
     def value(self, name: str, key: str) -> str | None:
-        """Look up a property of an object, or derive it; None if it is unknown."""
-        if ":" in key:
-            return derived_value(key, name, lambda which: tuple(self.value(which, size) for size in SIZES))
-        known = self.objects.get(name)
-        return None if known is None else known.values.get(key)
+        """Look up a property of an object, or derive it from names or sizes; None if it is unknown or unclear."""
+        if ":" not in key:
+            known = self.objects.get(name)
+            return None if known is None else known.values.get(key)
+        kind, _, argument = key.partition(":")
+        if kind != COMPARISON:
+            return "yes" if _VALUES[kind](name.lower(), argument) else "no"
+        own, other = ([self.value(which, size) for size in SIZES] for which in (name, argument))
+        if None in own or None in other:
+            return None
+        least, most = own.count("yes"), len(own) - own.count("no")
+        other_least, other_most = other.count("yes"), len(other) - other.count("no")
+        if name == argument or most < other_least:
+            return "no"
+        return "yes" if least > other_most else None
 
 
 def expand(phrase: str) -> list[str]:
@@ -278,30 +232,6 @@ def form_faults(objects_path: Path, properties_path: Path) -> Iterator[str]:
             yield f"{objects_path.name}:{line}: yes and sometimes contain {twice[0]!r} twice"
 
 
-def object_of(row: Mapping[str, str], keys: Sequence[str]) -> KnownObject:
-    """Convert a row of ``knowledge.csv``; ``keys`` are those of all properties."""
-    listed = {key: value for value in ("yes", "sometimes") for key in row[value].split()}
-    return KnownObject(
-        name=row["object"],
-        article=row["article"],
-        plural=row["plural"],
-        aliases=split_list(row["aliases"]),
-        category=row["category"],
-        hard=row["hard"] == "yes",
-        values={key: listed.get(key, "no") for key in keys},
-    )
-
-
-def property_of(row: Mapping[str, str]) -> Property:
-    """Convert a row of ``properties.csv``, and expand its alternatives."""
-    return Property(
-        key=row["property"],
-        question=row["question"],
-        phrases=expand_list(row["phrases"]),
-        context=expand_list(row["context"]),
-    )
-
-
 def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PROPERTIES_FILE) -> KnowledgeBase:
     """Read the files; ``tools.check_knowledge`` checks what they say.
 
@@ -310,13 +240,31 @@ def read_knowledge(objects_path: Path = OBJECTS_FILE, properties_path: Path = PR
     """
     for fault in form_faults(objects_path, properties_path):
         raise ConfigError(fault)
-    properties = [property_of(row) for row in read_rows(properties_path)]
-    keys = [entry.key for entry in properties]
-    objects = [object_of(row, keys) for row in read_rows(objects_path)]
+    properties = {
+        row["property"]: Property(
+            key=row["property"],
+            question=row["question"],
+            phrases=expand_list(row["phrases"]),
+            context=expand_list(row["context"]),
+        )
+        for row in read_rows(properties_path)
+    }
+    objects: dict[str, KnownObject] = {}
+    for row in read_rows(objects_path):
+        listed = {key: value for value in ("yes", "sometimes") for key in row[value].split()}
+        objects[row["object"]] = KnownObject(
+            name=row["object"],
+            article=row["article"],
+            plural=row["plural"],
+            aliases=split_list(row["aliases"]),
+            category=row["category"],
+            hard=row["hard"] == "yes",
+            values={key: listed.get(key, "no") for key in properties},
+        )
     return KnowledgeBase(
-        objects={known.name: known for known in objects},
-        properties={entry.key: entry for entry in properties},
-        names={name: known.name for known in objects for name in known.names},
+        objects=objects,
+        properties=properties,
+        names={name: known.name for known in objects.values() for name in known.names},
         categories=frozenset(CATEGORIES_FILE.read_text(encoding="utf-8").split()),
     )
 

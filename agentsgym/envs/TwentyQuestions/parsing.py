@@ -115,12 +115,9 @@ def normalize(text: str) -> str:
     text = text if text.isascii() else unicodedata.normalize("NFKC", text)
     text = text.lower().replace("i.e.", "that is").replace("e.g.", "such as").translate(_CHARACTERS)
     text = "\n".join(" ".join(line.split()) for line in text.split("\n")).strip()
-    text = _CONTRACTION.sub(_written_out, text) if "'" in text else text
+    if "'" in text:
+        text = _CONTRACTION.sub(lambda it: f"{it[1]} {_ENDINGS[it[2]]}" if it[1] else _CONTRACTIONS[it.group()], text)
     return _SUBJECT.sub("it", text)
-
-
-def _written_out(match: re.Match[str]) -> str:
-    return f"{match[1]} {_ENDINGS[match[2]]}" if match[1] else _CONTRACTIONS[match.group()]
 
 
 def core(sentence: str) -> str:

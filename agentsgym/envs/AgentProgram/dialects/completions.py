@@ -11,28 +11,8 @@ from itertools import accumulate
 from typing import Any, ClassVar, Final
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects.shared import (
-    UNKNOWN_LOGPROB,
-    Conversations,
-    Dialect,
-    Part,
-    arguments_text,
-    budget,
-    common_fields,
-    conversation,
-    event,
-    finite,
-    has_text,
-    is_true,
-    json_schema_of,
-    record,
-    reject,
-    stop_texts,
-    text_of,
-    tools_of,
-    whole_body,
-    written_call,
-)
+from agentsgym.envs.AgentProgram.dialects import shared
+from agentsgym.envs.AgentProgram.dialects.shared import Conversations, Dialect, Part
 from agentsgym.fields import is_dict, is_int, is_list, is_str
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -55,11 +35,11 @@ def choice_fields(body: Part) -> Fields:
     if n > _MAX_ANSWERS:
         raise body.at("n").wrong(f"at most {_MAX_ANSWERS}")
     return {
-        **common_fields(body),
-        "max_new_tokens": budget(body.at("max_tokens")),
-        "stop": stop_texts(body.at("stop")),
+        **shared.common_fields(body),
+        "max_new_tokens": body.at("max_tokens").budget(),
+        "stop": body.at("stop").stop_texts(),
         "n": n,
-        "include_usage": is_true(body.at("stream_options").at("include_usage")),
+        "include_usage": body.at("stream_options").at("include_usage").is_true(),
     }
 
 
@@ -91,7 +71,7 @@ class ChoicesDialect(Dialect):
             for index, reply in enumerate(replies)
         ]
         head = self._head(request, replies, created, self.kind)
-        return {**head, "choices": choices, "usage": _usage(replies), **record(request, replies)}
+        return {**head, "choices": choices, "usage": _usage(replies), **shared.record(request, replies)}
 
     def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
         """Return the events: those of each choice, the usage if it was requested, and the end."""
@@ -102,9 +82,9 @@ class ChoicesDialect(Dialect):
             deltas = self.deltas(request, reply)
             for fields in deltas:
                 reason = _finish(reply) if fields is deltas[-1] else None
-                yield event({**head, "choices": [{"index": index, "finish_reason": reason, **fields}]})
+                yield shared.event({**head, "choices": [{"index": index, "finish_reason": reason, **fields}]})
         if request.include_usage:
-            yield event({**head, "choices": [], "usage": _usage(replies)})
+            yield shared.event({**head, "choices": [], "usage": _usage(replies)})
         yield "data: [DONE]\n\n"
 
     def _head(self, request: CallRequest, replies: Sequence[Reply], created: int, kind: str) -> Fields:
@@ -126,8 +106,8 @@ class _Completions(ChoicesDialect):
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
-        whole = whole_body(body)
-        reject(whole, _UNSUPPORTED)
+        whole = shared.whole_body(body)
+        whole.reject(_UNSUPPORTED)
         whole.at("best_of").optional(lambda value: value == 1, "1, since each answer is returned: give n")
         return CallRequest(
             **choice_fields(whole),
@@ -149,18 +129,17 @@ def _prompt(part: Part) -> str | Sequence[int]:
         if others:
             problem = f"prompt must be one prompt, got {len(others) + 1}: send a request for each"
             raise CallError(problem, param="prompt")
-    return part.required(_is_prompt, "a non-empty string or list of token ids")
-
-
-def _is_prompt(value: Any) -> bool:
-    return bool(value) and (is_str(value) or (is_list(value) and all(map(is_int(0), value))))
+    return part.required(
+        lambda value: bool(value) and (is_str(value) or (is_list(value) and all(map(is_int(0), value)))),
+        "a non-empty string or list of token ids",
+    )
 
 
 def _logprobs(request: CallRequest, reply: Reply) -> dict[str, Any] | None:
     """Return the log-probability of each sampled token, which is also the only one of its alternatives."""
     if not request.logprobs or reply.logprobs is None:
         return None
-    texts, logprobs = list(reply.token_texts), finite(reply.logprobs, UNKNOWN_LOGPROB)
+    texts, logprobs = list(reply.token_texts), shared.finite(reply.logprobs, shared.UNKNOWN_LOGPROB)
     return {
         "tokens": texts,
         "token_logprobs": logprobs,
@@ -177,18 +156,18 @@ class _Chat(ChoicesDialect):
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
-        whole = whole_body(body)
-        reject(whole, _UNSUPPORTED_CHAT)
+        whole = shared.whole_body(body)
+        whole.reject(_UNSUPPORTED_CHAT)
         messages = whole.at("messages")
         fields = choice_fields(whole)
-        fields["max_new_tokens"] = budget(whole.at("max_completion_tokens")) or fields["max_new_tokens"]
+        fields["max_new_tokens"] = whole.at("max_completion_tokens").budget() or fields["max_new_tokens"]
         form = whole.at("response_format")
         return CallRequest(
             **fields,
-            messages=conversation(messages, [_message(item) for item in messages.items("a list of messages")]),
-            tools=tools_of(whole, ("function",), "parameters", inner="function"),
-            logprobs=is_true(whole.at("logprobs")),
-            json_schema=json_schema_of(form, form.at("json_schema").at("schema")),
+            messages=shared.conversation(messages, [_message(item) for item in messages.items("a list of messages")]),
+            tools=shared.tools_of(whole, ("function",), "parameters", inner="function"),
+            logprobs=whole.at("logprobs").is_true(),
+            json_schema=shared.json_schema_of(form, form.at("json_schema").at("schema")),
         )
 
     def answer(self, request: CallRequest, reply: Reply) -> dict[str, Any]:
@@ -207,11 +186,11 @@ def _message(part: Part) -> dict[str, Any]:
     role = part.at("role").choice(_ROLES)
     content = part.at("content")
     if role == "assistant":
-        text = "" if content.value is None else text_of(content)
+        text = "" if content.value is None else content.text()
         named = [part.at(key).optional(is_str, "a string") for key in ("reasoning_content", "reasoning")]
         thoughts = {"reasoning_content": named[0] or named[1]} if any(named) else {}
         return {"role": role, "content": text, **thoughts, **_calls(part)}
-    message = {"role": "system" if role == "developer" else role, "content": text_of(content)}
+    message = {"role": "system" if role == "developer" else role, "content": content.text()}
     if role == "tool":
         message["tool_call_id"] = part.at("tool_call_id").required(is_str, "the id of a tool call")
     return message
@@ -223,23 +202,18 @@ def _is_plain(value: Any) -> bool:
 
 
 def _calls(part: Part) -> dict[str, Any]:
-    reject(part, {"function_call": "give it as one of tool_calls"})
+    part.reject({"function_call": "give it as one of tool_calls"})
     calls: list[dict[str, Any]] = []
     for call in part.at("tool_calls").items("a list of tool calls"):
         function = call.at("function")
-        calls.append(written_call(call.at("id"), function.at("name"), function.at("arguments")))
+        calls.append(shared.written_call(call.at("id"), function.at("name"), function.at("arguments")))
     return {"tool_calls": calls} if calls else {}
 
 
 def _written(reply: Reply) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": reply.text if has_text(reply) else None}
-    if reply.reasoning:
-        message["reasoning_content"] = reply.reasoning
-    if reply.tool_calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
-            for call in reply.tool_calls
-        ]
+    message: dict[str, Any] = {**shared.answer_message(reply), "content": reply.text if reply.has_text else None}
+    for call in message.get("tool_calls", ()):
+        call["function"]["arguments"] = shared.arguments_text(call["function"]["arguments"])
     return message
 
 
@@ -248,7 +222,7 @@ def _chat_logprobs(request: CallRequest, reply: Reply) -> dict[str, Any] | None:
     if not request.logprobs or reply.logprobs is None:
         return None
     tokens: list[dict[str, Any]] = []
-    for text, logprob in zip(reply.token_texts, finite(reply.logprobs, UNKNOWN_LOGPROB), strict=True):
+    for text, logprob in zip(reply.token_texts, shared.finite(reply.logprobs, shared.UNKNOWN_LOGPROB), strict=True):
         token = {"token": text, "bytes": list(text.encode(errors="replace")), "logprob": logprob}
         tokens.append({**token, "top_logprobs": [token]})
     return {"content": tokens, "refusal": None}

@@ -7,24 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects.shared import (
-    Conversations,
-    Dialect,
-    Part,
-    common_fields,
-    conversation,
-    event,
-    has_text,
-    json_schema_of,
-    part_text,
-    record,
-    stop_texts,
-    text_of,
-    tools_of,
-    unreadable,
-    whole_body,
-    written_call,
-)
+from agentsgym.envs.AgentProgram.dialects import shared
+from agentsgym.envs.AgentProgram.dialects.shared import Conversations, Dialect, Part
 from agentsgym.fields import is_int, is_str
 from agentsgym.types import Message
 
@@ -44,32 +28,32 @@ class _Messages(Dialect):
     path = "/v1/messages"
 
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
-        whole = whole_body(body)
+        whole = shared.whole_body(body)
         if whole.at("thread").value is not None:  # the SDK then sends the conversation again, without a thread
             problem = "thread is not supported: send the whole conversation"
             raise CallError(problem, param="thread", code="thread_unsupported_request")
         given, system, form = whole.at("messages"), whole.at("system"), whole.at("output_config").at("format")
         messages = [message for item in given.items("a list of messages") for message in _parsed(item)]
-        instructions = "" if system.value is None else text_of(system)
+        instructions = "" if system.value is None else system.text()
         head: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         return CallRequest(
-            **common_fields(whole),
-            messages=conversation(given, messages, head),
-            tools=tools_of(whole, ("custom", ""), "input_schema"),
+            **shared.common_fields(whole),
+            messages=shared.conversation(given, messages, head),
+            tools=shared.tools_of(whole, ("custom", ""), "input_schema"),
             max_new_tokens=whole.at("max_tokens").required(is_int(1), "a positive int"),
-            stop=stop_texts(whole.at("stop_sequences")),
-            json_schema=json_schema_of(form, form.at("schema")),
+            stop=whole.at("stop_sequences").stop_texts(),
+            json_schema=shared.json_schema_of(form, form.at("schema")),
         )
 
     def respond(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Fields:
         (reply,) = replies
         usage = {"input_tokens": len(reply.prompt_ids), "output_tokens": len(reply.token_ids)}
         head = {"id": f"msg_{reply.call_id}", "type": "message", "role": "assistant", "model": request.model}
-        return {**head, "content": _blocks(reply), **_end(reply), "usage": usage, **record(request, replies)}
+        return {**head, "content": _blocks(reply), **_end(reply), "usage": usage, **shared.record(request, replies)}
 
     def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
         for data in self._events(self.respond(request, replies, created)):
-            yield event(data, data["type"])
+            yield shared.event(data, data["type"])
 
     def error(self, error: CallError) -> Fields:
         kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
@@ -96,7 +80,7 @@ def _parsed(part: Part) -> list[Fields]:
     role = part.at("role").choice(_ROLES)
     content = part.at("content")
     if not isinstance(content.value, list) or role == "system":
-        return [{"role": role, "content": text_of(content)}]
+        return [{"role": role, "content": content.text()}]
     blocks = content.items()
     return [_assistant(blocks)] if role == "assistant" else _from_user(blocks)
 
@@ -107,11 +91,11 @@ def _assistant(blocks: Sequence[Part]) -> Fields:
     for block in blocks:
         kind = block.kind()
         if kind == "tool_use":
-            calls.append(written_call(block.at("id"), block.at("name"), block.at("input")))
+            calls.append(shared.written_call(block.at("id"), block.at("name"), block.at("input")))
         elif kind in texts:
             texts[kind].append(block.at(kind).required(is_str, "a string"))
         elif kind != "redacted_thinking":
-            raise unreadable(block)
+            raise block.unreadable()
     message: Fields = {"role": "assistant", "content": "\n".join(texts["text"])}
     thinking = {"reasoning_content": "\n".join(texts["thinking"])} if any(texts["thinking"]) else {}
     return {**message, **thinking, **({"tool_calls": calls} if calls else {})}
@@ -124,10 +108,10 @@ def _from_user(blocks: Sequence[Part]) -> list[Fields]:
         if block.kind() == "tool_result":
             call_id = block.at("tool_use_id").required(is_str, "the id of a tool_use block")
             content = block.at("content")
-            text = "" if content.value is None else text_of(content)
+            text = "" if content.value is None else content.text()
             messages.append({"role": "tool", "content": text, "tool_call_id": call_id})
         else:
-            text = part_text(block)
+            text = block.own_text()
             if messages and messages[-1]["role"] == "user":
                 messages[-1]["content"] += f"\n{text}"
             else:
@@ -137,7 +121,7 @@ def _from_user(blocks: Sequence[Part]) -> list[Fields]:
 
 def _blocks(reply: Reply) -> list[Fields]:
     thinking = [{"type": "thinking", "thinking": reply.reasoning, "signature": ""}] if reply.reasoning else []
-    text = [{"type": "text", "text": reply.text}] if has_text(reply) else []
+    text = [{"type": "text", "text": reply.text}] if reply.has_text else []
     calls = [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}
         for call in reply.tool_calls

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
 from typing import Any, Final
 
 from agentsgym.envs.AgentProgram.calls import CallError, CallRequest, Reply
-from agentsgym.envs.AgentProgram.dialects.shared import (
-    Conversations,
-    Dialect,
-    Part,
-    arguments_text,
-    budget,
-    common_fields,
-    conversation,
-    event,
-    has_text,
-    json_schema_of,
-    record,
-    reject,
-    text_of,
-    tools_of,
-    whole_body,
-    written_call,
-)
+from agentsgym.envs.AgentProgram.dialects import shared
+from agentsgym.envs.AgentProgram.dialects.shared import Conversations, Dialect, Part
 from agentsgym.fields import is_str
 from agentsgym.texts import shown
 from agentsgym.types import Message
@@ -54,8 +37,8 @@ class _Responses(Dialect):
     path = "/v1/responses"
 
     def parse(self, body: Mapping[str, Any], conversations: Conversations) -> CallRequest:
-        whole = whole_body(body)
-        reject(whole, _UNSUPPORTED)
+        whole = shared.whole_body(body)
+        whole.reject(_UNSUPPORTED)
         instructions = whole.at("instructions").optional(is_str, "a string")
         earlier = _earlier(whole.at("previous_response_id"), conversations)
         if instructions:  # they replace those of the earlier response
@@ -63,11 +46,11 @@ class _Responses(Dialect):
             earlier = (Message(role="system", content=instructions), *kept)
         given, form = whole.at("input"), whole.at("text").at("format")
         return CallRequest(
-            **common_fields(whole),
-            messages=conversation(given, _messages(given), earlier),
-            tools=tools_of(whole, ("function",), "parameters"),
-            max_new_tokens=budget(whole.at("max_output_tokens")),
-            json_schema=json_schema_of(form, form.at("schema")),
+            **shared.common_fields(whole),
+            messages=shared.conversation(given, _messages(given), earlier),
+            tools=shared.tools_of(whole, ("function",), "parameters"),
+            max_new_tokens=whole.at("max_output_tokens").budget(),
+            json_schema=shared.json_schema_of(form, form.at("schema")),
             extra={key: default if body.get(key) is None else body[key] for key, default in _REPEATED.items()},
         )
 
@@ -87,13 +70,12 @@ class _Responses(Dialect):
             "incomplete_details": None if reply.finish_reason == "stop" else {"reason": "max_output_tokens"},
             "output": _output(reply),
             "usage": usage,
-            **record(request, replies),
+            **shared.record(request, replies),
         }
 
     def stream(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[str]:
-        numbers = count()
-        for data in self._events(request, replies, created):
-            yield event({**data, "sequence_number": next(numbers)}, data["type"])
+        for number, data in enumerate(self._events(request, replies, created)):
+            yield shared.event({**data, "sequence_number": number}, data["type"])
 
     def _events(self, request: CallRequest, replies: Sequence[Reply], created: int) -> Iterator[Fields]:
         begun: Fields = {**_head(request, replies[0], created), "status": "in_progress", "output": [], "usage": None}
@@ -135,7 +117,7 @@ def _answer(messages: list[Fields], *closing: str) -> Fields:
 
 def _add_message(item: Part, messages: list[Fields]) -> None:
     role = item.at("role").choice(_ROLES)
-    content = text_of(item.at("content"))
+    content = item.at("content").text()
     if role == "assistant":
         _answer(messages, "content", "tool_calls")["content"] = content
     else:
@@ -144,18 +126,18 @@ def _add_message(item: Part, messages: list[Fields]) -> None:
 
 def _add_reasoning(item: Part, messages: list[Fields]) -> None:
     given = item.at("content") if item.at("content").value else item.at("summary")
-    if given.value and (text := text_of(given)):
+    if given.value and (text := given.text()):
         _answer(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 
 
 def _add_call(item: Part, messages: list[Fields]) -> None:
-    call = written_call(item.at("call_id"), item.at("name"), item.at("arguments"))
+    call = shared.written_call(item.at("call_id"), item.at("name"), item.at("arguments"))
     _answer(messages).setdefault("tool_calls", []).append(call)
 
 
 def _add_result(item: Part, messages: list[Fields]) -> None:
     call_id = item.at("call_id").required(is_str, "the id of a tool call")
-    messages.append({"role": "tool", "content": text_of(item.at("output")), "tool_call_id": call_id})
+    messages.append({"role": "tool", "content": item.at("output").text(), "tool_call_id": call_id})
 
 
 _ITEMS: Final[Mapping[str, Callable[[Part, list[Fields]], None]]] = {
@@ -180,12 +162,12 @@ def _output(reply: Reply) -> list[Fields]:
     if reply.reasoning:
         thoughts = [{"type": "reasoning_text", "text": reply.reasoning}]
         items.append({"id": f"rs_{reply.call_id}", "type": "reasoning", "summary": [], "content": thoughts})
-    if has_text(reply):
+    if reply.has_text:
         content: list[Fields] = [{"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}]
         items.append({"id": f"msg_{reply.call_id}", "type": "message", "role": "assistant", "content": content})
     for index, call in enumerate(reply.tool_calls):
         names = {"id": f"fc_{reply.call_id}_{index}", "call_id": call.id, "name": call.name}
-        items.append({"type": "function_call", **names, "arguments": arguments_text(call)})
+        items.append({"type": "function_call", **names, "arguments": shared.arguments_text(call.arguments)})
     return [{**item, "status": _status(reply) if item is items[-1] else "completed"} for item in items]
 
 

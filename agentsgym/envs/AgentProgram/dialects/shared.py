@@ -16,11 +16,13 @@ from agentsgym.fields import Check, is_bool, is_dict, is_int, is_number, is_str,
 from agentsgym.texts import shown, visible
 from agentsgym.tokens.calls.values import MAX_DEPTH, MalformedCallError, whole_json
 from agentsgym.tokens.tool_messages import structured_calls
-from agentsgym.types import Message, ToolCall
+from agentsgym.types import Message
 
 _MAX_BITS: Final = 1023  # of an int; larger ones are not finite as a float
 _LARGEST: Final = 1e300  # of numbers that need no closer look
 _MAX_KEYS: Final = 8  # in the name of a part
+_MAX_STOPS: Final = 16
+_TEXT_KINDS: Final = ("text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -72,6 +74,56 @@ class Part(NamedTuple):  # several for each message of each call, and much cheap
     def kind(self) -> str:
         """Return the ``type`` of an object; empty if it has none."""
         return self.at("type").optional(is_str, "a string") or ""
+
+    def is_true(self) -> bool:
+        """Return an optional bool, by default False."""
+        return self.optional(is_bool, "true or false") or False
+
+    def reject(self, unsupported: Mapping[str, str]) -> None:
+        """Raise :class:`CallError` for a field that is given but not supported.
+
+        Args:
+            unsupported: What to do instead, by field.
+        """
+        for key, advice in unsupported.items():
+            if self.at(key).value not in (None, False, "", [], {}):
+                raise CallError(f"{key} is not supported: {advice}", param=key)
+
+    def budget(self) -> int | None:
+        """Return a token budget; None without a limit."""
+        return self.optional(is_int(1), "a positive int")
+
+    def stop_texts(self) -> tuple[str, ...]:
+        """Return the texts that end an answer, given as one string or as a list."""
+        part = Part(self.name, [self.value]) if isinstance(self.value, str) else self
+        expected = f"a string or a list of at most {_MAX_STOPS} strings"
+        items = part.items(expected)
+        if len(items) > _MAX_STOPS:
+            raise part.wrong(expected)
+        return tuple(item.required(lambda value: is_str(value) and value, "a non-empty string") for item in items)
+
+    def text(self) -> str:
+        """Return a text that is given as one string or as a list of parts, which are joined by newlines."""
+        if isinstance(self.value, str):
+            return self.value
+        if self.value is None:
+            raise self.wrong("a string or a list of parts")
+        return "\n".join(part.own_text() for part in self.items("a string or a list of parts"))
+
+    def own_text(self) -> str:
+        """Return the text of one part of a content."""
+        kind = self.kind()
+        if kind not in _TEXT_KINDS:
+            raise self.unreadable()
+        return self.at("refusal" if kind == "refusal" else "text").required(is_str, "a string")
+
+    def unreadable(self) -> CallError:
+        """Return the error of a part of a content that is not text."""
+        kind = self.at("type")
+        if kind.value is None:
+            return kind.wrong("the type of the part, such as 'text'")
+        problem = f"{kind.name} is {shown(kind.value, 60)}, but the policy reads text only: leave the part out"
+        return CallError(problem, param=kind.name)
 
 
 def whole_body(body: Any) -> Part:
@@ -134,9 +186,7 @@ def _first_problem(value: Any, depth: int) -> tuple[Any, ...]:
     return ()
 
 
-TEXT_KINDS: Final = ("text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal")
 UNKNOWN_LOGPROB: Final = -9999.0  # the SDKs accept only numbers, and OpenAI gives this one to very unlikely tokens
-_MAX_STOPS: Final = 16
 _TOOL_CHOICES: Final = ("auto", "none", "required", "any", "function", "tool", "allowed_tools")
 # The trainer decides how its policy samples, so that these are only checked.
 _SAMPLING: Final[Mapping[str, tuple[Check, str]]] = {
@@ -190,68 +240,9 @@ def common_fields(body: Part) -> dict[str, Any]:
         body.at(name).optional(valid, expected)
     return {
         "model": body.at("model").required(is_str, "a string"),
-        "streams": is_true(body.at("stream")),
-        "token_ids": is_true(body.at("return_token_ids")),
+        "streams": body.at("stream").is_true(),
+        "token_ids": body.at("return_token_ids").is_true(),
     }
-
-
-def is_true(part: Part) -> bool:
-    """Return an optional bool, by default False."""
-    return part.optional(is_bool, "true or false") or False
-
-
-def reject(body: Part, unsupported: Mapping[str, str]) -> None:
-    """Raise :class:`CallError` for a field that is given but not supported.
-
-    Args:
-        body: The body.
-        unsupported: What to do instead, by field.
-    """
-    for key, advice in unsupported.items():
-        if body.at(key).value not in (None, False, "", [], {}):
-            raise CallError(f"{key} is not supported: {advice}", param=key)
-
-
-def budget(part: Part) -> int | None:
-    """Return a token budget; None without a limit."""
-    return part.optional(is_int(1), "a positive int")
-
-
-def stop_texts(part: Part) -> tuple[str, ...]:
-    """Return the texts that end an answer, given as one string or as a list."""
-    if isinstance(part.value, str):
-        part = Part(name=part.name, value=[part.value])
-    expected = f"a string or a list of at most {_MAX_STOPS} strings"
-    items = part.items(expected)
-    if len(items) > _MAX_STOPS:
-        raise part.wrong(expected)
-    return tuple(item.required(lambda value: is_str(value) and value, "a non-empty string") for item in items)
-
-
-def text_of(part: Part) -> str:
-    """Return a text that is given as one string or as a list of parts, which are joined by newlines."""
-    if isinstance(part.value, str):
-        return part.value
-    if part.value is None:
-        raise part.wrong("a string or a list of parts")
-    return "\n".join(map(part_text, part.items("a string or a list of parts")))
-
-
-def part_text(part: Part) -> str:
-    """Return the text of one part of a content."""
-    kind = part.kind()
-    if kind not in TEXT_KINDS:
-        raise unreadable(part)
-    return part.at("refusal" if kind == "refusal" else "text").required(is_str, "a string")
-
-
-def unreadable(part: Part) -> CallError:
-    """Return the error of a part of a content that is not text."""
-    kind = part.at("type")
-    if kind.value is None:
-        return kind.wrong("the type of the part, such as 'text'")
-    problem = f"{kind.name} is {shown(kind.value, 60)}, but the policy reads text only: leave the part out"
-    return CallError(problem, param=kind.name)
 
 
 def tools_of(body: Part, kinds: Sequence[str], schema: str, inner: str = "") -> tuple[dict[str, Any], ...]:
@@ -337,14 +328,9 @@ def answer_message(reply: Reply) -> Message:
     return message
 
 
-def arguments_text(call: ToolCall) -> str:
+def arguments_text(arguments: Mapping[str, Any]) -> str:
     """Return the arguments of a call as JSON."""
-    return json.dumps(dict(call.arguments), ensure_ascii=False)
-
-
-def has_text(reply: Reply) -> bool:
-    """Whether a response contains the text, which is omitted if it is empty and there are tool calls."""
-    return bool(reply.text) or not reply.tool_calls
+    return json.dumps(dict(arguments), ensure_ascii=False)
 
 
 def record(request: CallRequest, replies: Sequence[Reply]) -> dict[str, Any]:

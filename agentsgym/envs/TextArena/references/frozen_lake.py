@@ -7,7 +7,6 @@ import itertools
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,19 +24,6 @@ _TIE = 1e-6  # the cost of a turn, smaller than any difference in reward, so tha
 _GAME_LIMIT = 100  # turns, which is not an option of the game
 _MAX_PARTIAL_REWARD = 0.95
 _MIN_PARTIAL_REWARD = 0.1  # anywhere except the start
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LakeValues:
-    """The values of the cells of maps, for a given number of remaining turns.
-
-    Attributes:
-        optimal: The value of optimal play, (M, n, n).
-        random: The value of random legal moves, (M, n, n); a step off the map is illegal.
-    """
-
-    optimal: NDArray[np.float64]
-    random: NDArray[np.float64]
 
 
 def partial_reward(size: int, start: tuple[int, int] = (0, 0)) -> NDArray[np.float64]:
@@ -75,7 +61,7 @@ def solvable_maps(size: int, num_holes: int) -> NDArray[np.bool_]:
 
 def lake_values(
     holes: NDArray[np.bool_], turns: int, start: tuple[int, int] = (0, 0), *, step_cost: float = 0.0
-) -> LakeValues:
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Solve maps by backward induction.
 
     A game is worth 1 if it ends at the goal, which is opposite the start, and otherwise its last cell's partial reward.
@@ -85,6 +71,10 @@ def lake_values(
         turns: The number of turns, T.
         start: The corner where the player begins, from which the partial reward is measured.
         step_cost: The cost of each turn of optimal play.
+
+    Returns:
+        The values of the cells: of optimal play, and of random legal moves, where a step off the map is illegal; each
+        (M, n, n).
     """
     size = holes.shape[1]
     partial = partial_reward(size, start)
@@ -100,7 +90,7 @@ def lake_values(
             optimal = np.where(is_final, final, functools.reduce(np.maximum, reached) - step_cost)
         total = sum(_shifted(random_values, move, fill=0.0) for move in _MOVES.values())
         random_values = np.where(is_final, final, total / num_legal)
-    return LakeValues(optimal=optimal, random=random_values)
+    return optimal, random_values
 
 
 @functools.lru_cache(maxsize=8)
@@ -108,8 +98,7 @@ def mean_values(size: int, num_holes: int, turns: int) -> tuple[float, float]:
     """Return the mean values of random and optimal play from the start over all maps, which are equally likely."""
     holes = solvable_maps(size, num_holes)
     parts = [lake_values(part, turns) for part in np.array_split(holes, len(holes) // _MAPS_PER_BATCH + 1)]
-    random = np.concatenate([values.random[:, 0, 0] for values in parts])
-    optimal = np.concatenate([values.optimal[:, 0, 0] for values in parts])
+    optimal, random = (np.concatenate([one[:, 0, 0] for one in values]) for values in zip(*parts, strict=True))
     return float(random.mean()), float(optimal.mean())
 
 
@@ -136,7 +125,7 @@ class FrozenLake(Reference):
         start = _place(last_map(text, index=0), "P")
         left = self.num_turns - sum("invalid move" not in reply for _, reply in rounds(messages))
         turns = min(max(0, left - 1), self.size**2)  # no path is longer
-        [values] = lake_values((cells == "H")[None], turns, start, step_cost=_TIE).optimal
+        [values] = lake_values((cells == "H")[None], turns, start, step_cost=_TIE)[0]
         row, column = _place(cells, "P")
         return f"[{max(self._steps(row, column), key=lambda step: values[step[1]])[0]}]"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,25 +14,16 @@ from agentsgym.envs.TextArena.references.base import Reference, Rules, rounds
 from agentsgym.types import Message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalValues:
-    """Sums over the numbers of an interval, by the remaining turns and the interval's length.
-
-    Attributes:
-        total: The expected reward of optimal play, summed over the interval's numbers, (T + 1, N + 1).
-        guess: The offset of the best guess from the start of the interval, (T + 1, N + 1).
-    """
-
-    total: NDArray[np.float64]
-    guess: NDArray[np.int64]
-
-
-def interval_values(num_numbers: int, turns: int) -> IntervalValues:
+def interval_values(num_numbers: int, turns: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Solve the game with N numbers and T turns, at least 1 each, by dynamic programming over intervals.
 
     A right guess is rewarded with 1, and a wrong guess on the last turn with ``1 − |guess − number| / (N − 1)``, as in
     TextArena. With t turns left and an interval of length L,
     ``W_t(L) = 1 + max_k [W_{t-1}(k) + W_{t-1}(L − 1 − k)]``; with one turn left, the best guess is the middle.
+
+    Returns:
+        By the remaining turns and the interval's length, (T + 1, N + 1): the expected reward of optimal play, summed
+        over the interval's numbers, and the offset of the best guess from the start of the interval.
     """
     lengths = np.arange(num_numbers + 1)
     total, guess = np.zeros((turns + 1, num_numbers + 1)), np.zeros((turns + 1, num_numbers + 1), dtype=np.int64)
@@ -47,7 +37,7 @@ def interval_values(num_numbers: int, turns: int) -> IntervalValues:
             from_middle = abs(np.arange(length) - (length - 1) / 2)
             guess[t, length] = np.where(split >= split.max() - 1e-12, from_middle, np.inf).argmin()
             total[t, length] = 1.0 + split.max()
-    return IntervalValues(total=total, guess=guess)
+    return total, guess
 
 
 def random_value(num_numbers: int, turns: int) -> float:
@@ -73,11 +63,11 @@ class GuessTheNumber(Reference):
         self.high: int = rules.options["max_number"]
         self.num_numbers = self.high - self.low + 1
         self.num_turns = rules.turns(rules.options["max_turns"])
-        self._values = interval_values(self.num_numbers, self.num_turns)
+        self._total, self._guess = interval_values(self.num_numbers, self.num_turns)
 
     def anchors(self, seat: int | None = None) -> Anchors:
         """Return the mean final rewards, including partial rewards at the turn limit."""
-        optimal = self._values.total[self.num_turns, self.num_numbers] / self.num_numbers
+        optimal = self._total[self.num_turns, self.num_numbers] / self.num_numbers
         return Anchors(random=random_value(self.num_numbers, self.num_turns), optimal=float(optimal))
 
     def choose(self, messages: Sequence[Message], rng: random.Random) -> str:
@@ -90,7 +80,7 @@ class GuessTheNumber(Reference):
             elif "target number is higher" in reply:
                 low = max(low, number + 1)
         left = max(1, self.num_turns - len(played))
-        return f"[{low + int(self._values.guess[left, high - low + 1])}]"
+        return f"[{low + int(self._guess[left, high - low + 1])}]"
 
     def choose_randomly(self, messages: Sequence[Message], rng: random.Random) -> str:
         """Guess a random number that has not been guessed before."""
