@@ -172,7 +172,10 @@ class _WorkerLoop:
         if isinstance(outcome, TurnRequest):
             return self.trials[index].delta(index, outcome)
         del self.trials[index]
-        return TrialEnd(index, _dump_outcome(outcome))
+        content = outcome if isinstance(outcome, Finished) else Raised(_portable(outcome.error))
+        dumped = attempt(pickle.dumps, content, pickle.HIGHEST_PROTOCOL)  # its values come from user code
+        is_dumped = not isinstance(dumped, BaseException)
+        return TrialEnd(index, dumped if is_dumped else f"{type(dumped).__name__}: {sentence_of(dumped)}")
 
     def _step(self, index: int, given: WireInput | None) -> TrialOutcome:
         self._note(index)
@@ -217,13 +220,6 @@ def serve(connection: socket.socket, key: bytes, progress: Any, owner: int) -> N
     else:
         code = 0
     sys.exit(code)
-
-
-def _dump_outcome(outcome: Finished | Raised) -> bytes | str:
-    """Pickle a trial's outcome, or return why its values, which come from user code, cannot be pickled."""
-    content = outcome if isinstance(outcome, Finished) else Raised(_portable(outcome.error))
-    dumped = attempt(pickle.dumps, content, pickle.HIGHEST_PROTOCOL)
-    return f"{type(dumped).__name__}: {sentence_of(dumped)}" if isinstance(dumped, BaseException) else dumped
 
 
 def _dump_reply(reply: Reply) -> bytes:
