@@ -108,7 +108,7 @@ class Transcript:
             rendered = [*self.messages, *messages]
         if self.chat_format is not None and rendered is None:
             scaffold, contents = self.chat_format.observation(messages, self._ended_by, is_first=not self.messages)
-            scaffold.write(contents, self.token_ids)
+            self.token_ids += scaffold.write(contents)
         elif self.chat_format is not None and rendered is not None:
             prompt, current = self.chat_format.render(rendered), self.token_ids
             if prompt[: len(current)] == current:  # it only extends the record
