@@ -68,7 +68,13 @@ def supervise(program: Sequence[str], settings: Mapping[str, Any], enter: Callab
     with contextlib.suppress(OSError):
         os.killpg(child, signal.SIGKILL)
     _kill_orphans()
-    return _like(status)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        _limit({"RLIMIT_CORE": 0})
+        with contextlib.suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
 
 
 def _ignore(_signal: int, _frame: object) -> None:
@@ -151,17 +157,6 @@ def _kill_orphans() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
-
-
-def _like(status: int) -> int:
-    """Return the exit status of the program, or end this process by the same signal."""
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        _limit({"RLIMIT_CORE": 0})
-        with contextlib.suppress(OSError):
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    return code
 
 
 if __name__ == "__main__":
