@@ -24,7 +24,6 @@ from agentsgym.envs.base import MultistepEnv
 from agentsgym.envs.datasets.environments import Environments, group_seeds
 from agentsgym.envs.play import play
 from agentsgym.errors import ConfigError, TooManyFailuresError
-from agentsgym.interop.settings import check_environment
 from agentsgym.ranks import DeferredError, all_gather_objects, process_state, raise_on_all_ranks
 from agentsgym.texts import shown
 from agentsgym.types import Trajectory
@@ -267,3 +266,13 @@ def _environment(env: Any, tokenizer: Any) -> MultistepEnv | None:
             f"env must be a MultistepEnv, a function that returns one given a tokenizer, or None, got {shown(env)}"
         )
     return made
+
+
+def check_environment(env: MultistepEnv) -> None:
+    """Raise :class:`ConfigError` if an environment's rollouts are not a single sequence of tokens."""
+    history = env.env_config["history"]
+    if history != "append":
+        raise ConfigError(
+            f"env_config['history']={history!r} rewrites history, but rollout_func must return a rollout as "
+            "one sequence of tokens: use history='append', or train with GRPOEnvTrainer(layout='turn')"
+        )
